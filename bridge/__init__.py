@@ -1,0 +1,30 @@
+"""Any `torch.nn.Module` as a pure JAX function that means the same thing.
+
+    fn = bridge.export(module)
+    outputs, buffers = fn(fn.params, fn.buffers, inputs, rng=jax.random.key(0), train=True)
+
+Knows PyTorch, torchax and JAX; knows no model and no training.
+"""
+
+from bridge.carries import register
+from bridge.errors import BridgeError, BridgeWarning
+from bridge.export import Functional, Result, export
+from bridge.lowerings import LOWERINGS
+from bridge.parity import ParityReport, verify
+from bridge.weights import into, load_weights, save_weights, state_dict
+
+__all__ = [
+    "LOWERINGS",
+    "BridgeError",
+    "BridgeWarning",
+    "Functional",
+    "ParityReport",
+    "Result",
+    "export",
+    "into",
+    "load_weights",
+    "register",
+    "save_weights",
+    "state_dict",
+    "verify",
+]

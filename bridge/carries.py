@@ -1,0 +1,74 @@
+"""Dataclasses and containers that pass between the two sides: pytrees in JAX, plain objects in PyTorch."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+import torch
+
+_Instance = TypeVar("_Instance")
+_REGISTERED: set[type] = set()
+
+
+def register(cls: type[_Instance]) -> type[_Instance]:
+    """Make a dataclass a JAX pytree: its fields are the children, text and other settings travel as structure.
+
+    Usable as a decorator. Registering twice is no error. Rebuilding does not run `__init__`.
+    """
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls.__name__} is not a dataclass; make it one, or pass its parts in a dict")
+    if cls in _REGISTERED:
+        return cls
+    names = tuple(f.name for f in dataclasses.fields(cls))
+
+    def flatten_with_keys(obj):
+        values = [getattr(obj, n) for n in names]
+        fixed = tuple((n, v) for n, v in zip(names, values, strict=True) if _is_setting(v))
+        free = [(jax.tree_util.GetAttrKey(n), v) for n, v in zip(names, values, strict=True) if not _is_setting(v)]
+        return free, fixed
+
+    def unflatten(fixed, children):
+        values = dict(fixed)
+        rest = iter(children)
+        values |= {n: next(rest) for n in names if n not in values}
+        if issubclass(cls, dict):  # a mapping that mirrors its fields, as Hugging Face's outputs do
+            return cls(**values)
+        obj = object.__new__(cls)
+        for name in names:
+            object.__setattr__(obj, name, values[name])
+        return obj
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
+    _REGISTERED.add(cls)
+    return cls
+
+
+def _is_setting(value: Any) -> bool:
+    return isinstance(value, (str, bytes, torch.dtype, torch.device, type)) or (
+        callable(value) and not dataclasses.is_dataclass(value)
+    )
+
+
+def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """`jax.tree.map` over whatever the code passes around; dataclasses not met before are registered on the way."""
+
+    def visit(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in _REGISTERED:
+            if _known_to_jax(value):
+                _REGISTERED.add(type(value))
+                return leaf(value)
+            register(type(value))
+            return convert(value, leaf)
+        return leaf(value)
+
+    return jax.tree.map(visit, tree, is_leaf=lambda v: dataclasses.is_dataclass(v) and type(v) not in _REGISTERED)
+
+
+def _known_to_jax(value: Any) -> bool:
+    return not jax.tree_util.all_leaves([value])
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray, np.generic))

@@ -1,0 +1,406 @@
+"""Every torch operation of a traced call: PyTorch decides shape, dtype and aliasing, a JAX lowering the values.
+
+`Dispatch` sits below PyTorch's own dispatcher, so composite functions, autocast, gradient mode and view rules are
+PyTorch's own. What arrives here are ATen operations, and for each one of four things happens: it makes a view, it
+draws random numbers, it writes in place, or it computes a new tensor. Lowerings are ours (`lowerings.py`) or torchax's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+import torchax
+from jax.core import Tracer
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bridge.errors import BridgeError, BridgeWarning, where_in_module
+from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
+from bridge.randomness import RANDOM, Replay
+from bridge.semantics import BridgeTensor, as_view, blank, fresh, jax_dtype, stop_gradient
+from bridge.views import view_steps
+
+aten = torch.ops.aten
+
+_STATIC_LIMIT = 2**16
+"""Elements up to which a constant is computed while tracing; larger ones would bloat the compiled program."""
+
+_TRACE_ERRORS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+)
+
+
+class Dispatch(TorchDispatchMode):
+    """One traced call: its random key, its tensors, its submodules' names."""
+
+    def __init__(self, rng: jax.Array | Replay | None, names: Mapping[int, str], off: frozenset[str] = frozenset()):
+        super().__init__()
+        self._rng, self._draws = rng, 0
+        self._names = names
+        self._off = off
+        self._real: dict[int, tuple[torch.Tensor, BridgeTensor]] = {}
+        self._memory: dict[int, BridgeTensor] = {}
+        self._said: set[str] = set()
+
+    # Real tensors: the module's own, which stand for what the caller passed, and constants.
+
+    def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
+        """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
+        self._real[id(real)] = (real, tensor)
+        self._memory[real.untyped_storage()._cdata] = tensor
+
+    def adopt(self, real: torch.Tensor) -> BridgeTensor:
+        known = self._real.get(id(real))
+        if known is not None:
+            return known[1]
+        owner = self._memory.get(real.untyped_storage()._cdata)
+        if owner is not None:  # a view or `.data` of a state tensor, taken before the call
+            with torch.set_grad_enabled(real.requires_grad):
+                tensor = self._view(
+                    aten.as_strided.default, (owner, real.shape, real.stride(), real.storage_offset()), {}
+                )
+        else:
+            if real.requires_grad and real.grad_fn is not None:
+                raise self.error("a tensor with a PyTorch graph", "pass it as an argument or make it a parameter")
+            array = array_of(real)
+            meta = blank(real.shape, real.stride(), real.dtype)
+            tensor = fresh(array, meta, static=real.numel() <= _STATIC_LIMIT)
+        self._real[id(real)] = (real, tensor)
+        return tensor
+
+    def _adopt_all(self, value: Any) -> Any:
+        if isinstance(value, BridgeTensor):
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.adopt(value)
+        if type(value) in (list, tuple):
+            return type(value)(self._adopt_all(v) for v in value)
+        return value
+
+    # The dispatcher.
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        args = self._adopt_all(args)
+        kwargs = {k: self._adopt_all(v) for k, v in kwargs.items()}
+        try:
+            return self._run(func, args, kwargs)
+        except _TRACE_ERRORS as error:
+            raise self.error(
+                f"`{func.name()}` needs the values of a traced tensor",
+                "keep shapes and branches independent of data: torch.where for a branch, a mask for a selection",
+            ) from error
+        except NotImplementedError as error:
+            raise self.error(f"`{func.name()}` has no translation ({error})", _UNSUPPORTED_REMEDY) from error
+
+    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
+            return self._scalar(func, args[0])
+        if func is aten.detach_.default:
+            args[0].detach_in_place()
+            return args[0]
+        if func in DECOMPOSITIONS and (func not in LOWERINGS or _draws_numbers(func, args, kwargs)):
+            with self:
+                return DECOMPOSITIONS[func](*args, **kwargs)
+        if _is_composite(func) and func not in LOWERINGS and func not in RANDOM:
+            # Met inside a decomposition, where PyTorch's autograd layer no longer takes it apart.
+            with self:
+                return func.decompose(*args, **kwargs)
+        kind = _kind_of(func)
+        if kind == "view":
+            return self._view(func, args, kwargs)
+        if kind == "write":
+            return self._write(func, args, kwargs)
+        return self._compute(func, args, kwargs)
+
+    def _compute(self, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
+        """A new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
+        inputs: list[BridgeTensor] = []
+        arrays = _map(args, _value(inputs))
+        array_kwargs = {k: _map(v, _value(inputs)) for k, v in kwargs.items()}
+        random = RANDOM.get(func)
+        lowering = None if random else self._lowering(func)
+        if random is None and lowering is None:
+            return self._decompose(func, args, kwargs)
+        metas = _meta_of(func, args, kwargs) if like is None else like._meta
+        outs = metas if isinstance(metas, (tuple, list)) else (metas,)
+        static = random is None and all(t._cell.static for t in inputs)
+        static = static and all(isinstance(o, torch.Tensor) and o.numel() <= _STATIC_LIMIT for o in outs)
+        with jax.ensure_compile_time_eval() if static else contextlib.nullcontext():
+            if random and isinstance(self._rng, list):
+                values = self._rng[self._draws]
+                self._draws += 1
+            elif random:
+                values = random(self._next_key(func, kwargs.get("generator")), metas, *arrays, **array_kwargs)
+            else:
+                assert lowering is not None
+                values = lowering(*arrays, **array_kwargs)
+            if not isinstance(metas, (tuple, list)):
+                values = (values,)
+            tracked = any(t._cell.tracked for t in inputs) and random is None
+            results = tuple(
+                self._result(func, value, meta, tracked, static) for value, meta in zip(values, outs, strict=True)
+            )
+        return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
+
+    def _result(self, func: Any, value: Any, meta: Any, tracked: bool, static: bool) -> Any:
+        if not isinstance(meta, torch.Tensor):
+            return meta if value is None else value
+        value = jnp.asarray(value)
+        if value.shape != tuple(meta.shape):
+            raise self.error(
+                f"the lowering of `{func.name()}` gave shape {value.shape}, PyTorch gives {tuple(meta.shape)}",
+                "this is a defect of the lowering; please report it",
+            )
+        if value.dtype != jax_dtype(meta.dtype):
+            value = value.astype(jax_dtype(meta.dtype))
+        self._notice_narrowing(meta.dtype, value)
+        if tracked and not torch.is_grad_enabled():
+            value, tracked = stop_gradient(value), False
+        return fresh(value, meta, tracked=tracked and meta.dtype.is_floating_point, static=static)
+
+    def _view(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        base: BridgeTensor = args[0]
+        metas = _meta_of(func, args, kwargs)
+        outs = list(metas) if isinstance(metas, (tuple, list)) else [metas]
+        steps = view_steps(func, base, args, kwargs, outs)
+        if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
+            base = BridgeTensor(base._cell, base._meta)
+        tracks = torch.is_grad_enabled() and func is not aten.detach.default
+        made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
+        return made if isinstance(metas, (tuple, list)) else made[0]
+
+    def _write(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        target, functional, args, kwargs = _functional_of(func, args, kwargs)
+        inputs: list[BridgeTensor] = []
+        _map(args, _value(inputs)), _map(tuple(kwargs.values()), _value(inputs))
+        if functional is aten.copy.default and func is not aten.copy_.default:
+            source = args[1]
+        else:
+            self._check_write(func, target, args, kwargs)
+            source = self._compute(functional, args, kwargs, like=target)
+        if not isinstance(source, BridgeTensor) or source.shape != target.shape:
+            raise NotImplementedError("an in-place operation that changes the shape")
+        value = source.value.astype(jax_dtype(target.dtype))
+        tracked = any(t._cell.tracked for t in inputs if t is not target) or source._cell.tracked
+        target.write(value, tracked=tracked, grad_enabled=torch.is_grad_enabled(), static=source._cell.static)
+        return target
+
+    def _check_write(self, func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
+        """PyTorch's own verdict on the write (broadcasting, dtype), on the meta device."""
+        if func._schema.name.endswith("_"):
+            scratch = blank(target.shape, target._meta.stride(), target.dtype)
+            kwargs = _placed_on_meta({k: _map(v, _twin) for k, v in kwargs.items()})
+            with torch._C._DisableTorchDispatch():
+                func(scratch, *_map(args[1:], _twin), **kwargs)
+
+    def _scalar(self, func: Any, tensor: BridgeTensor) -> Any:
+        value = tensor.value
+        if isinstance(value, Tracer):
+            raise self.error(
+                "Python code asks for the value of a traced tensor (a branch, `.item()`, `int()` or a loop bound)",
+                "use torch.where, or pass the number as a Python argument that is static under jit",
+            )
+        return bool(value) if func is aten.is_nonzero.default else value.item()
+
+    def _lowering(self, func: Any) -> Callable | None:
+        if func.name() not in self._off:
+            ours = LOWERINGS.get(func)
+            if ours is not None:
+                return ours
+        return _torchax_lowering(func)
+
+    def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        decomposition = _decomposition(func)
+        if decomposition is None:
+            raise NotImplementedError("neither a lowering nor a decomposition")
+        with self:
+            return decomposition(*args, **kwargs)
+
+    def _next_key(self, func: Any, generator: torch.Generator | None) -> jax.Array:
+        if self._rng is None:
+            raise self.error(
+                f"`{func.name()}` draws random numbers but the call has no key",
+                "pass rng=jax.random.key(…), or train=False if the module draws in training only",
+            )
+        assert not isinstance(self._rng, list)
+        key = self._rng if generator is None else jax.random.fold_in(self._rng, generator.initial_seed() % 2**32)
+        self._draws += 1
+        return jax.random.fold_in(key, self._draws)
+
+    def _notice_narrowing(self, dtype: torch.dtype, value: jax.Array) -> None:
+        if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize * 8 < torch.finfo(dtype).bits:
+            place = where_in_module(self._names)
+            if place not in self._said:
+                self._said.add(place)
+                text = f"{dtype} is computed as {value.dtype} {place}: set JAX_ENABLE_X64=1 for full precision"
+                warnings.warn(BridgeWarning(text), stacklevel=2)
+
+    def error(self, what: str, remedy: str) -> BridgeError:
+        return BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")
+
+
+_UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
+
+
+class Functions(TorchFunctionMode):
+    """What has to be caught before PyTorch breaks it up, or never reaches its dispatcher."""
+
+    def __init__(self, dispatch: Dispatch):
+        super().__init__()
+        self._dispatch = dispatch
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        op = FUNCTIONS.get(func)
+        if op is not None and not torch.is_autocast_enabled("cpu") and op.name() not in self._dispatch._off:
+            return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+        if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
+            return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
+        return func(*args, **kwargs)
+
+
+_DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def array_of(tensor: torch.Tensor) -> jax.Array:
+    """A copy of a real tensor as a JAX array; later writes to the tensor do not reach it."""
+    # Below every mode: reading a constant's memory is no operation of the module.
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        tensor = tensor.detach()
+        if tensor.dtype == torch.bfloat16:
+            return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
+        return jnp.array(tensor.numpy(), jax_dtype(tensor.dtype))
+
+
+def _map(value: Any, leaf: Callable[[BridgeTensor], Any]) -> Any:
+    if isinstance(value, BridgeTensor):
+        return leaf(value)
+    if type(value) in (list, tuple):
+        return type(value)(_map(v, leaf) for v in value)
+    return value
+
+
+def _value(seen: list[BridgeTensor]) -> Callable[[BridgeTensor], jax.Array]:
+    def leaf(tensor: BridgeTensor) -> jax.Array:
+        seen.append(tensor)
+        return tensor.value
+
+    return leaf
+
+
+def _twin(tensor: BridgeTensor) -> torch.Tensor:
+    return tensor._meta
+
+
+def _placed_on_meta(kwargs: dict) -> dict:
+    return {k: "meta" if k == "device" else v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
+
+
+def _meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
+    """What PyTorch says of the result: shapes, dtypes, strides."""
+    kwargs = _placed_on_meta({k: _map(v, _twin) for k, v in kwargs.items()})
+    if any(a.name == "device" for a in func._schema.arguments):
+        kwargs["device"] = "meta"
+    if "generator" in func._overloadname:
+        kwargs["generator"] = None
+    with torch._C._DisableTorchDispatch():
+        answer = METAS.get(func) or func
+        return answer(*_map(args, _twin), **kwargs)
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+@functools.cache
+def _kind_of(func: Any) -> str:
+    for argument in func._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            return "write"
+    if any(r.alias_info is not None for r in func._schema.returns):
+        return "view"
+    return "compute"
+
+
+def _draws_numbers(func: Any, args: tuple, kwargs: dict) -> bool:
+    names = [a.name for a in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p"))
+
+
+_RENAMED = {"normal_": "normal_functional", "bernoulli_.float": "bernoulli.p"}
+
+
+@functools.cache
+def _functional_op(func: Any) -> Any:
+    """The operation without the write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
+    name, overload = func._schema.name.removeprefix("aten::"), func._overloadname
+    full = f"{name}.{overload}"
+    renamed = _RENAMED.get(full) or _RENAMED.get(name)
+    if renamed is not None:
+        name, _, overload = renamed.partition(".")
+        return getattr(getattr(aten, name), overload or "default")
+    wanted = [
+        (a.name, str(a.type))
+        for a in func._schema.arguments
+        if not (a.alias_info is not None and a.alias_info.is_write and a.kwarg_only)
+    ]
+    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else getattr(aten, name)
+    for candidate in packet.overloads() if packet is not None else ():
+        op = getattr(packet, candidate)
+        if _kind_of(op) != "write" and [(a.name, str(a.type)) for a in op._schema.arguments] == wanted:
+            return op
+    raise NotImplementedError(f"{full} has no functional form")
+
+
+def _functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
+    """(tensor written, functional op, its args, its kwargs)."""
+    written = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if len(written) != 1 or "[]" in str(written[0].type):
+        raise NotImplementedError("it writes several tensors at once")
+    if func in (aten.copy_.default,):
+        return args[0], aten.copy.default, args, kwargs
+    if written[0].kwarg_only:
+        kwargs = dict(kwargs)
+        target = kwargs.pop(written[0].name)
+    else:
+        target = args[0]
+    return target, _functional_op(func), args, kwargs
+
+
+_TORCHAX = torchax.default_env()
+
+
+@functools.cache
+def _torchax_lowering(func: Any) -> Callable | None:
+    for key in (func, func.overloadpacket):
+        op = _TORCHAX._ops.get(key)
+        if op is not None and op.is_jax_function and not op.needs_env:
+            return op.func
+    return None
+
+
+@functools.cache
+def _decomposition(func: Any) -> Callable | None:
+    from torch._decomp import decomposition_table
+
+    op = _TORCHAX._decomps.get(func) or _TORCHAX._decomps.get(func.overloadpacket)
+    return op.func if op is not None else decomposition_table.get(func)
+
+
+@contextlib.contextmanager
+def tracing(dispatch: Dispatch) -> Iterator[None]:
+    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched."""
+    with dispatch, Functions(dispatch):
+        yield

@@ -1,0 +1,198 @@
+"""`export(module)`: the module as a pure function of its parameters, its buffers, its inputs and a key."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import nn
+
+from bridge.carries import convert, is_array
+from bridge.dispatch import Dispatch, array_of, tracing
+from bridge.errors import BridgeError
+from bridge.randomness import Replay
+from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
+
+
+class Result(NamedTuple):
+    """Everything a call leaves behind."""
+
+    outputs: Any
+    buffers: dict[str, jax.Array]
+    params: dict[str, jax.Array]
+    """With what the module wrote into its own parameters (a leaf filled under `no_grad`, a renormalised embedding)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Functional:
+    """A module as a pure function. Composes with `jit`, `grad`, `vmap`, `pmap`, `scan`, `checkpoint`.
+
+    Made by `export`. `params` and `buffers` are the state at that time, keyed by qualified names; a tied weight is
+    there once, under its first name.
+    """
+
+    module: nn.Module
+    params: dict[str, jax.Array]
+    buffers: dict[str, jax.Array]
+    without_lowerings: frozenset[str] = frozenset()
+    """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
+
+    def __call__(
+        self,
+        params: Mapping[str, jax.Array],
+        buffers: Mapping[str, jax.Array],
+        *args: Any,
+        rng: jax.Array | Replay | None = None,
+        train: bool | None = None,
+        method: str = "forward",
+        **kwargs: Any,
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """Run `method` with this state; returns its outputs and the buffers with every in-place write.
+
+        `rng` is a JAX key, needed only where the module draws random numbers (or a list of draws to replay). `train`
+        sets the mode of every submodule for this call, `None` keeps each one's own. Raises `BridgeError` for a missing
+        or surplus name, a wrong shape, randomness without a key, and whatever cannot be translated.
+        """
+        result = self.run(params, buffers, *args, rng=rng, train=train, method=method, **kwargs)
+        return result.outputs, result.buffers
+
+    def run(
+        self,
+        params: Mapping[str, jax.Array],
+        buffers: Mapping[str, jax.Array],
+        *args: Any,
+        rng: jax.Array | Replay | None = None,
+        train: bool | None = None,
+        method: str = "forward",
+        **kwargs: Any,
+    ) -> Result:
+        """As calling it, and also returns the parameters with what the module wrote into them."""
+        self._check(params, self.params, "parameter")
+        self._check(buffers, self.buffers, "buffer")
+        module, copies = _shadow(self.module)
+        names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
+        names |= {id(m): name for name, m in self.module.named_modules()}
+        if train is not None:
+            for copy in copies.values():
+                copy.training = train
+        dispatch = Dispatch(rng, names, self.without_lowerings)
+        state = {}
+        for name, real in _state(self.module).items():
+            trained = name in self.params
+            array = jnp.asarray(params[name] if trained else buffers[name])
+            dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
+            tensor = state[name] = fresh(array, blank(real.shape, real.stride(), dtype), tracked=trained)
+            tensor._is_param = isinstance(real, nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
+            dispatch.stand_in(real, tensor)
+        slots = _fill(self.module, copies, {id(real): state[name] for name, real in _state(self.module).items()})
+
+        def to_torch(value: Any) -> Any:
+            if is_array(value):
+                return fresh(jnp.asarray(value), tracked=True)
+            return value
+
+        def to_jax(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return (value if isinstance(value, BridgeTensor) else dispatch.adopt(value)).value
+            return value
+
+        args, kwargs = convert((args, kwargs), to_torch)
+        with tracing(dispatch):
+            outputs = getattr(module, method)(*args, **kwargs)
+            # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
+            final = {name: getattr(owner, slot) for name, (owner, slot) in slots.items()}
+            outputs = convert(outputs, to_jax)
+            arrays = {name: to_jax(value) for name, value in final.items()}
+        return Result(
+            outputs,
+            {name: arrays[name] for name in self.buffers},
+            {name: arrays[name] for name in self.params},
+        )
+
+    def _check(self, given: Mapping[str, Any], expected: Mapping[str, jax.Array], what: str) -> None:
+        missing = [name for name in expected if name not in given]
+        surplus = [name for name in given if name not in expected]
+        if missing or surplus:
+            lists = [("missing", missing), ("surplus", surplus)]
+            words = [f"{w} {what}s: {', '.join(n[:5])}{' …' if len(n) > 5 else ''}" for w, n in lists if n]
+            raise BridgeError(f"{'; '.join(words)}; pass exactly the names that export(module) gave")
+        for name, array in expected.items():
+            if tuple(jnp.shape(given[name])) != array.shape:
+                raise BridgeError(
+                    f"{what} {name} has shape {tuple(jnp.shape(given[name]))}, expected {array.shape}: "
+                    "pass arrays shaped as in the exported module"
+                )
+
+
+def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = ()) -> Functional:
+    """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
+
+    Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
+    buffers included, become buffers.
+    """
+    state = _state(module)
+    return Functional(
+        module,
+        {name: array_of(t) for name, t in state.items() if t.requires_grad},
+        {name: array_of(t) for name, t in state.items() if not t.requires_grad},
+        frozenset(without_lowerings),
+    )
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by its first qualified name; a tied one once."""
+    seen: dict[int, str] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = name
+            state[name] = tensor
+    return state
+
+
+def _shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module]]:
+    """A copy of the module tree that shares all values but not its slots: what the call assigns dies with it."""
+    copies: dict[int, nn.Module] = {}
+    for original in module.modules():
+        copy = object.__new__(type(original))
+        copy.__dict__.update({k: _shallow(v) for k, v in original.__dict__.items()})
+        copies[id(original)] = copy
+    for copy in copies.values():
+        for name, child in copy._modules.items():
+            if child is not None:
+                copy._modules[name] = copies[id(child)]
+        for name, value in copy.__dict__.items():  # a submodule kept beside the registry
+            if isinstance(value, nn.Module) and id(value) in copies:
+                copy.__dict__[name] = copies[id(value)]
+    return copies[id(module)], copies
+
+
+def _shallow(value: Any) -> Any:
+    if type(value) in (list, set):
+        return type(value)(value)
+    if isinstance(value, dict):
+        return value.copy()
+    return value
+
+
+def _fill(
+    module: nn.Module, copies: dict[int, nn.Module], tensors: dict[int, BridgeTensor]
+) -> dict[str, tuple[nn.Module, str]]:
+    """Put the traced tensors where the real ones were; returns where each name lives."""
+    slots: dict[str, tuple[nn.Module, str]] = {}
+    placed: set[int] = set()
+    for prefix, original in module.named_modules():
+        copy = copies[id(original)]
+        for registry in ("_parameters", "_buffers"):
+            for slot, real in getattr(original, registry).items():
+                if real is None:
+                    continue
+                getattr(copy, registry)[slot] = tensors[id(real)]
+                if id(real) not in placed:
+                    placed.add(id(real))
+                    slots[f"{prefix}.{slot}" if prefix else slot] = (copy, slot)
+    return slots

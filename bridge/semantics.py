@@ -1,0 +1,235 @@
+"""Tensors that mean what PyTorch's mean: values in JAX, while views, in-place writes and gradient paths follow torch.
+
+A PyTorch tensor is three things that a JAX array is not: memory that several tensors share, an identity that the
+autograd graph follows, and a window on both. So here:
+
+* `Storage` is the memory. Whoever writes last is what everybody reads.
+* `Cell` is one autograd identity over a storage. A tensor and its differentiable views share a cell. `detach`, `.data`
+  and views made while gradients are off get a cell of their own over the same storage.
+* `BridgeTensor` is the window: a cell and the chain of views from the cell's base to this tensor.
+
+JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are then three:
+
+1. A result computed while gradients are off carries no tangent (`stop_gradient`).
+2. A write while gradients are on is a functional update of the cell, and JAX sees through it.
+3. A write while gradients are off, or through another cell of the same storage, changes the value and leaves the
+   gradient path as it was: `regraft(new value, old path)`. That is how a leaf that is filled under `no_grad` keeps
+   its gradient.
+
+Every tensor carries a twin on PyTorch's `meta` device. PyTorch itself thus decides shape, dtype, strides and which
+results are views; JAX only computes values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torchax.ops import mappings
+
+
+def jax_dtype(dtype: torch.dtype) -> Any:
+    """The dtype JAX stores for a torch dtype: 64-bit types become 32-bit ones while x64 is off."""
+    return jax.dtypes.canonicalize_dtype(mappings.t2j_dtype(dtype))
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    return mappings.j2t_dtype(jnp.dtype(dtype))
+
+
+@jax.custom_jvp
+def regraft(value: jax.Array, path: jax.Array) -> jax.Array:
+    """`value`, with the gradient path of `path`: what a write that autograd does not see leaves behind."""
+    return value
+
+
+@regraft.defjvp
+def _regraft_jvp(primals, tangents):
+    return primals[0], tangents[1]
+
+
+def _differentiable(array: jax.Array) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+class Storage:
+    """Memory: the array that was written last, and how often it was written."""
+
+    __slots__ = ("array", "version")
+
+    def __init__(self, array: jax.Array):
+        self.array = array
+        self.version = 0
+
+
+class Cell:
+    """One autograd identity over a storage: the same values as the storage, and a gradient path of its own."""
+
+    __slots__ = ("_array", "_seen", "static", "storage", "tracked")
+
+    def __init__(self, storage: Storage, array: jax.Array, tracked: bool, static: bool = False):
+        self.storage = storage
+        self._array = array
+        self._seen = storage.version
+        self.tracked = tracked
+        self.static = static
+        """Known at trace time whatever the inputs are: made of constants only."""
+
+    @property
+    def version(self) -> int:
+        return self.storage.version
+
+    def read(self) -> jax.Array:
+        if self._seen != self.storage.version:
+            self._array = self._keep_path(self.storage.array)
+            self._seen = self.storage.version
+        return self._array
+
+    def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool) -> None:
+        """Replace the base array. `tracked`: the new value depends on something that requires grad."""
+        old = self.read()
+        if grad_enabled:
+            self.tracked = self.tracked or tracked
+        else:
+            array = regraft(array, old) if self.tracked and _differentiable(old) else stop_gradient(array)
+        self._array = array
+        self.static = self.static and static
+        self.storage.array = array
+        self.storage.version += 1
+        self._seen = self.storage.version
+
+    def detached(self) -> Cell:
+        return Cell(self.storage, stop_gradient(self.read()), tracked=False, static=self.static)
+
+    def _keep_path(self, value: jax.Array) -> jax.Array:
+        if self.tracked and _differentiable(value):
+            return regraft(value, self._array)
+        return stop_gradient(value)
+
+
+def stop_gradient(array: jax.Array) -> jax.Array:
+    return jax.lax.stop_gradient(array) if _differentiable(array) else array
+
+
+@dataclass(frozen=True)
+class View:
+    """One step from a tensor to a view of it: how to read the view, how to write it back."""
+
+    get: Callable[[jax.Array], jax.Array]
+    put: Callable[[jax.Array, jax.Array], jax.Array]
+    """(the viewed array, the view's new value) -> the viewed array's new value"""
+
+
+class BridgeTensor(torch.Tensor):
+    """What a module's code holds while it is traced: to PyTorch a CPU tensor without data, inside a JAX array."""
+
+    _cell: Cell
+    _views: tuple[View, ...]
+    _meta: torch.Tensor
+    _cache: tuple[int, jax.Array] | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+
+    @staticmethod
+    def __new__(cls, cell: Cell, meta: torch.Tensor, views: tuple[View, ...] = ()) -> BridgeTensor:
+        # The device is the CPU because that is what code without an accelerator branch expects, and because
+        # PyTorch's own dispatcher (autocast, device checks) then treats these as ordinary tensors.
+        self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            meta.shape,
+            strides=meta.stride(),
+            storage_offset=meta.storage_offset(),
+            dtype=meta.dtype,
+            device=torch.device("cpu"),
+        )
+        self._cell, self._meta, self._views, self._cache = cell, meta, views, None
+        return self
+
+    def __init__(self, *_args, **_kwargs):
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # pyright: ignore
+        raise RuntimeError(f"{func} met a tensor of the bridge outside the call that made it")
+
+    @property
+    def value(self) -> jax.Array:
+        base = self._cell.read()
+        if not self._views:
+            return base
+        if self._cache is None or self._cache[0] != self._cell.version:
+            for view in self._views:
+                base = view.get(base)
+            self._cache = (self._cell.version, base)
+        return self._cache[1]
+
+    def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool) -> None:
+        """Write through the views into the cell's base."""
+        stages = [self._cell.read()]
+        for view in self._views[:-1]:
+            stages.append(view.get(stages[-1]))
+        for view, stage in zip(reversed(self._views), reversed(stages), strict=True) if self._views else ():
+            value = view.put(stage, value)
+        self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, static=static)
+
+    def detach_in_place(self) -> None:
+        self._cell = self._cell.detached()
+        self._cache = None
+
+    def replace(self, other: BridgeTensor) -> None:
+        """`self.data = other`: another value, the same gradient path, and no tie to the old memory."""
+        value, old = other.value, self.value
+        tracked = self._cell.tracked
+        array = regraft(value, old) if tracked and _differentiable(old) else stop_gradient(value)
+        self._cell = Cell(Storage(array), array, tracked)
+        self._views, self._cache = (), None
+
+    # What Python code asks of a tensor's autograd state. PyTorch's own engine is not involved, so it cannot answer.
+
+    @property
+    def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._cell.tracked and self._meta.dtype.is_floating_point
+
+    @property
+    def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.detach()
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if not isinstance(other, BridgeTensor) or other.shape != self.shape or other.dtype != self.dtype:
+            raise RuntimeError("`.data = …` with another shape, dtype or kind of tensor cannot be translated")
+        self.replace(other)
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return f"BridgeTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
+
+
+def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
+    """A twin on the meta device, made below every mode; without `stride` it is contiguous."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        if stride is None:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def fresh(
+    array: jax.Array,
+    meta: torch.Tensor | None = None,
+    *,
+    tracked: bool = False,
+    static: bool = False,
+) -> BridgeTensor:
+    """A tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array."""
+    if meta is None:
+        meta = blank(array.shape, None, torch_dtype(array.dtype))
+    return BridgeTensor(Cell(Storage(array), array, tracked, static), meta)
+
+
+def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:
+    """A view of `base`; one that is not differentiable follows the memory and carries no gradient."""
+    cell = base._cell if differentiable or not base._cell.tracked else base._cell.detached()
+    return BridgeTensor(cell, meta, (*base._views, view))

@@ -1,0 +1,112 @@
+"""How each of PyTorch's view operations reads its base and writes back to it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from bridge.semantics import BridgeTensor, View
+
+aten = torch.ops.aten
+
+_RESHAPES = {
+    aten.view.default, aten._reshape_alias.default, aten.unsqueeze.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default, aten.lift_fresh.default,
+    aten._unsafe_view.default,
+}  # fmt: skip
+
+
+def view_steps(func: Any, base: BridgeTensor, args: tuple, kwargs: dict, outs: list[torch.Tensor]) -> list[View]:
+    """One `View` for each output of the view operation `func`; `outs` are its outputs on the meta device.
+
+    Raises `NotImplementedError` for a view this cannot follow.
+    """
+    shape = tuple(base.shape)
+    if func in _RESHAPES:
+        return [_reshape(tuple(out.shape)) for out in outs]
+    rest = args[1:]
+    if func is aten.permute.default:
+        return [_permute([d % len(shape) for d in rest[0]])]
+    if func is aten.transpose.int:
+        order = list(range(len(shape)))
+        if order:
+            a, b = rest[0] % len(shape), rest[1] % len(shape)
+            order[a], order[b] = order[b], order[a]
+        return [_permute(order)]
+    if func is aten.t.default:
+        return [_permute(list(reversed(range(len(shape)))))]
+    if func is aten.slice.Tensor:
+        dim = (rest[0] if rest else kwargs.get("dim", 0)) % len(shape)
+        start, end, step = (*rest[1:], *(None,) * (3 - len(rest[1:])))
+        return [_index(dim, slice(*slice(start, end, step or 1).indices(shape[dim])))]
+    if func is aten.select.int:
+        dim = rest[0] % len(shape)
+        return [_index(dim, int(rest[1]) % shape[dim])]
+    if func is aten.unbind.int:
+        dim = (rest[0] if rest else kwargs.get("dim", 0)) % len(shape)
+        return [_index(dim, i) for i in range(shape[dim])]
+    if func in (aten.split.Tensor, aten.split_with_sizes.default):
+        dim = (rest[1] if len(rest) > 1 else kwargs.get("dim", 0)) % len(shape)
+        steps, start = [], 0
+        for out in outs:
+            steps.append(_index(dim, slice(start, start + out.shape[dim], 1)))
+            start += out.shape[dim]
+        return steps
+    if func is aten.expand.default:
+        return [View(lambda x: jnp.broadcast_to(x, outs[0].shape), _no_overlapping_write)]
+    if func is aten.view.dtype or func.namespace != "aten" or "real" in func.name() or "conj" in func.name():
+        raise NotImplementedError(f"{func} shares memory between dtypes")
+    return _by_index_map(func, base, args, kwargs)
+
+
+def _reshape(shape: tuple[int, ...]) -> View:
+    return View(lambda x: jnp.reshape(x, shape), lambda x, new: jnp.reshape(new, x.shape))
+
+
+def _permute(order: list[int]) -> View:
+    inverse = [order.index(i) for i in range(len(order))]
+    return View(lambda x: jnp.transpose(x, order), lambda x, new: jnp.transpose(new, inverse))
+
+
+def _index(dim: int, index: int | slice) -> View:
+    where = (slice(None),) * dim + (index,)
+
+    def get(x: jax.Array) -> jax.Array:
+        if isinstance(index, int):
+            return jax.lax.index_in_dim(x, index, dim, keepdims=False)
+        return jax.lax.slice_in_dim(x, index.start, max(index.start, index.stop), index.step, dim)
+
+    return View(get, lambda x, new: x.at[where].set(new))
+
+
+def _no_overlapping_write(x: jax.Array, new: jax.Array) -> jax.Array:
+    raise RuntimeError("in-place write to an expanded tensor, whose elements share memory; call .clone() first")
+
+
+def _by_index_map(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[View]:
+    """Any other view: run it in PyTorch on the numbers of the elements, and gather and scatter by them.
+
+    `as_strided` counts in memory, not in the tensor it is called on, so it starts from the cell's whole base.
+    """
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return [_gather(index) for index in _index_maps(func, base, args, kwargs)]
+
+
+def _index_maps(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[np.ndarray]:
+    if func is aten.as_strided.default:
+        size, stride = args[1], args[2]
+        offset = args[3] if len(args) > 3 and args[3] is not None else base._meta.storage_offset()
+        root = base._cell.read()
+        return [torch.arange(root.size).as_strided(size, stride, offset).numpy()]
+    out = func(torch.arange(base.numel()).reshape(base.shape), *args[1:], **kwargs)
+    return [o.numpy() for o in (out if isinstance(out, (list, tuple)) else [out])]
+
+
+def _gather(index: np.ndarray) -> View:
+    return View(
+        lambda x: jnp.reshape(x, -1)[index],
+        lambda x, new: jnp.reshape(jnp.reshape(x, -1).at[index].set(new), x.shape),
+    )

@@ -1,0 +1,134 @@
+"""Weights in and out under PyTorch names: `.pt`, safetensors, sharded files; strict both ways, bit-exact."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from bridge.dispatch import array_of
+from bridge.errors import BridgeError
+from bridge.export import Functional
+from bridge.semantics import jax_dtype, torch_dtype
+
+_WRAPPERS = ("_orig_mod.", "module.")
+"""Prefixes that torch.compile and DataParallel put in front of every name."""
+
+
+def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
+    """Read a checkpoint: a `.pt`-like file (tensors only, nothing is executed), a `.safetensors` file, an `.index.json`
+    of a sharded checkpoint, or a folder with one of these. Prefixes of wrappers are removed from the names.
+
+    Raises `BridgeError` for a file that is absent, unreadable or holds anything but named tensors.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _find_in(path)
+    if not path.is_file():
+        raise BridgeError(f"no weights at {path}; give a .pt or .safetensors file, an .index.json, or a folder")
+    try:
+        if path.name.endswith(".index.json"):
+            shards = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+            state: dict[str, torch.Tensor] = {}
+            for shard in shards:
+                if Path(shard).name != shard:
+                    raise BridgeError(f"{path} names the shard {shard!r}, which is not a plain file name")
+                state |= load_weights(path.parent / shard)
+            return state
+        if path.suffix == ".safetensors":
+            loaded = load_file(path)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except BridgeError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BridgeError(f"{path} cannot be read as weights ({reason}); it must hold tensors by name") from error
+    if not isinstance(loaded, Mapping) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
+        raise BridgeError(f"{path} holds something else than tensors by name; save module.state_dict()")
+    return without_wrappers(loaded)
+
+
+def without_wrappers(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors without the prefixes that wrappers put in front of every name."""
+    names = dict(state)
+    while names and (prefix := next((p for p in _WRAPPERS if all(n.startswith(p) for n in names)), None)):
+        names = {name.removeprefix(prefix): tensor for name, tensor in names.items()}
+    return names
+
+
+def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """`(params, buffers)` of `fn` with the values of a PyTorch state dict; non-persistent buffers stay as they are.
+
+    Raises `BridgeError` with the whole list of differences when a name is missing or surplus or a shape differs.
+    """
+    slots = fn.module.state_dict(keep_vars=True)
+    problems = [f"missing   {n} {tuple(t.shape)}" for n, t in slots.items() if n not in state]
+    problems += [f"surplus   {n} {tuple(t.shape)}" for n, t in state.items() if n not in slots]
+    for name, tensor in state.items():
+        if name in slots and tensor.shape != slots[name].shape:
+            problems.append(f"shape     {name} is {tuple(tensor.shape)}, expected {tuple(slots[name].shape)}")
+    if problems:
+        shown = "\n  ".join(problems[:20]) + (f"\n  … and {len(problems) - 20} more" if len(problems) > 20 else "")
+        raise BridgeError(f"the weights are of another module, {len(problems)} differences:\n  {shown}")
+    params, buffers = dict(fn.params), dict(fn.buffers)
+    for name, tensor in state.items():
+        home = params if name in params else buffers if name in buffers else None
+        if home is not None:  # a tied weight's other names hold the same values
+            home[name] = array_of(tensor).astype(home[name].dtype)
+    return params, buffers
+
+
+def state_dict(
+    fn: Functional, params: Mapping[str, jax.Array], buffers: Mapping[str, jax.Array]
+) -> dict[str, torch.Tensor]:
+    """A PyTorch state dict: persistent tensors only, a tied weight under each of its names."""
+    first_names = _first_names(fn.module)
+    state = {}
+    for name, slot in fn.module.state_dict(keep_vars=True).items():
+        home = first_names[id(slot)]
+        array = params[home] if home in params else buffers[home]
+        tensor = tensor_of(array)
+        state[name] = tensor.to(slot.dtype) if jax_dtype(slot.dtype) == array.dtype else tensor
+    return state
+
+
+def save_weights(path: str | os.PathLike, state: Mapping[str, torch.Tensor]) -> None:
+    """Write safetensors, whole or not at all."""
+    path = Path(path)
+    scratch = path.with_name(path.name + ".partial")
+    save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, scratch)
+    os.replace(scratch, path)
+
+
+def tensor_of(array: jax.Array) -> torch.Tensor:
+    """A PyTorch tensor with a copy of the array's bits."""
+    if array.dtype == jnp.bfloat16:
+        return torch.from_numpy(np.array(array).view(np.int16).copy()).view(torch.bfloat16)
+    host = np.array(array)
+    assert torch.from_numpy(host).dtype == torch_dtype(array.dtype)
+    return torch.from_numpy(host)
+
+
+def _first_names(module: torch.nn.Module) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        names.setdefault(id(tensor), name)
+    return names
+
+
+def _find_in(folder: Path) -> Path:
+    for pattern in ("*.index.json", "*.safetensors", "*.pt", "*.pth", "*.bin"):
+        found = sorted(folder.glob(pattern))
+        if len(found) == 1:
+            return found[0]
+        if len(found) > 1:
+            raise BridgeError(f"{folder} holds {len(found)} files {pattern}; name the one to load")
+    raise BridgeError(f"{folder} holds no .index.json, .safetensors, .pt, .pth or .bin file")
