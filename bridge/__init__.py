@@ -11,6 +11,7 @@ from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
 from bridge.parity import ParityReport, verify
+from bridge.randomness import ShardedKey
 from bridge.weights import into, load_weights, save_weights, state_dict
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Functional",
     "ParityReport",
     "Result",
+    "ShardedKey",
     "export",
     "into",
     "load_weights",

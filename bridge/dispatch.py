@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
-from bridge.randomness import RANDOM, Replay
+from bridge.randomness import RANDOM, Rng, Source
 from bridge.semantics import BridgeTensor, as_view, blank, fresh, jax_dtype, stop_gradient
 from bridge.views import view_steps
 
@@ -42,7 +42,7 @@ _TRACE_ERRORS = (
 class Dispatch(TorchDispatchMode):
     """One traced call: its random key, its tensors, its submodules' names."""
 
-    def __init__(self, rng: jax.Array | Replay | None, names: Mapping[int, str], off: frozenset[str] = frozenset()):
+    def __init__(self, rng: Rng | None, names: Mapping[int, str], off: frozenset[str] = frozenset()):
         super().__init__()
         self._rng, self._draws = rng, 0
         self._names = names
@@ -140,7 +140,7 @@ class Dispatch(TorchDispatchMode):
                 values = self._rng[self._draws]
                 self._draws += 1
             elif random:
-                values = random(self._next_key(func, kwargs.get("generator")), metas, *arrays, **array_kwargs)
+                values = random(self._next_source(func, kwargs.get("generator")), metas, *arrays, **array_kwargs)
             else:
                 assert lowering is not None
                 values = lowering(*arrays, **array_kwargs)
@@ -226,16 +226,16 @@ class Dispatch(TorchDispatchMode):
         with self:
             return decomposition(*args, **kwargs)
 
-    def _next_key(self, func: Any, generator: torch.Generator | None) -> jax.Array:
+    def _next_source(self, func: Any, generator: torch.Generator | None) -> Source:
         if self._rng is None:
             raise self.error(
                 f"`{func.name()}` draws random numbers but the call has no key",
                 "pass rng=jax.random.key(…), or train=False if the module draws in training only",
             )
         assert not isinstance(self._rng, list)
-        key = self._rng if generator is None else jax.random.fold_in(self._rng, generator.initial_seed() % 2**32)
         self._draws += 1
-        return jax.random.fold_in(key, self._draws)
+        own = () if generator is None else (generator.initial_seed() % 2**32,)
+        return Source(self._rng, (*own, self._draws))
 
     def _notice_narrowing(self, dtype: torch.dtype, value: jax.Array) -> None:
         if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize * 8 < torch.finfo(dtype).bits:

@@ -14,7 +14,7 @@ from torch import nn
 from bridge.carries import convert, is_array
 from bridge.dispatch import Dispatch, array_of, tracing
 from bridge.errors import BridgeError
-from bridge.randomness import Replay
+from bridge.randomness import Rng
 from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
 
 
@@ -46,14 +46,14 @@ class Functional:
         params: Mapping[str, jax.Array],
         buffers: Mapping[str, jax.Array],
         *args: Any,
-        rng: jax.Array | Replay | None = None,
+        rng: Rng | None = None,
         train: bool | None = None,
         method: str = "forward",
         **kwargs: Any,
     ) -> tuple[Any, dict[str, jax.Array]]:
         """Run `method` with this state; returns its outputs and the buffers with every in-place write.
 
-        `rng` is a JAX key, needed only where the module draws random numbers (or a list of draws to replay). `train`
+        `rng` is a JAX key (or a `ShardedKey`), needed only where the module draws random numbers. `train`
         sets the mode of every submodule for this call, `None` keeps each one's own. Raises `BridgeError` for a missing
         or surplus name, a wrong shape, randomness without a key, and whatever cannot be translated.
         """
@@ -65,7 +65,7 @@ class Functional:
         params: Mapping[str, jax.Array],
         buffers: Mapping[str, jax.Array],
         *args: Any,
-        rng: jax.Array | Replay | None = None,
+        rng: Rng | None = None,
         train: bool | None = None,
         method: str = "forward",
         **kwargs: Any,

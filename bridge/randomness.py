@@ -4,6 +4,9 @@ The numbers differ from PyTorch's (another generator), the distributions are the
 into the call's key, so a call is a pure function of the key, and two draws in one call never share numbers.
 """
 
+from __future__ import annotations
+
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +17,59 @@ import torch
 from bridge.semantics import jax_dtype
 
 aten = torch.ops.aten
-Draw = Callable[..., jax.Array]
-
-RANDOM: dict[Any, Draw] = {}
-"""Random op -> (key, meta of the result, *the op's arguments as arrays, **keywords) -> array."""
 
 Replay = list[jax.Array]
 """Draws made elsewhere, to be used in order instead of a key: how `verify` gives both sides the same numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedKey:
+    """One key for a batch split over replicas: row i of the whole batch gets the same numbers however it is split.
+
+    A draw whose first dimension is `rows` is the replica's slice of the draw for the whole batch (counter-based
+    generators compute just the slice). Any other draw is the replica's own.
+    """
+
+    key: jax.Array
+    index: jax.Array | int
+    """Which replica this is."""
+    count: int
+    """How many replicas share the batch."""
+    rows: int
+    """Rows of the batch on one replica."""
+
+
+Rng = jax.Array | Replay | ShardedKey
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the numbers of one draw come from: `jax.random` under one key, sliced when the batch is split."""
+
+    rng: jax.Array | ShardedKey
+    ordinals: tuple[int, ...]
+
+    def sample(self, sampler: Callable[..., jax.Array], shape: tuple[int, ...], *args: Any) -> jax.Array:
+        """`sampler(key, shape, *args)`, as `jax.random`'s samplers are called."""
+        rng = self.rng
+        if not isinstance(rng, ShardedKey):
+            return sampler(self._folded(rng), shape, *args)
+        if rng.count > 1 and shape and shape[0] == rng.rows:
+            whole = sampler(self._folded(rng.key), (rng.count * rng.rows, *shape[1:]), *args)
+            return jax.lax.dynamic_slice_in_dim(whole, rng.index * rng.rows, rng.rows)
+        key = self._folded(rng.key)
+        return sampler(jax.random.fold_in(key, rng.index) if rng.count > 1 else key, shape, *args)
+
+    def _folded(self, key: jax.Array) -> jax.Array:
+        for ordinal in self.ordinals:
+            key = jax.random.fold_in(key, ordinal)
+        return key
+
+
+Draw = Callable[..., jax.Array]
+
+RANDOM: dict[Any, Draw] = {}
+"""Random op -> (source, meta of the result, *the op's arguments as arrays, **keywords) -> array."""
 
 
 def is_draw(func: Any) -> bool:
@@ -36,133 +85,131 @@ def _random(*ops: Any) -> Callable[[Draw], Draw]:
     return register
 
 
-def _float(meta: torch.Tensor) -> Any:
-    return jax_dtype(meta.dtype)
+def _uniforms(source: Source, meta: torch.Tensor) -> jax.Array:
+    return source.sample(jax.random.uniform, tuple(meta.shape), jax_dtype(meta.dtype))
+
+
+def _normals(source: Source, meta: torch.Tensor) -> jax.Array:
+    return source.sample(jax.random.normal, tuple(meta.shape), jax_dtype(meta.dtype))
+
+
+def _integers(source: Source, meta: torch.Tensor, low: Any, high: Any) -> jax.Array:
+    dtype = jnp.int32 if meta.dtype.is_floating_point else jax_dtype(meta.dtype)
+    return source.sample(jax.random.randint, tuple(meta.shape), low, high, dtype).astype(jax_dtype(meta.dtype))
+
+
+def _coin(source: Source, meta: torch.Tensor, p: Any) -> jax.Array:
+    # Compared in float32: bf16 uniforms have 2**-8 steps, which would bias the probability.
+    return (source.sample(jax.random.uniform, tuple(meta.shape)) < p).astype(jax_dtype(meta.dtype))
 
 
 @_random(aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.rand_like.generator)
-def _rand(key, meta, *_args, **_kwargs):
-    return jax.random.uniform(key, meta.shape, _float(meta))
+def _rand(source, meta, *_args, **_kwargs):
+    return _uniforms(source, meta)
 
 
 @_random(aten.randn.default, aten.randn.generator, aten.randn_like.default, aten.randn_like.generator)
-def _randn(key, meta, *_args, **_kwargs):
-    return jax.random.normal(key, meta.shape, _float(meta))
-
-
-def _integers(key, meta, low, high):
-    if meta.dtype.is_floating_point:
-        return jax.random.randint(key, meta.shape, low, high).astype(_float(meta))
-    return jax.random.randint(key, meta.shape, low, high, jax_dtype(meta.dtype))
+def _randn(source, meta, *_args, **_kwargs):
+    return _normals(source, meta)
 
 
 @_random(aten.randint.default, aten.randint.generator)
-def _randint(key, meta, high, _size, **_kwargs):
-    return _integers(key, meta, 0, high)
+def _randint(source, meta, high, _size, **_kwargs):
+    return _integers(source, meta, 0, high)
 
 
 @_random(aten.randint.low, aten.randint.low_generator)
-def _randint_low(key, meta, low, high, _size, **_kwargs):
-    return _integers(key, meta, low, high)
+def _randint_low(source, meta, low, high, _size, **_kwargs):
+    return _integers(source, meta, low, high)
 
 
 @_random(aten.randint_like.default)
-def _randint_like(key, meta, _like, high, **_kwargs):
-    return _integers(key, meta, 0, high)
+def _randint_like(source, meta, _like, high, **_kwargs):
+    return _integers(source, meta, 0, high)
 
 
 @_random(aten.randint_like.low_dtype)
-def _randint_like_low(key, meta, _like, low, high, **_kwargs):
-    return _integers(key, meta, low, high)
+def _randint_like_low(source, meta, _like, low, high, **_kwargs):
+    return _integers(source, meta, low, high)
 
 
 @_random(aten.random.default)
-def _random_full_range(key, meta, _self, **_kwargs):
-    # PyTorch's range: all integers the dtype represents exactly; for 32-bit storage of int64 that is the 32-bit range.
+def _random_full_range(source, meta, _self, **_kwargs):
+    # All integers the dtype represents exactly; int64 stored in 32 bits gets the 32-bit range.
     dtype = jax_dtype(meta.dtype)
     if jnp.issubdtype(dtype, jnp.floating):
-        high = 2 ** min(jnp.finfo(dtype).nmant + 1, 31) - 1
-    else:
-        high = int(jnp.iinfo(dtype).max)
-    return _integers(key, meta, 0, high)
+        return _integers(source, meta, 0, 2 ** min(jnp.finfo(dtype).nmant + 1, 31) - 1)
+    return _integers(source, meta, 0, int(jnp.iinfo(dtype).max))
 
 
 @_random(aten.random.to)
-def _random_to(key, meta, _self, to, **_kwargs):
-    return _integers(key, meta, 0, to)
+def _random_to(source, meta, _self, to, **_kwargs):
+    return _integers(source, meta, 0, to)
 
 
 @_random(getattr(aten.random, "from"))
-def _random_from(key, meta, _self, low, to, **_kwargs):
-    return _integers(key, meta, low, to)
+def _random_from(source, meta, _self, low, to, **_kwargs):
+    return _integers(source, meta, low, to)
 
 
 @_random(aten.randperm.default, aten.randperm.generator)
-def _randperm(key, meta, n, **_kwargs):
-    return jax.random.permutation(key, n).astype(jax_dtype(meta.dtype))
-
-
-def _coin(key, meta, p):
-    # Compared in float32: bf16 uniforms have 2**-8 steps, which would bias the probability.
-    return (jax.random.uniform(key, meta.shape) < p).astype(jax_dtype(meta.dtype))
+def _randperm(source, meta, n, **_kwargs):
+    return source.sample(lambda key, shape: jax.random.permutation(key, *shape), (n,)).astype(jax_dtype(meta.dtype))
 
 
 @_random(aten.bernoulli.default)
-def _bernoulli(key, meta, probabilities, **_kwargs):
-    return _coin(key, meta, probabilities)
+def _bernoulli(source, meta, probabilities, **_kwargs):
+    return _coin(source, meta, probabilities)
 
 
 @_random(aten.bernoulli.p, aten.bernoulli.Tensor)
-def _bernoulli_p(key, meta, _self, p=0.5, **_kwargs):
-    return _coin(key, meta, p)
+def _bernoulli_p(source, meta, _self, p=0.5, **_kwargs):
+    return _coin(source, meta, p)
 
 
 @_random(aten.uniform.default)
-def _uniform(key, meta, _self, low=0.0, high=1.0, **_kwargs):
-    return jax.random.uniform(key, meta.shape, _float(meta), low, high)
+def _uniform(source, meta, _self, low=0.0, high=1.0, **_kwargs):
+    return low + (high - low) * _uniforms(source, meta)
 
 
 @_random(aten.normal_functional.default)
-def _normal(key, meta, _self, mean=0.0, std=1.0, **_kwargs):
-    return mean + std * jax.random.normal(key, meta.shape, _float(meta))
+def _normal(source, meta, _self, mean=0.0, std=1.0, **_kwargs):
+    return mean + std * _normals(source, meta)
 
 
-@_random(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
-def _normal_of(key, meta, mean, std=1.0, **_kwargs):
-    return mean + std * jax.random.normal(key, meta.shape, _float(meta))
-
-
-@_random(aten.normal.float_float)
-def _normal_sized(key, meta, mean, std, _size, **_kwargs):
-    return mean + std * jax.random.normal(key, meta.shape, _float(meta))
+@_random(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float)
+def _normal_of(source, meta, mean, std=1.0, *_size, **_kwargs):
+    return mean + std * _normals(source, meta)
 
 
 @_random(aten.exponential.default)
-def _exponential(key, meta, _self, lambd=1.0, **_kwargs):
-    return jax.random.exponential(key, meta.shape, _float(meta)) / lambd
+def _exponential(source, meta, _self, lambd=1.0, **_kwargs):
+    return -jnp.log1p(-_uniforms(source, meta)) / lambd
 
 
 @_random(aten.geometric.default)
-def _geometric(key, meta, _self, p, **_kwargs):
-    return jax.random.geometric(key, p, meta.shape).astype(_float(meta))
+def _geometric(source, meta, _self, p, **_kwargs):
+    # Trials up to the first success, as PyTorch counts: 1, 2, …
+    tails = jnp.log1p(-source.sample(jax.random.uniform, tuple(meta.shape)))
+    return jnp.maximum(jnp.ceil(tails / jnp.log1p(-p)), 1).astype(jax_dtype(meta.dtype))
 
 
 @_random(aten.log_normal.default)
-def _log_normal(key, meta, _self, mean=1.0, std=2.0, **_kwargs):
-    return jnp.exp(mean + std * jax.random.normal(key, meta.shape, _float(meta)))
+def _log_normal(source, meta, _self, mean=1.0, std=2.0, **_kwargs):
+    return jnp.exp(mean + std * _normals(source, meta))
 
 
 @_random(aten.cauchy.default)
-def _cauchy(key, meta, _self, median=0.0, sigma=1.0, **_kwargs):
-    return median + sigma * jax.random.cauchy(key, meta.shape, _float(meta))
+def _cauchy(source, meta, _self, median=0.0, sigma=1.0, **_kwargs):
+    return median + sigma * jnp.tan(jnp.pi * (_uniforms(source, meta) - 0.5))
 
 
 @_random(aten.multinomial.default)
-def _multinomial(key, meta, weights, count, replacement=False, **_kwargs):
+def _multinomial(source, meta, weights, count, replacement=False, **_kwargs):
     logits = jnp.log(weights.astype(jnp.float32))
-    if replacement:
-        draws = jax.random.categorical(key, logits, axis=-1, shape=(count, *logits.shape[:-1]))
-        return jnp.moveaxis(draws, 0, -1).astype(jax_dtype(meta.dtype))
-    # Without replacement: the largest of Gumbel-perturbed logits are such a sample, in order.
-    scores = logits + jax.random.gumbel(key, logits.shape)
-    return jax.lax.top_k(scores, count)[1].astype(jax_dtype(meta.dtype))
+    # The largest of Gumbel-perturbed logits is a draw; the `count` largest are draws without replacement, in order.
+    if not replacement:
+        scores = logits + source.sample(jax.random.gumbel, logits.shape)
+        return jax.lax.top_k(scores, count)[1].astype(jax_dtype(meta.dtype))
+    noise = source.sample(jax.random.gumbel, (*logits.shape[:-1], count, logits.shape[-1]))
+    return jnp.argmax(logits[..., None, :] + noise, axis=-1).astype(jax_dtype(meta.dtype))

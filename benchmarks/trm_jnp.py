@@ -1,0 +1,243 @@
+"""TRM written by hand in plain JAX: the rival against which the bridged PyTorch module is measured.
+
+The same mathematics as `models_torch/trm.py` with its loss head, as one function of a flat dict of parameters
+under the PyTorch names, with `stop_gradient` where PyTorch has `no_grad` and `detach`. Loops are unrolled, as
+tracing the PyTorch module unrolls them.
+"""
+
+# ruff: noqa: N815 (z_H is the field's name)
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from models_torch.trm import TRMConfig
+
+Params = dict[str, Array]
+Latent = Float[Array, "batch positions hidden"]
+PerSequence = Float[Array, "batch"]
+
+INNER = "model.inner."
+IGNORE_LABEL_ID = -100
+
+
+class Carry(NamedTuple):
+    """What lives on between ACT steps; the same five things as in PyTorch, flat."""
+
+    z_H: Latent
+    z_L: Latent
+    steps: Int[Array, "batch"]
+    halted: Bool[Array, "batch"]
+    data: dict[str, Array]
+
+
+def initial_carry(batch: dict[str, Array], config: TRMConfig) -> Carry:
+    """All halted, so that the first step takes up its whole batch."""
+    batch_size = batch["inputs"].shape[0]
+    shape = (batch_size, config.positions, config.hidden_size)
+    return Carry(
+        z_H=jnp.zeros(shape, config.forward_dtype),  # two arrays: a buffer can be donated once only
+        z_L=jnp.zeros(shape, config.forward_dtype),
+        steps=jnp.zeros(batch_size, jnp.int32),
+        halted=jnp.ones(batch_size, bool),
+        data=jax.tree.map(jnp.zeros_like, batch),
+    )
+
+
+def take_up(carry: Carry, batch: dict[str, Array]) -> dict[str, Array]:
+    """The examples of the coming ACT step: those of `batch` where the last one halted."""
+
+    def pick(new: Array, old: Array) -> Array:
+        return jnp.where(carry.halted.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(pick, batch, carry.data)
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """PyTorch's layout: `weight` is (out, in); computes in `x`'s dtype."""
+    out = x @ weight.T.astype(x.dtype)
+    return out if bias is None else out + bias.astype(x.dtype)
+
+
+def rms_norm(x: Array, epsilon: float) -> Array:
+    """In float32, over the last axis."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
+
+
+def swiglu(x: Array, params: Params, name: str) -> Array:
+    """`down(silu(gate) * up)` with the weights at `name`."""
+    gate, up = jnp.split(linear(x, params[f"{name}.gate_up_proj.weight"]), 2, axis=-1)
+    return linear(jax.nn.silu(gate) * up, params[f"{name}.down_proj.weight"])
+
+
+def rotate(x: Float[Array, "batch seq heads head_dim"], theta: float) -> Float[Array, "batch seq heads head_dim"]:
+    """Rotary positions: channel i turns with channel i + head_dim / 2."""
+    seq, head_dim = x.shape[1], x.shape[3]
+    frequencies = 1 / theta ** (jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = jnp.outer(jnp.arange(seq, dtype=jnp.float32), frequencies)[:, None, :]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    turned = jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+    return turned.astype(x.dtype)
+
+
+def attention(x: Latent, params: Params, name: str, config: TRMConfig) -> Latent:
+    """Full attention with the weights at `name`."""
+    qkv = linear(x, params[f"{name}.qkv_proj.weight"])
+    query, key, value = (part.reshape(*part.shape[:2], config.num_heads, -1) for part in jnp.split(qkv, 3, axis=-1))
+    if config.pos_encodings == "rope":
+        query, key = rotate(query, config.rope_theta), rotate(key, config.rope_theta)
+    mixed = jax.nn.dot_product_attention(query, key, value)
+    return linear(mixed.reshape(x.shape), params[f"{name}.o_proj.weight"])
+
+
+def level(z: Latent, injection: Latent, params: Params, config: TRMConfig) -> Latent:
+    """The one network of TRM."""
+    z, epsilon = z + injection, config.rms_norm_eps
+    for index in range(config.L_layers):
+        name = f"{INNER}L_level.layers.{index}"
+        if config.mlp_t:
+            z_t = z.swapaxes(1, 2)
+            z = rms_norm(z_t + swiglu(z_t, params, f"{name}.mlp_t"), epsilon).swapaxes(1, 2)
+        else:
+            z = rms_norm(z + attention(z, params, f"{name}.self_attn", config), epsilon)
+        z = rms_norm(z + swiglu(z, params, f"{name}.mlp"), epsilon)
+    return z
+
+
+def embed(params: Params, puzzle_rows: Array | None, inputs: Int[Array, "batch seq"], config: TRMConfig) -> Latent:
+    """The question: the puzzle's vector, filled up with zeros over its positions, then the tokens."""
+    dtype = config.forward_dtype
+    question = params[f"{INNER}embed_tokens.embedding_weight"].astype(dtype)[inputs]
+    if config.puzzle_emb_ndim:
+        assert puzzle_rows is not None
+        room = config.puzzle_positions * config.hidden_size
+        vector = jnp.pad(puzzle_rows.astype(dtype), ((0, 0), (0, room - config.puzzle_emb_ndim)))
+        vector = vector.reshape(-1, config.puzzle_positions, config.hidden_size)
+        question = jnp.concatenate((vector, question), axis=1)
+    if config.pos_encodings == "learned":
+        positions = params[f"{INNER}embed_pos.embedding_weight"].astype(dtype)
+        question = math.sqrt(0.5) * (question + positions)
+    return math.sqrt(config.hidden_size) * question
+
+
+def think(
+    params: Params, question: Latent, z_H: Latent, z_L: Latent, config: TRMConfig
+) -> tuple[Latent, Latent, Float[Array, "batch seq vocab"], PerSequence, PerSequence]:
+    """The H-cycles of one ACT step: latents, answer logits, halt and continue logits."""
+
+    def h_cycle(z_H: Latent, z_L: Latent, params: Params, question: Latent) -> tuple[Latent, Latent]:
+        for _ in range(config.L_cycles):
+            z_L = level(z_L, z_H + question, params, config)
+        return level(z_H, z_L, params, config), z_L
+
+    constant_params, constant_question = stop_gradient((params, question))
+    for _ in range(config.H_cycles - 1):
+        z_H, z_L = h_cycle(z_H, z_L, constant_params, constant_question)
+    z_H, z_L = h_cycle(z_H, z_L, params, question)
+
+    logits = linear(z_H, params[f"{INNER}lm_head.weight"])[:, config.puzzle_positions :]
+    q_logits = linear(z_H[:, 0], params[f"{INNER}q_head.weight"], params[f"{INNER}q_head.bias"])
+    q_halt, q_continue = q_logits.astype(jnp.float32).T
+    return stop_gradient(z_H), stop_gradient(z_L), logits, q_halt, q_continue
+
+
+def act_step(
+    params: Params,
+    puzzle_rows: Array | None,
+    carry: Carry,
+    batch: dict[str, Array],
+    key: PRNGKeyArray,
+    config: TRMConfig,
+    train: bool,
+) -> tuple[Carry, dict[str, Array]]:
+    """One ACT step for every sequence: the new carry and the outputs by their PyTorch names."""
+    data = take_up(carry, batch)
+    fresh = carry.halted[:, None, None]
+    z_H = jnp.where(fresh, stop_gradient(params[f"{INNER}H_init"]), carry.z_H).astype(config.forward_dtype)
+    z_L = jnp.where(fresh, stop_gradient(params[f"{INNER}L_init"]), carry.z_L).astype(config.forward_dtype)
+    question = embed(params, puzzle_rows, data["inputs"], config)
+    z_H, z_L, logits, q_halt, q_continue = think(params, question, z_H, z_L, config)
+    outputs = {"logits": logits, "q_halt_logits": q_halt, "q_continue_logits": q_continue}
+
+    steps = jnp.where(carry.halted, 0, carry.steps) + 1
+    at_limit = halted = steps >= config.halt_max_steps
+    if train and config.halt_max_steps > 1:
+        wants_to = q_halt > 0 if config.no_ACT_continue else q_halt > q_continue
+        explore_key, minimum_key = jax.random.split(key)
+        explores = jax.random.uniform(explore_key, q_halt.shape) < config.halt_exploration_prob
+        minimum_steps = jax.random.randint(minimum_key, steps.shape, 2, config.halt_max_steps + 1)
+        halted = (at_limit | wants_to) & (steps >= explores * minimum_steps)
+        if not config.no_ACT_continue:
+            *_, next_halt, next_continue = think(params, question, z_H, z_L, config)
+            best = jnp.where(at_limit, next_halt, jnp.maximum(next_halt, next_continue))
+            outputs["target_q_continue"] = stop_gradient(jax.nn.sigmoid(best))
+    return Carry(z_H, z_L, steps, halted, data), outputs
+
+
+def token_losses(
+    logits: Float[Array, "batch seq vocab"], labels: Int[Array, "batch seq"], loss_type: str
+) -> Float[Array, "batch seq"]:
+    """Cross-entropy of each token in float32, 0 where the label is ignored."""
+    logits = logits.astype(jnp.float32)
+    if loss_type == "stablemax_cross_entropy":
+        # The inner `where` keeps the unused branch away from its pole at 1, whose gradient would be NaN.
+        score = jnp.where(logits < 0, 1 / (1 - jnp.where(logits < 0, logits, 0)), logits + 1)
+        log_probs = jnp.log(score) - jnp.log(score.sum(axis=-1, keepdims=True))
+    else:
+        log_probs = jax.nn.log_softmax(logits)
+    counted = labels != IGNORE_LABEL_ID
+    picked = jnp.take_along_axis(log_probs, jnp.where(counted, labels, 0)[..., None], axis=-1)[..., 0]
+    return -jnp.where(counted, picked, 0)
+
+
+def binary_cross_entropy(logits: PerSequence, targets: PerSequence) -> Float[Array, ""]:
+    """Summed, from logits."""
+    return jnp.sum(jax.nn.softplus(logits) - logits * targets)
+
+
+def loss_fn(
+    params: Params,
+    puzzle_rows: Float[Array, "batch ndim"] | None,
+    carry: Carry,
+    batch: dict[str, Array],
+    key: PRNGKeyArray,
+    config: TRMConfig,
+    train: bool = True,
+) -> tuple[Float[Array, ""], tuple[Carry, dict[str, Array]]]:
+    """The loss summed over the batch, the new carry, and the metrics as sums and counts.
+
+    `params` holds the parameters and the buffers `H_init` and `L_init` (which get no gradient; keep them out of
+    the optimizer). `puzzle_rows` are the rows of the puzzle table for `take_up(carry, batch)`.
+    """
+    carry, outputs = act_step(params, puzzle_rows, carry, batch, key, config, train)
+    logits, q_halt, labels = outputs["logits"], outputs["q_halt_logits"], carry.data["labels"]
+
+    counted = labels != IGNORE_LABEL_ID
+    label_counts = counted.sum(axis=-1)
+    divisor = jnp.maximum(label_counts, 1)
+    correct = (counted & (logits.argmax(axis=-1) == labels)).sum(axis=-1)
+    sequence_correct = correct == label_counts
+    finished = carry.halted & (label_counts > 0)
+
+    lm_loss = (token_losses(logits, labels, config.loss_type).sum(axis=-1) / divisor).sum()
+    q_halt_loss = binary_cross_entropy(q_halt, sequence_correct.astype(jnp.float32))
+    metrics = {
+        "count": finished.sum(),
+        "accuracy": jnp.where(finished, correct / divisor, 0).sum(),
+        "exact_accuracy": (finished & sequence_correct).sum(),
+        "q_halt_accuracy": (finished & ((q_halt >= 0) == sequence_correct)).sum(),
+        "steps": jnp.where(finished, carry.steps, 0).sum(),
+        "lm_loss": lm_loss,
+        "q_halt_loss": q_halt_loss,
+    }
+    halting_loss = q_halt_loss
+    if "target_q_continue" in outputs:
+        metrics["q_continue_loss"] = binary_cross_entropy(outputs["q_continue_logits"], outputs["target_q_continue"])
+        halting_loss += metrics["q_continue_loss"]
+    return lm_loss + 0.5 * halting_loss, (carry, stop_gradient(metrics))

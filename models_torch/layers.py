@@ -1,0 +1,151 @@
+"""The parts every architecture is built of: cast linear and embedding, norm, SwiGLU, rotary, attention.
+
+Weights stay in float32 and are cast where they are used, so that the optimizer sees full precision
+whatever the forward pass runs in. Parameter names are those of published TRM checkpoints.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+CosSin = tuple[Float[Tensor, "seq head_dim"], Float[Tensor, "seq head_dim"]]
+
+# The standard deviation of a unit normal cut off at +-2: sqrt(1 - 4 pdf(2) / (cdf(2) - cdf(-2))).
+_STD_OF_UNIT_NORMAL_CUT_AT_2 = 0.8796256610342398
+
+
+def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
+    """Fills `tensor` in place from a normal cut off at two sigmas, whose own standard deviation is `std`.
+
+    `nn.init.trunc_normal_` takes the deviation *before* the cut, so its result is 12 % narrower than
+    asked; here the width is raised to make up for it, as Flax and the published TRM do.
+    """
+    if std == 0:
+        return nn.init.zeros_(tensor)
+    sigma = std / _STD_OF_UNIT_NORMAL_CUT_AT_2
+    return nn.init.trunc_normal_(tensor, std=sigma, a=-2 * sigma, b=2 * sigma)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def rms_norm(x: Float[Tensor, "*batch features"], epsilon: float) -> Float[Tensor, "*batch features"]:
+    """Divides by the root mean square over the last axis; no learned scale.
+
+    Computed in float32 because the mean of squares loses most of its digits in bf16; returned in `x`'s dtype.
+    """
+    x_f32 = x.to(torch.float32)
+    mean_square = x_f32.square().mean(dim=-1, keepdim=True)
+    return (x_f32 * torch.rsqrt(mean_square + epsilon)).to(x.dtype)
+
+
+class CastLinear(nn.Module):
+    """A linear map with float32 weights that computes in its input's dtype; LeCun normal, zero bias."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(out_features, in_features), in_features**-0.5))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+
+    def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class CastEmbedding(nn.Module):
+    """A lookup table with float32 weights that returns rows in `dtype`."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, init_std: float, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+        self.embedding_weight = nn.Parameter(truncated_normal_(torch.empty(num_embeddings, embedding_dim), init_std))
+
+    def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch embedding_dim"]:
+        return F.embedding(ids, self.embedding_weight.to(self.dtype))
+
+
+class SwiGLU(nn.Module):
+    """A gated MLP, `down(silu(gate) * up)`, with gate and up in one matrix.
+
+    The hidden width is two thirds of `expansion * features`, which makes its three matrices as large as
+    the two of a plain MLP, rounded up to a multiple of `multiple_of`. Published checkpoints have 256; at
+    small widths that rounding dominates (37 positions with expansion 4 give 99 rounded to 256), so tiny
+    models choose a smaller one.
+    """
+
+    def __init__(self, features: int, expansion: float, multiple_of: int = 256):
+        super().__init__()
+        width = round_up(round(expansion * features * 2 / 3), multiple_of)
+        self.gate_up_proj = CastLinear(features, 2 * width)
+        self.down_proj = CastLinear(width, features)
+
+    def forward(self, x: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines for rotary positions, computed once.
+
+    The buffers are not persistent: checkpoints hold nothing that the configuration already says.
+    """
+
+    def __init__(self, head_dim: int, max_positions: int, base: float):
+        super().__init__()
+        frequencies = 1 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+        # Channel i turns together with channel i + head_dim / 2 (halves, not neighbours), hence the
+        # repetition.
+        angles = angles.repeat(1, 2)
+        self.cos_cached = nn.Buffer(angles.cos(), persistent=False)
+        self.sin_cached = nn.Buffer(angles.sin(), persistent=False)
+
+    def forward(self) -> CosSin:
+        return self.cos_cached, self.sin_cached
+
+
+def rotate(x: Float[Tensor, "batch seq heads head_dim"], cos_sin: CosSin) -> Float[Tensor, "batch seq heads head_dim"]:
+    """Turns each pair of channels by its position's angle, in the cosines' dtype; returned in `x`'s dtype."""
+    cos, sin = (table[:, None, :] for table in cos_sin)
+    wide = x.to(cos.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    quarter_turn = torch.cat((-second, first), dim=-1)
+    return (wide * cos + quarter_turn * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Full (not causal) multi-head attention, with fewer key/value heads than query heads where asked.
+
+    One matrix gives queries, keys and values, in that order of heads.
+    """
+
+    def __init__(self, hidden_size: int, head_dim: int, num_heads: int, num_key_value_heads: int):
+        super().__init__()
+        if num_heads % num_key_value_heads:
+            raise ValueError(
+                f"{num_heads} query heads do not divide over {num_key_value_heads} key/value heads; "
+                f"use a divisor of {num_heads}"
+            )
+        self.head_dim = head_dim
+        self.num_heads = num_heads
+        self.num_key_value_heads = num_key_value_heads
+        self.qkv_proj = CastLinear(hidden_size, (num_heads + 2 * num_key_value_heads) * head_dim)
+        self.o_proj = CastLinear(num_heads * head_dim, hidden_size)
+
+    def forward(
+        self, x: Float[Tensor, "batch seq hidden"], cos_sin: CosSin | None
+    ) -> Float[Tensor, "batch seq hidden"]:
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+        query, key, value = heads.split((self.num_heads, self.num_key_value_heads, self.num_key_value_heads), dim=2)
+        if cos_sin is not None:
+            query, key = rotate(query, cos_sin), rotate(key, cos_sin)
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            enable_gqa=self.num_key_value_heads != self.num_heads,
+        )
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))

@@ -1,0 +1,122 @@
+"""What is minimised and what is counted: token and halting losses, metrics as sums and counts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+IGNORE_LABEL_ID = -100
+
+
+def log_stablemax(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
+    """Log-probabilities with `x + 1` (x >= 0), `1 / (1 - x)` (x < 0) for `exp` (arXiv 2501.04697)."""
+    # Without the clamp the unused branch divides by zero at a logit of exactly 1 (common in bf16) and
+    # `where` turns its infinite gradient into NaN.
+    score = torch.where(logits < 0, 1 / (1 - logits.clamp(max=0)), logits + 1)
+    return score.log() - score.sum(dim=-1, keepdim=True).log()
+
+
+def _cross_entropy(
+    log_probs: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int
+) -> Float[Tensor, "*batch"]:
+    counted = labels != ignore_index
+    # Any class will do where the label does not count, as long as `gather` finds it.
+    safe_labels = torch.where(counted, labels, 0).to(torch.long)
+    picked = log_probs.gather(-1, safe_labels.unsqueeze(-1)).squeeze(-1)
+    return -torch.where(counted, picked, 0)
+
+
+def stablemax_cross_entropy(
+    logits: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int = IGNORE_LABEL_ID
+) -> Float[Tensor, "*batch"]:
+    """Cross-entropy of each token under stablemax, 0 where the label is `ignore_index`.
+
+    In float32, where the published code asks for float64: TPUs have no float64, JAX drops it silently
+    unless told otherwise, and both forms agree to float32 rounding because nothing here cancels.
+    """
+    return _cross_entropy(log_stablemax(logits.to(torch.float32)), labels, ignore_index)
+
+
+def softmax_cross_entropy(
+    logits: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int = IGNORE_LABEL_ID
+) -> Float[Tensor, "*batch"]:
+    """Cross-entropy of each token under softmax in float32, 0 where the label is `ignore_index`."""
+    return _cross_entropy(F.log_softmax(logits.to(torch.float32), dim=-1), labels, ignore_index)
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "stablemax_cross_entropy": stablemax_cross_entropy,
+    "softmax_cross_entropy": softmax_cross_entropy,
+}
+
+
+class ACTLossHead(nn.Module):
+    """A model with adaptive computation time together with its loss and metrics.
+
+    The loss is a *sum* over the batch: of each sequence's mean token loss over its counted labels, plus
+    half of the halting loss. The trainer divides by the global batch, so the step means the same however
+    the batch is split.
+
+    The model takes `(carry, batch)` and returns `(carry, outputs)`; the carry holds `halted`, `steps` and
+    `current_data["labels"]`, the outputs `logits`, `q_halt_logits`, and where halting is bootstrapped also
+    `q_continue_logits` and `target_q_continue`.
+    """
+
+    def __init__(self, model: nn.Module, loss_type: str):
+        super().__init__()
+        if loss_type not in LOSSES:
+            raise ValueError(f"unknown loss {loss_type!r}; use one of {', '.join(LOSSES)}")
+        self.model: Any = model
+        self.token_loss = LOSSES[loss_type]
+
+    def initial_carry(self, batch: dict[str, Tensor]) -> Any:
+        """The model's carry before the first step, for batches shaped like `batch`."""
+        return self.model.initial_carry(batch)
+
+    def forward(
+        self, carry: Any, batch: dict[str, Tensor], return_keys: Sequence[str] = ()
+    ) -> tuple[Any, Float[Tensor, ""], dict[str, Tensor], dict[str, Tensor], Bool[Tensor, ""]]:
+        """One ACT step: new carry, summed loss, metrics, detached outputs named in `return_keys`, all halted.
+
+        Beside the model's outputs, `preds` (the most likely token at each position) may be asked for. The
+        metrics `accuracy`, `exact_accuracy`, `q_halt_accuracy` and `steps` are sums over the `count`
+        sequences that halted in this step, the losses sums over the whole batch.
+        """
+        new_carry, outputs = self.model(carry, batch)
+        logits, q_halt_logits = outputs["logits"], outputs["q_halt_logits"]
+        labels = new_carry.current_data["labels"]
+
+        with torch.no_grad():
+            preds = logits.argmax(dim=-1)
+            counted = labels != IGNORE_LABEL_ID
+            label_counts = counted.sum(dim=-1)
+            divisor = label_counts.clamp(min=1)  # a row of padding has no labels and a loss of 0, not NaN
+            correct = counted & (preds == labels)
+            sequence_correct = correct.sum(dim=-1) == label_counts
+            finished = new_carry.halted & (label_counts > 0)
+            metrics = {
+                "count": finished.sum(),
+                "accuracy": torch.where(finished, correct.sum(dim=-1) / divisor, 0).sum(),
+                "exact_accuracy": (finished & sequence_correct).sum(),
+                "q_halt_accuracy": (finished & ((q_halt_logits >= 0) == sequence_correct)).sum(),
+                "steps": torch.where(finished, new_carry.steps, 0).sum(),
+            }
+
+        lm_loss = (self.token_loss(logits, labels).sum(dim=-1) / divisor).sum()
+        halting_loss = q_halt_loss = F.binary_cross_entropy_with_logits(
+            q_halt_logits, sequence_correct.to(q_halt_logits.dtype), reduction="sum"
+        )
+        metrics |= {"lm_loss": lm_loss.detach(), "q_halt_loss": q_halt_loss.detach()}
+        if "target_q_continue" in outputs:
+            q_continue_loss = F.binary_cross_entropy_with_logits(
+                outputs["q_continue_logits"], outputs["target_q_continue"], reduction="sum"
+            )
+            halting_loss = halting_loss + q_continue_loss
+            metrics["q_continue_loss"] = q_continue_loss.detach()
+
+        available = outputs | {"preds": preds}
+        returned = {key: available[key].detach() for key in return_keys if key in available}
+        return new_carry, lm_loss + 0.5 * halting_loss, metrics, returned, new_carry.halted.all()

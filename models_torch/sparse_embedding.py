@@ -1,0 +1,44 @@
+"""The puzzle table: one learned vector for each puzzle; a step touches only the rows of its batch."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from models_torch.layers import truncated_normal_
+
+
+class SparseEmbedding(nn.Module):
+    """A table too large for a dense gradient, trained through a copy of the rows in use.
+
+    `weights` is the table: a persistent buffer, no parameter, so that no optimizer and no EMA walks over
+    it. In training the rows of the batch are copied into `local_weights`, a leaf that requires grad, and
+    their numbers into `local_ids`; after `backward()` the trainer finds in `local_weights.grad` one
+    gradient for each example (a puzzle that occurs twice has two, to be summed) and writes the updated
+    rows back into `weights` itself. In evaluation rows are read straight from the table.
+
+    Training batches have exactly `batch_size` rows; evaluation batches may have any number.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, batch_size: int, init_std: float, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+        self.weights = nn.Buffer(truncated_normal_(torch.empty(num_embeddings, embedding_dim), init_std))
+        self.local_weights = nn.Buffer(torch.zeros(batch_size, embedding_dim, requires_grad=True), persistent=False)
+        self.local_ids = nn.Buffer(torch.zeros(batch_size, dtype=torch.int32), persistent=False)
+
+    def forward(self, ids: Int[Tensor, "batch"]) -> Float[Tensor, "batch embedding_dim"]:
+        if not self.training:
+            return self.weights[ids].to(self.dtype)
+        with torch.no_grad():
+            self.local_weights.copy_(self.weights[ids])
+            self.local_ids.copy_(ids)
+        return self.local_weights.to(self.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SparseEmbedding":
+        # `.cuda()` and `.to()` replace a buffer by a copy that has a history; a tensor with a history
+        # collects no `.grad`, and the puzzle rows would silently never train.
+        super()._apply(fn, recurse)
+        self.local_weights = nn.Buffer(self.local_weights.detach().requires_grad_(), persistent=False)
+        return self

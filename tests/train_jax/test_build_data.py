@@ -1,0 +1,277 @@
+"""`trm build-data`: generated and public Sudokus end as data sets, a mistake ends as one line and status 2."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from train_jax.errors import UserError
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.sudoku import GEOMETRIES, grids_of, is_solution
+from train_jax.puzzles.sudoku_csv import read_table
+from train_jax.puzzles.sudoku_generator import generate
+from train_jax.puzzles.sudoku_symmetry import fingerprints
+from train_jax.puzzles.writing import read_recipe
+from train_jax.stages.build_data import SudokuData, cli, main
+
+ROOT = Path(__file__).parents[2]
+
+
+def hash_of(directory: Path) -> str:
+    record = read_recipe(directory)
+    assert record is not None
+    return record["content_sha256"]
+
+
+@pytest.mark.parametrize(("size", "num_empty"), [(4, 8), (6, 18), (9, 50)])
+def test_a_generated_set_is_whole_and_its_splits_share_no_puzzle(tmp_path, size, num_empty):
+    main(SudokuData(output_dir=tmp_path / "set", size=size, num_train=90, num_test=40, num_aug=7))
+    geometry = GEOMETRIES[size]
+    train, test = (load_split(tmp_path / "set", split) for split in ("train", "test"))
+    assert (train.num_groups, train.num_examples) == (90, 90 * 8)
+    assert (test.num_groups, test.num_examples) == (40, 40)
+    for split in (train, test):
+        assert (split.metadata.vocab_size, split.metadata.seq_len) == (size + 2, size**2)
+        puzzles, solutions = grids_of(split.inputs), grids_of(split.labels)
+        assert is_solution(solutions, geometry).all()
+        assert ((puzzles == 0) | (puzzles == solutions)).all()
+        assert ((puzzles == 0).sum(axis=1) == num_empty).all()
+    marks = fingerprints(grids_of(train.inputs), geometry).reshape(90, 8)
+    assert (marks == marks[:, :1]).all()
+    assert len(np.unique(marks)) == 90
+    test_marks = fingerprints(grids_of(test.inputs), geometry)
+    assert len(np.unique(test_marks)) == 40
+    assert not np.isin(test_marks, marks).any()
+    assert len(np.unique(train.inputs, axis=0)) > 0.9 * train.num_examples
+
+
+def test_the_seed_decides_the_bytes_and_augmentation_adds_to_the_same_puzzles(tmp_path):
+    def build(name: str, **options) -> Path:
+        main(SudokuData(output_dir=tmp_path / name, size=6, num_train=30, num_test=10, **options))
+        return tmp_path / name
+
+    first = build("first", num_aug=2)
+    assert hash_of(first) == hash_of(build("again", num_aug=2))
+    assert hash_of(first) != hash_of(build("other", num_aug=2, seed=1))
+    plain = load_split(build("plain"), "train")
+    assert (load_split(first, "train").inputs[::3] == plain.inputs).all()
+
+
+def test_the_defaults_of_every_size_can_be_met(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for size, train, test, empty in ((4, 500, 250, 8), (6, 1000, 1000, 18), (9, 1000, 1000, 50)):
+        cli(["sudoku", "--size", str(size)])
+        directory = Path("data") / f"sudoku-{size}x{size}"
+        assert (load_split(directory, "train").num_groups, load_split(directory, "test").num_groups) == (train, test)
+        assert f"{empty} of {size**2} cells empty" in capsys.readouterr().out
+    cli(["sudoku"])
+    assert "data/sudoku-9x9 was already there" in capsys.readouterr().out
+
+
+def test_options_that_do_not_go_together_are_said(tmp_path):
+    for config, message in (
+        (SudokuData(size=5), "a Sudoku of size 5 is not known; use one of 4, 6, 9"),
+        (SudokuData(num_train=0), "--num-train 0: expected at least 1"),
+        (SudokuData(num_aug=-1), "--num-aug -1: expected at least 0"),
+        (SudokuData(seed=-1), "--seed -1: expected at least 0"),
+        (SudokuData(subsample_size=5), "--subsample-size 5 needs --source"),
+        (SudokuData(min_difficulty=5), "--min-difficulty 5 needs --source"),
+        (SudokuData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
+        (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables hold 9x9 Sudokus"),
+        (SudokuData(source=str(tmp_path / "none")), "none is not there; give a folder with train.csv and test.csv"),
+        (SudokuData(source=str(tmp_path)), "train.csv is missing"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(config)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def public_rows() -> list[str]:
+    originals = generate(40, 45, GEOMETRIES[9], np.random.default_rng(0), progress=lambda what, done, total: None)
+    texts = [["".join(map(str, grid)) for grid in grids] for grids in originals]
+    rows = zip(*texts, strict=True)
+    return [
+        f"made,{question.replace('0', '.' if i % 2 else '0')},{answer},{i}" for i, (question, answer) in enumerate(rows)
+    ]
+
+
+def write_tables(folder: Path, train: list[str], test: list[str]) -> Path:
+    folder.mkdir()
+    for name, rows in (("train", train), ("test", test)):
+        (folder / f"{name}.csv").write_text("\n".join(["source,question,answer,rating", *rows]) + "\n", "latin-1")
+    return folder
+
+
+def cells_of(rows: list[str], column: int) -> list[list[int]]:
+    return [[int(character.replace(".", "0")) for character in row.split(",")[column]] for row in rows]
+
+
+def test_public_tables_are_converted_as_they_are(tmp_path, public_rows):
+    tables = write_tables(tmp_path / "csv", public_rows[:30], public_rows[25:])
+    for number, source in enumerate((tables, tables / "train.csv")):
+        directory = tmp_path / f"set{number}"
+        main(SudokuData(output_dir=directory, source=str(source), num_aug=3))
+        train, test = (load_split(directory, split) for split in ("train", "test"))
+        assert grids_of(train.inputs[::4]).tolist() == cells_of(public_rows[:30], 1)
+        assert grids_of(train.labels[::4]).tolist() == cells_of(public_rows[:30], 2)
+        assert grids_of(test.inputs).tolist() == cells_of(public_rows[25:], 1)
+        record = read_recipe(directory)
+        assert record is not None
+        assert record["findings"]["test_puzzles_equivalent_to_a_train_puzzle"] == 5
+        assert record["findings"]["train_puzzles_equivalent_to_another"] == 0
+    assert hash_of(tmp_path / "set0") == hash_of(tmp_path / "set1")
+
+
+def test_difficulty_filters_both_tables_and_the_subsample_only_train(tmp_path, public_rows):
+    tables = write_tables(tmp_path / "csv", public_rows[:30], public_rows[:30])
+    options = SudokuData(output_dir=tmp_path / "set", source=str(tables), min_difficulty=20, subsample_size=4)
+    main(options)
+    train, test = (load_split(tmp_path / "set", split) for split in ("train", "test"))
+    assert grids_of(test.inputs).tolist() == cells_of(public_rows[20:30], 1)
+    kept = grids_of(train.inputs).tolist()
+    assert len(kept) == 4
+    assert all(row in cells_of(public_rows[20:30], 1) for row in kept)
+    for changes, message in (
+        ({"subsample_size": 11}, "--subsample-size 11 of 10 train puzzles"),
+        ({"min_difficulty": 99}, "train.csv has no puzzle of at least difficulty 99; use a lower --min-difficulty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(SudokuData(**{**vars(options), "output_dir": tmp_path / "other", **changes}))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_changed_table_is_another_recipe(tmp_path, public_rows):
+    tables = write_tables(tmp_path / "csv", public_rows[:30], public_rows[30:])
+    options = SudokuData(output_dir=tmp_path / "set", source=str(tables))
+    main(options)
+    with (tables / "test.csv").open("a") as file:
+        file.write(public_rows[0] + "\n")
+    with pytest.raises(UserError, match="another recipe"):
+        main(options)
+
+
+def broken(row: str, column: int, change) -> str:
+    columns = row.split(",")
+    columns[column] = change(columns[column])
+    return ",".join(columns)
+
+
+BAD_ROWS = [
+    (lambda row: broken(row, 1, lambda text: text[:-1]), "the question has 80 cells, expected 81"),
+    (lambda row: broken(row, 2, lambda text: text + "1"), "the answer has 82 cells, expected 81"),
+    (lambda row: broken(row, 1, lambda text: "x" + text[1:]), "the question holds a character that is neither"),
+    (lambda row: broken(row, 1, lambda text: "\xff" + text[1:]), "the question holds a character that is neither"),
+    (lambda row: broken(row, 2, lambda text: "0" + text[1:]), "the answer is not a solved Sudoku"),
+    (lambda row: broken(row, 2, lambda text: text[1] + text[0] + text[2:]), "the answer is not a solved Sudoku"),
+    (lambda row: broken(row, 2, lambda text: text[:80] + ":"), "the answer is not a solved Sudoku"),
+    (
+        lambda row: broken(row, 1, lambda text: "".join(str(int(d) % 9 + 1) if d in "123456789" else d for d in text)),
+        "the answer does not agree with the question",
+    ),
+    (lambda row: broken(row, 3, lambda text: "1.5"), "the rating is '1.5', expected a whole number"),
+    (lambda row: broken(row, 3, lambda text: ""), "the rating is '', expected a whole number"),
+    (lambda row: row + ",1", "5 columns, expected 4"),
+    (lambda row: "", "0 columns, expected 4"),
+    (lambda row: '"' + row, "unexpected end of data"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_ROWS)
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_a_bad_row_is_named_by_its_line_and_nothing_is_written(tmp_path, public_rows, spoil, message, name):
+    rows = list(public_rows)
+    rows[17] = spoil(rows[17])
+    tables = {"train": public_rows, "test": public_rows, name: rows}
+    folder = write_tables(tmp_path / "csv", tables["train"], tables["test"])
+    with pytest.raises(UserError) as caught:
+        main(SudokuData(output_dir=tmp_path / "set", source=str(folder)))
+    line = 1 + len(rows) if message == "unexpected end of data" else 19
+    assert f"{folder / name}.csv line {line}: {message}" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["csv"]
+
+
+def test_the_first_bad_row_is_the_one_reported(tmp_path, public_rows):
+    rows = list(public_rows)
+    rows[5] = broken(rows[5], 2, lambda text: "0" + text[1:])
+    rows[9] = broken(rows[9], 1, lambda text: text[:-1])
+    folder = write_tables(tmp_path / "csv", rows, rows)
+    with pytest.raises(UserError, match="line 7: the answer is not a solved Sudoku"):
+        read_table(folder / "train.csv", min_difficulty=None, progress=lambda what, done, total: None)
+
+
+def test_a_table_without_header_or_rows_is_said(tmp_path, public_rows):
+    path = tmp_path / "train.csv"
+    for text, message in (
+        ("", "line 1: expected the header source,question,answer,rating"),
+        (public_rows[0] + "\n", "line 1: expected the header source,question,answer,rating"),
+        ("source,question,answer,rating\n", "has a header and no rows"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_table(path, min_difficulty=None, progress=lambda what, done, total: None)
+
+
+def test_the_hub_is_asked_by_its_own_client_and_its_absence_is_said(tmp_path, public_rows, monkeypatch):
+    options = SudokuData(output_dir=tmp_path / "set", source="someone/some-sudokus")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"needs `pip install huggingface_hub`; or download train.csv and test.csv"):
+        main(options)
+    client = types.ModuleType("huggingface_hub")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+
+    def unreachable(*_, **__):
+        raise ConnectionError("no route to host\nand more lines")
+
+    monkeypatch.setattr(client, "hf_hub_download", unreachable, raising=False)
+    with pytest.raises(
+        UserError, match=r"train.csv of someone/some-sudokus could not be fetched .*\(no route to host\)"
+    ):
+        main(options)
+    tables = write_tables(tmp_path / "csv", public_rows, public_rows)
+    asked = []
+
+    def download(repo_id: str, filename: str, *, repo_type: str) -> str:
+        asked.append((repo_id, filename, repo_type))
+        return str(tables / filename)
+
+    monkeypatch.setattr(client, "hf_hub_download", download)
+    main(options)
+    assert asked == [("someone/some-sudokus", name, "dataset") for name in ("train.csv", "test.csv")]
+    assert load_split(tmp_path / "set", "train").num_groups == 40
+
+
+def trm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "train_jax", "build-data", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_the_command_line_builds_helps_and_fails_in_one_line(tmp_path, public_rows):
+    built = trm("sudoku", "--size", "4", "--num-train", "20", "--num-test", "5", "--output-dir", str(tmp_path / "set"))
+    assert (built.returncode, built.stderr) == (0, "")
+    assert "20 puzzles" in built.stdout
+    assert f"sha256 {hash_of(tmp_path / 'set')}" in built.stdout
+    for arguments in (["--help"], ["sudoku", "--help"]):
+        helped = trm(*arguments)
+        assert helped.returncode == 0
+        assert "Sudokus with exactly one solution" in helped.stdout
+    rows = [*public_rows[:3], "made,1,2,3"]
+    folder = write_tables(tmp_path / "csv", rows, rows)
+    for arguments, message in (
+        (["--size", "7"], "a Sudoku of size 7 is not known; use one of 4, 6, 9"),
+        (
+            ["--size", "6", "--output-dir", str(tmp_path / "set")],
+            "a data set of another recipe (size is 4, asked for 6)",
+        ),
+        (["--source", str(folder), "--output-dir", str(tmp_path / "x")], "train.csv line 5: the question has 1 cells"),
+    ):
+        failed = trm("sudoku", *arguments)
+        assert (failed.returncode, failed.stdout) == (2, "")
+        assert failed.stderr.startswith("trm: ")
+        assert failed.stderr.count("\n") == 1
+        assert message in failed.stderr
+    assert not (tmp_path / "x").exists()

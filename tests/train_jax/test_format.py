@@ -1,0 +1,255 @@
+"""The data set on disk: what is written loads again, what is broken is said, a killed build leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from train_jax.errors import UserError
+from train_jax.puzzles.format import FIELDS, Metadata, load_split
+from train_jax.puzzles.writing import content_sha256, is_built, read_recipe, write_dataset
+
+METADATA = Metadata(
+    seq_len=4,
+    vocab_size=6,
+    pad_id=0,
+    ignore_label_id=0,
+    blank_identifier_id=0,
+    num_puzzle_identifiers=3,
+    total_groups=2,
+    mean_puzzle_examples=5 / 3,
+    total_puzzles=3,
+    sets=("all",),
+)
+RECIPE = {"maker": "test", "seed": 1}
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """Two groups of two and one puzzles, with two, one and two examples."""
+    inputs = np.arange(20, dtype=np.uint8).reshape(5, 4) % 6
+    return {
+        "inputs": inputs,
+        "labels": inputs[:, ::-1].copy(),
+        "puzzle_identifiers": np.array([0, 1, 2], np.int32),
+        "puzzle_indices": np.array([0, 2, 3, 5], np.int32),
+        "group_indices": np.array([0, 2, 3], np.int32),
+    }
+
+
+def splits():
+    return {"train": (METADATA, arrays()), "test": (METADATA, arrays())}
+
+
+@pytest.fixture
+def data_set(tmp_path: Path) -> Path:
+    assert write_dataset(tmp_path / "set", splits(), ["<blank>", "a", "b"], RECIPE, findings={"odd": 3})
+    return tmp_path / "set"
+
+
+def rewrite_json(path: Path, **changes) -> None:
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in values.items() if value != "absent"}))
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_written_loads_again(data_set):
+    for split in ("train", "test"):
+        loaded = load_split(data_set, split)
+        assert loaded.metadata == METADATA
+        assert (loaded.num_examples, loaded.num_groups) == (5, 2)
+        for field in FIELDS:
+            assert (getattr(loaded, field) == arrays()[field]).all()
+        assert isinstance(loaded.inputs.base, np.memmap)
+        assert isinstance(loaded.labels.base, np.memmap)
+
+
+def test_the_layout_is_the_published_one(data_set):
+    assert names_in(data_set) == ["identifiers.json", "recipe.json", "test", "train"]
+    assert names_in(data_set / "train") == sorted([*(f"all__{field}.npy" for field in FIELDS), "dataset.json"])
+    assert json.loads((data_set / "identifiers.json").read_text()) == ["<blank>", "a", "b"]
+    assert set(json.loads((data_set / "train/dataset.json").read_text())) == set(METADATA.__dataclass_fields__)
+
+
+def test_several_sets_are_joined(data_set):
+    folder = data_set / "train"
+    for field in FIELDS:
+        np.save(folder / f"more__{field}.npy", arrays()[field])
+    rewrite_json(folder / "dataset.json", sets=["all", "more"], total_groups=4, total_puzzles=6)
+    loaded = load_split(data_set, "train")
+    assert loaded.puzzle_indices.tolist() == [0, 2, 3, 5, 7, 8, 10]
+    assert loaded.group_indices.tolist() == [0, 2, 3, 5, 6]
+    assert loaded.inputs.tolist() == arrays()["inputs"].tolist() * 2
+    assert loaded.puzzle_identifiers.tolist() == [0, 1, 2] * 2
+
+
+def test_a_missing_data_set_names_the_place_and_the_command(tmp_path):
+    expected = (
+        f"no data set at {tmp_path}/none/train (dataset.json is missing); "
+        f"make one with `trm build-data sudoku --output-dir {tmp_path}/none`"
+    )
+    with pytest.raises(UserError) as caught:
+        load_split(tmp_path / "none", "train")
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seq_len": "absent"}, "dataset.json: the field seq_len is missing"),
+        ({"seq_len": "4"}, "dataset.json: seq_len is '4', expected int"),
+        ({"vocab_size": True}, "dataset.json: vocab_size is True, expected int"),
+        ({"vocab_size": 0}, "dataset.json: vocab_size is 0, expected at least 1"),
+        ({"vocab_size": 5}, r"all__inputs.npy: holds \[5\], expected values from 0 to 4"),
+        ({"seq_len": 5}, r"all__inputs.npy: shape \(5, 4\), expected \[examples, 5\]"),
+        ({"total_groups": 3}, "dataset.json: total_groups is 3, but group_indices hold 2 groups"),
+        ({"num_puzzle_identifiers": 2}, r"all__puzzle_identifiers.npy: holds \[2\], expected values from 0 to 1"),
+        ({"sets": []}, r"dataset.json: sets is \[\], expected names"),
+        ({"sets": ["none"]}, "none__inputs.npy is missing"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_said(data_set, changes, message):
+    rewrite_json(data_set / "train" / "dataset.json", **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        load_split(data_set, "train")
+    assert "build the data set again with `trm build-data`" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "array", "message"),
+    [
+        ("inputs", np.zeros((5, 4), np.float32), "dtype float32, expected an integer type"),
+        ("inputs", np.array([[None] * 4] * 5), "not an array"),
+        ("inputs", np.zeros((4, 4), np.uint8), r"all__labels.npy: shape \(5, 4\), but inputs have \(4, 4\)"),
+        ("inputs", np.full((5, 4), -1), r"holds \[-1\], expected values from 0 to 5"),
+        ("labels", np.full((5, 4), 6), r"all__labels.npy: holds \[6\]"),
+        ("puzzle_indices", np.array([0, 2, 3, 4]), "starts from 0 to the number of examples, 5"),
+        ("puzzle_indices", np.array([1, 2, 3, 5]), "starts from 0 to the number of examples, 5"),
+        ("puzzle_indices", np.array([0, 3, 3, 5]), r"entry \[2\] does not exceed the one before it"),
+        ("puzzle_indices", np.array([0, 5]), "2 entries, expected one more than the 3 puzzle_identifiers"),
+        ("puzzle_indices", np.array(5), "starts from 0"),
+        ("group_indices", np.array([0, 2, 5]), "starts from 0 to the number of puzzles, 3"),
+        ("puzzle_identifiers", np.zeros((3, 1), int), r"shape \(3, 1\), expected \[puzzles\]"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_said(data_set, field, array, message):
+    np.save(data_set / "train" / f"all__{field}.npy", array, allow_pickle=True)
+    with pytest.raises(UserError, match=message) as caught:
+        load_split(data_set, "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_files_are_said(data_set):
+    (data_set / "train/all__labels.npy").write_bytes(b"")
+    with pytest.raises(UserError, match=r"all__labels.npy: not an array"):
+        load_split(data_set, "train")
+    (data_set / "train/dataset.json").write_text("{")
+    with pytest.raises(UserError, match=r"dataset.json: not JSON"):
+        load_split(data_set, "train")
+
+
+def test_an_ignored_label_may_lie_outside_the_vocabulary(tmp_path):
+    changed = arrays()
+    changed["labels"] = np.full((5, 4), -100)
+    metadata = replace(METADATA, ignore_label_id=-100)
+    write_dataset(tmp_path / "set", {"train": (metadata, changed), "test": (metadata, changed)}, ["<blank>"], RECIPE)
+    assert (load_split(tmp_path / "set", "train").labels == -100).all()
+
+
+def test_the_recipe_file_says_how_it_was_made_and_what_came_of_it(data_set):
+    assert read_recipe(data_set) == {
+        "recipe": RECIPE,
+        "content_sha256": content_sha256(splits()),
+        "findings": {"odd": 3},
+    }
+
+
+def test_the_content_hash_sees_every_array():
+    before = content_sha256(splits())
+    assert before == content_sha256(splits())
+    for split in ("train", "test"):
+        for field in FIELDS:
+            changed = splits()
+            changed[split][1][field].flat[-1] += 1
+            assert content_sha256(changed) != before
+
+
+def test_the_same_recipe_is_left_alone_and_another_is_refused(data_set):
+    times = {path: path.stat().st_mtime_ns for path in data_set.rglob("*")}
+    assert is_built(data_set, RECIPE)
+    assert not write_dataset(data_set, splits(), [], RECIPE, overwrite=True)
+    other = {**RECIPE, "seed": 2}
+    for call in (lambda: is_built(data_set, other), lambda: write_dataset(data_set, splits(), [], other)):
+        with pytest.raises(
+            UserError, match=r"another recipe \(seed is 1, asked for 2\); choose another --output-dir or"
+        ):
+            call()
+    assert {path: path.stat().st_mtime_ns for path in data_set.rglob("*")} == times
+
+
+def test_overwrite_replaces_a_data_set_and_nothing_else(data_set, tmp_path):
+    other = {**RECIPE, "seed": 2}
+    assert write_dataset(data_set, splits(), ["<blank>"], other, overwrite=True)
+    assert names_in(tmp_path) == ["set"]
+    recorded = read_recipe(data_set)
+    assert recorded is not None
+    assert recorded["recipe"] == other
+    (data_set / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds thesis.tex, which is no part of a data set"):
+        write_dataset(data_set, splits(), [], RECIPE, overwrite=True)
+    assert (data_set / "thesis.tex").exists()
+    with pytest.raises(UserError, match="is a file; choose another --output-dir"):
+        write_dataset(data_set / "thesis.tex", splits(), [], RECIPE, overwrite=True)
+
+
+def test_a_data_set_from_elsewhere_is_not_replaced_unasked(data_set):
+    (data_set / "recipe.json").unlink()
+    with pytest.raises(UserError, match=r"not made here .* choose another --output-dir or pass --overwrite"):
+        is_built(data_set, RECIPE)
+    assert not is_built(data_set, RECIPE, overwrite=True)
+
+
+def test_an_empty_directory_is_filled(tmp_path):
+    (tmp_path / "set").mkdir()
+    assert write_dataset(tmp_path / "set", splits(), ["<blank>"], RECIPE)
+    assert load_split(tmp_path / "set", "test").num_examples == 5
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import test_format, train_jax.puzzles.writing as writing
+writing.content_sha256 = lambda splits: os.kill(os.getpid(), signal.SIGKILL)
+writing.write_dataset({place!r}, test_format.splits(), ["<blank>"], {{"maker": "killed"}}, overwrite={overwrite})
+"""
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_killed_build_leaves_no_half_data_set(tmp_path, overwrite):
+    place = tmp_path / "set"
+    if overwrite:
+        write_dataset(place, splits(), ["<blank>"], RECIPE)
+    program = KILLED.format(tests=os.path.dirname(__file__), place=str(place), overwrite=overwrite)
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", program], cwd=root).returncode == -signal.SIGKILL
+    assert names_in(tmp_path) == [".set.building"] + ["set"] * overwrite
+    if overwrite:
+        assert is_built(place, RECIPE)
+    assert write_dataset(place, splits(), ["<blank>"], RECIPE) == (not overwrite)
+    assert names_in(tmp_path) == ["set"]
+
+
+def test_a_failing_build_leaves_nothing(tmp_path):
+    broken = splits()
+    del broken["test"][1]["labels"]
+    with pytest.raises(KeyError):
+        write_dataset(tmp_path / "set", broken, [], RECIPE)
+    assert names_in(tmp_path) == []

@@ -1,0 +1,75 @@
+"""The only file that knows Orbax: saving and restoring everything a run needs to go on bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from train_jax.errors import UserError
+from train_jax.run_folder import RunFolder
+
+
+class Checkpoints:
+    """The checkpoints of one run, the newest two kept. A checkpoint is there whole or not at all."""
+
+    def __init__(self, folder: RunFolder):
+        self.folder = folder.checkpoints
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options)
+
+    def latest_step(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, notes: Mapping[str, Any]) -> None:
+        """Copies the arrays to the host now, writes them in the background."""
+        # As NumPy: donated buffers may be reused by the next step while Orbax is still writing.
+        arrays = {name: np.asarray(array) for name, array in _by_name(state).items()}
+        self._manager.save(
+            step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), notes=ocp.args.JsonSave(dict(notes)))
+        )
+
+    def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+        """`(state, notes)` as saved; `like` has the structure, shapes and dtypes to expect.
+
+        Raises `UserError` for a checkpoint of another model.
+        """
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(), notes=ocp.args.JsonRestore())
+        )
+        found, expected = restored["state"], _by_name(like)
+        problem = _difference(found, expected)
+        if problem:
+            raise UserError(
+                f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
+                "use the configuration it was made with, or another --run-dir"
+            )
+        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in expected]), restored["notes"]
+
+    def wait(self) -> None:
+        """Until everything saved so far is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _by_name(state: Any) -> dict[str, Any]:
+    """A flat dict, so that a checkpoint does not depend on the classes its state is made of."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in found:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} is surplus"
+        a, b = found[name], expected[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
+    return ""

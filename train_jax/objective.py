@@ -1,0 +1,84 @@
+"""Module and batch to loss and metrics: which state is dense, which is a puzzle table, what the gradient is of."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+import bridge
+from train_jax.state import Arrays
+
+Batch = dict[str, jax.Array]
+
+
+class PuzzleTable(NamedTuple):
+    """The qualified names of one sparse embedding: its rows, the rows in the batch, and their numbers."""
+
+    weights: str
+    local_weights: str
+    local_ids: str
+
+
+class Step(NamedTuple):
+    """What one call of the module gives."""
+
+    loss: jax.Array
+    """Summed over the replica's examples."""
+    carry: Any
+    metrics: dict[str, jax.Array]
+    """Sums and counts over the replica's examples."""
+    buffers: Arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A module with its loss head, `forward(carry, batch) -> (carry, loss, metrics, …)`, seen by the trainer."""
+
+    fn: bridge.Functional
+    tables: tuple[PuzzleTable, ...]
+
+    @property
+    def dense_params(self) -> Arrays:
+        local = {table.local_weights for table in self.tables}
+        return {name: array for name, array in self.fn.params.items() if name not in local}
+
+    @property
+    def local_rows(self) -> Arrays:
+        """Leaves that the module fills with the batch's rows; their own values are never read."""
+        return {table.local_weights: self.fn.params[table.local_weights] for table in self.tables}
+
+    def initial_carry(self, params: Arrays, buffers: Arrays, batch: Batch) -> Any:
+        carry, _ = self.fn(params | self.local_rows, buffers, batch, method="initial_carry")
+        return carry
+
+    def __call__(self, params: Arrays, rows: Arrays, buffers: Arrays, carry: Any, batch: Batch, rng: Any) -> Step:
+        """One ACT step in training mode."""
+        outputs, buffers = self.fn(params | rows, buffers, carry=carry, batch=batch, rng=rng, train=True)
+        carry, loss, metrics, *_ = outputs
+        return Step(loss, carry, metrics, buffers)
+
+    def evaluate(self, params: Arrays, buffers: Arrays, carry: Any, batch: Batch) -> tuple[Any, dict, dict]:
+        """One ACT step in evaluation mode: carry, metrics, outputs (`preds`, `q_halt_logits`)."""
+        outputs, _ = self.fn(
+            params | self.local_rows,
+            buffers,
+            carry=carry,
+            batch=batch,
+            return_keys=("preds", "q_halt_logits"),
+            train=False,
+        )
+        carry, _, metrics, returned, _ = outputs
+        return carry, metrics, returned
+
+
+def objective_of(fn: bridge.Functional) -> Objective:
+    """Finds the sparse embeddings by the names their tensors have, in published checkpoints and ours."""
+    tables = []
+    for name in fn.params:
+        prefix, _, last = name.rpartition(".")
+        table = PuzzleTable(f"{prefix}.weights", name, f"{prefix}.local_ids")
+        if last == "local_weights" and table.weights in fn.buffers and table.local_ids in fn.buffers:
+            tables.append(table)
+    return Objective(fn, tuple(tables))

@@ -1,0 +1,162 @@
+"""Turns Sudokus, generated or public, into the arrays of a data set, and writes it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from train_jax.errors import UserError
+from train_jax.puzzles.format import Metadata
+from train_jax.puzzles.sudoku import PAD_TOKEN, Geometry, tokens_of
+from train_jax.puzzles.sudoku_csv import GEOMETRY as CSV_GEOMETRY
+from train_jax.puzzles.sudoku_csv import find_tables, read_table, sha256_of
+from train_jax.puzzles.sudoku_generator import Originals, Progress, generate
+from train_jax.puzzles.sudoku_symmetry import augment, fingerprints, first_of_each
+from train_jax.puzzles.writing import Splits, is_built, write_dataset
+
+BLANK_IDENTIFIER = 0
+IDENTIFIERS = ["<blank>"]
+"""Sudokus all follow one rule, so they share the blank identifier."""
+
+AUGMENTED_AT_ONCE = 2**17
+
+MAKER_VERSION = 1
+"""Part of every recipe: raise it when the same options come to give other puzzles."""
+
+
+def build_generated(
+    directory: Path,
+    geometry: Geometry,
+    *,
+    num_train: int,
+    num_test: int,
+    num_empty: int,
+    num_aug: int,
+    seed: int,
+    overwrite: bool,
+    progress: Progress,
+) -> bool:
+    """Makes a data set of new puzzles, no two equivalent; returns False when it was there already.
+
+    Raises `UserError` when the options cannot be met, or as `is_built` does.
+    """
+    recipe = {
+        "maker": "sudoku",
+        "maker_version": MAKER_VERSION,
+        "size": geometry.size,
+        "num_train": num_train,
+        "num_test": num_test,
+        "num_empty": num_empty,
+        "num_aug": num_aug,
+        "seed": seed,
+    }
+    _check_counts(num_train=num_train, num_test=num_test, num_aug=num_aug, seed=seed)
+    if is_built(directory, recipe, overwrite=overwrite):
+        return False
+    rng = np.random.default_rng(seed)
+    originals = generate(num_train + num_test, num_empty, geometry, rng, progress=progress)
+    train, test = (Originals(*(array[part] for array in originals)) for part in (np.s_[:num_train], np.s_[num_train:]))
+    splits = _splits(train, test, geometry, num_aug, rng, progress)
+    return write_dataset(directory, splits, IDENTIFIERS, recipe, overwrite=overwrite)
+
+
+def build_from_tables(
+    directory: Path,
+    source: str,
+    *,
+    subsample_size: int | None,
+    min_difficulty: int | None,
+    num_aug: int,
+    seed: int,
+    overwrite: bool,
+    progress: Progress,
+) -> bool:
+    """Converts the public Sudoku-Extreme tables; returns False when that data set was there already.
+
+    The public test set is left as it is. How many of its puzzles are equivalent to one that is trained on (by
+    fingerprint, so at most so many) is put into `recipe.json`.
+    """
+    _check_counts(num_aug=num_aug, seed=seed, **({} if subsample_size is None else {"subsample_size": subsample_size}))
+    tables = find_tables(source)
+    recipe = {
+        "maker": "sudoku tables",
+        "maker_version": MAKER_VERSION,
+        "tables_sha256": {split: sha256_of(path) for split, path in tables.items()},
+        "subsample_size": subsample_size,
+        "min_difficulty": min_difficulty,
+        "num_aug": num_aug,
+        "seed": seed,
+    }
+    if is_built(directory, recipe, overwrite=overwrite):
+        return False
+    rng = np.random.default_rng(seed)
+    train, test = (read_table(tables[split], min_difficulty=min_difficulty, progress=progress) for split in tables)
+    if subsample_size is not None:
+        if subsample_size > len(train.puzzles):
+            raise UserError(
+                f"--subsample-size {subsample_size} of {len(train.puzzles)} train puzzles; use at most that many"
+            )
+        chosen = rng.choice(len(train.puzzles), subsample_size, replace=False)
+        train = Originals(train.puzzles[chosen], train.solutions[chosen])
+    marks = fingerprints(train.puzzles, CSV_GEOMETRY)
+    findings = {
+        "source": source,
+        "test_puzzles_equivalent_to_a_train_puzzle": int(
+            np.isin(fingerprints(test.puzzles, CSV_GEOMETRY), marks).sum()
+        ),
+        "train_puzzles_equivalent_to_another": int((~first_of_each(marks, known=marks[:0])).sum()),
+    }
+    splits = _splits(train, test, CSV_GEOMETRY, num_aug, rng, progress)
+    return write_dataset(directory, splits, IDENTIFIERS, recipe, findings=findings, overwrite=overwrite)
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        least = 0 if name in ("num_aug", "seed") else 1
+        if count < least:
+            raise UserError(f"--{name.replace('_', '-')} {count}: expected at least {least}; use {least} or more")
+
+
+def _splits(
+    train: Originals, test: Originals, geometry: Geometry, num_aug: int, rng: np.random.Generator, progress: Progress
+) -> Splits:
+    """Augments the train split only: a test puzzle is scored as it is."""
+    return {
+        "train": split_arrays(train, geometry, num_aug=num_aug, rng=rng, progress=progress),
+        "test": split_arrays(test, geometry, num_aug=0, rng=rng, progress=progress),
+    }
+
+
+def split_arrays(
+    originals: Originals, geometry: Geometry, *, num_aug: int, rng: np.random.Generator, progress: Progress
+) -> tuple[Metadata, dict[str, np.ndarray]]:
+    """A split whose groups are an original, first and unchanged, and `num_aug` random symmetries of it."""
+    count, copies = len(originals.puzzles), 1 + num_aug
+    inputs, labels = (np.empty((count, copies, geometry.cells), np.uint8) for _ in range(2))
+    inputs[:, 0], labels[:, 0] = tokens_of(originals.puzzles), tokens_of(originals.solutions)
+    step = max(1, AUGMENTED_AT_ONCE // copies)
+    for start in range(0, count if num_aug else 0, step):
+        part = slice(start, min(start + step, count))
+        puzzles, solutions = (np.repeat(array[part], num_aug, axis=0) for array in originals)
+        puzzles, solutions = augment(puzzles, solutions, geometry, rng)
+        inputs[part, 1:] = tokens_of(puzzles).reshape(-1, num_aug, geometry.cells)
+        labels[part, 1:] = tokens_of(solutions).reshape(-1, num_aug, geometry.cells)
+        progress("augmented examples", part.stop * copies, count * copies)
+    metadata = Metadata(
+        seq_len=geometry.cells,
+        vocab_size=geometry.vocab_size,
+        pad_id=PAD_TOKEN,
+        ignore_label_id=PAD_TOKEN,
+        blank_identifier_id=BLANK_IDENTIFIER,
+        num_puzzle_identifiers=1,
+        total_groups=count,
+        mean_puzzle_examples=1.0,
+        total_puzzles=count,
+        sets=("all",),
+    )
+    return metadata, {
+        "inputs": inputs.reshape(-1, geometry.cells),
+        "labels": labels.reshape(-1, geometry.cells),
+        "puzzle_identifiers": np.full(count * copies, BLANK_IDENTIFIER, np.int32),
+        "puzzle_indices": np.arange(count * copies + 1, dtype=np.int32),
+        "group_indices": np.arange(count + 1, dtype=np.int32) * copies,
+    }

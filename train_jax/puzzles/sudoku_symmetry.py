@@ -1,0 +1,123 @@
+"""The symmetries of Sudoku: random equivalent copies for training, and fingerprints that no symmetry can change.
+
+The symmetries are: rename the digits; permute the bands, the rows in a band, the stacks, the columns in a stack;
+and, where the boxes are square, transpose. A 6x6 grid of 2x3 boxes has no transposition.
+"""
+
+from functools import lru_cache
+from itertools import permutations, product
+
+import numpy as np
+from jaxtyping import Bool, Integer, UInt8, UInt64
+
+from train_jax.puzzles.sudoku import Geometry
+
+BLOCK = 4096
+REFINEMENT_ROUNDS = 4
+"""Enough for every pair of random puzzles met so far; more rounds can only tell more puzzles apart."""
+
+
+@lru_cache
+def line_orders(groups: int, group_size: int) -> Integer[np.ndarray, "orders size"]:
+    """Every order of the rows (or columns) that keeps bands (or stacks) together: 1 296 of them for 9x9."""
+    inner = list(permutations(range(group_size)))
+    orders = [
+        [band * group_size + line for band, lines in zip(bands, chosen, strict=True) for line in lines]
+        for bands in permutations(range(groups))
+        for chosen in product(inner, repeat=groups)
+    ]
+    return np.array(orders, np.intp)
+
+
+def augment(
+    puzzles: UInt8[np.ndarray, "n cells"],
+    solutions: UInt8[np.ndarray, "n cells"],
+    geometry: Geometry,
+    rng: np.random.Generator,
+) -> tuple[UInt8[np.ndarray, "n cells"], UInt8[np.ndarray, "n cells"]]:
+    """Every puzzle with its solution under a symmetry of its own, drawn uniformly."""
+    new_puzzles, new_solutions = np.empty_like(puzzles), np.empty_like(solutions)
+    for start in range(0, len(puzzles), BLOCK):
+        block = slice(start, start + BLOCK)
+        new_puzzles[block], new_solutions[block] = _augment_block(puzzles[block], solutions[block], geometry, rng)
+    return new_puzzles, new_solutions
+
+
+def _augment_block(puzzles, solutions, geometry: Geometry, rng: np.random.Generator):
+    n, size = len(puzzles), geometry.size
+    row_orders = line_orders(size // geometry.box_rows, geometry.box_rows)
+    col_orders = line_orders(size // geometry.box_cols, geometry.box_cols)
+    rows = row_orders[rng.integers(len(row_orders), size=n)][:, :, None]
+    cols = col_orders[rng.integers(len(col_orders), size=n)][:, None, :]
+    row_stride, col_stride = np.full((n, 1, 1), size), np.ones((n, 1, 1), np.intp)
+    if geometry.has_square_boxes:
+        transposed = rng.integers(2, size=(n, 1, 1), dtype=bool)
+        row_stride = np.where(transposed, 1, size)
+        col_stride = np.where(transposed, size, 1)
+    source = (rows * row_stride + cols * col_stride).reshape(n, geometry.cells)
+    source += np.arange(n)[:, None] * geometry.cells
+
+    # One look-up serves puzzle and solution: the table's upper half holds the same digits for cells that are given.
+    given_from = size + 1
+    cells = solutions + np.uint8(given_from) * (puzzles > 0)
+    renamed = np.zeros((n, 2, given_from), np.uint8)
+    renamed[:, :, 1:] = rng.permuted(np.tile(np.arange(1, size + 1, dtype=np.uint8), (n, 1)), axis=1)[:, None]
+    cells = cells.ravel().take(source)
+    is_given = cells >= given_from
+    new_solutions = renamed.ravel().take(cells + np.arange(n)[:, None] * (2 * given_from))
+    return new_solutions * is_given, new_solutions
+
+
+def fingerprints(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> UInt64[np.ndarray, "n"]:
+    """A number for every puzzle that is equal for puzzles which a symmetry turns into each other.
+
+    Colour refinement on the puzzle's incidences: every cell starts with the colour "given" or "empty"; a round gives
+    every row, column, box and digit the hash of the sum of its cells' colours, then every cell the hash of its own
+    colour and of those it lies on. Sums do not see the order, so no symmetry changes the sum of all cells at the end.
+    Rows and columns are hashed alike, for the sake of transposition; where it is no symmetry they still differ by how
+    many cells they share with a box.
+
+    Different fingerprints therefore prove that two puzzles are not equivalent. Equal ones nearly always mean that
+    they are (a 64-bit collision, or two puzzles that refinement cannot tell apart, would be the exception); who keeps
+    train and test apart treats them as the same puzzle, which errs on the safe side.
+    """
+    blocks = [puzzles[start : start + BLOCK] for start in range(0, len(puzzles), BLOCK)]
+    return np.concatenate([np.empty(0, np.uint64), *(_fingerprint_block(block, geometry) for block in blocks)])
+
+
+def _fingerprint_block(puzzles, geometry: Geometry) -> UInt64[np.ndarray, "n"]:
+    size, n = geometry.size, len(puzzles)
+    digits = np.ascontiguousarray(puzzles.T)
+    colours = _mix((digits > 0).astype(np.uint64))
+    holds = [(digits == digit).astype(np.uint64) for digit in range(1, size + 1)]
+    for _ in range(REFINEMENT_ROUNDS):
+        grid = colours.reshape(size, size, n)
+        bands = colours.reshape(size // geometry.box_rows, geometry.box_rows, -1, geometry.box_cols, n)
+        of_row = _mix(grid.sum(axis=1), kind=1)
+        of_col = _mix(grid.sum(axis=0), kind=1)
+        of_box = _mix(bands.sum(axis=(1, 3)).reshape(size, n), kind=2)
+        colours = colours * np.uint64(5) + of_row[geometry.row_of] + of_col[geometry.col_of]
+        colours += of_box[geometry.box_of]
+        of_cell = grid.reshape(geometry.cells, n)
+        for held in holds:
+            colours += held * _mix((of_cell * held).sum(axis=0), kind=3)
+        colours = _mix(colours)
+    return _mix(colours.sum(axis=0))
+
+
+def _mix(x: UInt64[np.ndarray, "..."], *, kind: int = 0) -> UInt64[np.ndarray, "..."]:
+    """A bijection of 64 bits that scatters them (the finaliser of SplitMix64), another one for every kind.
+
+    References: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    x = x + np.uint64((0x9E3779B97F4A7C15 * (kind + 1)) % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def first_of_each(values: UInt64[np.ndarray, "n"], *, known: UInt64[np.ndarray, "m"]) -> Bool[np.ndarray, "n"]:
+    """Which values are neither among `known` nor a repetition of an earlier one."""
+    keep = np.zeros(len(values), bool)
+    keep[np.unique(values, return_index=True)[1]] = True
+    return keep & ~np.isin(values, known)

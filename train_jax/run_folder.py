@@ -1,0 +1,101 @@
+"""A run on disk: the one place that knows its paths, and whether a folder holds this run or another."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from train_jax.config import RunConfig, from_json, to_json
+from train_jax.errors import UserError
+
+_MAY_CHANGE = {
+    "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps",
+    "wandb", "wandb_project",
+}  # fmt: skip
+"""Fields that do not change what is learned, so a run may be continued with other values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def finished(self) -> Path:
+        """There when training and the last evaluation are done; holds their figures."""
+        return self.path / "FINISHED"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights.safetensors"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report" / "index.html"
+
+    def evaluation(self, split: str) -> Path:
+        return self.path / "evaluation" / f"{split}.json"
+
+    def predictions(self, split: str) -> Path:
+        return self.path / "evaluation" / f"{split}_predictions.npz"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".partial")
+    scratch.write_text(text)
+    os.replace(scratch, path)
+
+
+def open_run(config: RunConfig) -> RunFolder:
+    """The run's folder, with its config.json; started again with the same fields it is the same run.
+
+    Raises `UserError` when the folder holds a run that was started with other fields.
+    """
+    folder = RunFolder(Path(config.run_dir))
+    if folder.config.exists():
+        changed = _changes(dataclasses.asdict(from_json(folder.config.read_text())), dataclasses.asdict(config))
+        if changed:
+            raise UserError(
+                f"{folder.path} holds a run with other fields ({'; '.join(changed)}); "
+                "give another --run-dir, or remove it"
+            )
+    write_text(folder.config, to_json(config))
+    return folder
+
+
+def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
+    """An existing run. Raises `UserError` if there is none."""
+    folder = RunFolder(Path(run_dir))
+    if not folder.config.is_file():
+        raise UserError(
+            f"no run at {run_dir} ({folder.config} is missing); train one with `trm train PRESET --run-dir {run_dir}`"
+        )
+    return folder, dataclasses.replace(from_json(folder.config.read_text()), run_dir=str(run_dir))
+
+
+def _changes(before: dict, now: dict, prefix: str = "") -> list[str]:
+    changes = []
+    for name, value in now.items():
+        if prefix + name in _MAY_CHANGE:
+            continue
+        if isinstance(value, dict):
+            changes += _changes(before.get(name, {}), value, f"{prefix}{name}.")
+        elif before.get(name) != value:
+            changes.append(f"{prefix}{name} {before.get(name)} there, {value} asked")
+    return changes

@@ -1,0 +1,163 @@
+"""`trm build-data`: makes or converts a data set."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from train_jax.errors import UserError
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.sudoku import geometry_of_size, grids_of
+from train_jax.puzzles.sudoku_dataset import build_from_tables, build_generated
+from train_jax.puzzles.writing import read_recipe
+
+DEFAULTS_BY_SIZE = {
+    4: {"num_train": 500, "num_test": 250, "num_empty": 8},
+    6: {"num_train": 1000, "num_test": 1000, "num_empty": 18},
+    9: {"num_train": 1000, "num_test": 1000, "num_empty": 50},
+}
+"""There are only about a thousand different 4x4 puzzles with eight empty cells and one solution."""
+
+
+@dataclass(frozen=True)
+class SudokuData:
+    """Sudokus with exactly one solution, or the public Sudoku-Extreme tables with --source.
+
+    Generated train and test puzzles are all different under the symmetries of Sudoku (digits, bands, rows, stacks,
+    columns and, for 4x4 and 9x9, transposition). A data set that is already there is left alone.
+    """
+
+    output_dir: Path | None = None
+    """Where to write it; by default data/sudoku-4x4, data/sudoku-6x6, data/sudoku-9x9 or, with --source,
+    data/sudoku-extreme."""
+
+    size: int = 9
+    """Cells in a row: 4 (boxes of 2 rows x 2 columns), 6 (2 x 3) or 9 (3 x 3)."""
+
+    num_train: int | None = None
+    """Generated train puzzles, before augmentation; by default 1000 (500 of size 4)."""
+
+    num_test: int | None = None
+    """Generated test puzzles; by default 1000 (250 of size 4)."""
+
+    num_empty: int | None = None
+    """Empty cells of every generated puzzle; by default half the cells (8, 18) for sizes 4 and 6, and 50 for 9."""
+
+    num_aug: int = 0
+    """Random symmetries of every train puzzle to add to it; 1000 is usual for Sudoku-Extreme."""
+
+    seed: int = 0
+    """Seed of everything drawn here; the same options and seed give the same bytes."""
+
+    source: str | None = None
+    """Convert the Sudoku-Extreme tables instead: a folder with train.csv and test.csv, or a Hugging Face hub id such as
+    sapientinc/sudoku-extreme."""
+
+    subsample_size: int | None = None
+    """With --source: draw so many of its train puzzles; by default all."""
+
+    min_difficulty: int | None = None
+    """With --source: leave out puzzles of a lower rating, from train and test; by default none."""
+
+    overwrite: bool = False
+    """Replace a data set of other options in the output directory."""
+
+    def build(self) -> None:
+        geometry = geometry_of_size(self.size)
+        default_name = f"sudoku-{geometry}" if self.source is None else "sudoku-extreme"
+        directory = self.output_dir or Path("data") / default_name
+        started = time.monotonic()
+        progress = ProgressLine()
+        if self.source is None:
+            self._reject("needs --source", "subsample_size", "min_difficulty")
+            given = {name: getattr(self, name) for name in ("num_train", "num_test", "num_empty")}
+            chosen = {
+                name: DEFAULTS_BY_SIZE[self.size][name] if value is None else value for name, value in given.items()
+            }
+            built = build_generated(
+                directory,
+                geometry,
+                **chosen,
+                num_aug=self.num_aug,
+                seed=self.seed,
+                overwrite=self.overwrite,
+                progress=progress,
+            )
+        else:
+            self._reject("does not go with --source", "num_train", "num_test", "num_empty")
+            if self.size != 9:
+                raise UserError(f"--size {self.size} with --source: the tables hold 9x9 Sudokus; leave --size out")
+            built = build_from_tables(
+                directory,
+                self.source,
+                subsample_size=self.subsample_size,
+                min_difficulty=self.min_difficulty,
+                num_aug=self.num_aug,
+                seed=self.seed,
+                overwrite=self.overwrite,
+                progress=progress,
+            )
+        progress.clear()
+        print_summary(directory, f"built in {time.monotonic() - started:.1f} s" if built else "was already there")
+
+    def _reject(self, reason: str, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} {reason}; leave it out")
+
+
+class ProgressLine:
+    """One line on standard error, rewritten on a terminal; where there is none, a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._pause_seconds = 0.2 if self._terminal else 10.0
+        self._last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self._last >= self._pause_seconds:
+            self._last = time.monotonic()
+            text = f"{what}: {done:,}" + (f" of {total:,}" if total else "")
+            print(
+                f"\r\x1b[K{text}" if self._terminal else text,
+                end="" if self._terminal else "\n",
+                file=sys.stderr,
+            )
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def print_summary(directory: Path, outcome: str) -> None:
+    print(f"{directory} {outcome}")
+    for split in ("train", "test"):
+        puzzles = load_split(directory, split)
+        empty = (grids_of(puzzles.inputs[puzzles.puzzle_indices[puzzles.group_indices[:-1]]]) == 0).sum(axis=1)
+        empties = f"{empty.min()}" if empty.min() == empty.max() else f"{empty.min()} to {empty.max()}"
+        print(
+            f"  {split:<5} {puzzles.num_groups:>9,} puzzles, {puzzles.num_examples:>11,} examples, "
+            f"{empties} of {puzzles.metadata.seq_len} cells empty"
+        )
+    record = read_recipe(directory) or {}
+    for name, value in record.get("findings", {}).items():
+        print(f"  {name.replace('_', ' ')}: {value}")
+    print(f"  sha256 {record.get('content_sha256')}")
+
+
+DATA_SETS = {"sudoku": SudokuData}
+
+
+def main(config: SudokuData) -> None:
+    config.build()
+
+
+def cli(argv: list[str]) -> None:
+    main(
+        tyro.extras.subcommand_cli_from_dict(
+            DATA_SETS, prog="trm build-data", description="Makes or converts a data set.", args=argv
+        )
+    )
