@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 
 from train_jax.errors import UserError
 from train_jax.run_folder import RunFolder
+from train_jax.state import Learner, Trainee
 
 
 class Checkpoints:
@@ -24,7 +25,7 @@ class Checkpoints:
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, notes: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Trainee, notes: Mapping[str, Any]) -> None:
         """Copies the arrays to the host now, writes them in the background."""
         # As NumPy: donated buffers may be reused by the next step while Orbax is still writing.
         arrays = {name: np.asarray(array) for name, array in _by_name(state).items()}
@@ -32,22 +33,41 @@ class Checkpoints:
             step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), notes=ocp.args.JsonSave(dict(notes)))
         )
 
-    def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    def restore(self, step: int, like: Trainee) -> tuple[Trainee, dict[str, Any]]:
         """`(state, notes)` as saved; `like` has the structure, shapes and dtypes to expect.
 
         Raises `UserError` for a checkpoint of another model.
         """
-        restored = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(), notes=ocp.args.JsonRestore())
-        )
-        found, expected = restored["state"], _by_name(like)
-        problem = _difference(found, expected)
+        arrays, notes = self._read(step)
+        return self._as(like, arrays, step), notes
+
+    def restore_learner(self, step: int, like: Learner) -> Learner:
+        """Only the learner, for which the batch size and the devices of the training do not matter."""
+        arrays, _ = self._read(step)
+        prefix = "learner."
+        return self._as(like, {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}, step)
+
+    def _read(self, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(), notes=ocp.args.JsonRestore())
+        try:
+            restored = self._manager.restore(step, args=args)
+        except (ValueError, KeyError, OSError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"the checkpoint {self.folder / str(step)} cannot be read ({reason}); "
+                "remove that folder to go on from the one before it"
+            ) from error
+        return restored["state"], restored["notes"]
+
+    def _as(self, like: Any, arrays: dict[str, np.ndarray], step: int) -> Any:
+        expected = _by_name(like)
+        problem = _difference(arrays, expected)
         if problem:
             raise UserError(
                 f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
                 "use the configuration it was made with, or another --run-dir"
             )
-        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in expected]), restored["notes"]
+        return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in expected])
 
     def wait(self) -> None:
         """Until everything saved so far is on disk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from train_jax.devices import Devices
 from train_jax.puzzles.batches import eval_batches
 from train_jax.puzzles.format import PuzzleSet
+from train_jax.run_folder import RunFolder, write_text
 from train_jax.state import Learner
 
 
@@ -64,6 +66,15 @@ def means(sums: dict[str, float], examples: float) -> dict[str, float]:
     count = max(sums["count"], 1)
     averaged = {name: value / (examples if name.endswith("loss") else count) for name, value in sums.items()}
     return averaged | {"count": sums["count"]}
+
+
+def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:
+    path = folder.predictions(split)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name("partial.npz")
+    np.savez_compressed(scratch, predictions=evaluation.predictions, q_halt_logits=evaluation.q_halt_logits)
+    scratch.replace(path)
+    write_text(folder.evaluation(split), json.dumps(evaluation.metrics, indent=1))
 
 
 def _joined(outputs: Any) -> np.ndarray:

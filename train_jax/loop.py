@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,12 +14,12 @@ import numpy as np
 from train_jax.checkpoint import Checkpoints
 from train_jax.config import RunConfig
 from train_jax.devices import Devices
-from train_jax.evaluate import Evaluation, evaluate, means
+from train_jax.evaluate import Evaluation, evaluate, means, save_evaluation
 from train_jax.modelling import build_objective
 from train_jax.optim import dense_optimizer
 from train_jax.puzzles.batches import epochs_to_steps, train_batch
 from train_jax.puzzles.format import PuzzleSet, load_split
-from train_jax.run_folder import RunFolder, open_run, write_text
+from train_jax.run_folder import open_run, write_text
 from train_jax.state import Trainee, new_learner
 from train_jax.step import make_eval_step, make_train_step
 from train_jax.tracking import Tracker, duration
@@ -38,6 +38,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     folder = open_run(config)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
+    write_text(folder.data, json.dumps(dataclasses.asdict(train_set.metadata), indent=1))
 
     # ---- model, optimizer, steps
     objective = build_objective(config, train_set.metadata, local_batch)
@@ -62,7 +63,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
             )
         )
 
-    learner = new_learner(objective.dense_params, objective.fn.buffers, optimizer)
+    learner = new_learner(objective.params, objective.buffers, optimizer)
     carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batch_at(0))
     checkpoints = Checkpoints(folder)
     start, seconds = checkpoints.latest_step() or 0, 0.0
@@ -73,7 +74,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
 
     # ---- the loop
     tracker = Tracker(config, folder, start_step=start, total_steps=total_steps)
-    tracker.say(_banner(config, devices, objective.dense_params, train_set, test_set, start, total_steps))
+    tracker.say(_banner(config, devices, objective.params, train_set, test_set, start, total_steps))
     score = Scorer(config, devices, eval_step, test_set, tracker)
     key = jax.random.key(config.seed)
     window: list[tuple[int, Any]] = []
@@ -161,15 +162,6 @@ class Scorer:
             f"after {duration(train_seconds)} of training"
         )
         return found
-
-
-def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:
-    path = folder.predictions(split)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name("partial.npz")
-    np.savez_compressed(scratch, predictions=evaluation.predictions, q_halt_logits=evaluation.q_halt_logits)
-    Path(scratch).replace(path)
-    write_text(folder.evaluation(split), json.dumps(evaluation.metrics, indent=1))
 
 
 def _report(tracker: Tracker, window: list[tuple[int, Any]], clock: Stopwatch, batch_size: int) -> None:

@@ -40,22 +40,33 @@ class Objective:
     tables: tuple[PuzzleTable, ...]
 
     @property
-    def dense_params(self) -> Arrays:
-        local = {table.local_weights for table in self.tables}
-        return {name: array for name, array in self.fn.params.items() if name not in local}
+    def params(self) -> Arrays:
+        """The dense parameters: everything trained except the leaves of the puzzle tables."""
+        return {name: array for name, array in self.fn.params.items() if name not in self.local_rows}
+
+    @property
+    def buffers(self) -> Arrays:
+        """What the module holds beside them, puzzle tables included; not the notes it takes about one batch."""
+        return {name: array for name, array in self.fn.buffers.items() if name not in self._local_ids}
 
     @property
     def local_rows(self) -> Arrays:
         """Leaves that the module fills with the batch's rows; their own values are never read."""
         return {table.local_weights: self.fn.params[table.local_weights] for table in self.tables}
 
+    @property
+    def _local_ids(self) -> Arrays:
+        return {table.local_ids: self.fn.buffers[table.local_ids] for table in self.tables}
+
     def initial_carry(self, params: Arrays, buffers: Arrays, batch: Batch) -> Any:
-        carry, _ = self.fn(params | self.local_rows, buffers, batch, method="initial_carry")
+        carry, _ = self.fn(params | self.local_rows, buffers | self._local_ids, batch, method="initial_carry")
         return carry
 
     def __call__(self, params: Arrays, rows: Arrays, buffers: Arrays, carry: Any, batch: Batch, rng: Any) -> Step:
         """One ACT step in training mode."""
-        outputs, buffers = self.fn(params | rows, buffers, carry=carry, batch=batch, rng=rng, train=True)
+        outputs, buffers = self.fn(
+            params | rows, buffers | self._local_ids, carry=carry, batch=batch, rng=rng, train=True
+        )
         carry, loss, metrics, *_ = outputs
         return Step(loss, carry, metrics, buffers)
 
@@ -63,7 +74,7 @@ class Objective:
         """One ACT step in evaluation mode: carry, metrics, outputs (`preds`, `q_halt_logits`)."""
         outputs, _ = self.fn(
             params | self.local_rows,
-            buffers,
+            buffers | self._local_ids,
             carry=carry,
             batch=batch,
             return_keys=("preds", "q_halt_logits"),

@@ -27,6 +27,11 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def data(self) -> Path:
+        """The training set's metadata: what the model was sized for, wherever the data has gone since."""
+        return self.path / "dataset.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -46,6 +51,10 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.path / "report" / "index.html"
+
+    @property
+    def export_check(self) -> Path:
+        return self.path / "evaluation" / "export_check.json"
 
     def evaluation(self, split: str) -> Path:
         return self.path / "evaluation" / f"{split}.json"

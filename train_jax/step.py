@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import bridge
@@ -50,7 +51,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(dense, learner.opt_state, learner.params)
         params = cast(Arrays, optax.apply_updates(learner.params, updates))
 
-        buffers = dict(learner.buffers)
+        buffers = {name: _agreed(out.buffers[name], before) for name, before in learner.buffers.items()}
         for table in objective.tables:
             ids, row_gradients = jax.lax.all_gather(
                 (out.buffers[table.local_ids], local[table.local_weights]), AXIS, tiled=True
@@ -69,6 +70,13 @@ def make_train_step(
         return Learner(learner.step + 1, params, ema, opt_state, buffers), out.carry, metrics
 
     return train_step
+
+
+def _agreed(after: jax.Array, before: jax.Array) -> jax.Array:
+    """A buffer after the step; one that the replicas wrote (running statistics, counters) is their mean or largest."""
+    if after is before:
+        return before
+    return jax.lax.pmean(after, AXIS) if jnp.issubdtype(after.dtype, jnp.floating) else jax.lax.pmax(after, AXIS)
 
 
 def make_eval_step(objective: Objective, max_steps: int) -> EvalStep:

@@ -76,7 +76,7 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
             f"no data set at {folder} (dataset.json is missing); "
             f"make one with `trm build-data sudoku --output-dir {directory}`"
         )
-    metadata = _read_metadata(folder / "dataset.json")
+    metadata = read_metadata(folder / "dataset.json")
     parts = [_load_set(folder, name, metadata) for name in metadata.sets]
     arrays = parts[0] if len(parts) == 1 else _join(parts)
     _check(
@@ -92,7 +92,8 @@ def _check(holds: bool | np.bool_, path: Path, problem: str) -> None:
         raise UserError(f"{path}: {problem}; build the data set again with `trm build-data`")
 
 
-def _read_metadata(path: Path) -> Metadata:
+def read_metadata(path: Path) -> Metadata:
+    """The fields of one `dataset.json`, checked."""
     try:
         values = json.loads(path.read_text())
     except ValueError as error:

@@ -1,0 +1,66 @@
+"""`trm export RUN_DIR`: the averaged weights under their PyTorch names, checked in plain PyTorch."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+import bridge
+from train_jax.devices import Devices
+from train_jax.errors import UserError
+from train_jax.evaluate import evaluate
+from train_jax.export_check import check_export
+from train_jax.puzzles.format import load_split
+from train_jax.restore import restore
+from train_jax.run_folder import write_text
+from train_jax.step import make_eval_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Write a run's averaged weights as safetensors with PyTorch names, and check that PyTorch answers alike."""
+
+    run_dir: Annotated[str, tyro.conf.Positional]
+    """The run, as `trm train` made it."""
+    output: str | None = None
+    """File to write; weights.safetensors in the run's folder if not given."""
+    check: bool = True
+    """Load the file strictly into the plain PyTorch module and compare its answers on the whole test set."""
+
+
+def main(config: Export) -> None:
+    run = restore(config.run_dir)
+    output = Path(config.output) if config.output else run.folder.weights
+    if not output.parent.is_dir():
+        raise UserError(f"{output.parent} is not a folder; give --output in one that is there")
+    state = run.state_dict()
+    bridge.save_weights(output, state)
+    print(f"{output}: {len(state)} tensors, {output.stat().st_size / 1e6:.1f} MB")
+    if not config.check:
+        return
+    # In float32 on both sides: bf16 rounds at different places in two frameworks, and this is about the weights.
+    wide = run.in_float32()
+    puzzles, devices = load_split(run.config.data_dir, "test"), Devices()
+    step = devices.evaluate(make_eval_step(wide.objective, run.config.arch.halt_max_steps))
+    ours = evaluate(step, wide.learner, puzzles, devices, batch_size=run.config.eval_batch_size)
+    found = check_export(wide.config, run.data, output, puzzles, ours)
+    write_text(run.folder.export_check, json.dumps(dataclasses.asdict(found), indent=1))
+    share = found.agree / found.puzzles
+    verdict = "PyTorch agrees" if share >= 0.999 else "PyTorch DISAGREES"
+    print(
+        f"{verdict}: the same answer on {found.agree} of {found.puzzles} puzzles ({share:.2%}); loaded strictly, it "
+        f"solves {found.torch_exact_accuracy:.4f}; halting logits differ by at most {found.max_logit_difference:.1e}"
+    )
+    if share < 0.999:
+        raise SystemExit(1)
+
+
+def cli(argv: list[str]) -> None:
+    main(tyro.cli(Export, args=argv, prog="trm export"))
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])
