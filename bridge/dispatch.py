@@ -59,6 +59,9 @@ class Dispatch(TorchDispatchMode):
         self._memory[real.untyped_storage()._cdata] = tensor
 
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
+        """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
+        if isinstance(real, BridgeTensor):
+            return real
         known = self._real.get(id(real))
         if known is not None:
             return known[1]
@@ -78,8 +81,6 @@ class Dispatch(TorchDispatchMode):
         return tensor
 
     def _adopt_all(self, value: Any) -> Any:
-        if isinstance(value, BridgeTensor):
-            return value
         if isinstance(value, torch.Tensor):
             return self.adopt(value)
         if type(value) in (list, tuple):
@@ -105,9 +106,6 @@ class Dispatch(TorchDispatchMode):
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
             return self._scalar(func, args[0])
-        if func is aten.detach_.default:
-            args[0].detach_in_place()
-            return args[0]
         if func in DECOMPOSITIONS and (func not in LOWERINGS or _draws_numbers(func, args, kwargs)):
             with self:
                 return DECOMPOSITIONS[func](*args, **kwargs)
@@ -266,9 +264,14 @@ class Functions(TorchFunctionMode):
             return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
         if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
             return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
+        if func in _DETACH_IN_PLACE:  # PyTorch's autograd layer would answer it by itself
+            tensor = self._dispatch.adopt(args[0])
+            tensor.detach_in_place()
+            return tensor
         return func(*args, **kwargs)
 
 
+_DETACH_IN_PLACE = (torch.Tensor.detach_, torch.detach_)
 _DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -97,7 +97,7 @@ class Functional:
 
         def to_jax(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                return (value if isinstance(value, BridgeTensor) else dispatch.adopt(value)).value
+                return dispatch.adopt(value).value
             return value
 
         args, kwargs = convert((args, kwargs), to_torch)

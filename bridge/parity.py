@@ -121,20 +121,23 @@ class _TorchSide:
         self.method, self.loss, self.draws = method, loss, []
 
     def step(self, args: tuple, kwargs: dict, draws: list | None = None) -> tuple[Any, _Leaves]:
-        state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        for tensor in state.values():
+        for tensor in self._state().values():
             tensor.grad = None
         with _drawing(draws) as self.draws:
             outputs = getattr(self.module, self.method)(*args, **kwargs)
         objective = self.loss(outputs) if self.loss else _projection(outputs, torch.is_tensor, _torch_weigh)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
+        state = self._state()  # after the call: a buffer may have been assigned anew
         gradients = {
             n: (torch.zeros_like(t) if t.grad is None else t.grad) for n, t in state.items() if t.requires_grad
         }
         buffers = {n: t for n, t in state.items() if not t.requires_grad}
         leaves = {"output": _named(outputs), "gradient": _named(gradients), "buffer": _named(buffers)}
         return convert(outputs, lambda v: v.detach() if torch.is_tensor(v) else v), leaves
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
 
 class _JaxSide:
@@ -232,7 +235,7 @@ def _named(tree: Any) -> dict[str, np.ndarray]:
         flat = [(k, v) for key, value in tree.items() for k, v in _flatten(value, key)]
     else:
         flat = list(_flatten(tree, ""))
-    return {name or "value": _numbers(leaf) for name, leaf in flat if torch.is_tensor(leaf) or _is_jax(leaf)}
+    return {name or "value": _numbers(leaf) for name, leaf in flat if _is_number(leaf)}
 
 
 def _flatten(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -245,11 +248,16 @@ def _numbers(leaf: Any) -> np.ndarray:
     if torch.is_tensor(leaf):
         leaf = leaf.detach().to(torch.float64)
         return leaf.numpy()
-    return np.asarray(jnp.asarray(leaf).astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf).astype(np.float64)
+    leaf = jnp.asarray(leaf)
+    return np.asarray(leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf).astype(np.float64)
 
 
 def _to_jax(value: Any) -> Any:
     return array_of(value) if torch.is_tensor(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    return torch.is_tensor(value) or _is_jax(value) or isinstance(value, (bool, int, float))
 
 
 def _is_jax(value: Any) -> bool:

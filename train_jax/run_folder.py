@@ -56,6 +56,11 @@ class RunFolder:
     def export_check(self) -> Path:
         return self.path / "evaluation" / "export_check.json"
 
+    @property
+    def machine(self) -> Path:
+        """What the run was made on: devices, software, the model's size."""
+        return self.path / "machine.json"
+
     def evaluation(self, split: str) -> Path:
         return self.path / "evaluation" / f"{split}.json"
 
@@ -67,7 +72,7 @@ def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(text)
+    scratch.write_text(text, encoding="utf-8")
     os.replace(scratch, path)
 
 

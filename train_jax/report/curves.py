@@ -1,0 +1,169 @@
+"""Line plots as SVG text: no plotting library, no script, colours from the page they stand in (see `look.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+Points = Sequence[tuple[float, float]]
+
+_TOP, _RIGHT, _BOTTOM, _LEFT = 42.0, 14.0, 38.0, 48.0
+_LETTER = 6.4
+"""About the width of a letter of the legend, in pixels: the text is laid out without measuring it."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: its name in the legend, its points in the order of x, its colour by number."""
+
+    name: str
+    points: Points
+    colour: int = 1
+    """From 1; the colours are those of `look.py`."""
+    marks: bool = False
+    """A dot at every point, for values that were measured now and then."""
+
+
+def plot(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str,
+    log_y: bool = False,
+    y_range: tuple[float, float] | None = None,
+    width: float = 440,
+    height: float = 250,
+) -> str:
+    """An `<svg>`; "" when there is not one point to draw.
+
+    What is not finite, or not above 0 on a logarithmic axis, is left out, and the line is broken there.
+    """
+    drawn = [Series(s.name, _thinned(_drawable(s.points, log_y)), s.colour, s.marks) for s in series]
+    finite = [point for each in drawn for point in each.points if not math.isnan(point[1])]
+    if not finite:
+        return ""
+    x_low, x_high = _widened(min(0.0, *(x for x, _ in finite)), max(x for x, _ in finite))
+    x_ticks = [tick for tick in nice_ticks(x_low, x_high, 6) if x_low <= tick <= x_high]
+    if y_range is None:
+        y_low, y_high = min(y for _, y in finite), max(y for _, y in finite)
+        y_ticks = log_ticks(y_low, y_high) if log_y else nice_ticks(*_widened(y_low, y_high), 5)
+        y_low, y_high = (min(y_low, *y_ticks), max(y_high, *y_ticks))
+        if y_low == y_high:
+            y_low, y_high = y_low / 2, y_high * 2
+    else:
+        y_low, y_high = y_range
+        y_ticks = [tick for tick in nice_ticks(y_low, y_high, 5) if y_low <= tick <= y_high]
+
+    right, bottom = width - _RIGHT, height - _BOTTOM
+    upward = math.log if log_y else float
+
+    def at_x(x: float) -> float:
+        return _LEFT + (x - x_low) / (x_high - x_low) * (right - _LEFT)
+
+    def at_y(y: float) -> float:
+        return bottom - (upward(y) - upward(y_low)) / (upward(y_high) - upward(y_low)) * (bottom - _TOP)
+
+    parts = [f'<text class="title" x="0" y="14">{escape(title)}</text>', _legend(drawn)]
+    for tick in y_ticks:
+        y = at_y(tick)
+        parts.append(f'<path class="grid" d="M{_LEFT:.1f} {y:.1f}H{right:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 7:.1f}" y="{y + 3.5:.1f}" text-anchor="end">{number(tick)}</text>')
+    parts.append(f'<path class="axis" d="M{_LEFT:.1f} {bottom:.1f}H{right:.1f}"/>')
+    for tick in x_ticks:
+        x = at_x(tick)
+        parts.append(f'<path class="axis" d="M{x:.1f} {bottom:.1f}v4"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{number(tick)}</text>')
+    parts.append(f'<text class="tick" x="{right:.1f}" y="{height - 4:.1f}" text-anchor="end">{escape(x_label)}</text>')
+    for each in drawn:
+        on_page = [(at_x(x), at_y(y)) if not math.isnan(y) else (x, y) for x, y in each.points]
+        parts.append(f'<path class="line s{each.colour}" d="{_path(on_page)}"/>')
+        for (x, y), (left, top) in zip(each.points, on_page, strict=True):
+            if each.marks and not math.isnan(y):
+                told = escape(f"{each.name}: {number(y)} at {number(x)} {x_label}")
+                parts.append(
+                    f'<circle class="mark s{each.colour}" cx="{left:.1f}" cy="{top:.1f}" r="2.8">'
+                    f"<title>{told}</title></circle>"
+                )
+    return (
+        f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width:g}" height="{height:g}" role="img" aria-label="{escape(title)}">' + "".join(parts) + "</svg>"
+    )
+
+
+def nice_ticks(low: float, high: float, most: int) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, at most about `most`, the first at or below `low`, the last at or
+    above `high`."""
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next((m * power for m in (1, 2, 5) if m * power >= rough * (1 - 1e-9)), 10 * power)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, over less than two decades also their doubles and fives, those inside [low, high] or next to it."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    multiples = (1,) if last - first > 3 else (1, 2, 5)
+    ticks = [float(f"{m}e{power}") for power in range(first, last + 1) for m in multiples]
+    start = max((i for i, tick in enumerate(ticks) if tick <= low), default=0)
+    end = min((i for i, tick in enumerate(ticks) if tick >= high), default=len(ticks) - 1)
+    ticks = ticks[start : end + 1]
+    return ticks[:: -(-len(ticks) // 8)]
+
+
+def number(value: float) -> str:
+    """A number for a reader, to six digits: `0.3`, `12,000`, `1e-4`."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:,.6g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def _drawable(points: Points, log_y: bool) -> list[tuple[float, float]]:
+    return [(x, y if math.isfinite(y) and (y > 0 or not log_y) else math.nan) for x, y in points]
+
+
+def _thinned(points: Points, most: int = 800) -> Points:
+    """The lowest and the highest of every few points, so that a long run makes no large page and no peak is lost."""
+    if len(points) <= most:
+        return points
+    width = -(-2 * len(points) // most)
+    kept = []
+    for start in range(0, len(points), width):
+        bucket = [point for point in points[start : start + width] if not math.isnan(point[1])]
+        kept += sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])}) if bucket else [points[start]]
+    return kept
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    if low < high:
+        return low, high
+    return min(0.0, 2 * low), max(0.0, 2 * high) or 1.0
+
+
+def _path(points: Points) -> str:
+    """The line through the points, in pieces where a y is not a number."""
+    commands, pen_down = [], False
+    for x, y in points:
+        if math.isnan(y):
+            pen_down = False
+        else:
+            commands.append(f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}")
+            pen_down = True
+    return "".join(commands)
+
+
+def _legend(series: Sequence[Series]) -> str:
+    """Nothing for one line, which the title names."""
+    if len(series) < 2:
+        return ""
+    parts, x = [], 0.0
+    for each in series:
+        parts.append(f'<path class="line s{each.colour}" d="M{x:.1f} 27h16"/>')
+        if each.marks:
+            parts.append(f'<circle class="mark s{each.colour}" cx="{x + 8:.1f}" cy="27" r="2.8"/>')
+        parts.append(f'<text class="tick" x="{x + 21:.1f}" y="30.5">{escape(each.name)}</text>')
+        x += 21 + _LETTER * len(each.name) + 14
+    return "".join(parts)

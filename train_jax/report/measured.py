@@ -1,0 +1,195 @@
+"""What the files of a run say: its figures and, with its test set at hand, its answers after every ACT step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+
+from train_jax.config import RunConfig
+from train_jax.errors import UserError
+from train_jax.puzzles.format import Metadata, load_split
+from train_jax.puzzles.sudoku import grids_of
+from train_jax.report.trace import Trace, sudoku_of
+from train_jax.run_folder import RunFolder, read_run
+from train_jax.tracking import read_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """A test set and what the model answered, as tokens."""
+
+    data: Metadata
+    inputs: Integer[np.ndarray, "examples seq"]
+    labels: Integer[np.ndarray, "examples seq"]
+    predictions: Integer[np.ndarray, "steps examples seq"]
+    q_halt_logits: Float[np.ndarray, "steps examples"]
+
+    def trace(self, example: int) -> Trace | None:
+        """One puzzle, step by step; None if it is no Sudoku."""
+        geometry = sudoku_of(self.data)
+        if geometry is None:
+            return None
+        return Trace(
+            geometry,
+            grids_of(self.inputs[example]),
+            grids_of(self.predictions[:, example]),
+            self.q_halt_logits[:, example],
+            grids_of(self.labels[example]),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ActSteps:
+    """How good the answers are after each ACT step, as the loss head counts it in training and evaluation."""
+
+    token_accuracy: Float[np.ndarray, "steps"]
+    """Mean over the puzzles of the share of their labels that is met."""
+    exact_accuracy: Float[np.ndarray, "steps"]
+    """Share of the puzzles whose every label is met."""
+    halting: Float[np.ndarray, "steps"]
+    """Share of the puzzles whose halting logit is above 0."""
+    solved: Bool[np.ndarray, "steps examples"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Every figure that a report may show."""
+
+    folder: RunFolder
+    config: RunConfig
+    records: list[dict[str, float]]
+    test: dict[str, float] | None
+    """Means of the last evaluation on the whole test set."""
+    finished: dict[str, float] | None
+    export_check: dict[str, float] | None
+    machine: dict[str, Any] | None
+    answers: Answers | None
+    answers_missing: str
+    """Why there are none."""
+
+    def curve(self, name: str, over: str = "step") -> list[tuple[float, float]]:
+        return [(r[over], r[name]) for r in self.records if name in r and over in r]
+
+    @property
+    def train_seconds(self) -> float | None:
+        seconds = [r["train_seconds"] for r in self.records if "train_seconds" in r]
+        return (self.finished or {}).get("train_seconds", seconds[-1] if seconds else None)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken, as far as they were recorded."""
+        return int((self.finished or {}).get("train_steps", max((r["step"] for r in self.records), default=0)))
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """Median over the lines of metrics."""
+        seconds = [r["step_seconds"] for r in self.records if r.get("step_seconds", 0) > 0]
+        return self.config.global_batch_size / statistics.median(seconds) if seconds else None
+
+    @property
+    def held_out(self) -> dict[str, float]:
+        """The means of the newest evaluation: the one on the whole test set, or the last one during training."""
+        if self.test is not None:
+            return self.test
+        during = [r for r in self.records if "eval/exact_accuracy" in r]
+        return {name.removeprefix("eval/"): value for name, value in during[-1].items()} if during else {}
+
+
+def measure(run_dir: str) -> Measured:
+    """Reads a run. Raises `UserError` where there is none, or nothing in it yet."""
+    folder, config = read_run(run_dir)
+    records, test = read_metrics(folder), _json(folder.evaluation("test"))
+    if not records and test is None:
+        raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for its first line of them")
+    try:
+        answers, missing = _answers(folder, config, test), ""
+    except UserError as error:
+        answers, missing = None, str(error)
+    return Measured(
+        folder=folder,
+        config=config,
+        records=records,
+        test=test,
+        finished=_json(folder.finished),
+        export_check=_json(folder.export_check),
+        machine=_json(folder.machine),
+        answers=answers,
+        answers_missing=missing,
+    )
+
+
+def by_act_step(answers: Answers) -> ActSteps:
+    """One ACT step at a time, so that half a million puzzles need no more memory than their labels."""
+    counted = _counted(answers)
+    labelled = counted.any(axis=1)
+    label_counts = counted.sum(axis=1)[labelled]
+    token, exact, solved = [], [], []
+    for predictions in answers.predictions:
+        correct = ((predictions == answers.labels) & counted).sum(axis=1)
+        token.append((correct[labelled] / label_counts).mean())
+        solved.append(labelled & (correct == counted.sum(axis=1)))
+        exact.append(solved[-1][labelled].mean())
+    halting = (answers.q_halt_logits[:, labelled] > 0).mean(axis=1)
+    return ActSteps(np.array(token), np.array(exact), halting, np.array(solved))
+
+
+def slowest_solved(solved: Bool[np.ndarray, "steps examples"]) -> int | None:
+    """Of the puzzles solved in the end the one that took most ACT steps to stay solved, the first of equals."""
+    if not solved[-1].any():
+        return None
+    unsolved_until = np.where(solved, 0, np.arange(1, len(solved) + 1)[:, None]).max(axis=0)
+    return int(np.argmax(np.where(solved[-1], unsolved_until, -1)))
+
+
+def first_unsolved(answers: Answers, solved: Bool[np.ndarray, "steps examples"]) -> int | None:
+    """The first puzzle that was not solved in the end."""
+    failed = ~solved[-1] & _counted(answers).any(axis=1)
+    return int(np.argmax(failed)) if failed.any() else None
+
+
+def _counted(answers: Answers) -> Bool[np.ndarray, "examples seq"]:
+    ignored = answers.data.ignore_label_id
+    return np.ones(answers.labels.shape, bool) if ignored is None else answers.labels != ignored
+
+
+def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None) -> Answers:
+    path = folder.predictions("test")
+    if test is None or not path.is_file():
+        raise UserError("the run has not been evaluated on its whole test set; `trm evaluate` does that")
+    try:
+        with np.load(path) as arrays:
+            predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} cannot be read ({error}); `trm evaluate` writes it again") from error
+    puzzles = load_split(config.data_dir, "test")
+    answers = Answers(puzzles.metadata, puzzles.inputs, puzzles.labels, predictions, logits)
+    if predictions.shape[1:] != puzzles.labels.shape or logits.shape != predictions.shape[:2] or not len(predictions):
+        raise UserError(
+            f"the predictions are for {predictions.shape[1:]} tokens, the test set in {config.data_dir} has "
+            f"{puzzles.labels.shape}; `trm evaluate` scores the run on the set that is there now"
+        )
+    last = by_act_step(dataclasses.replace(answers, predictions=predictions[-1:], q_halt_logits=logits[-1:]))
+    if abs(last.exact_accuracy[0] - test["exact_accuracy"]) > 0.5 / puzzles.num_examples:
+        raise UserError(
+            f"on the test set in {config.data_dir} the predictions are {last.exact_accuracy[0]:.4f} exact, not "
+            f"{test['exact_accuracy']:.4f} as when they were made, so the set is another one; "
+            "`trm evaluate` scores the run on the set that is there now"
+        )
+    return answers
+
+
+def _json(path: Path) -> Any:
+    """None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); remove it and run the stage that writes it again") from error
