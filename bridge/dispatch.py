@@ -367,6 +367,16 @@ def _functional_op(func: Any) -> Any:
     raise NotImplementedError(f"{full} has no functional form")
 
 
+def is_draw(func: Any) -> bool:
+    """Whether an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    try:
+        return (_functional_op(func) if _kind_of(func) == "write" else func) in RANDOM
+    except NotImplementedError:
+        return False
+
+
 def _functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
     """(tensor written, functional op, its args, its kwargs)."""
     written = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]

@@ -72,11 +72,6 @@ RANDOM: dict[Any, Draw] = {}
 """Random op -> (source, meta of the result, *the op's arguments as arrays, **keywords) -> array."""
 
 
-def is_draw(func: Any) -> bool:
-    """Whether an ATen op, in place or not, draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
 def _random(*ops: Any) -> Callable[[Draw], Draw]:
     def register(draw: Draw) -> Draw:
         RANDOM.update(dict.fromkeys(ops, draw))

@@ -15,6 +15,11 @@ CosSin = tuple[Float[Tensor, "seq head_dim"], Float[Tensor, "seq head_dim"]]
 _STD_OF_UNIT_NORMAL_CUT_AT_2 = 0.8796256610342398
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32, or as it is where it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
     """Fills `tensor` in place from a normal cut off at two sigmas, whose own standard deviation is `std`.
 
@@ -37,9 +42,9 @@ def rms_norm(x: Float[Tensor, "*batch features"], epsilon: float) -> Float[Tenso
 
     Computed in float32 because the mean of squares loses most of its digits in bf16; returned in `x`'s dtype.
     """
-    x_f32 = x.to(torch.float32)
-    mean_square = x_f32.square().mean(dim=-1, keepdim=True)
-    return (x_f32 * torch.rsqrt(mean_square + epsilon)).to(x.dtype)
+    wide = at_least_float32(x)
+    mean_square = wide.square().mean(dim=-1, keepdim=True)
+    return (wide * torch.rsqrt(mean_square + epsilon)).to(x.dtype)
 
 
 class CastLinear(nn.Module):

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from models_torch.layers import at_least_float32
+
 IGNORE_LABEL_ID = -100
 
 
@@ -37,14 +39,14 @@ def stablemax_cross_entropy(
     In float32, where the published code asks for float64: TPUs have no float64, JAX drops it silently
     unless told otherwise, and both forms agree to float32 rounding because nothing here cancels.
     """
-    return _cross_entropy(log_stablemax(logits.to(torch.float32)), labels, ignore_index)
+    return _cross_entropy(log_stablemax(at_least_float32(logits)), labels, ignore_index)
 
 
 def softmax_cross_entropy(
     logits: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int = IGNORE_LABEL_ID
 ) -> Float[Tensor, "*batch"]:
     """Cross-entropy of each token under softmax in float32, 0 where the label is `ignore_index`."""
-    return _cross_entropy(F.log_softmax(logits.to(torch.float32), dim=-1), labels, ignore_index)
+    return _cross_entropy(F.log_softmax(at_least_float32(logits), dim=-1), labels, ignore_index)
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {

@@ -23,6 +23,7 @@ from models_torch.layers import (
     CosSin,
     RotaryEmbedding,
     SwiGLU,
+    at_least_float32,
     rms_norm,
     truncated_normal_,
 )
@@ -33,7 +34,7 @@ Latent = Float[Tensor, "batch positions hidden"]
 PerSequence = Float[Tensor, "batch"]
 
 POSITION_ENCODINGS = ("none", "rope", "learned")
-FORWARD_DTYPES = ("float32", "bfloat16", "float16")
+FORWARD_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +241,7 @@ class TRMInner(nn.Module):
         z_H, z_L = self.h_cycle(z_H, z_L, question, cos_sin)
 
         logits = self.lm_head(z_H)[:, self.config.puzzle_positions :]
-        q_halt, q_continue = self.q_head(z_H[:, 0]).to(torch.float32).unbind(dim=-1)
+        q_halt, q_continue = at_least_float32(self.q_head(z_H[:, 0])).unbind(dim=-1)
         return TRMInnerCarry(z_H.detach(), z_L.detach()), logits, (q_halt, q_continue)
 
 

@@ -15,6 +15,7 @@ STAGES = {
     "solve": "show the model think on one puzzle, step by step",
     "export": "write a run's EMA weights under their PyTorch names and check them in plain PyTorch",
     "report": "write a run's HTML report",
+    "summary": "print what a run has reached",
 }
 
 

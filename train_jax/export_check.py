@@ -29,6 +29,16 @@ class ExportCheck:
     max_logit_difference: float
     """Largest |JAX - PyTorch| of the halting logits after the last ACT step."""
 
+    @property
+    def agrees(self) -> bool:
+        return self.agree >= 0.999 * self.puzzles
+
+    def __str__(self) -> str:
+        return (
+            f"PyTorch {'agrees' if self.agrees else 'DISAGREES'}: the same answer on {self.agree} of {self.puzzles} "
+            f"puzzles ({self.agree / self.puzzles:.2%}, float32), exact accuracy there {self.torch_exact_accuracy:.4f}"
+        )
+
 
 def check_export(
     config: RunConfig,

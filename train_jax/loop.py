@@ -15,6 +15,7 @@ from train_jax.checkpoint import Checkpoints
 from train_jax.config import RunConfig
 from train_jax.devices import Devices
 from train_jax.evaluate import Evaluation, evaluate, means, save_evaluation
+from train_jax.machine import write_machine
 from train_jax.modelling import build_objective
 from train_jax.optim import dense_optimizer
 from train_jax.puzzles.batches import epochs_to_steps, train_batch
@@ -43,6 +44,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     # ---- model, optimizer, steps
     objective = build_objective(config, train_set.metadata, local_batch)
     optimizer = dense_optimizer(config.optim, total_steps)
+    write_machine(folder, devices=devices.kind, parameters=sum(p.size for p in objective.params.values()))
     train_step = devices.train(
         make_train_step(
             objective,
@@ -85,20 +87,21 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
         window.append((step, metrics))
         if step < total_steps:
             batch = batch_at(step)  # made while the devices are busy
-        # The window before this step is fetched, never this step: the devices always have one step to do.
-        if len(window) > config.log_every_steps:
+        # A full window is fetched one step late: the devices always have a step to do.
+        if window[0][0] <= step - 1 and (step - 1) % config.log_every_steps == 0:
             _report(tracker, window[:-1], clock, config.global_batch_size)
             window = window[-1:]
         last = step == total_steps
-        if last or step % config.checkpoint_every_steps == 0:
-            with clock.paused(learner):
-                checkpoints.save(step, Trainee(learner, carry), {"train_seconds": clock.seconds})
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
             with clock.paused(learner):
                 score(step, learner, config.eval_examples, clock.seconds)
+        if last or step % config.checkpoint_every_steps == 0:
+            # Last, so that everything up to a checkpoint is on record; a continued run starts a window of its own.
+            with clock.paused(learner):
+                _report(tracker, window, clock, config.global_batch_size)
+                window = []
+                checkpoints.save(step, Trainee(learner, carry), {"train_seconds": clock.seconds})
     with clock.paused(learner):
-        if window:
-            _report(tracker, window, clock, config.global_batch_size)
         evaluation = score(total_steps, learner, 0, clock.seconds)
         figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
         save_evaluation(folder, "test", evaluation)

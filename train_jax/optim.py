@@ -14,7 +14,7 @@ def schedule(peak: float, config: OptimConfig, total_steps: int) -> optax.Schedu
     floor = config.lr_min_ratio
 
     def rate(count: ArrayLike) -> jax.Array:
-        step = jnp.asarray(count, jnp.float32) + 1
+        step = jnp.asarray(count, float) + 1
         ramp = step / max(config.warmup_steps, 1)
         progress = jnp.clip((step - config.warmup_steps) / max(total_steps - config.warmup_steps, 1), 0, 1)
         decay = floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * progress))

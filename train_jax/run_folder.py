@@ -89,7 +89,8 @@ def open_run(config: RunConfig) -> RunFolder:
                 f"{folder.path} holds a run with other fields ({'; '.join(changed)}); "
                 "give another --run-dir, or remove it"
             )
-    write_text(folder.config, to_json(config))
+    if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config):
+        write_text(folder.config, to_json(config))
     return folder
 
 

@@ -63,9 +63,9 @@ def make_train_step(
         ema = average(learner.ema, params, config.ema_decay)
         metrics |= {
             "lr": dense_rate(learner.step),
-            "grad_norm": optax.global_norm(dense),
-            "update_norm": optax.global_norm(updates),
-            "param_norm": optax.global_norm(params),
+            "grad_norm": optax.tree.norm(dense),
+            "update_norm": optax.tree.norm(updates),
+            "param_norm": optax.tree.norm(params),
         }
         return Learner(learner.step + 1, params, ema, opt_state, buffers), out.carry, metrics
 

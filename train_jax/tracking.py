@@ -22,11 +22,15 @@ class Tracker:
     def __init__(self, config: RunConfig, folder: RunFolder, *, start_step: int, total_steps: int):
         self._total_steps = total_steps
         self._last_line = 0.0
-        kept = [line for line in _lines(folder) if json.loads(line)["step"] <= start_step] if start_step else []
+        kept = [line for line in _lines(folder) if self._stays(json.loads(line), start_step)]
         self._file = folder.metrics.open("w")
         self._file.writelines(kept)
         self._file.flush()
         self._wandb = _start_wandb(config, folder)
+
+    def _stays(self, record: Mapping[str, float], start_step: int) -> bool:
+        last_evaluation = record["step"] == self._total_steps and "eval/count" in record  # will be made again
+        return record["step"] <= start_step and not last_evaluation
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         record = {"step": step, **{name: float(value) for name, value in metrics.items()}}

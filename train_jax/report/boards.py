@@ -1,7 +1,5 @@
 """Sudoku grids as SVG text, and a strip of them that shows every ACT step of one puzzle."""
 
-from __future__ import annotations
-
 from html import escape
 
 import numpy as np
@@ -74,10 +72,11 @@ def strip(trace: Trace) -> str:
     figures = [_figure(board_at(trace, 0, label="the question"), "the question", "")]
     for stretch in trace.stretches:
         wrong = int(trace.wrong(stretch.first).sum())
-        told = [] if trace.solution is None else [f"{wrong} wrong" if wrong else "all correct"]
+        told = [] if trace.solution is None else [f"{wrong} wrong" if wrong else "correct"]
         # The last step of the stretch: the one in which the model was most sure of this grid, or gave it up.
-        told.append(f"p(halt) {halting_probability(trace.q_halt_logits[stretch.last - 1]):.2f}")
-        figures.append(_figure(board_at(trace, stretch.first, label=str(stretch)), str(stretch), " · ".join(told)))
+        told.append(f"halt {halting_probability(trace.q_halt_logits[stretch.last - 1]):.2f}")
+        drawing = board_at(trace, stretch.first, label=str(stretch))
+        figures.append(_figure(drawing, str(stretch).replace("-", "\u2013"), " · ".join(told)))
     if trace.solution is not None and trace.wrong(trace.act_steps).any():
         answer = board(trace.solution, trace.geometry, label="the solution", givens=trace.givens)
         figures.append(_figure(answer, "the solution", ""))

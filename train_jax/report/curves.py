@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from train_jax.report.figures import number
+
 Points = Sequence[tuple[float, float]]
 
-_TOP, _RIGHT, _BOTTOM, _LEFT = 42.0, 14.0, 38.0, 48.0
+_TOP, _RIGHT, _BOTTOM, _LEFT = 42.0, 22.0, 38.0, 48.0
 _LETTER = 6.4
 """About the width of a letter of the legend, in pixels: the text is laid out without measuring it."""
 
@@ -69,7 +71,9 @@ def plot(
     for tick in y_ticks:
         y = at_y(tick)
         parts.append(f'<path class="grid" d="M{_LEFT:.1f} {y:.1f}H{right:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 7:.1f}" y="{y + 3.5:.1f}" text-anchor="end">{number(tick)}</text>')
+        parts.append(
+            f'<text class="tick" x="{_LEFT - 7:.1f}" y="{y + 3.5:.1f}" text-anchor="end">{number(tick)}</text>'
+        )
     parts.append(f'<path class="axis" d="M{_LEFT:.1f} {bottom:.1f}H{right:.1f}"/>')
     for tick in x_ticks:
         x = at_x(tick)
@@ -103,7 +107,7 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, over less than two decades also their doubles and fives, those inside [low, high] or next to it."""
+    """Powers of ten, over few decades also their doubles and fives: those in [low, high], one more on either side."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     multiples = (1,) if last - first > 3 else (1, 2, 5)
     ticks = [float(f"{m}e{power}") for power in range(first, last + 1) for m in multiples]
@@ -111,14 +115,6 @@ def log_ticks(low: float, high: float) -> list[float]:
     end = min((i for i, tick in enumerate(ticks) if tick >= high), default=len(ticks) - 1)
     ticks = ticks[start : end + 1]
     return ticks[:: -(-len(ticks) // 8)]
-
-
-def number(value: float) -> str:
-    """A number for a reader, to six digits: `0.3`, `12,000`, `1e-4`."""
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:,.6g}"
-    mantissa, exponent = f"{value:.2e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def _drawable(points: Points, log_y: bool) -> list[tuple[float, float]]:
@@ -133,7 +129,9 @@ def _thinned(points: Points, most: int = 800) -> Points:
     kept = []
     for start in range(0, len(points), width):
         bucket = [point for point in points[start : start + width] if not math.isnan(point[1])]
-        kept += sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])}) if bucket else [points[start]]
+        kept += (
+            sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])}) if bucket else [points[start]]
+        )
     return kept
 
 

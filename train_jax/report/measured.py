@@ -1,7 +1,5 @@
 """What the files of a run say: its figures and, with its test set at hand, its answers after every ACT step."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import statistics
@@ -141,11 +139,17 @@ def by_act_step(answers: Answers) -> ActSteps:
 
 
 def slowest_solved(solved: Bool[np.ndarray, "steps examples"]) -> int | None:
-    """Of the puzzles solved in the end the one that took most ACT steps to stay solved, the first of equals."""
-    if not solved[-1].any():
-        return None
-    unsolved_until = np.where(solved, 0, np.arange(1, len(solved) + 1)[:, None]).max(axis=0)
-    return int(np.argmax(np.where(solved[-1], unsolved_until, -1)))
+    """Of the puzzles whose answer was found and kept the one that took most ACT steps, the first of equals; of those
+    solved in the end where none was kept; None where none is."""
+    candidates = kept(solved)
+    if not candidates.any():
+        candidates = solved[-1]
+    return int(np.argmax(np.where(candidates, np.argmax(solved, axis=0), -1))) if candidates.any() else None
+
+
+def kept(solved: Bool[np.ndarray, "steps examples"]) -> Bool[np.ndarray, "examples"]:
+    """The puzzles that were solved at some step and at every later one."""
+    return solved[-1] & (solved[1:] >= solved[:-1]).all(axis=0)
 
 
 def first_unsolved(answers: Answers, solved: Bool[np.ndarray, "steps examples"]) -> int | None:

@@ -1,7 +1,5 @@
 """One Sudoku as a model worked on it: what it was asked, what it answered after each ACT step, where that is wrong."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +17,7 @@ class Stretch(NamedTuple):
     last: int
 
     def __str__(self) -> str:
-        return f"ACT step {self.first}" if self.first == self.last else f"ACT steps {self.first}\u2013{self.last}"
+        return f"ACT step {self.first}" if self.first == self.last else f"ACT steps {self.first}-{self.last}"
 
 
 @dataclass(frozen=True)

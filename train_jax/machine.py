@@ -17,7 +17,7 @@ PACKAGES = ("torch", "torchax", "jax", "jaxlib", "optax", "orbax-checkpoint", "n
 def write_machine(folder: RunFolder, *, devices: str, parameters: int) -> None:
     """`devices`: as `Devices.kind` has it; `parameters`: dense ones, without the puzzle table."""
     facts = {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "last_started": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "devices": devices,
         "parameters": parameters,
         "processor": _processor(),

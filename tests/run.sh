@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Sets up .venv if it is not there, then runs the tests: `bash tests/run.sh [pytest arguments]`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source ./environment.sh test
+exec python -m pytest "$@"

@@ -1,0 +1,308 @@
+"""`trm report`: what a run measured, and only that, as a page and a picture that stand alone."""
+
+import dataclasses
+import json
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models_torch.trm import TRMConfig
+from train_jax.config import preset, sized_for, to_json
+from train_jax.errors import UserError
+from train_jax.machine import write_machine
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.sudoku import GEOMETRIES
+from train_jax.report.boards import board, strip
+from train_jax.report.curves import Series, log_ticks, nice_ticks, plot
+from train_jax.report.figures import number, spelled
+from train_jax.report.measured import Answers, by_act_step, first_unsolved, kept, measure, slowest_solved
+from train_jax.report.page import SIZED_BY_DATA, page
+from train_jax.report.picture import chosen_steps, picture
+from train_jax.report.trace import Trace
+from train_jax.run_folder import RunFolder
+from train_jax.stages.build_data import SudokuData
+from train_jax.stages.build_data import main as build_data
+from train_jax.stages.report import Report, cli, main
+
+PUZZLES, ACT_STEPS = 12, 4
+HOSTILE = "<script>alert('1')</script> & \"x\""
+VOID = {"meta", "br", "path", "rect", "circle"}
+
+
+class Balanced(HTMLParser):
+    """Fails on a tag that is closed by another or never; keeps the text."""
+
+    def __init__(self, document: str):
+        super().__init__()
+        self.open, self.tags, self.text = [], set(), []
+        self.feed(document)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        for name, value in attrs:
+            outward = name in ("src", "href") or name.startswith("on") or "url(" in (value or "")
+            assert not outward, f"<{tag} {name}={value!r}> reaches outside"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open and self.open[-1] == tag, f"</{tag}> inside {self.open}"
+            self.open.pop()
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.text.append(data)
+
+
+def words(document: str) -> str:
+    return " ".join(" ".join(Balanced(document).text).split())
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("data") / "set"
+    build_data(SudokuData(output_dir=directory, size=4, num_train=20, num_test=PUZZLES))
+    return directory
+
+
+def answers_of(data_dir: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Puzzle 0 is never right, puzzle 1 from step 3 on, puzzle 2 at step 1 and 4, the others always."""
+    predictions = np.repeat(load_split(data_dir, "test").labels[None], ACT_STEPS, axis=0).astype(np.uint8)
+    wrong = [(0, [1, 2, 3, 4]), (1, [1, 2]), (2, [2, 3])]
+    for puzzle, steps in wrong:
+        for step in steps:
+            predictions[step - 1, puzzle, :2] = predictions[step - 1, puzzle, 1::-1]
+    logits = np.where(np.arange(PUZZLES) == 0, -1.0, 1.0) * np.ones((ACT_STEPS, 1))
+    return predictions, logits.astype(np.float32)
+
+
+@pytest.fixture
+def run_dir(tmp_path, data_dir) -> Path:
+    """A finished run whose every figure is known."""
+    folder = RunFolder(tmp_path / "run")
+    folder.evaluation("test").parent.mkdir(parents=True)
+    config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir), run_dir=str(folder.path))
+    folder.config.write_text(to_json(config))
+    records = []
+    for step in range(10, 210, 10):
+        train = {"lm_loss": 2 / step, "exact_accuracy": step / 400, "lr": 1e-3, "grad_norm": 0.5 + 1 / step}
+        record = {"step": step, "train_seconds": step / 10, "step_seconds": 0.008 if step % 20 else 0.004}
+        records.append(record | {f"train/{name}": value for name, value in train.items()})
+        if step % 50 == 0:
+            records.append({"step": step, "train_seconds": step / 10, "eval/exact_accuracy": 0.25, "eval/lm_loss": 1.0})
+    folder.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    test = {"accuracy": (PUZZLES - 2 / 16) / PUZZLES, "exact_accuracy": 11 / 12, "count": 12.0}
+    folder.evaluation("test").write_text(json.dumps(test))
+    folder.finished.write_text(json.dumps(test | {"train_seconds": 125.4, "train_steps": 200}))
+    folder.export_check.write_text(json.dumps({"puzzles": 12, "agree": 12, "max_logit_difference": 2.5e-6}))
+    predictions, logits = answers_of(data_dir)
+    np.savez_compressed(folder.predictions("test"), predictions=predictions, q_halt_logits=logits)
+    write_machine(folder, devices="3 x abacus", parameters=22_226)
+    return folder.path
+
+
+def rewrite(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_report_holds_what_was_measured_and_nothing_from_outside(run_dir, capsys):
+    main(Report(str(run_dir)))
+    path = RunFolder(run_dir).report
+    assert capsys.readouterr().out == f"report: {path}\n"
+    document = path.read_text(encoding="utf-8")
+    text = words(document)
+    for figure in (
+        "91.67%",
+        "98.96%",
+        "12 the whole test set",
+        "2 min 5 s",
+        "200 of 16 examples",
+    ):
+        assert figure in text, figure
+    # The median of 10 steps of 4 ms and 10 of 8 ms is 6 ms, for 16 examples.
+    assert "2,667 median over training" in text
+    assert "22,226 without the puzzle table" in text and "3 x abacus" in text
+    assert "PyTorch agrees : the exported weights" in text and "12 of 12 puzzles (100.00%)" in text
+    assert "at most 2.5e-06" in text
+    assert "ACT step exact token q_halt > 0 1 83.33%" in text
+    assert "hidden_size 32" in text and "seq_len 16" in text and "torch 2." in text
+    assert "script" not in Balanced(document).tags
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", document)
+    main(Report(str(run_dir)))
+    assert path.read_text(encoding="utf-8") == document
+
+
+def test_text_of_the_run_is_never_markup(run_dir, data_dir):
+    folder = RunFolder(run_dir)
+    rewrite(folder.config, wandb_project=HOSTILE)
+    rewrite(folder.machine, processor=HOSTILE, versions={HOSTILE: HOSTILE})
+    assert words(page(measure(str(run_dir)))).count(HOSTILE) == 5
+    rewrite(folder.config, data_dir=HOSTILE)
+    document = page(measure(str(run_dir)))
+    assert "script" not in Balanced(document).tags
+    assert "<script" not in document
+    hostile = plot([Series(HOSTILE, [(1, 2)], marks=True), Series("b", [])], title=HOSTILE, x_label=HOSTILE)
+    ElementTree.fromstring(hostile)
+    assert "<script" not in hostile + board(np.zeros(16, np.uint8), GEOMETRIES[4], label=HOSTILE)
+
+
+def test_missing_pieces_leave_gaps_not_inventions(run_dir):
+    folder = RunFolder(run_dir)
+    for path in (folder.export_check, folder.machine, folder.finished, folder.predictions("test")):
+        path.unlink()
+        Balanced(page(measure(str(run_dir))))
+    text = words(page(measure(str(run_dir))))
+    assert "not finished" in text and "Not shown: the run has not been evaluated" in text
+    assert "PyTorch" not in text and "parameters" not in text and "devices" not in text and "Machine" not in text
+    assert "20 s compilation included" in text
+    folder.evaluation("test").unlink()
+    assert "25.00%" in words(page(measure(str(run_dir))))
+    folder.metrics.write_text(folder.metrics.read_text().splitlines()[0] + "\n")
+    assert "held-out puzzles" not in words(page(measure(str(run_dir))))
+    folder.metrics.unlink()
+    with pytest.raises(UserError, match="has no metrics yet; train it with `trm train`"):
+        measure(str(run_dir))
+
+
+def test_a_run_with_answers_but_no_metrics_is_reported(run_dir):
+    RunFolder(run_dir).metrics.unlink()
+    text = words(page(measure(str(run_dir))))
+    assert "91.67%" in text and "A puzzle solved" in text and "Learning" not in text
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda f, p, q: rewrite(f.config, data_dir="gone"), "no data set at gone/test"),
+        (lambda f, p, q: rewrite(f.evaluation("test"), exact_accuracy=0.5), "0.9167 exact, not 0.5000"),
+        (lambda f, p, q: np.savez(f.predictions("test"), predictions=p[:, 1:], q_halt_logits=q), "(11, 16) tokens"),
+        (lambda f, p, q: f.predictions("test").write_bytes(b"PK"), "cannot be read"),
+    ],
+)
+def test_answers_are_shown_only_beside_the_set_they_belong_to(run_dir, data_dir, spoil, reason):
+    spoil(RunFolder(run_dir), *answers_of(data_dir))
+    text = words(page(measure(str(run_dir))))
+    assert "Not shown: " in text and reason in text
+    assert "A puzzle solved" not in text
+    with pytest.raises(UserError, match="no picture without the answers"):
+        picture(measure(str(run_dir)))
+
+
+def test_accuracy_after_each_act_step_is_counted_as_in_the_loss_head(run_dir):
+    measured = measure(str(run_dir))
+    assert measured.answers is not None and measured.test is not None
+    found = by_act_step(measured.answers)
+    np.testing.assert_allclose(found.exact_accuracy, np.array([10, 9, 10, 11]) / 12)
+    np.testing.assert_allclose(found.token_accuracy, 1 - np.array([2, 3, 2, 1]) * 2 / 16 / 12)
+    np.testing.assert_allclose(found.halting, 11 / 12)
+    assert kept(found.solved).sum() == 10
+    assert slowest_solved(found.solved) == 1
+    assert first_unsolved(measured.answers, found.solved) == 0
+
+
+def test_tokens_without_a_label_count_for_nothing(data_dir):
+    metadata = dataclasses.replace(load_split(data_dir, "test").metadata, ignore_label_id=0)
+    labels = np.array([[2, 3, 0, 0], [4, 5, 2, 3], [0, 0, 0, 0]])
+    predictions = np.array([[[2, 9, 9, 9], [4, 5, 2, 3], [1, 1, 1, 1]]])
+    answers = Answers(metadata, labels, labels, predictions, np.zeros((1, 3), np.float32))
+    found = by_act_step(answers)
+    assert (found.token_accuracy[0], found.exact_accuracy[0]) == (0.75, 0.5)
+    assert first_unsolved(answers, found.solved) == 0
+    assert slowest_solved(found.solved) == 1
+    assert slowest_solved(np.zeros((2, 3), bool)) is None
+    assert slowest_solved(np.array([[True, False], [False, False], [True, False]])) == 0
+
+
+def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
+    cli([str(run_dir), "--picture", str(tmp_path / "picture.svg")])
+    assert f"picture: {tmp_path / 'picture.svg'}\n" in capsys.readouterr().out
+    root = ElementTree.parse(tmp_path / "picture.svg").getroot()
+    text = " ".join(root.itertext())
+    assert "4x4 Sudoku: 91.7% of 12 unseen puzzles solved after 2 min 5 s of training" in text
+    assert "ACT step 1, 2 wrong" in text and "ACT step 3, solved" in text
+    assert text.count("the question") == 1
+    with pytest.raises(UserError, match="is not a folder; give --picture a path in one that is there"):
+        main(Report(str(run_dir), picture=tmp_path / "nowhere" / "picture.svg"))
+
+
+def test_a_folder_without_a_run_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"no run at .*train one with `trm train PRESET"):
+        main(Report(str(tmp_path)))
+
+
+def test_the_fields_left_out_of_the_configuration_are_those_that_the_data_decides(data_dir):
+    config = dataclasses.replace(preset("tiny"), arch=TRMConfig(batch_size=77, seq_len=77))
+    sized = sized_for(config, load_split(data_dir, "test").metadata, 3)
+    before, after = dataclasses.asdict(config.arch), dataclasses.asdict(sized)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed <= SIZED_BY_DATA and {"batch_size", "seq_len"} <= changed
+
+
+def test_a_trace_tells_what_changed_and_what_is_wrong():
+    solution = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
+    question = np.where(np.arange(16) % 2, solution, 0).astype(np.uint8)
+    swapped = solution.copy()
+    swapped[:2] = 2, 0
+    trace = Trace(GEOMETRIES[4], question, np.array([swapped, solution, solution, swapped]), np.zeros(4), solution)
+    assert [tuple(stretch) for stretch in trace.stretches] == [(1, 1), (2, 3), (4, 4)]
+    assert trace.changed(1).sum() == 9 and trace.changed(2).sum() == 2 and not trace.changed(3).any()
+    assert trace.wrong(1).tolist() == [True, True] + [False] * 14
+    assert (trace.solved(1), trace.solved(2)) == (False, True)
+    assert chosen_steps(trace) == [0, 1, 2, 4]
+    drawn = ElementTree.fromstring(strip(trace).replace("<br>", "<br/>"))
+    captions = ["".join(caption.itertext()) for caption in drawn.iter("figcaption")]
+    assert captions == [
+        "the question",
+        "ACT step 12 wrong · halt 0.50",
+        "ACT steps 2\u20133correct · halt 0.50",
+        "ACT step 42 wrong · halt 0.50",
+        "the solution",
+    ]
+    # A valid grid that overwrites a given is no solution of this puzzle.
+    assert not Trace(GEOMETRIES[4], np.roll(solution, 1) * (np.arange(16) == 5), solution[None], np.zeros(1)).solved(1)
+
+
+def test_ticks_are_round_and_cover_the_data():
+    assert nice_ticks(0, 100, 5) == [0, 20, 40, 60, 80, 100]
+    assert nice_ticks(0.0031, 0.0094, 5) == [0.002, 0.004, 0.006, 0.008, 0.01]
+    assert nice_ticks(0, 1e-4, 5) == [0, 2e-5, 4e-5, 6e-5, 8e-5, 1e-4]
+    assert log_ticks(0.07, 1.6) == [0.05, 0.1, 0.2, 0.5, 1, 2]
+    assert log_ticks(1e-6, 1) == [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1]
+    for low, high in ((3.0, 3.1), (1e-9, 1e9), (5.0, 5.0)):
+        ticks = log_ticks(low, high)
+        assert ticks[0] <= low and len(ticks) <= 9
+    assert [number(x) for x in (0, 0.3, 12_000, 1e-4, 1.2e-3, 2e7)] == ["0", "0.3", "12,000", "1e-4", "1.2e-3", "2e7"]
+    assert [spelled(x) for x in (47.2, 224, 7500)] == ["47 s", "3 min 44 s", "2 h 5 min"]
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+@pytest.mark.parametrize("values", [[1.0], [0.5, 0.5, 0.5], [0.0, 0.0], [1.0, math.nan, 2.0], [1.0, math.inf, -1.0]])
+def test_every_curve_can_be_drawn(values, log_y):
+    drawing = plot([Series("a", list(enumerate(values, 1)), marks=True)], title="t", x_label="x", log_y=log_y)
+    if not drawing:
+        assert log_y and max(values) == 0
+        return
+    root = ElementTree.fromstring(drawing)
+    coordinates = [value for each in root.iter() for name, value in each.items() if name in ("x", "y", "cx", "cy")]
+    assert all(math.isfinite(float(value)) for value in coordinates)
+    assert "nan" not in drawing and "inf" not in drawing
+    finite = sum(math.isfinite(value) and (value > 0 or not log_y) for value in values)
+    assert len(root.findall("{*}circle")) == finite
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_peaks():
+    points = [(float(x), 1.0) for x in range(50_000)]
+    points[31_234] = (31_234.0, 9.0)
+    drawing = plot([Series("a", points)], title="t", x_label="x")
+    assert len(drawing) < 20_000
+    line = ElementTree.fromstring(drawing).findall("{*}path[@class='line s1']")[0].get("d")
+    heights = {float(y) for y in re.findall(r" ([\d.]+)", line or "")}
+    assert len(heights) == 2 and max(heights) - min(heights) > 100

@@ -1,0 +1,40 @@
+"""Run in a process of its own: trains the tiny preset on so many virtual devices and writes down what it learned.
+
+python training_process.py DEVICES DATA_DIR RUN_DIR OUT.npz [field=value …]
+"""
+
+import ast
+import dataclasses
+import os
+import sys
+
+devices, data_dir, run_dir, out = int(sys.argv[1]), *sys.argv[2:5]
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from train_jax.config import PRESETS  # noqa: E402
+from train_jax.devices import Devices  # noqa: E402
+from train_jax.loop import train  # noqa: E402
+from train_jax.restore import restore  # noqa: E402
+
+fields = dict(pair.split("=") for pair in sys.argv[5:])
+preset = PRESETS["tiny"]
+arch = {name: ast.literal_eval(fields.pop(name)) for name in list(fields) if hasattr(preset.arch, name)}
+optim = {name: ast.literal_eval(fields.pop(name)) for name in list(fields) if hasattr(preset.optim, name)}
+config = dataclasses.replace(
+    preset,
+    data_dir=data_dir,
+    run_dir=run_dir,
+    wandb="disabled",
+    eval_batch_size=8,
+    arch=dataclasses.replace(preset.arch, **arch),
+    optim=dataclasses.replace(preset.optim, puzzle_lr=1e-2, **optim),
+    **{name: ast.literal_eval(value) for name, value in fields.items()},
+)
+train(config, Devices(devices))
+learner = restore(run_dir).learner
+named = jax.tree_util.tree_leaves_with_path(learner)
+np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named})

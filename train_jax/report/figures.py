@@ -1,0 +1,23 @@
+"""How figures are written for a reader."""
+
+
+def number(value: float) -> str:
+    """A number to six digits: `0.3`, `12,000`, `1e-4`."""
+    if value == 0 or 1e-2 <= abs(value) < 1e6:
+        return f"{value:,.6g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def percent(share: float) -> str:
+    return f"{share:.2%}"
+
+
+def spelled(seconds: float) -> str:
+    """A duration whose units can be read: `47 s`, `3 min 44 s`, `2 h 5 min`."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600:,} h {seconds % 3600 // 60} min"

@@ -1,0 +1,44 @@
+"""`trm report RUN_DIR`: a run's HTML report, and a picture for a README."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from train_jax.errors import UserError
+from train_jax.report.measured import measure
+from train_jax.report.page import page
+from train_jax.report.picture import picture
+from train_jax.run_folder import write_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Write a run's report as one HTML file: figures, learning curves, a puzzle solved step by step, configuration."""
+
+    run_dir: Annotated[str, tyro.conf.Positional]
+    """The run, as `trm train` made it."""
+    picture: Path | None = None
+    """Write an SVG for a README here too: the learning curve beside a solved puzzle."""
+
+
+def main(config: Report) -> None:
+    if config.picture is not None and not config.picture.absolute().parent.is_dir():
+        raise UserError(f"{config.picture.parent} is not a folder; give --picture a path in one that is there")
+    measured = measure(config.run_dir)
+    drawing = None if config.picture is None else picture(measured)
+    write_text(measured.folder.report, page(measured))
+    print(f"report: {measured.folder.report}")
+    if config.picture is not None and drawing is not None:
+        write_text(config.picture, drawing)
+        print(f"picture: {config.picture}")
+
+
+def cli(argv: list[str]) -> None:
+    main(tyro.cli(Report, args=argv, prog="trm report"))
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])

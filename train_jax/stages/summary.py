@@ -1,0 +1,55 @@
+"""`trm summary RUN_DIR`: what a run has reached, from its files."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from train_jax.export_check import ExportCheck
+from train_jax.run_folder import read_run
+from train_jax.tracking import duration, read_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Print what a run has reached. Nothing is computed."""
+
+    run_dir: Annotated[str, tyro.conf.Positional]
+    """The run, as `trm train` made it."""
+
+
+def main(config: Summary) -> None:
+    folder, run = read_run(config.run_dir)
+    if not folder.finished.exists():
+        records = read_metrics(folder)
+        reached = f"step {records[-1]['step']}" if records else "nothing yet"
+        print(f"{config.run_dir} is not finished ({reached}); `trm train` goes on with it")
+        return
+    figures = json.loads(folder.finished.read_text())
+    print(
+        f"held-out exact accuracy {figures['exact_accuracy']:.4f} with "
+        f"{'EMA' if run.optim.ema_decay else 'raw'} weights on {figures['count']:.0f} puzzles unseen under symmetry "
+        f"(token accuracy {figures['accuracy']:.4f})"
+    )
+    print(f"training time {duration(figures['train_seconds'])} for {figures['train_steps']:.0f} steps")
+    if folder.export_check.exists():
+        print(ExportCheck(**json.loads(folder.export_check.read_text())))
+    for path, what in ((folder.weights, "weights under PyTorch names"), (folder.report, "report")):
+        if path.exists():
+            print(f"{what}: {relative(path)}")
+
+
+def relative(path: Path) -> Path:
+    """As seen from here, where that is shorter to read."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def cli(argv: list[str]) -> None:
+    main(tyro.cli(Summary, args=argv, prog="trm summary"))
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])
