@@ -17,7 +17,7 @@ _STD_OF_UNIT_NORMAL_CUT_AT_2 = 0.8796256610342398
 
 def at_least_float32(x: Tensor) -> Tensor:
     """`x` in float32, or as it is where it is wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype == torch.float64 else x.to(torch.float32)
 
 
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
