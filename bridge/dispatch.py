@@ -7,7 +7,9 @@ draws random numbers, it writes in place, or it computes a new tensor. Lowerings
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -39,11 +41,28 @@ _TRACE_ERRORS = (
 )
 
 
+@dataclasses.dataclass
+class Survey:
+    """The operations that a call made, and who serves them."""
+
+    ops: collections.Counter[tuple[str, str]] = dataclasses.field(default_factory=collections.Counter)
+    """(op, `ours`, `torchax`, `view`, `random`) -> times."""
+    unsupported: dict[str, str] = dataclasses.field(default_factory=dict)
+    """op -> why and where first."""
+
+
 class Dispatch(TorchDispatchMode):
     """One traced call: its random key, its tensors, its submodules' names."""
 
-    def __init__(self, rng: Rng | None, names: Mapping[int, str], off: frozenset[str] = frozenset()):
+    def __init__(
+        self,
+        rng: Rng | None,
+        names: Mapping[int, str],
+        off: frozenset[str] = frozenset(),
+        survey: Survey | None = None,
+    ):
         super().__init__()
+        self.survey = survey
         self._rng, self._draws = rng, 0
         self._names = names
         self._off = off
@@ -101,7 +120,17 @@ class Dispatch(TorchDispatchMode):
                 "keep shapes and branches independent of data: torch.where for a branch, a mask for a selection",
             ) from error
         except NotImplementedError as error:
+            if self.survey is not None:
+                return self._skip(func, args, kwargs, str(error))
             raise self.error(f"`{func.name()}` has no translation ({error})", _UNSUPPORTED_REMEDY) from error
+
+    def _skip(self, func: Any, args: tuple, kwargs: dict, why: str) -> Any:
+        """While surveying: note it, and go on with zeros of the right shape."""
+        assert self.survey is not None
+        self.survey.unsupported.setdefault(func.name(), f"{why}, {where_in_module(self._names)}")
+        metas = _meta_of(func, args, kwargs)
+        zeros = [fresh(jnp.zeros(m.shape, jax_dtype(m.dtype)), m) for m in _listed(metas)]
+        return type(metas)(zeros) if isinstance(metas, (tuple, list)) else zeros[0]
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
@@ -113,6 +142,8 @@ class Dispatch(TorchDispatchMode):
             # Met inside a decomposition, where PyTorch's autograd layer no longer takes it apart.
             with self:
                 return func.decompose(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return self._reshape_in_place(func, args, kwargs)
         kind = _kind_of(func)
         if kind == "view":
             return self._view(func, args, kwargs)
@@ -129,8 +160,9 @@ class Dispatch(TorchDispatchMode):
         lowering = None if random else self._lowering(func)
         if random is None and lowering is None:
             return self._decompose(func, args, kwargs)
+        self._note(func, "random" if random else "ours" if lowering is LOWERINGS.get(func) else "torchax")
         metas = _meta_of(func, args, kwargs) if like is None else like._meta
-        outs = metas if isinstance(metas, (tuple, list)) else (metas,)
+        outs = _listed(metas)
         static = random is None and all(t._cell.static for t in inputs)
         static = static and all(isinstance(o, torch.Tensor) and o.numel() <= _STATIC_LIMIT for o in outs)
         with jax.ensure_compile_time_eval() if static else contextlib.nullcontext():
@@ -169,7 +201,8 @@ class Dispatch(TorchDispatchMode):
     def _view(self, func: Any, args: tuple, kwargs: dict) -> Any:
         base: BridgeTensor = args[0]
         metas = _meta_of(func, args, kwargs)
-        outs = list(metas) if isinstance(metas, (tuple, list)) else [metas]
+        outs = list(_listed(metas))
+        self._note(func, "view")
         steps = view_steps(func, base, args, kwargs, outs)
         if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
             base = BridgeTensor(base._cell, base._meta)
@@ -177,15 +210,21 @@ class Dispatch(TorchDispatchMode):
         made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
         return made if isinstance(metas, (tuple, list)) else made[0]
 
+    def _reshape_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
+        target = args[0]
+        view = self._view(_functional_op(func), args, kwargs)
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            func(*args, **kwargs)  # PyTorch's own record of the shape
+        target.become(view)
+        return target
+
     def _write(self, func: Any, args: tuple, kwargs: dict) -> Any:
         target, functional, args, kwargs = _functional_of(func, args, kwargs)
         inputs: list[BridgeTensor] = []
-        _map(args, _value(inputs)), _map(tuple(kwargs.values()), _value(inputs))
-        if functional is aten.copy.default and func is not aten.copy_.default:
-            source = args[1]
-        else:
-            self._check_write(func, target, args, kwargs)
-            source = self._compute(functional, args, kwargs, like=target)
+        _map((args, *kwargs.values()), _value(inputs))
+        self._check_write(func, target, args, kwargs)
+        source = self._compute(functional, args, kwargs, like=target)
         if not isinstance(source, BridgeTensor) or source.shape != target.shape:
             raise NotImplementedError("an in-place operation that changes the shape")
         value = source.value.astype(jax_dtype(target.dtype))
@@ -209,6 +248,10 @@ class Dispatch(TorchDispatchMode):
                 "use torch.where, or pass the number as a Python argument that is static under jit",
             )
         return bool(value) if func is aten.is_nonzero.default else value.item()
+
+    def _note(self, func: Any, server: str) -> None:
+        if self.survey is not None:
+            self.survey.ops[func.name(), server] += 1
 
     def _lowering(self, func: Any) -> Callable | None:
         if func.name() not in self._off:
@@ -283,6 +326,10 @@ def array_of(tensor: torch.Tensor) -> jax.Array:
         if tensor.dtype == torch.bfloat16:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
         return jnp.array(tensor.numpy(), jax_dtype(tensor.dtype))
+
+
+def _listed(values: Any) -> tuple | list:
+    return values if isinstance(values, (tuple, list)) else (values,)
 
 
 def _map(value: Any, leaf: Callable[[BridgeTensor], Any]) -> Any:

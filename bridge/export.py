@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bridge.carries import convert, is_array
-from bridge.dispatch import Dispatch, array_of, tracing
+from bridge.dispatch import Dispatch, Survey, array_of, tracing
 from bridge.errors import BridgeError
 from bridge.randomness import Rng
 from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
@@ -71,6 +71,31 @@ class Functional:
         **kwargs: Any,
     ) -> Result:
         """As calling it, and also returns the parameters with what the module wrote into them."""
+        return self._run(params, buffers, args, kwargs, rng, train, method)
+
+    def survey(
+        self, *args: Any, rng: Rng | None = None, train: bool | None = None, method: str = "forward", **kwargs: Any
+    ) -> Survey:
+        """The operations that a call makes, without computing anything; what is not supported is listed, not raised."""
+        found = Survey()
+
+        def call(params, buffers, args, kwargs):
+            return self._run(params, buffers, args, kwargs, rng, train, method, found).outputs
+
+        jax.eval_shape(call, self.params, self.buffers, args, kwargs)
+        return found
+
+    def _run(
+        self,
+        params: Mapping[str, jax.Array],
+        buffers: Mapping[str, jax.Array],
+        args: tuple,
+        kwargs: dict[str, Any],
+        rng: Rng | None,
+        train: bool | None,
+        method: str,
+        survey: Survey | None = None,
+    ) -> Result:
         self._check(params, self.params, "parameter")
         self._check(buffers, self.buffers, "buffer")
         module, copies = _shadow(self.module)
@@ -79,7 +104,7 @@ class Functional:
         if train is not None:
             for copy in copies.values():
                 copy.training = train
-        dispatch = Dispatch(rng, names, self.without_lowerings)
+        dispatch = Dispatch(rng, names, self.without_lowerings, survey)
         state = {}
         for name, real in _state(self.module).items():
             trained = name in self.params

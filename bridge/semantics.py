@@ -180,6 +180,10 @@ class BridgeTensor(torch.Tensor):
         self._cell = self._cell.detached()
         self._cache = None
 
+    def become(self, other: BridgeTensor) -> None:
+        """The same cell seen through other views, after PyTorch changed this object's shape."""
+        self._cell, self._views, self._meta, self._cache = other._cell, other._views, other._meta, None
+
     def replace(self, other: BridgeTensor) -> None:
         """`self.data = other`: another value, the same gradient path, and no tie to the old memory."""
         value, old = other.value, self.value

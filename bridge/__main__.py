@@ -1,0 +1,127 @@
+"""`python -m bridge verify|inspect package.module:factory`: trust a module before anybody trains it.
+
+The factory takes nothing and returns `(module, inputs)`, or `(module, inputs, keywords)`: `inputs` a tuple of example
+arguments, `keywords` a dict of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from typing import Annotated, Any
+
+import jax
+import torch
+import tyro
+from tyro.conf import OmitSubcommandPrefixes, Positional
+
+import bridge
+from bridge.carries import convert
+from bridge.dispatch import array_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Verify:
+    """Compare outputs, every gradient and every buffer with PyTorch; status 1 beyond the tolerance."""
+
+    factory: Positional[str]
+    """`package.module:function` that returns the module and example inputs."""
+    tolerance: float = 1e-4
+    """Largest allowed difference, relative to a leaf's largest entry."""
+    steps: int = 1
+    """Calls in a row; buffers go from one to the next."""
+    train: bool | None = None
+    """Mode of every submodule; each one's own if not given."""
+    seed: int = 0
+    """Seeds PyTorch before the factory is called and before the first step."""
+    json: bool = False
+    """Print the report as JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspect:
+    """Parameters, buffers, operations and who serves them, what is not supported, FLOPs and bytes of a call."""
+
+    factory: Positional[str]
+    """`package.module:function` that returns the module and example inputs."""
+    train: bool | None = None
+    """Mode of every submodule; each one's own if not given."""
+    seed: int = 0
+    """Seeds PyTorch before the factory is called."""
+
+
+def verify(config: Verify) -> int:
+    module, args, kwargs = made_by(config.factory, config.seed)
+    torch.manual_seed(config.seed)
+    report = bridge.verify(module, *args, steps=config.steps, train=config.train, tolerance=config.tolerance, **kwargs)
+    print(report.to_json() if config.json else report)
+    return 0 if report.ok else 1
+
+
+def inspect(config: Inspect) -> int:
+    module, args, kwargs = made_by(config.factory, config.seed)
+    fn = bridge.export(module)
+    args, kwargs = convert((args, kwargs), lambda v: array_of(v) if torch.is_tensor(v) else v)
+    for title, state in (("parameters", fn.params), ("buffers", fn.buffers)):
+        size = sum(a.size for a in state.values())
+        print(f"{title}: {len(state)} arrays, {size:,} elements, {sum(a.nbytes for a in state.values()) / 1e6:.1f} MB")
+        for name, array in state.items():
+            print(f"  {name:<60} {array.dtype!s:<10} {list(array.shape)}")
+    found = fn.survey(*args, rng=jax.random.key(0), train=config.train, **kwargs)
+    print(f"operations: {sum(found.ops.values())} calls of {len(found.ops)} kinds")
+    for (name, server), times in found.ops.most_common():
+        print(f"  {times:>6} x {name:<45} {server}")
+    if found.unsupported:
+        print(f"not supported: {len(found.unsupported)}")
+        for name, why in found.unsupported.items():
+            print(f"  {name}: {why}")
+        return 1
+    print("not supported: none")
+    call = jax.jit(lambda p, b: fn(p, b, *args, rng=jax.random.key(0), train=config.train, **kwargs)[0])
+    cost: Any = call.lower(fn.params, fn.buffers).compile().cost_analysis() or {}
+    flops, moved = cost.get("flops"), cost.get("bytes accessed")
+    if flops is not None and moved is not None:
+        print(
+            f"one call, as compiled for {jax.default_backend()}: {flops / 1e9:.3f} GFLOP, {moved / 1e6:.1f} MB accessed"
+        )
+    return 0
+
+
+def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, Any]]:
+    """Module, arguments, keywords. Raises `BridgeError` for a factory that is not there or gives something else."""
+    path, _, name = factory.partition(":")
+    if not name:
+        raise bridge.BridgeError(f"{factory!r} names no function; write package.module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(path), name)
+    except (ImportError, AttributeError) as error:
+        raise bridge.BridgeError(f"{factory} cannot be found ({error}); write package.module:function") from error
+    torch.manual_seed(seed)
+    made = function()
+    module, args, kwargs = (*made, {})[:3] if isinstance(made, tuple) and len(made) in (2, 3) else (None, (), {})
+    if not isinstance(module, torch.nn.Module):
+        raise bridge.BridgeError(f"{factory} returned a {type(made).__name__}; it must return (module, inputs)")
+    return module, tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs
+
+
+def main(argv: list[str] | None = None) -> int:
+    command: Any = tyro.cli(
+        OmitSubcommandPrefixes[
+            Annotated[Verify, tyro.conf.subcommand("verify")] | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+        ],  # pyright: ignore[reportArgumentType]
+        args=argv,
+        prog="python -m bridge",
+        description=__doc__,
+    )
+    try:
+        return verify(command) if isinstance(command, Verify) else inspect(command)
+    except bridge.BridgeError as error:
+        print(f"bridge: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
