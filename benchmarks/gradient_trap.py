@@ -1,8 +1,8 @@
-"""Why the bridge exists, in figures: one ACT step of a tiny TRM in PyTorch, through torchax alone, and through the bridge.
+"""Why the bridge exists, in figures: one step of a tiny TRM in PyTorch, through torchax alone, through the bridge.
 
     python -m benchmarks.gradient_trap [--mlp-t]
 
-Prints the loss of each and, for every parameter, how far its gradient is from PyTorch's (relative to its largest entry).
+Prints the loss of each, and how far each gradient is from PyTorch's, relative to its largest entry.
 """
 
 import dataclasses
