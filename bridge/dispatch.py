@@ -115,13 +115,12 @@ class Dispatch(TorchDispatchMode):
         try:
             return self._run(func, args, kwargs)
         except _TRACE_ERRORS as error:
-            raise self.error(
-                f"`{func.name()}` needs the values of a traced tensor",
-                "keep shapes and branches independent of data: torch.where for a branch, a mask for a selection",
-            ) from error
+            raise self.error(f"`{func.name()}` needs the values of a traced tensor", _SHAPE_REMEDY) from error
         except NotImplementedError as error:
             if self.survey is not None:
                 return self._skip(func, args, kwargs, str(error))
+            if torch.Tag.dynamic_output_shape in func.tags or func is aten.index.Tensor:
+                raise self.error(f"`{func.name()}` makes a shape that depends on data", _SHAPE_REMEDY) from error
             raise self.error(f"`{func.name()}` has no translation ({error})", _UNSUPPORTED_REMEDY) from error
 
     def _skip(self, func: Any, args: tuple, kwargs: dict, why: str) -> Any:
@@ -290,6 +289,7 @@ class Dispatch(TorchDispatchMode):
         return BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")
 
 
+_SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
 
 
@@ -320,8 +320,8 @@ _DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIs
 
 def array_of(tensor: torch.Tensor) -> jax.Array:
     """A copy of a real tensor as a JAX array; later writes to the tensor do not reach it."""
-    # Below every mode: reading a constant's memory is no operation of the module.
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    # Below every mode, and not staged under jit: reading memory is no operation of the module.
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), jax.ensure_compile_time_eval():
         tensor = tensor.detach()
         if tensor.dtype == torch.bfloat16:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)

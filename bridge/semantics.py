@@ -22,6 +22,7 @@ results are views; JAX only computes values.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,8 +163,9 @@ class BridgeTensor(torch.Tensor):
         if not self._views:
             return base
         if self._cache is None or self._cache[0] != self._cell.version:
-            for view in self._views:
-                base = view.get(base)
+            with jax.ensure_compile_time_eval() if self._cell.static else contextlib.nullcontext():
+                for view in self._views:
+                    base = view.get(base)
             self._cache = (self._cell.version, base)
         return self._cache[1]
 
@@ -207,6 +209,10 @@ class BridgeTensor(torch.Tensor):
         if not isinstance(other, BridgeTensor) or other.shape != self.shape or other.dtype != self.dtype:
             raise RuntimeError("`.data = …` with another shape, dtype or kind of tensor cannot be translated")
         self.replace(other)
+
+    def tolist(self) -> Any:
+        # PyTorch refuses subclasses; element by element it is an `.item()`, with its answer or its error.
+        return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
 
     def __repr__(self, *, tensor_contents=None) -> str:
         return f"BridgeTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"

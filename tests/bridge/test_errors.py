@@ -1,0 +1,120 @@
+"""What cannot be translated is one message: the op, the submodule, the line, the remedy."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+
+import bridge
+
+
+class Inner(nn.Module):
+    def __init__(self, action):
+        super().__init__()
+        self.action = action
+
+    def forward(self, x):
+        return self.action(x)  # the line that is named
+
+
+class Outer(nn.Module):
+    def __init__(self, action):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Identity(), Inner(action)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def said(action, x=None, **settings):
+    fn = bridge.export(Outer(action))
+    x = jnp.arange(4.0) if x is None else x
+    with pytest.raises(bridge.BridgeError) as caught:
+        jax.jit(lambda x: fn({}, {}, x, **settings))(x)
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 500
+    assert "in blocks.1 (Inner)" in text and "test_errors.py:" in text and "Remedy: " in text
+    return text
+
+
+def branch(x):
+    return x if x.sum() > 0 else -x
+
+
+def loop_bound(x):
+    return x * int(x[0])
+
+
+def test_branch_on_a_traced_value():
+    assert "value of a traced tensor" in said(branch) and "torch.where" in said(branch)
+    assert "`return x if x.sum() > 0 else -x`" in said(branch)
+    assert ".item()" in said(loop_bound)
+
+
+def test_data_dependent_shape():
+    for action in (lambda x: x[x > 1], lambda x: x.nonzero(), lambda x: x.unique()):
+        assert "makes a shape that depends on data" in said(action)
+
+
+def test_unsupported_op():
+    text = said(lambda x: torch.special.airy_ai(x))
+    assert "aten::special_airy_ai" in text and "bridge.LOWERINGS" in text
+
+
+def test_randomness_without_a_key():
+    text = said(lambda x: torch.rand_like(x))
+    assert "`aten::rand_like` draws random numbers" in text and "rng=jax.random.key" in text
+
+
+def test_pytorch_s_own_errors_stay_pytorch_s():
+    fn = bridge.export(nn.Linear(3, 3))
+    with pytest.raises(RuntimeError, match="same reduction dim"):
+        fn(fn.params, fn.buffers, jnp.ones((2, 5)))
+
+
+def test_branches_on_constants_are_no_error():
+    class Constants(nn.Module):
+        def forward(self, x):
+            steps = torch.tensor([1, 2, 3])
+            if (steps > 2).any() and int(steps.sum()) == 6:
+                x = x + steps[-1].item()
+            for width in torch.linspace(0, 1, 3).tolist():
+                x = x + width
+            return x
+
+    fn = bridge.export(Constants())
+    assert float(jax.jit(lambda x: fn({}, {}, x)[0])(jnp.zeros(()))) == 4.5
+
+
+def test_float64_is_said_once_with_its_place():
+    class Double(nn.Module):
+        def forward(self, x):
+            for _ in range(3):
+                x = x.to(torch.float64).sum().to(torch.float32) + x
+            return x
+
+    fn = bridge.export(Double())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fn({}, {}, jnp.ones(3))
+    seen = [w for w in seen if issubclass(w.category, bridge.BridgeWarning)]
+    assert len(seen) == 1, [str(w.message) for w in seen]
+    assert "JAX_ENABLE_X64=1" in str(seen[0].message) and "test_errors.py" in str(seen[0].message)
+
+
+def test_a_tensor_that_escapes_says_so():
+    kept = []
+
+    class Leaky(nn.Module):
+        def forward(self, x):
+            kept.append(x)
+            return x
+
+    bridge.export(Leaky())({}, {}, jnp.ones(2))
+    with pytest.raises(RuntimeError, match="outside the call that made it"):
+        kept[0] + 1
