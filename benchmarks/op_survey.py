@@ -247,7 +247,9 @@ def main(options: Options) -> int:
     start, outcomes = time.perf_counter(), []
     for outcome in survey(options.op, options.samples_per_op):
         outcomes.append(outcome)
-        print(f"{outcome.passed:3d}/{outcome.total:<3d} {outcome.name:<50} {next(iter(outcome.failures), '')}", flush=True)
+        print(
+            f"{outcome.passed:3d}/{outcome.total:<3d} {outcome.name:<50} {next(iter(outcome.failures), '')}", flush=True
+        )
         if options.op is not None:
             for failure in outcome.failures[1:]:
                 print(f"        {failure}")
