@@ -45,10 +45,10 @@ def through_torchax(module: torch.nn.Module, batch: dict) -> tuple[float, Gradie
     env = torchax.default_env()
     with env:
         wrapped = JittableModule(module.to("jax"))
-    params, buffers = jax_view(dict(wrapped.params)), jax_view(dict(wrapped.buffers))
+    params, buffers = jax_view(wrapped.params), jax_view(wrapped.buffers)  # pyright: ignore
     arrays = {k: jnp.asarray(v.numpy()) for k, v in batch.items()}
 
-    def loss(params: Any) -> jax.Array:
+    def loss(params: Any) -> Any:
         with env, env.override_property(prng=jax.random.key(0)):
             inputs = torch_view(arrays)
             carry = module.initial_carry(inputs)  # pyright: ignore[reportCallIssue]

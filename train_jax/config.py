@@ -138,8 +138,8 @@ PRESETS: dict[str, RunConfig] = {
         log_every_steps=5,
     ),
 }
-"""`sudoku-extreme` is the research baseline (a pod, or a patient accelerator). `sudoku9` (half the cells empty) learns on
-two CPU cores in minutes, `sudoku6` in half a minute. `tiny` runs through in seconds and learns little."""
+"""`sudoku-extreme` is the research baseline (a pod, or a patient accelerator). `sudoku9` (half the cells empty) learns
+on two CPU cores in minutes, `sudoku6` in half a minute. `tiny` runs through in seconds and learns little."""
 
 
 def preset(name: str) -> RunConfig:
