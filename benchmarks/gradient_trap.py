@@ -53,8 +53,8 @@ def through_torchax(module: torch.nn.Module, batch: dict) -> tuple[float, Gradie
             inputs = torch_view(arrays)
             carry = module.initial_carry(inputs)  # pyright: ignore[reportCallIssue]
             state = torch_view(params), torch_view(buffers)
-            _, value, *_ = wrapped.functional_call("forward", *state, carry=carry, batch=inputs)
-            return jax_view(value)
+            outputs: Any = wrapped.functional_call("forward", *state, carry=carry, batch=inputs)
+            return jax_view(outputs[1])
 
     value, gradients = jax.value_and_grad(loss)(params)
     return float(value), {n: np.asarray(g) for n, g in gradients.items()}

@@ -1,0 +1,257 @@
+"""Modules that nobody here wrote, unchanged: outputs, the model's own loss, every gradient and buffer against PyTorch."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bridge
+
+TOLERANCE = 1e-4
+"""Whole models, float32."""
+
+
+def assert_parity(module, *args, **kwargs):
+    torch.manual_seed(7)
+    report = bridge.verify(module, *args, tolerance=TOLERANCE, **kwargs)
+    assert report.ok, f"\n{report}"
+
+
+def both_modes(function):
+    return pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])(function)
+
+
+# ---- Hugging Face
+
+
+def hugging_face():
+    return pytest.importorskip("transformers", reason="transformers is in the test extra: pip install .[test]")
+
+
+def tokens(vocabulary, shape=(2, 9)):
+    return torch.randint(1, vocabulary, shape, generator=torch.Generator().manual_seed(1))
+
+
+def padding(shape=(2, 9)):
+    mask = torch.ones(shape, dtype=torch.int64)
+    mask[1, -3:] = 0
+    return mask
+
+
+def gpt2(transformers, **settings):
+    config = transformers.GPT2Config(vocab_size=61, n_positions=16, n_embd=32, n_layer=2, n_head=4, **settings)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama(transformers, **settings):
+    config = transformers.LlamaConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        **settings,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert(transformers, **settings):
+    config = transformers.BertConfig(
+        vocab_size=61,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=16,
+        **settings,
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def vit(transformers, **settings):
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=16,
+        patch_size=4,
+        num_labels=5,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1,
+        **settings,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+LANGUAGE_MODELS = {"gpt2": gpt2, "llama": llama, "bert": bert}
+
+
+@both_modes
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_language_model_with_its_own_loss(name, attention, train):
+    """A padded batch with labels; tied embeddings, dropout in training; the gradient is that of the model's loss."""
+    transformers = hugging_face()
+    torch.manual_seed(0)
+    module = LANGUAGE_MODELS[name](transformers, attn_implementation=attention)
+    labels = tokens(61).masked_fill(padding() == 0, -100)
+    assert_parity(
+        module,
+        input_ids=tokens(61),
+        attention_mask=padding(),
+        labels=labels,
+        use_cache=False,
+        train=train,
+        loss=lambda out: out["loss"],
+    ) if name != "bert" else assert_parity(
+        module,
+        input_ids=tokens(61),
+        attention_mask=padding(),
+        labels=labels,
+        train=train,
+        loss=lambda out: out["loss"],
+    )
+
+
+@both_modes
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_vit_with_its_own_loss(attention, train):
+    transformers = hugging_face()
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    assert_parity(
+        vit(transformers, attn_implementation=attention),
+        pixel_values=images,
+        labels=torch.tensor([1, 4]),
+        train=train,
+        loss=lambda out: out["loss"],
+    )
+
+
+# ---- the `tiny-recursive-model` package
+
+
+def tiny_recursive_model():
+    """Its model and mixer only: the package's `__init__` imports a trainer and with it four packages more."""
+    pytest.importorskip("einops", reason="einops is in the test extra: pip install .[test]")
+    spec = importlib.util.find_spec("tiny_recursive_model")
+    if spec is None:
+        pytest.skip("tiny-recursive-model is not installed: pip install --no-deps tiny-recursive-model")
+    name = "tiny_recursive_model"
+    if name not in sys.modules:
+        package = types.ModuleType(name)
+        package.__path__ = [str(Path(spec.origin).parent)]
+        sys.modules[name] = package
+    from tiny_recursive_model.mlp_mixer_1d import MLPMixer1D
+    from tiny_recursive_model.trm import TinyRecursiveModel
+
+    return TinyRecursiveModel, MLPMixer1D
+
+
+@both_modes
+@pytest.mark.parametrize("registers", [0, 2])
+def test_tiny_recursive_model_over_three_refinements(registers, train):
+    """All rounds but the last run under `no_grad`; outputs and latents pass detached to the next call."""
+    model_class, mixer_class = tiny_recursive_model()
+    torch.manual_seed(0)
+    network = mixer_class(dim=16, depth=2, seq_len=8 + registers)
+    module = model_class(dim=16, num_tokens=11, network=network, num_register_tokens=registers)
+    nn.init.normal_(module.to_halt_pred[1].weight, std=0.3)
+    outputs, latents = (t.detach() for t in module.get_initial())
+    assert_parity(
+        module,
+        tokens(11, (2, 8)),
+        outputs.expand(2, 8 + registers, 16).clone(),
+        latents.expand(2, 8 + registers, 16).clone(),
+        labels=tokens(11, (2, 8)),
+        train=train,
+        loss=lambda out: out[0],
+        steps=3,
+        advance=lambda out, args, kwargs: ((args[0], out[2], out[3]), kwargs),
+    )
+
+
+# ---- torch.nn
+
+
+class ConvNet(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=4),
+            nn.BatchNorm2d(8),
+            nn.SiLU(),
+            nn.Dropout2d(0.2),
+            nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1),
+            nn.GroupNorm(2, 4),
+            nn.GELU(),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 5),
+        )
+
+
+def random(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def encoder(**settings):
+    layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.1, batch_first=True, **settings)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def late(rows, length):
+    """True where a key is padding."""
+    mask = torch.zeros(rows, length, dtype=torch.bool)
+    mask[-1, -2:] = True
+    return mask
+
+
+MODULES = {
+    "encoder": lambda: (encoder(), (random(2, 6, 16),), {"src_key_padding_mask": late(2, 6)}),
+    "encoder, norm first, causal": lambda: (
+        encoder(norm_first=True, activation="gelu"),
+        (random(2, 6, 16),),
+        {"mask": nn.Transformer.generate_square_subsequent_mask(6), "is_causal": True},
+    ),
+    "transformer": lambda: (
+        nn.Transformer(16, 4, 1, 1, 24, batch_first=True),
+        (random(2, 6, 16), random(2, 5, 16)),
+        {},
+    ),
+    "attention": lambda: (
+        nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True),
+        (random(2, 6, 16), random(2, 5, 16), random(2, 5, 16)),
+        {"key_padding_mask": late(2, 5)},
+    ),
+    "attention without weights": lambda: (
+        nn.MultiheadAttention(16, 4, kdim=8, vdim=12, add_bias_kv=True),
+        (random(6, 2, 16), random(5, 2, 8), random(5, 2, 12)),
+        {"need_weights": False},
+    ),
+    "convolutions": lambda: (ConvNet(), (random(2, 3, 12, 12),), {}),
+    "gru": lambda: (nn.GRU(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (random(6, 2, 5),), {}),
+    "gru, state given": lambda: (nn.GRU(5, 7, batch_first=True), (random(2, 6, 5), random(1, 2, 7)), {}),
+    "lstm": lambda: (nn.LSTM(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (random(6, 2, 5),), {}),
+    "lstm, projected": lambda: (nn.LSTM(5, 7, proj_size=3), (random(6, 2, 5),), {}),
+    "rnn": lambda: (nn.RNN(5, 7, nonlinearity="relu"), (random(6, 2, 5),), {}),
+}
+
+
+@both_modes
+@pytest.mark.parametrize("name", MODULES)
+def test_torch_module(name, train):
+    torch.manual_seed(0)
+    module, args, kwargs = MODULES[name]()
+    assert_parity(module, *args, train=train, steps=2, **kwargs)
