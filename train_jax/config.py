@@ -74,7 +74,9 @@ class RunConfig:
     """Project that the run is logged to."""
 
 
-def _small_sudoku(size: int, *, steps: int, eval_every_steps: int, halt_exploration_prob: float) -> RunConfig:
+def _small_sudoku(
+    size: int, *, steps: int, eval_every_steps: int, halt_max_steps: int, halt_exploration_prob: float
+) -> RunConfig:
     """What learns fastest on two CPU cores: one wide mixer block, softmax, a high learning rate with full decay.
 
     docs/log.md has what else was tried.
@@ -92,7 +94,7 @@ def _small_sudoku(size: int, *, steps: int, eval_every_steps: int, halt_explorat
             mlp_multiple_of=16,
             puzzle_emb_ndim=128,
             puzzle_emb_len=1,
-            halt_max_steps=8,
+            halt_max_steps=halt_max_steps,
             halt_exploration_prob=halt_exploration_prob,
             forward_dtype="float32",
             loss_type="softmax_cross_entropy",
@@ -110,8 +112,8 @@ def _small_sudoku(size: int, *, steps: int, eval_every_steps: int, halt_explorat
 
 PRESETS: dict[str, RunConfig] = {
     "sudoku-extreme": RunConfig(),
-    "sudoku9": _small_sudoku(9, steps=2200, eval_every_steps=550, halt_exploration_prob=0.3),
-    "sudoku6": _small_sudoku(6, steps=700, eval_every_steps=175, halt_exploration_prob=0.1),
+    "sudoku9": _small_sudoku(9, steps=2200, eval_every_steps=550, halt_max_steps=5, halt_exploration_prob=0.3),
+    "sudoku6": _small_sudoku(6, steps=700, eval_every_steps=175, halt_max_steps=8, halt_exploration_prob=0.1),
     "tiny": RunConfig(
         data_dir="data/tiny",
         run_dir="runs/tiny",
