@@ -203,19 +203,24 @@ class _Draws(TorchDispatchMode):
 
 
 def _compare(step: int, ours: _Leaves, theirs: _Leaves, wide: _Leaves | None, tolerance: float) -> Iterator[Row]:
-    largest = max((float(np.abs(a).max()) for a in ours["gradient"].values() if a.size), default=0.0)
+    largest = max(map(_magnitude, ours["gradient"].values()), default=0.0)
     for kind, leaves in ours.items():
         floor = 1e-3 * largest if kind == "gradient" else 1e-3
         if set(leaves) != set(theirs[kind]):
             raise AssertionError(f"{kind}s differ in name: {sorted(set(leaves) ^ set(theirs[kind]))}")
         for name, expected in leaves.items():
             found = theirs[kind][name]
-            scale = max(float(np.abs(expected).max(initial=0.0)), floor, 1e-30)
+            scale = max(_magnitude(expected), floor, 1e-30)
             error = _difference(found, expected) / scale
             allowed = tolerance
             if wide is not None:
                 allowed = max(tolerance, 8 * _difference(wide[kind][name], expected) / scale)
             yield Row(kind, name, step, error, scale, allowed)
+
+
+def _magnitude(a: np.ndarray) -> float:
+    """Of the finite entries: an infinity that both sides have shall hide no difference beside it."""
+    return float(np.abs(a, where=np.isfinite(a), out=np.zeros_like(a)).max(initial=0.0))
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:

@@ -214,6 +214,10 @@ class BridgeTensor(torch.Tensor):
         # PyTorch refuses subclasses; element by element it is an `.item()`, with its answer or its error.
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
 
+    def jax(self) -> jax.Array:
+        """The array inside: libraries ask torchax's tensors for it to see whether they are being traced."""
+        return self.value
+
     def __repr__(self, *, tensor_contents=None) -> str:
         return f"BridgeTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
 
