@@ -115,11 +115,12 @@ class Dispatch(TorchDispatchMode):
         try:
             return self._run(func, args, kwargs)
         except _TRACE_ERRORS as error:
-            raise self.error(f"`{func.name()}` needs the values of a traced tensor", _SHAPE_REMEDY) from error
+            what = "makes a shape that depends on data" if _shapes_by_data(func) else "needs a traced tensor's values"
+            raise self.error(f"`{func.name()}` {what}", _SHAPE_REMEDY) from error
         except NotImplementedError as error:
             if self.survey is not None:
                 return self._skip(func, args, kwargs, str(error))
-            if torch.Tag.dynamic_output_shape in func.tags or func is aten.index.Tensor:
+            if _shapes_by_data(func):
                 raise self.error(f"`{func.name()}` makes a shape that depends on data", _SHAPE_REMEDY) from error
             raise self.error(f"`{func.name()}` has no translation ({error})", _UNSUPPORTED_REMEDY) from error
 
@@ -381,6 +382,10 @@ def _kind_of(func: Any) -> str:
     if any(r.alias_info is not None for r in func._schema.returns):
         return "view"
     return "compute"
+
+
+def _shapes_by_data(func: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in func.tags or func is aten.index.Tensor
 
 
 def _draws_numbers(func: Any, args: tuple, kwargs: dict) -> bool:

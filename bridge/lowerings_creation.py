@@ -1,0 +1,85 @@
+"""Constants, copies and casts."""
+
+import jax.numpy as jnp
+import torch
+
+from bridge.lowerings_registry import lowers
+from bridge.semantics import jax_dtype
+
+aten = torch.ops.aten
+
+
+@lowers(aten._to_copy.default)
+def to_copy(x, *, dtype=None, **_placement):
+    return x if dtype is None else x.astype(jax_dtype(dtype))
+
+
+@lowers(aten.clone.default, aten.lift_fresh_copy.default)
+def clone(x, **_layout):
+    return x
+
+
+@lowers(aten.copy.default)
+def copy(destination, source, non_blocking=False):
+    return jnp.broadcast_to(source, destination.shape).astype(destination.dtype)
+
+
+@lowers(aten.empty.memory_format, aten.zeros.default)
+def zeros(size, *, dtype=None, **_placement):
+    """`torch.empty` promises nothing; zeros are deterministic, and newer JAX would hand out whatever was there."""
+    return jnp.zeros(tuple(size), jax_dtype(dtype or torch.get_default_dtype()))
+
+
+@lowers(aten.ones.default)
+def ones(size, *, dtype=None, **_placement):
+    return jnp.ones(tuple(size), jax_dtype(dtype or torch.get_default_dtype()))
+
+
+@lowers(aten.full.default)
+def full(size, fill_value, *, dtype=None, **_placement):
+    return jnp.full(tuple(size), fill_value, None if dtype is None else jax_dtype(dtype))
+
+
+@lowers(aten.empty_like.default, aten.zeros_like.default)
+def zeros_like(x, *, dtype=None, **_placement):
+    return jnp.zeros(x.shape, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowers(aten.ones_like.default)
+def ones_like(x, *, dtype=None, **_placement):
+    return jnp.ones(x.shape, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowers(aten.full_like.default)
+def full_like(x, fill_value, *, dtype=None, **_placement):
+    return jnp.full(x.shape, fill_value, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowers(aten.new_empty.default, aten.new_zeros.default)
+def new_zeros(x, size, *, dtype=None, **_placement):
+    return jnp.zeros(tuple(size), x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowers(aten.new_ones.default)
+def new_ones(x, size, *, dtype=None, **_placement):
+    return jnp.ones(tuple(size), x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowers(aten.new_full.default)
+def new_full(x, size, fill_value, *, dtype=None, **_placement):
+    return jnp.full(tuple(size), fill_value, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowers(aten.empty_strided.default)
+def empty_strided(size, _stride, *, dtype=None, **_placement):
+    return jnp.zeros(tuple(size), jax_dtype(dtype or torch.get_default_dtype()))
+
+
+@lowers(aten.scalar_tensor.default)
+def scalar_tensor(value, *, dtype=None, **_placement):
+    return jnp.asarray(value, jax_dtype(dtype or torch.get_default_dtype()))
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(x, mask, value):
+    return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)

@@ -1,0 +1,68 @@
+"""Normalisations, with statistics in float32 whatever the input dtype."""
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from bridge.lowerings_registry import DECOMPOSITIONS, lowers, widened
+
+aten = torch.ops.aten
+
+
+@lowers(aten.native_layer_norm.default)
+def layer_norm(x, normalized_shape, weight, bias, eps):
+    """The mean and the inverse deviation carry no gradient, as in PyTorch, whose backward ignores them."""
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    wide = widened(x)
+    mean = jnp.mean(wide, axes, keepdims=True)
+    centred = wide - mean
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axes, keepdims=True) + eps)
+    out = centred * rstd
+    if weight is not None:
+        out = out * weight
+    if bias is not None:
+        out = out + bias
+    return out.astype(x.dtype), jax.lax.stop_gradient(mean), jax.lax.stop_gradient(rstd)
+
+
+@lowers(aten.native_group_norm.default)
+def group_norm(x, weight, bias, batch, channels, size, groups, eps):
+    wide = jnp.reshape(widened(x), (batch, groups, channels // groups * size))
+    mean = jnp.mean(wide, -1, keepdims=True)
+    centred = wide - mean
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + eps)
+    out = jnp.reshape(centred * rstd, x.shape)
+    shape = (1, channels) + (1,) * (x.ndim - 2)
+    if weight is not None:
+        out = out * jnp.reshape(weight, shape)
+    if bias is not None:
+        out = out + jnp.reshape(bias, shape)
+    return out.astype(x.dtype), mean[..., 0], rstd[..., 0]
+
+
+def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """`native_batch_norm` writes the running statistics without saying so in its schema; here the write is visible."""
+    axes = [d for d in range(x.dim()) if d != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if training or running_mean is None:
+        mean, var = wide.mean(axes), wide.var(axes, unbiased=False)
+        if running_mean is not None:
+            count = x.numel() // x.shape[1]
+            with torch.no_grad():
+                running_mean.mul_(1 - momentum).add_(mean * momentum)
+                running_var.mul_(1 - momentum).add_(var * (momentum * count / max(count - 1, 1)))
+    else:
+        mean, var = running_mean.to(wide.dtype), running_var.to(wide.dtype)
+    invstd = torch.rsqrt(var + eps)
+    out = (wide - mean.view(shape)) * invstd.view(shape)
+    if weight is not None:
+        out = out * weight.view(shape)
+    if bias is not None:
+        out = out + bias.view(shape)
+    if not training:  # PyTorch saves nothing then
+        return out.to(x.dtype), mean.new_empty(0), invstd.new_empty(0)
+    return out.to(x.dtype), mean.detach(), invstd.detach()
+
+
+DECOMPOSITIONS[aten.native_batch_norm.default] = batch_norm

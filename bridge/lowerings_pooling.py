@@ -1,0 +1,88 @@
+"""Max pooling with PyTorch's indices and its choice among equal entries: the first."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from bridge.lowerings_registry import lowers
+
+aten = torch.ops.aten
+
+Windows = list[tuple[np.ndarray, np.ndarray]]
+"""For each spatial dimension: positions (outputs, window), and which of them lie inside the input."""
+
+
+def _gathered_max(x: jax.Array, windows: Windows) -> tuple[jax.Array, jax.Array]:
+    """The largest entry of every window, and its place in the flattened spatial dimensions."""
+    n = len(windows)
+    sizes = x.shape[-n:]
+    # Outputs and window of dimension d lie on axes d and n + d.
+    spread = [
+        tuple(
+            np.reshape(a, [a.shape[0] if i == d else a.shape[1] if i == n + d else 1 for i in range(2 * n)]) for a in w
+        )
+        for d, w in enumerate(windows)
+    ]
+    outputs = tuple(p.shape[0] for p, _ in windows)
+    shape = (*outputs, math.prod(p.shape[1] for p, _ in windows))
+    whole = (*outputs, *(p.shape[1] for p, _ in windows))
+    inside = np.broadcast_to(functools.reduce(np.logical_and, [i for _, i in spread]), whole).reshape(shape)
+    place = sum(p * math.prod(sizes[d + 1 :]) for d, (p, _) in enumerate(spread))
+    place = np.broadcast_to(np.where(inside.reshape(whole), place, 0), whole).reshape(shape)
+    flat = jnp.reshape(x, (*x.shape[:-n], math.prod(sizes)))[..., place]
+    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    best = jnp.argmax(jnp.where(inside, flat, lowest), axis=-1)[..., None]
+    values = jnp.take_along_axis(flat, best, -1)[..., 0]
+    return values, jnp.take_along_axis(jnp.broadcast_to(place, flat.shape), best, -1)[..., 0]
+
+
+@lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
+    n = x.ndim - 2 if len(kernel) == 1 else len(kernel)
+    kernel, padding, dilation = (_each(v, n) for v in (kernel, padding, dilation))
+    stride = _each(stride, n) if stride else kernel
+    windows, ends = [], []
+    for size, k, s, p, d in zip(x.shape[-n:], kernel, stride, padding, dilation, strict=True):
+        count = _outputs(size, k, s, p, d, ceil_mode)
+        position = np.arange(count)[:, None] * s - p + np.arange(k)[None] * d
+        windows.append((position, (position >= 0) & (position < size)))
+        ends.append((count - 1) * s + (k - 1) * d + 1 - p - size)
+    values, indices = _gathered_max(x, windows)
+    if max(dilation) == 1 and x.size:
+        # The backward of this form is one fused operation; JAX has none for dilated windows.
+        lead = (1,) * (x.ndim - n)
+        lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else int(jnp.iinfo(x.dtype).min)
+        x = x[(..., *(slice(None, size + min(end, 0)) for size, end in zip(x.shape[-n:], ends, strict=True)))]
+        ends = [max(end, 0) for end in ends]
+        pads = ((0, 0),) * (x.ndim - n) + tuple(zip(padding, ends, strict=True))
+        values = jax.lax.reduce_window(x, lowest, jax.lax.max, lead + kernel, lead + stride, pads)
+    return values, indices
+
+
+@lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def adaptive_max_pool(x, output_size):
+    windows = []
+    for size, count in zip(x.shape[-len(output_size) :], output_size, strict=True):
+        starts = np.arange(count) * size // max(count, 1)
+        ends = -(-(np.arange(count) + 1) * size // max(count, 1))
+        position = starts[:, None] + np.arange(max(ends - starts, default=1))[None]
+        windows.append((position, position < ends[:, None]))
+    return _gathered_max(x, windows)
+
+
+def _each(value: int | Sequence[int], n: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * n if len(values) == 1 else values
+
+
+def _outputs(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (-(-room // stride) if ceil_mode else room // stride) + 1
+    if ceil_mode and (count - 1) * stride >= size + padding:  # no window starts in the padding on the right
+        count -= 1
+    return count

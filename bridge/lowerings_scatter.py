@@ -1,0 +1,165 @@
+"""Reductions into places given by an index, with PyTorch's gradients where several entries meet."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from bridge.lowerings_registry import METAS, decomposes, lowers
+from bridge.semantics import regraft
+
+aten = torch.ops.aten
+
+Place = tuple[Any, ...]
+"""What `x.at[…]` takes."""
+
+
+def _along(index: jax.Array, dim: int) -> Place:
+    grid = list(jnp.indices(index.shape, sparse=True))
+    grid[dim] = index
+    return tuple(grid)
+
+
+def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self: bool) -> jax.Array:
+    if x.dtype == bool:
+        return _combine(x.astype(jnp.int32), at, src.astype(jnp.int32), reduce, include_self).astype(bool)
+    hit = jnp.zeros(x.shape, bool).at[at].set(True)
+    if reduce == "sum":
+        return (x if include_self else jnp.where(hit, 0, x)).at[at].add(src)
+    if reduce == "mean":
+        total = _combine(x, at, src, "sum", include_self)
+        count = jnp.maximum(int(include_self) + jnp.zeros(x.shape, x.dtype).at[at].add(1), 1)
+        return total / count if jnp.issubdtype(x.dtype, jnp.floating) else total // count
+    function = _product if reduce == "prod" else _extreme
+    value = function(x, at, src, reduce, hit, include_self)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return value
+    path = _product_path if reduce == "prod" else _extreme_path
+    fixed = [jax.lax.stop_gradient(a) for a in (x, src, value)]
+    to_self, to_src = path(*fixed, at, hit, include_self)
+    kept = jnp.where(jnp.logical_or(include_self, ~hit), to_self, 0)
+    return regraft(value, x * kept + jnp.zeros_like(x).at[at].add(src * to_src))
+
+
+def _product(x, at, src, reduce, hit, include_self):
+    return (x if include_self else jnp.where(hit, 1, x)).at[at].multiply(jax.lax.stop_gradient(src))
+
+
+def _product_path(x, src, value, at, hit, include_self):
+    """d value / d x and d value / d src, zeros among the factors included: PyTorch's `scatter_reduce` backward."""
+    clean = jnp.where(x == 0, 1, x)
+    to_self = _product(clean, at, src, "prod", hit, include_self) / clean
+    zeros = jnp.zeros_like(x).at[at].add((src == 0).astype(x.dtype))[at]
+    alone = (src == 0) & (zeros == 1)
+    others = _product(x, at, jnp.where(alone, 1, src), "prod", hit, include_self)[at]
+    return to_self, jnp.where(alone, others, value[at] / jnp.where(src == 0, 1, src))
+
+
+def _extreme(x, at, src, reduce, hit, include_self):
+    sign = 1 if reduce == "amax" else -1
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        worst = -sign * jnp.inf
+    else:
+        worst = jnp.iinfo(x.dtype).min if sign == 1 else jnp.iinfo(x.dtype).max
+    place = (jax.lax.stop_gradient(x) if include_self else jnp.where(hit, worst, jax.lax.stop_gradient(x))).at[at]
+    src = jax.lax.stop_gradient(src)
+    return place.max(src) if sign == 1 else place.min(src)
+
+
+def _extreme_path(x, src, value, at, hit, include_self):
+    """Entries that share the extreme share its gradient evenly."""
+    chosen = src == value[at]
+    share = jnp.zeros_like(x).at[at].add(chosen.astype(x.dtype)) + (x == value)
+    return jnp.where(x == value, 1 / share, 0), jnp.where(chosen, 1 / share[at], 0)
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
+    if not index.size:
+        return x
+    shape = x.shape
+    x, index, src = jnp.atleast_1d(x), jnp.atleast_1d(index), jnp.atleast_1d(src)
+    at = _along(index, dim % x.ndim)
+    return jnp.reshape(_combine(x, at, src[tuple(map(slice, index.shape))], reduce, include_self), shape)
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(x, dim, index, src):
+    return scatter_reduce(x, dim, index, src, "sum")
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(x, dim, index, source, reduce, *, include_self=True):
+    if not index.size:
+        return x
+    shape = x.shape
+    x, index = jnp.atleast_1d(x), jnp.atleast_1d(index)
+    dim = dim % x.ndim
+    at = (slice(None),) * dim + (index,)
+    source = jnp.broadcast_to(jnp.reshape(source, source.shape or (1,)), x[at].shape)
+    reduce = {"add": "sum"}.get(reduce, reduce)
+    return jnp.reshape(_combine(x, at, source, reduce, include_self), shape)
+
+
+@lowers(aten.index_add.default)
+def index_add(x, dim, index, source, *, alpha=1):
+    return index_reduce(x, dim, index, source if alpha == 1 else source * alpha, "add")
+
+
+@lowers(aten.take.default)
+def take(x, index):
+    return jnp.reshape(x, -1)[index]
+
+
+METAS[aten.take.default] = lambda x, index: x.new_empty(index.shape)
+
+
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None, sorter=None):
+    if sorter is not None:
+        boundaries = jnp.take_along_axis(boundaries, sorter, -1)
+    values = jnp.asarray(values)
+    side = "right" if right or side == "right" else "left"
+    if boundaries.ndim == 1:
+        return jnp.searchsorted(boundaries, values, side=side)
+    rows = boundaries.shape[:-1]
+    if not boundaries.size or not values.size:
+        return jnp.zeros(values.shape, jnp.int32)
+    found = jax.vmap(lambda b, v: jnp.searchsorted(b, v, side=side))(
+        jnp.reshape(boundaries, (-1, boundaries.shape[-1])), jnp.reshape(values, (-1, values.shape[-1]))
+    )
+    return jnp.reshape(found, (*rows, values.shape[-1]))
+
+
+@decomposes(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq=False,
+    mode=0,
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=-1,
+):
+    if scale_grad_by_freq:
+        raise NotImplementedError("scale_grad_by_freq is not followed")
+    starts = offsets[:-1] if include_last_offset else offsets
+    bag = torch.searchsorted(starts, torch.arange(indices.numel()), right=True) - 1
+    keep = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
+    rows = weight[indices]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    out = rows.new_zeros(starts.numel(), weight.shape[1])
+    count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
+    if mode == 2:
+        rows = rows.masked_fill(~keep.unsqueeze(1), float("-inf"))
+        out = out.index_reduce(0, bag, rows, "amax", include_self=False)
+        out = out.masked_fill((count == 0).unsqueeze(1), 0)
+    else:
+        out = out.index_add(0, bag, rows * keep.unsqueeze(1))
+        if mode == 1:
+            out = out / count.clamp(min=1).unsqueeze(1)
+    return out, bag, count, count

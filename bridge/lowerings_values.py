@@ -1,0 +1,87 @@
+"""Operations whose result has a shape, or is a Python number, that depends on values.
+
+Under `jit` values are not known and the dispatcher says so; where they are (a constant of the module, or a call outside
+`jit`), PyTorch itself computes the answer.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_map_only
+
+from bridge.lowerings_registry import DECOMPOSITIONS, FUNCTIONS, decomposes
+from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype
+
+aten = torch.ops.aten
+
+
+def _known(tensor: BridgeTensor) -> torch.Tensor:
+    array = np.array(jnp.asarray(tensor.value, jnp.float32) if tensor.dtype == torch.bfloat16 else tensor.value)
+    return torch.from_numpy(array).to(tensor.dtype)
+
+
+def _constant(tensor: torch.Tensor) -> BridgeTensor:
+    array = jnp.asarray(tensor.numpy(), jax_dtype(tensor.dtype))
+    return fresh(array, blank(tensor.shape, None, tensor.dtype), static=True)
+
+
+def _by_pytorch(op: Any) -> Any:
+    def computed(*args, **kwargs):
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            args, kwargs = tree_map_only(BridgeTensor, _known, (args, kwargs))
+            return tree_map_only(torch.Tensor, _constant, op(*args, **kwargs))
+
+    return computed
+
+
+for _op in (
+    aten.nonzero.default, aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default,
+    aten.bincount.default, aten.equal.default,
+):  # fmt: skip
+    DECOMPOSITIONS[_op] = _by_pytorch(_op)
+
+
+@decomposes(aten.allclose.default)
+def allclose(x, y, rtol=1e-05, atol=1e-08, equal_nan=False):
+    return bool(torch.isclose(x, y, rtol, atol, equal_nan).all())
+
+
+@decomposes(aten.masked_select.default)
+def masked_select(x, mask):
+    x, mask = torch.broadcast_tensors(x, mask)
+    return x.reshape(-1)[torch.nonzero(mask.reshape(-1))[:, 0]]
+
+
+@decomposes(aten.repeat_interleave.Tensor)
+def repeat_interleave(repeats, *, output_size=None):
+    """The positions to repeat; with `output_size` given it needs no values."""
+    size = int(repeats.sum()) if output_size is None else output_size
+    return torch.searchsorted(repeats.cumsum(0), torch.arange(size), right=True)
+
+
+@decomposes(aten.one_hot.default)
+def one_hot(x, num_classes=-1):
+    """Taken whole: PyTorch insists on int64, and integers that come from JAX have 32 bits unless x64 is on."""
+    count = int(x.max()) + 1 if num_classes == -1 else num_classes
+    return (x.unsqueeze(-1) == torch.arange(count)).to(torch.int64)
+
+
+@decomposes(aten.take_along_dim.default)
+def take_along_dim(x, indices, dim=None):
+    """Taken whole, as `one_hot` is."""
+    if dim is None:
+        return x.reshape(-1).gather(0, indices.reshape(-1).to(torch.int64))
+    dim = dim % x.dim()
+    shape = torch.broadcast_shapes(
+        [1 if d == dim else n for d, n in enumerate(x.shape)],
+        [1 if d == dim else n for d, n in enumerate(indices.shape)],
+    )
+    wide = [(*shape[:dim], t.shape[dim], *shape[dim + 1 :]) for t in (x, indices)]
+    return x.expand(wide[0]).gather(dim, indices.expand(wide[1]).to(torch.int64))
+
+
+FUNCTIONS[F.one_hot] = aten.one_hot.default
+FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.take_along_dim.default
