@@ -82,7 +82,7 @@ def _small_sudoku(
     docs/log.md has what else was tried.
     """
     return RunConfig(
-        data_dir=f"data/sudoku{size}",
+        data_dir=f"data/sudoku-{size}x{size}",
         run_dir=f"runs/sudoku{size}",
         arch=TRMConfig(
             mlp_t=True,
