@@ -39,9 +39,9 @@ OPS: dict[str, str] = {
         var_mean""",
     "shape": """T __getitem__ as_strided atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors broadcast_to cat
         chunk clone column_stack contiguous diag diag_embed diagflat diagonal dstack expand expand_as flatten flip
-        fliplr flipud hsplit hstack kron mT meshgrid movedim narrow permute ravel repeat repeat_interleave reshape reshape_as
-        roll rot90 select slice split split_with_sizes squeeze stack swapaxes t tensor_split tile transpose tril triu
-        unbind unflatten unfold unsqueeze view view_as vsplit vstack""",
+        fliplr flipud hsplit hstack kron mT meshgrid movedim narrow permute ravel repeat repeat_interleave
+        reshape reshape_as roll rot90 select slice split split_with_sizes squeeze stack swapaxes t
+        tensor_split tile transpose tril triu unbind unflatten unfold unsqueeze view view_as vsplit vstack""",
     "indexing and scatter": """bucketize diagonal_scatter gather index_add index_copy index_fill index_put index_reduce
         index_select masked_fill masked_scatter masked_select put scatter scatter_add scatter_reduce searchsorted
         select_scatter slice_scatter take take_along_dim nonzero unique isin""",
@@ -185,8 +185,8 @@ def widened(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def within(row: Row) -> bool:
-    """Inputs and cotangents are of order 1, so a gradient that is zero in truth is judged as if it were 1e-3."""
-    return row.error * row.scale <= row.tolerance * max(row.scale, 1e-3)
+    """Inputs and cotangents are of order 1 and float32 rounds that to 1e-7: no leaf is judged as smaller than 1e-2."""
+    return row.error * row.scale <= row.tolerance * max(row.scale, 1e-2)
 
 
 def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[str | None, bool]:
@@ -197,7 +197,7 @@ def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[
         try:
             report = bridge.verify(module, *module.inputs, tolerance=TOLERANCE)
         except bridge.BridgeError as error:
-            if "traced tensor" not in str(error):
+            if "traced tensor" not in str(error) and "depends on data" not in str(error):
                 raise
             jit = False
             report = bridge.verify(module, *module.inputs, tolerance=TOLERANCE, jit=False)
@@ -286,8 +286,8 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
         "",
         "PyTorch's own op database (`torch.testing._internal.common_methods_invocations.op_db`) through the bridge:",
         "outputs and the gradient of every float input, float32, with some int64 and bool samples, under `jax.jit`,",
-        "compared at 1e-5 of the leaf's largest entry (or 8 times PyTorch's own float32-to-float64 difference, where that",
-        "is more).",
+        "compared at 1e-5 of the leaf's largest entry (or 8 times PyTorch's own float32-to-float64 difference, where",
+        "that is more).",
         "",
         f"    python -m benchmarks.op_survey --markdown {options.markdown}",
         "",

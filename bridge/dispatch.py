@@ -23,7 +23,7 @@ from jax.core import Tracer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bridge.errors import BridgeError, BridgeWarning, where_in_module
+from bridge.errors import BridgeError, BridgeWarning, custom_function, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.semantics import BridgeTensor, as_view, blank, fresh, jax_dtype, stop_gradient
@@ -195,6 +195,12 @@ class Dispatch(TorchDispatchMode):
             value = value.astype(jax_dtype(meta.dtype))
         self._notice_narrowing(meta.dtype, value)
         if tracked and not torch.is_grad_enabled():
+            function = custom_function()
+            if function is not None:
+                raise self.error(
+                    f"the custom autograd function {function} has a backward of its own, which is not translated",
+                    "write its forward in plain operations (for a reentrant checkpoint: use_reentrant=False)",
+                )
             value, tracked = stop_gradient(value), False
         return fresh(value, meta, tracked=tracked and meta.dtype.is_floating_point, static=static)
 

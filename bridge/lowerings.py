@@ -11,6 +11,7 @@ from bridge import (
     lowerings_norms,
     lowerings_pooling,
     lowerings_recurrent,
+    lowerings_reductions,
     lowerings_scatter,
     lowerings_values,
 )
@@ -24,6 +25,7 @@ SUBJECTS = (
     lowerings_norms,
     lowerings_pooling,
     lowerings_recurrent,
+    lowerings_reductions,
     lowerings_scatter,
     lowerings_values,
 )

@@ -24,10 +24,15 @@ def linear(x, weight, bias=None):
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Attention over `(..., heads, length, width)` with scores and softmax in float32 whatever the input dtype.
 
-    A row that may attend to nothing yields zeros, as PyTorch's does.
+    A row that may attend to nothing yields zeros, as in PyTorch. The sum of the weights divides last, in float32:
+    `jax.nn.dot_product_attention` rounds the normalised weights, half as exact in bf16 unless it is cuDNN that runs.
     """
     if dropout_p:
         raise NotImplementedError("attention dropout is drawn by the decomposition")
+    if attn_mask is None and _flash_serves(query, key, value, is_causal):
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        out = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=is_causal, implementation="cudnn")
+        return jnp.swapaxes(out, 1, 2)
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (jnp.repeat(x, query.shape[-3] // x.shape[-3], axis=-3) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -46,16 +51,35 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0)))
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = (weights / jnp.where(total == 0, 1, total)).astype(value.dtype)
-    return jnp.einsum("...qk,...kd->...qd", weights, value, preferred_element_type=wide)
+    out = jnp.einsum("...qk,...kd->...qd", weights.astype(value.dtype), value, preferred_element_type=wide)
+    return out / jnp.where(total == 0, 1, total)
+
+
+def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:
+    """Whether cuDNN's fused attention takes this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
+    if jax.default_backend() != "gpu" or not query.ndim == key.ndim == value.ndim == 4:
+        return False
+    width = query.shape[-1]
+    capability = getattr(jax.devices()[0], "compute_capability", "0")
+    return (
+        query.dtype == key.dtype == value.dtype
+        and query.dtype in (jnp.bfloat16, jnp.float16)
+        and width == value.shape[-1] <= 128
+        and width % 8 == 0
+        and query.shape[0] == key.shape[0] == value.shape[0]
+        and query.shape[1] % key.shape[1] == 0
+        and (not is_causal or query.shape[2] == key.shape[2])
+        and float(capability) >= 8
+    )
 
 
 def attention_meta(query, key, value, *_args, **_kwargs):
     """Laid out as the fused kernels do, (batch, length, heads, width): models `.view` the transposed result."""
-    batch, heads, length = query.shape[:-2], query.shape[-3:-2], query.shape[-2:-1]
-    if query.dim() != 4:
-        return query.new_empty((*query.shape[:-1], value.shape[-1]))
-    return query.new_empty((*batch[:1], *length, *heads, value.shape[-1])).transpose(1, 2)
+    if query.dim() != 4 or key.dim() != 4:
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        return query.new_empty((*lead, query.shape[-2], value.shape[-1]))
+    batch, heads, length, _ = query.shape
+    return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
 
 
 METAS[aten.scaled_dot_product_attention.default] = attention_meta

@@ -1,4 +1,7 @@
-"""Functions of single elements: inside in float32, whatever the dtype they are given."""
+"""Functions of single elements, with PyTorch's gradient where the function has a corner, a boundary or a zero.
+
+Inside in float32, whatever the dtype they are given; the dispatcher rounds to PyTorch's dtype.
+"""
 
 from collections.abc import Callable
 
@@ -6,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings_registry import LOWERINGS, lowers, widened
+from bridge.lowerings_registry import LOWERINGS, decomposes, lowers, widened
 
 aten = torch.ops.aten
 
 
 def _inside_float32(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
     def lowering(x):
-        """Integers and bools become floats; the dispatcher rounds the result to PyTorch's dtype."""
         return function(widened(x))
 
     return lowering
@@ -27,10 +29,129 @@ for _op, _function in {
     aten.erfinv.default: jax.lax.erf_inv,
     aten.special_log_ndtr.default: jax.scipy.special.log_ndtr,
     aten.silu.default: lambda x: x * jax.lax.logistic(x),
+    aten.sinc.default: jnp.sinc,
 }.items():
     LOWERINGS[_op] = _inside_float32(_function)
+
+
+@lowers(aten.abs.default)
+def absolute(x):
+    """Its gradient at zero is zero, as PyTorch's; that of `jnp.abs` is one."""
+    return jnp.where(x == 0, 0, jnp.abs(x)).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
 
 
 @lowers(aten.sign.default, aten.sgn.default)
 def sign(x):
     return x if x.dtype == bool else jnp.sign(x)
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(x, low=None, high=None):
+    """On a boundary the whole gradient is that of `x`; JAX's `maximum` splits it."""
+    if low is None or high is None:
+        return clamp_min(x, low) if high is None else clamp_max(x, high)
+    low, high = jnp.asarray(low), jnp.asarray(high)
+    outside = jnp.where((x < low) & (low < high), low, high)
+    return jnp.where((x < low) | (x > high), outside, x)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(x, low):
+    return jnp.where(x < low, low, x)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(x, high):
+    return jnp.where(x > high, high, x)
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(x, low=-1, high=1):
+    """Unlike `clamp`, it has no gradient on its boundaries."""
+    return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
+
+
+@lowers(aten.hardsigmoid.default)
+def hardsigmoid(x):
+    x = widened(x)
+    return jnp.where(x <= -3, 0, jnp.where(x >= 3, 1, x / 6 + 0.5))
+
+
+@lowers(aten.hardswish.default)
+def hardswish(x):
+    x = widened(x)
+    return jnp.where(x <= -3, 0, jnp.where(x >= 3, x, x * (x / 6 + 0.5)))
+
+
+@lowers(aten.leaky_relu.default)
+def leaky_relu(x, slope=0.01):
+    return jnp.where(x > 0, x, x * slope)
+
+
+@lowers(aten.fmax.default)
+def fmax(x, y):
+    return jnp.where((x >= y) | jnp.isnan(y), x, y)
+
+
+@lowers(aten.fmin.default)
+def fmin(x, y):
+    return jnp.where((x <= y) | jnp.isnan(y), x, y)
+
+
+@jax.custom_jvp
+def _power(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    return x**exponent
+
+
+@_power.defjvp
+def _power_jvp(primals, tangents):
+    """Zero where the formula says 0 * inf: for exponent 0, and for base 0."""
+    (x, e), (dx, de) = primals, tangents
+    out = x**e
+    by_base = jnp.where(e == 0, 0, e * x ** jnp.where(e == 0, 1, e - 1))
+    by_exponent = jnp.where((x == 0) & (e >= 0), 0, out * jnp.log(jnp.where(x == 0, 1, x)))
+    return out, dx * by_base + de * by_exponent
+
+
+@lowers(aten.pow.Tensor_Tensor)
+def power(x, exponent):
+    if not jnp.issubdtype(jnp.result_type(x, exponent), jnp.floating):
+        return x**exponent
+    x, exponent = jnp.broadcast_arrays(widened(x), widened(exponent))
+    return _power(x, exponent)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def power_of_number(x, exponent):
+    floating = jnp.issubdtype(x.dtype, jnp.inexact)
+    x = widened(x) if floating or isinstance(exponent, float) else x.astype(jnp.promote_types(x.dtype, jnp.int8))
+    if exponent == 0:
+        return jnp.ones_like(x)
+    if float(exponent).is_integer() and (floating or exponent > 0):
+        return jax.lax.integer_pow(x, int(exponent))
+    return x**exponent
+
+
+@jax.custom_jvp
+def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.scipy.special.xlogy(x, y)
+
+
+@_xlogy.defjvp
+def _xlogy_jvp(primals, tangents):
+    """At (0, 0) the gradient of `x` is zero and that of `y` NaN, as PyTorch's."""
+    (x, y), (dx, dy) = primals, tangents
+    return _xlogy(x, y), dx * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)) + dy * (x / y)
+
+
+@lowers(aten.xlogy.Tensor)
+def xlogy(x, y):
+    return _xlogy(*jnp.broadcast_arrays(widened(x), widened(y)))
+
+
+@decomposes(aten.embedding_renorm_.default)
+def embedding_renorm(weight, indices, max_norm, norm_type):
+    """Rows that are looked up and longer than `max_norm` are shortened in place."""
+    norms = torch.linalg.vector_norm(weight, norm_type, 1, keepdim=True)
+    used = torch.zeros(weight.shape[0], dtype=torch.int32).index_fill(0, indices.reshape(-1), 1).unsqueeze(1)
+    return weight.mul_(torch.where((used > 0) & (norms > max_norm), max_norm / (norms + 1e-7), 1.0))

@@ -1,35 +1,13 @@
-"""Norms, determinants and factorisations."""
+"""Determinants, solutions and factorisations."""
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings_registry import lowers, widened
-from bridge.semantics import jax_dtype
+from bridge.lowerings_registry import lowers
+from bridge.semantics import regraft
 
 aten = torch.ops.aten
-
-
-@lowers(aten.linalg_vector_norm.default)
-def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
-    """Its gradient at zero is zero, PyTorch's choice among the subgradients; `jnp.linalg.norm` gives NaN."""
-    x = jnp.abs(widened(x if dtype is None else x.astype(jax_dtype(dtype))))
-    axes = tuple(range(x.ndim)) if dim is None or not x.ndim else tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
-    if ord == float("inf"):
-        return jnp.max(x, axes, keepdims=keepdim)
-    if ord == float("-inf"):
-        return jnp.min(x, axes, keepdims=keepdim)
-    if ord == 0:
-        return jnp.sum(jax.lax.stop_gradient(x) != 0, axes, keepdims=keepdim).astype(x.dtype)
-    if ord == 1:
-        return jnp.sum(x, axes, keepdims=keepdim)
-    if ord == 2:
-        total = jnp.sum(jnp.square(x), axes, keepdims=keepdim)
-        return jnp.where(total == 0, 0, jnp.sqrt(jnp.where(total == 0, 1, total)))
-    at_zero = 0.0 if ord > 0 else jnp.inf
-    powers = jnp.where(x == 0, at_zero, jnp.where(x == 0, 1, x) ** ord)
-    total = jnp.sum(powers, axes, keepdims=keepdim)
-    return jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / ord))
 
 
 @lowers(aten.linalg_cholesky_ex.default)
@@ -66,3 +44,13 @@ def solve(a, b, *, left=True, check_errors=False):
     else:
         out = jnp.swapaxes(jnp.linalg.solve(jnp.swapaxes(a, -1, -2), jnp.swapaxes(right, -1, -2)), -1, -2)
     return (out[..., 0] if vector else out, *_lu(a), jnp.zeros(a.shape[:-2], jnp.int32))
+
+
+@lowers(aten._linalg_eigh.default)
+def eigh(a, uplo="L", compute_v=True):
+    """Values come from one triangle, while the gradient is spread evenly over both: PyTorch's convention."""
+    other = jnp.swapaxes(a, -1, -2)
+    lower = jnp.tril(jnp.ones(a.shape[-2:], bool), 0 if uplo == "L" else -1)
+    symmetric = regraft(jnp.where(lower, a, other) if uplo == "L" else jnp.where(lower, other, a), (a + other) / 2)
+    vectors, values = jax.lax.linalg.eigh(symmetric, symmetrize_input=False)
+    return values, vectors

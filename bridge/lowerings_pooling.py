@@ -1,4 +1,4 @@
-"""Max pooling with PyTorch's indices and its choice among equal entries: the first."""
+"""Pooling, with PyTorch's indices, its choice among equal entries (the first) and its count of padding."""
 
 import functools
 import math
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.lowerings_registry import lowers
+from bridge.lowerings_registry import lowers, widened
 
 aten = torch.ops.aten
 
@@ -55,13 +55,35 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
     values, indices = _gathered_max(x, windows)
     if max(dilation) == 1 and x.size:
         # The backward of this form is one fused operation; JAX has none for dilated windows.
-        lead = (1,) * (x.ndim - n)
         lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else int(jnp.iinfo(x.dtype).min)
-        x = x[(..., *(slice(None, size + min(end, 0)) for size, end in zip(x.shape[-n:], ends, strict=True)))]
-        ends = [max(end, 0) for end in ends]
-        pads = ((0, 0),) * (x.ndim - n) + tuple(zip(padding, ends, strict=True))
-        values = jax.lax.reduce_window(x, lowest, jax.lax.max, lead + kernel, lead + stride, pads)
+        values = _reduce_windows(x, lowest, jax.lax.max, kernel, stride, padding, ends)
     return values, indices
+
+
+def _reduce_windows(x, start, function, kernel, stride, padding, ends):
+    """`ends`: padding on the far side of each dimension; negative where the last entries are in no window."""
+    n = len(kernel)
+    x = x[(..., *(slice(None, size + min(end, 0)) for size, end in zip(x.shape[-n:], ends, strict=True)))]
+    lead = (1,) * (x.ndim - n)
+    pads = ((0, 0),) * (x.ndim - n) + tuple((p, max(end, 0)) for p, end in zip(padding, ends, strict=True))
+    return jax.lax.reduce_window(x, start, function, lead + kernel, lead + stride, pads)
+
+
+@lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+def avg_pool(x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+    """A window counts the padding it covers, if so asked, but never what `ceil_mode` lets stick out behind that."""
+    n = x.ndim - 2 if len(kernel) == 1 else len(kernel)
+    kernel, padding = _each(kernel, n), _each(padding, n)
+    stride = _each(stride, n) if stride else kernel
+    divisor, ends = np.ones((), np.float32), []
+    for size, k, s, p in zip(x.shape[-n:], kernel, stride, padding, strict=True):
+        first = np.arange(_outputs(size, k, s, p, 1, ceil_mode)) * s - p
+        last = np.minimum(first + k, size + p)
+        ends.append(int(first[-1]) + k - size if len(first) else 0)
+        counted = last - first if count_include_pad else np.minimum(last, size) - np.maximum(first, 0)
+        divisor = divisor[..., None] * counted.astype(np.float32)
+    total = _reduce_windows(widened(x), 0.0, jax.lax.add, kernel, stride, padding, ends)
+    return total / (divisor if divisor_override is None else divisor_override)
 
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)

@@ -1,5 +1,6 @@
 """Reductions into places given by an index, with PyTorch's gradients where several entries meet."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,11 +32,11 @@ def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self:
         total = _combine(x, at, src, "sum", include_self)
         count = jnp.maximum(int(include_self) + jnp.zeros(x.shape, x.dtype).at[at].add(1), 1)
         return total / count if jnp.issubdtype(x.dtype, jnp.floating) else total // count
-    function = _product if reduce == "prod" else _extreme
+    function: Callable = _product if reduce == "prod" else _extreme
     value = function(x, at, src, reduce, hit, include_self)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return value
-    path = _product_path if reduce == "prod" else _extreme_path
+    path: Callable = _product_path if reduce == "prod" else _extreme_path
     fixed = [jax.lax.stop_gradient(a) for a in (x, src, value)]
     to_self, to_src = path(*fixed, at, hit, include_self)
     kept = jnp.where(jnp.logical_or(include_self, ~hit), to_self, 0)
@@ -98,7 +99,7 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     dim = dim % x.ndim
     at = (slice(None),) * dim + (index,)
     source = jnp.broadcast_to(jnp.reshape(source, source.shape or (1,)), x[at].shape)
-    reduce = {"add": "sum"}.get(reduce, reduce)
+    reduce = "sum" if reduce == "add" else reduce
     return jnp.reshape(_combine(x, at, source, reduce, include_self), shape)
 
 

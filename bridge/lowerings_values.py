@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
-from bridge.lowerings_registry import DECOMPOSITIONS, FUNCTIONS, decomposes
+from bridge.lowerings_registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype
 
 aten = torch.ops.aten
@@ -53,6 +53,24 @@ def allclose(x, y, rtol=1e-05, atol=1e-08, equal_nan=False):
 def masked_select(x, mask):
     x, mask = torch.broadcast_tensors(x, mask)
     return x.reshape(-1)[torch.nonzero(mask.reshape(-1))[:, 0]]
+
+
+@decomposes(aten.index.Tensor)
+def index(x, indices):
+    """A mask becomes the positions where it is true, which takes its values."""
+    expanded = []
+    for place in indices:
+        if place is not None and place.dtype in (torch.bool, torch.uint8):
+            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                expanded += [_constant(column) for column in _known(place).nonzero().unbind(1)]
+        else:
+            expanded.append(place)
+    return aten._unsafe_index.Tensor(x, expanded)
+
+
+@lowers(aten._unsafe_index.Tensor)
+def index_by_positions(x, indices):
+    return x[tuple(slice(None) if i is None else i for i in indices)]
 
 
 @decomposes(aten.repeat_interleave.Tensor)

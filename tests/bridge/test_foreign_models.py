@@ -145,12 +145,19 @@ def tiny_recursive_model():
 
 @both_modes
 @pytest.mark.parametrize("registers", [0, 2])
-def test_tiny_recursive_model_over_three_refinements(registers, train):
+def test_tiny_recursive_model_over_two_calls(registers, train):
     """All rounds but the last run under `no_grad`; outputs and latents pass detached to the next call."""
     model_class, mixer_class = tiny_recursive_model()
     torch.manual_seed(0)
-    network = mixer_class(dim=16, depth=2, seq_len=8 + registers)
-    module = model_class(dim=16, num_tokens=11, network=network, num_register_tokens=registers)
+    network = mixer_class(dim=16, depth=1, seq_len=8 + registers)
+    module = model_class(
+        dim=16,
+        num_tokens=11,
+        network=network,
+        num_refinement_blocks=2,
+        num_latent_refinements=2,
+        num_register_tokens=registers,
+    )
     nn.init.normal_(module.to_halt_pred[1].weight, std=0.3)
     outputs, latents = (t.detach() for t in module.get_initial())
     assert_parity(
@@ -161,7 +168,7 @@ def test_tiny_recursive_model_over_three_refinements(registers, train):
         labels=tokens(11, (2, 8)),
         train=train,
         loss=lambda out: out[0],
-        steps=3,
+        steps=2,
         advance=lambda out, args, kwargs: ((args[0], out[2], out[3]), kwargs),
     )
 
@@ -229,11 +236,11 @@ MODULES = {
         {"need_weights": False},
     ),
     "convolutions": lambda: (ConvNet(), (random(2, 3, 12, 12),), {}),
-    "gru": lambda: (nn.GRU(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (random(6, 2, 5),), {}),
-    "gru, state given": lambda: (nn.GRU(5, 7, batch_first=True), (random(2, 6, 5), random(1, 2, 7)), {}),
+    "gru": lambda: (nn.GRU(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (random(3, 2, 5),), {}),
+    "gru, state given": lambda: (nn.GRU(5, 7, batch_first=True), (random(2, 4, 5), random(1, 2, 7)), {}),
     "lstm": lambda: (nn.LSTM(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (random(6, 2, 5),), {}),
     "lstm, projected": lambda: (nn.LSTM(5, 7, proj_size=3), (random(6, 2, 5),), {}),
-    "rnn": lambda: (nn.RNN(5, 7, nonlinearity="relu"), (random(6, 2, 5),), {}),
+    "rnn": lambda: (nn.RNN(5, 7, nonlinearity="relu"), (random(4, 2, 5),), {}),
 }
 
 

@@ -1,0 +1,149 @@
+"""Reductions, scans and losses with PyTorch's gradient at ties, at zero and at infinities."""
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from bridge.lowerings_elementwise import absolute
+from bridge.lowerings_registry import lowers, widened
+from bridge.semantics import jax_dtype, regraft
+
+aten = torch.ops.aten
+
+
+def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    values = jnp.take_along_axis(x, index, dim)
+    return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
+
+
+@lowers(aten.max.dim)
+def max_along(x, dim, keepdim=False):
+    """Among equals the first has the index and the whole gradient; `amax` shares it."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    return _picked(x, jnp.argmax(x, dim, keepdims=True), dim, keepdim)
+
+
+@lowers(aten.min.dim)
+def min_along(x, dim, keepdim=False):
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    return _picked(x, jnp.argmin(x, dim, keepdims=True), dim, keepdim)
+
+
+@lowers(aten.median.default)
+def median(x):
+    """The lower of the two in the middle; equals share the gradient."""
+    if not x.size:
+        return jnp.full((), jnp.nan, x.dtype)
+    order = jnp.sort(jnp.reshape(x, -1))
+    value = jax.lax.stop_gradient(order[(x.size - 1) // 2])
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return value
+    value = jnp.where(jnp.any(jnp.isnan(x)), jnp.nan, value)
+    same = (x == value) | (jnp.isnan(x) & jnp.isnan(value))
+    return regraft(value, jnp.sum(jnp.where(same, x, 0)) / jnp.maximum(jnp.sum(same), 1).astype(x.dtype))
+
+
+@lowers(aten.cummax.default)
+def cummax(x, dim):
+    return _running(x, dim, jax.lax.cummax)
+
+
+@lowers(aten.cummin.default)
+def cummin(x, dim):
+    return _running(x, dim, jax.lax.cummin)
+
+
+def _running(x, dim, scan):
+    """Values are taken by index, so that the gradient goes to one entry only: the last of equals."""
+    if not x.ndim or not x.size:
+        return x, jnp.zeros(x.shape, jnp.int32)
+    dim = dim % x.ndim
+    wide = x.astype(jnp.int32) if x.dtype == bool else x
+    extreme = scan(jax.lax.stop_gradient(wide), axis=dim)
+    places = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim)
+    hits = (wide == extreme) | jnp.isnan(wide)
+    index = jax.lax.cummax(jnp.where(hits, places, 0), axis=dim)
+    return jnp.take_along_axis(x, index, dim), index
+
+
+@jax.custom_jvp
+def _logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.logaddexp(x, y)
+
+
+@_logaddexp.defjvp
+def _logaddexp_jvp(primals, tangents):
+    out = jnp.logaddexp(*primals)
+    shares = (jnp.where(jnp.isneginf(x), 0, jnp.exp(x - out)) for x in primals)
+    to_x, to_y = (t * share for t, share in zip(tangents, shares, strict=True))
+    return out, to_x + to_y
+
+
+@lowers(aten.logcumsumexp.default)
+def logcumsumexp(x, dim):
+    """Where the scan starts with -inf, the gradient is zero; PyTorch's own is NaN there."""
+    if not x.ndim or not x.size:
+        return x
+    return jax.lax.associative_scan(_logaddexp, widened(x), axis=dim % x.ndim)
+
+
+@lowers(aten.std.correction)
+def std(x, dim=None, *, correction=None, keepdim=False):
+    """Its gradient is zero where all entries are equal."""
+    axes = None if dim is None or dim == [] or not x.ndim else tuple(dim)
+    var = jnp.var(widened(x), axes, ddof=1 if correction is None else correction, keepdims=keepdim)
+    return jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var)))
+
+
+@lowers(aten.std_mean.correction)
+def std_mean(x, dim=None, *, correction=None, keepdim=False):
+    axes = None if dim is None or dim == [] or not x.ndim else tuple(dim)
+    return std(x, dim, correction=correction, keepdim=keepdim), jnp.mean(widened(x), axes, keepdims=keepdim)
+
+
+@lowers(aten.linalg_vector_norm.default)
+def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    """Its gradient at zero is zero, PyTorch's choice among the subgradients; `jnp.linalg.norm` gives NaN."""
+    x = absolute(widened(x if dtype is None else x.astype(jax_dtype(dtype))))
+    axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(dim)
+    if ord == float("inf"):
+        return jnp.max(x, axes, keepdims=keepdim)
+    if ord == float("-inf"):
+        return jnp.min(x, axes, keepdims=keepdim)
+    if ord == 0:
+        return jnp.sum(jax.lax.stop_gradient(x) != 0, axes, keepdims=keepdim).astype(x.dtype)
+    if ord == 1:
+        return jnp.sum(x, axes, keepdims=keepdim)
+    if ord == 2:
+        total = jnp.sum(jnp.square(x), axes, keepdims=keepdim)
+        return jnp.where(total == 0, 0, jnp.sqrt(jnp.where(total == 0, 1, total)))
+    at_zero = 0.0 if ord > 0 else jnp.inf
+    powers = jnp.where(x == 0, at_zero, jnp.where(x == 0, 1, x) ** ord)
+    total = jnp.sum(powers, axes, keepdims=keepdim)
+    return jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / ord))
+
+
+@lowers(aten.dist.default)
+def dist(x, y, p=2):
+    return vector_norm(x - y, p)
+
+
+@lowers(aten._cdist_forward.default)
+def cdist(x, y, p, _compute_mode):
+    """By differences: exact for close points, where PyTorch's product of large sets is not."""
+    return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, (-1,))
+
+
+@lowers(aten.binary_cross_entropy.default)
+def binary_cross_entropy(x, target, weight=None, reduction=1):
+    """Logarithms stop at -100 and the gradient's denominator at 1e-12, PyTorch's guards for 0 and 1."""
+    p, t = jax.lax.stop_gradient(widened(x)), jax.lax.stop_gradient(widened(target))
+    log_p, log_q = jnp.log(p), jnp.log1p(-p)
+    value = -(t * jnp.maximum(log_p, -100) + (1 - t) * jnp.maximum(log_q, -100))
+    path = widened(x) * ((p - t) / jnp.maximum(p * (1 - p), 1e-12))
+    loss = regraft(value, path + widened(target) * (log_q - log_p))
+    if weight is not None:
+        loss = loss * weight
+    return loss if reduction == 0 else jnp.mean(loss) if reduction == 1 else jnp.sum(loss)
