@@ -322,7 +322,7 @@ def test_attention_in_bf16_is_as_exact_as_pytorchs(name):
     theirs = F.scaled_dot_product_attention(*narrow, **masked).double() - truth
     found = attend(kwargs, torch.bfloat16)(*(to_jax(t, jnp.bfloat16) for t in narrow))
     ours = np.asarray(found.astype(jnp.float32), np.float64) - truth.numpy()
-    # For shapes that its fused kernel refuses, PyTorch multiplies in float32 throughout, which no accelerator would want.
+    # For shapes its fused kernel refuses, PyTorch multiplies in float32 throughout, which no accelerator would want.
     slack = 1.25 if name in ("wider values", "no batch", "no heads") else 1.1
     assert np.abs(ours).max() <= slack * theirs.abs().max().item()
     assert np.sqrt((ours**2).mean()) <= slack * theirs.square().mean().sqrt().item()

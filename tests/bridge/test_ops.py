@@ -212,14 +212,75 @@ def test_edge(name):
 
 # ---- a quick part of the survey
 
-QUICK = """add addmm amax arange argmax argsort baddbmm bmm cat chunk clamp cumsum diagonal div einsum erf exp expand
-    flip gather index_add index_put index_select linalg.vector_norm log_softmax logsumexp masked_fill matmul mean mul
-    nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.conv2d nn.functional.conv_transpose2d
-    nn.functional.cross_entropy nn.functional.embedding nn.functional.gelu nn.functional.group_norm
-    nn.functional.instance_norm nn.functional.interpolate nn.functional.kl_div nn.functional.layer_norm
-    nn.functional.linear nn.functional.max_pool2d nn.functional.one_hot nn.functional.pad nn.functional.rms_norm
-    nn.functional.scaled_dot_product_attention nn.functional.softplus nn.functional.unfold pow prod repeat_interleave
-    roll scatter_add scatter_reduce softmax sort split std sum take_along_dim topk tril unbind var where""".split()
+QUICK = [
+    "add",
+    "addmm",
+    "amax",
+    "arange",
+    "argmax",
+    "argsort",
+    "baddbmm",
+    "bmm",
+    "cat",
+    "chunk",
+    "clamp",
+    "cumsum",
+    "diagonal",
+    "div",
+    "einsum",
+    "erf",
+    "exp",
+    "expand",
+    "flip",
+    "gather",
+    "index_add",
+    "index_put",
+    "index_select",
+    "linalg.vector_norm",
+    "log_softmax",
+    "logsumexp",
+    "masked_fill",
+    "matmul",
+    "mean",
+    "mul",
+    "nn.functional.avg_pool2d",
+    "nn.functional.batch_norm",
+    "nn.functional.conv2d",
+    "nn.functional.conv_transpose2d",
+    "nn.functional.cross_entropy",
+    "nn.functional.embedding",
+    "nn.functional.gelu",
+    "nn.functional.group_norm",
+    "nn.functional.instance_norm",
+    "nn.functional.interpolate",
+    "nn.functional.kl_div",
+    "nn.functional.layer_norm",
+    "nn.functional.linear",
+    "nn.functional.max_pool2d",
+    "nn.functional.one_hot",
+    "nn.functional.pad",
+    "nn.functional.rms_norm",
+    "nn.functional.scaled_dot_product_attention",
+    "nn.functional.softplus",
+    "nn.functional.unfold",
+    "pow",
+    "prod",
+    "repeat_interleave",
+    "roll",
+    "scatter_add",
+    "scatter_reduce",
+    "softmax",
+    "sort",
+    "split",
+    "std",
+    "sum",
+    "take_along_dim",
+    "topk",
+    "tril",
+    "unbind",
+    "var",
+    "where",
+]
 """Ops that every model of this field is made of."""
 
 SAMPLES = 2
