@@ -87,7 +87,19 @@ OPS: dict[str, str] = {
 }
 """Kind -> names in PyTorch's database, all of a name's variants included."""
 
-GAPS: dict[str, str] = {}
+_TIES = "PyTorch leaves open which of equal entries it picks, and the int64 and bool samples have equals"
+
+GAPS: dict[str, str] = {
+    "as_strided.partial_views": "the sample reaches memory outside its input; an array in JAX has none",
+    "digamma": "the gradient is JAX's `polygamma`, which loses digits in float32 near the poles",
+    "kthvalue": _TIES,
+    "lgamma": "JAX's `lgamma` loses digits in float32 near its zeros at 1 and 2",
+    "mode": _TIES,
+    "nn.functional.ctc_loss": "no lowering: PyTorch's is one kernel with a backward of its own",
+    "nn.functional.multi_head_attention_forward": "the sample saturates the softmax: rounding alone",
+    "tensor_split": "PyTorch insists on int64 for sections given as a tensor, and JAX has 32 bits unless x64 is on",
+    "topk": _TIES,
+}
 """Op, or op and variant -> why some of its samples fail, in words."""
 
 TOLERANCE = 1e-5
@@ -242,7 +254,7 @@ class Options:
 
     op: str | None = None
     """One op of the database, with or without its variant; every listed op if not given."""
-    samples_per_op: int = 8
+    samples_per_op: int = 6
     """Float32 samples of each op (or variant)."""
     markdown: Path | None = None
     """Write the table as Markdown to this file."""

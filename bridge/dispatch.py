@@ -2,7 +2,7 @@
 
 `Dispatch` sits below PyTorch's own dispatcher, so composite functions, autocast, gradient mode and view rules are
 PyTorch's own. What arrives here are ATen operations, and for each one of four things happens: it makes a view, it
-draws random numbers, it writes in place, or it computes a new tensor. Lowerings are ours (`lowerings.py`) or torchax's.
+draws random numbers, it writes in place, or it computes a new tensor. Lowerings are ours (`lowerings/`) or torchax's.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import bridge
-from bridge import dispatch, lowerings_attention
+from bridge import dispatch
 from bridge.lowerings import FUNCTIONS, LOWERINGS
+from bridge.lowerings import attention as lowerings_attention
 
 aten = torch.ops.aten
 TOLERANCE = 1e-5
@@ -118,6 +119,14 @@ CASES = {
         ((X, 0, INDEX, Y[:2], reduce), {"include_self": include})
         for reduce in ("sum", "prod", "mean", "amax", "amin")
         for include in (True, False)
+    ],
+    # PyTorch has no gradient of the first.
+    aten.scatter.reduce: [((X.int(), 0, INDEX, Y[:2].int()), {"reduce": r}) for r in ("add", "multiply")],
+    aten.index_put.default: [
+        ((X, [torch.tensor([2, 0]), None], Y[:2]), {}),
+        ((X, [INDEX[0], None], numbers(4, 4), True), {}),
+        ((X, [X > 0], numbers()), {}),
+        ((X > 0, [INDEX[0]], numbers(4, 4) > 0, True), {}),
     ],
     aten.scatter_add.default: [((X, 0, INDEX, Y[:2]), {})],
     aten.index_reduce.default: [((X, 0, torch.tensor([1, 1, 0]), Y, "prod"), {})],

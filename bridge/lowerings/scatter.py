@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torchax.ops import jaten
 
-from bridge.lowerings_registry import METAS, decomposes, lowers
+from bridge.lowerings.registry import METAS, decomposes, lowers
 from bridge.semantics import regraft
 
 aten = torch.ops.aten
@@ -88,6 +89,18 @@ def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
 @lowers(aten.scatter_add.default)
 def scatter_add(x, dim, index, src):
     return scatter_reduce(x, dim, index, src, "sum")
+
+
+@lowers(aten.scatter.reduce)
+def scatter_by(x, dim, index, src, *, reduce):
+    return scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+@lowers(aten.index_put.default)
+def index_put(x, indices, values, accumulate=False):
+    if accumulate and x.dtype == bool:  # JAX adds no bools
+        return jaten._aten_index_put(x.astype(jnp.int32), indices, values.astype(jnp.int32), True).astype(bool)
+    return jaten._aten_index_put(x, indices, values, accumulate)
 
 
 @lowers(aten.index_reduce.default)

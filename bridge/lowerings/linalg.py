@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings_registry import lowers
+from bridge.lowerings.registry import lowers
 from bridge.semantics import regraft
 
 aten = torch.ops.aten

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings_registry import lowers
+from bridge.lowerings.registry import lowers
 from bridge.semantics import jax_dtype
 
 aten = torch.ops.aten

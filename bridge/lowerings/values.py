@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
-from bridge.lowerings_registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
+from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype
 
 aten = torch.ops.aten

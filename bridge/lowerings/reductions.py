@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings_elementwise import absolute
-from bridge.lowerings_registry import lowers, widened
+from bridge.lowerings.elementwise import absolute
+from bridge.lowerings.registry import lowers, widened
 from bridge.semantics import jax_dtype, regraft
 
 aten = torch.ops.aten

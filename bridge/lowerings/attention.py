@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
-from bridge.lowerings_registry import DECOMPOSITIONS, FUNCTIONS, METAS, lowers
+from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, METAS, lowers
 
 aten = torch.ops.aten
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings_registry import DECOMPOSITIONS, lowers, widened
+from bridge.lowerings.registry import DECOMPOSITIONS, lowers, widened
 
 aten = torch.ops.aten
 

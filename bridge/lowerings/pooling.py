@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.lowerings_registry import lowers, widened
+from bridge.lowerings.registry import lowers, widened
 
 aten = torch.ops.aten
 

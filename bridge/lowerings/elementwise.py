@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings_registry import LOWERINGS, decomposes, lowers, widened
+from bridge.lowerings.registry import LOWERINGS, decomposes, lowers, widened
 
 aten = torch.ops.aten
 

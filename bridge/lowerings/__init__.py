@@ -1,0 +1,35 @@
+"""Our own JAX lowerings, where torchax has none, a less exact or a longer one. Each can be switched off by name.
+
+One file a subject; importing this package fills the tables.
+"""
+
+from bridge.lowerings import (
+    attention,
+    creation,
+    elementwise,
+    linalg,
+    norms,
+    pooling,
+    recurrent,
+    reductions,
+    scatter,
+    values,
+)
+from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
+
+__all__ = [
+    "DECOMPOSITIONS",
+    "FUNCTIONS",
+    "LOWERINGS",
+    "METAS",
+    "attention",
+    "creation",
+    "elementwise",
+    "linalg",
+    "norms",
+    "pooling",
+    "recurrent",
+    "reductions",
+    "scatter",
+    "values",
+]
