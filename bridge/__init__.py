@@ -6,6 +6,7 @@
 Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
+from bridge import custom_functions, recomputation
 from bridge.carries import register
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
@@ -30,3 +31,6 @@ __all__ = [
     "state_dict",
     "verify",
 ]
+
+custom_functions.install()
+recomputation.install()

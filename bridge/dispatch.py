@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,12 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+import torch.nn.functional as F
 import torchax
 from jax.core import Tracer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bridge.errors import BridgeError, BridgeWarning, custom_function, where_in_module
+from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.semantics import BridgeTensor, as_view, blank, fresh, jax_dtype, stop_gradient
@@ -60,8 +62,10 @@ class Dispatch(TorchDispatchMode):
         names: Mapping[int, str],
         off: frozenset[str] = frozenset(),
         survey: Survey | None = None,
+        traced: bool = True,
     ):
         super().__init__()
+        self.traced = traced
         self.survey = survey
         self._rng, self._draws = rng, 0
         self._names = names
@@ -69,6 +73,12 @@ class Dispatch(TorchDispatchMode):
         self._real: dict[int, tuple[torch.Tensor, BridgeTensor]] = {}
         self._memory: dict[int, BridgeTensor] = {}
         self._said: set[str] = set()
+
+    def again(self) -> Dispatch:
+        """For a later pass over the same module: its names and tensors, no random key."""
+        other = Dispatch(None, self._names, self._off)
+        other._real, other._memory = self._real, self._memory
+        return other
 
     # Real tensors: the module's own, which stand for what the caller passed, and constants.
 
@@ -195,12 +205,6 @@ class Dispatch(TorchDispatchMode):
             value = value.astype(jax_dtype(meta.dtype))
         self._notice_narrowing(meta.dtype, value)
         if tracked and not torch.is_grad_enabled():
-            function = custom_function()
-            if function is not None:
-                raise self.error(
-                    f"the custom autograd function {function} has a backward of its own, which is not translated",
-                    "write its forward in plain operations (for a reentrant checkpoint: use_reentrant=False)",
-                )
             value, tracked = stop_gradient(value), False
         return fresh(value, meta, tracked=tracked and meta.dtype.is_floating_point, static=static)
 
@@ -312,6 +316,8 @@ class Functions(TorchFunctionMode):
         op = FUNCTIONS.get(func)
         if op is not None and not torch.is_autocast_enabled("cpu") and op.name() not in self._dispatch._off:
             return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+        if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
+            return _dropout_by_traced_number(*args, **kwargs)
         if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
             return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
         if func in _DETACH_IN_PLACE:  # PyTorch's autograd layer would answer it by itself
@@ -323,6 +329,14 @@ class Functions(TorchFunctionMode):
 
 _DETACH_IN_PLACE = (torch.Tensor.detach_, torch.detach_)
 _DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """PyTorch insists on a Python number for the probability, which an override is not."""
+    if not training:
+        return x
+    kept = torch.where(torch.rand_like(x) < p, 0, x / (1 - p))  # a share of 1 drops the division by 0 with it
+    return x.copy_(kept) if inplace else kept
 
 
 def array_of(tensor: torch.Tensor) -> jax.Array:
@@ -470,8 +484,24 @@ def _decomposition(func: Any) -> Callable | None:
     return op.func if op is not None else decomposition_table.get(func)
 
 
+class _Active(threading.local):
+    dispatch: Dispatch | None = None
+
+
+_ACTIVE = _Active()
+
+
+def active() -> Dispatch | None:
+    """The traced call that this thread is in."""
+    return _ACTIVE.dispatch
+
+
 @contextlib.contextmanager
 def tracing(dispatch: Dispatch) -> Iterator[None]:
     """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched."""
-    with dispatch, Functions(dispatch):
-        yield
+    before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
+    try:
+        with dispatch, Functions(dispatch):
+            yield
+    finally:
+        _ACTIVE.dispatch = before

@@ -13,8 +13,6 @@ _FRAMEWORK = tuple(
     os.path.dirname(module) + os.sep for module in (torch.__file__, jax.__file__, torchax.__file__, __file__)
 )
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__
-
 
 class BridgeError(RuntimeError):
     """Something in the module has no faithful translation; the message says what, where and what to do."""
@@ -22,19 +20,6 @@ class BridgeError(RuntimeError):
 
 class BridgeWarning(UserWarning):
     """The translation goes on, but something is not what PyTorch would have done; said once per place."""
-
-
-def custom_function() -> str | None:
-    """The `torch.autograd.Function` whose forward is running, if one is.
-
-    Its forward runs with gradients off although its result has one, so without this the gradient would be cut.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _APPLY:
-            return frame.f_locals["cls"].__name__
-        frame = frame.f_back
-    return None
 
 
 def where_in_module(names: Mapping[int, str]) -> str:

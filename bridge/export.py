@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import torch
+from jax.core import Tracer
 from torch import nn
 
 from bridge.carries import convert, is_array
@@ -49,15 +51,20 @@ class Functional:
         rng: Rng | None = None,
         train: bool | None = None,
         method: str = "forward",
+        overrides: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, jax.Array]]:
         """Run `method` with this state; returns its outputs and the buffers with every in-place write.
 
         `rng` is a JAX key (or a `ShardedKey`), needed only where the module draws random numbers. `train`
-        sets the mode of every submodule for this call, `None` keeps each one's own. Raises `BridgeError` for a missing
-        or surplus name, a wrong shape, randomness without a key, and whatever cannot be translated.
+        sets the mode of every submodule for this call, `None` keeps each one's own. `overrides` gives numbers that the
+        module keeps in attributes by their dotted path (`{"layers.0.dropout.p": 0.2}`), traced like any input: another
+        value compiles nothing anew. Everything in the module that shares the object sees the change.
+
+        Raises `BridgeError` for a missing or surplus name, a wrong shape, randomness without a key, and whatever
+        cannot be translated.
         """
-        result = self.run(params, buffers, *args, rng=rng, train=train, method=method, **kwargs)
+        result = self.run(params, buffers, *args, rng=rng, train=train, method=method, overrides=overrides, **kwargs)
         return result.outputs, result.buffers
 
     def run(
@@ -68,10 +75,11 @@ class Functional:
         rng: Rng | None = None,
         train: bool | None = None,
         method: str = "forward",
+        overrides: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Result:
         """As calling it, and also returns the parameters with what the module wrote into them."""
-        return self._run(params, buffers, args, kwargs, rng, train, method)
+        return self._run(params, buffers, args, kwargs, rng, train, method, overrides or {})
 
     def survey(
         self, *args: Any, rng: Rng | None = None, train: bool | None = None, method: str = "forward", **kwargs: Any
@@ -80,7 +88,7 @@ class Functional:
         found = Survey()
 
         def call(params, buffers, args, kwargs):
-            return self._run(params, buffers, args, kwargs, rng, train, method, found).outputs
+            return self._run(params, buffers, args, kwargs, rng, train, method, {}, found).outputs
 
         jax.eval_shape(call, self.params, self.buffers, args, kwargs)
         return found
@@ -94,6 +102,7 @@ class Functional:
         rng: Rng | None,
         train: bool | None,
         method: str,
+        overrides: Mapping[str, Any],
         survey: Survey | None = None,
     ) -> Result:
         self._check(params, self.params, "parameter")
@@ -102,9 +111,10 @@ class Functional:
         names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
         names |= {id(m): name for name, m in self.module.named_modules()}
         if train is not None:
-            for copy in copies.values():
-                copy.training = train
-        dispatch = Dispatch(rng, names, self.without_lowerings, survey)
+            for twin in copies.values():
+                twin.training = train
+        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((params, buffers, args, kwargs, overrides)))
+        dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced)
         state = {}
         for name, real in _state(self.module).items():
             trained = name in self.params
@@ -113,6 +123,8 @@ class Functional:
             tensor = state[name] = fresh(array, blank(real.shape, real.stride(), dtype), tracked=trained)
             tensor._is_param = isinstance(real, nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
             dispatch.stand_in(real, tensor)
+        for name, number in overrides.items():
+            _override(module, list(copies.values()), name, fresh(jnp.asarray(number), tracked=True))
         slots = _fill(self.module, copies, {id(real): state[name] for name, real in _state(self.module).items()})
 
         def to_torch(value: Any) -> Any:
@@ -183,17 +195,47 @@ def _shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module]]:
     """A copy of the module tree that shares all values but not its slots: what the call assigns dies with it."""
     copies: dict[int, nn.Module] = {}
     for original in module.modules():
-        copy = object.__new__(type(original))
-        copy.__dict__.update({k: _shallow(v) for k, v in original.__dict__.items()})
-        copies[id(original)] = copy
-    for copy in copies.values():
-        for name, child in copy._modules.items():
+        twin = object.__new__(type(original))
+        twin.__dict__.update({k: _shallow(v) for k, v in original.__dict__.items()})
+        copies[id(original)] = twin
+    for twin in copies.values():
+        for name, child in twin._modules.items():
             if child is not None:
-                copy._modules[name] = copies[id(child)]
-        for name, value in copy.__dict__.items():  # a submodule kept beside the registry
+                twin._modules[name] = copies[id(child)]
+        for name, value in twin.__dict__.items():  # a submodule kept beside the registry
             if isinstance(value, nn.Module) and id(value) in copies:
-                copy.__dict__[name] = copies[id(value)]
+                twin.__dict__[name] = copies[id(value)]
     return copies[id(module)], copies
+
+
+def _override(module: nn.Module, tree: list[nn.Module], name: str, number: BridgeTensor) -> None:
+    """Set a number inside the throwaway copy; an object on the way to it that is no module is copied as well."""
+    *path, last = name.split(".")
+    owner: Any = module
+    for depth, step in enumerate(path):
+        if not hasattr(owner, step):
+            raise BridgeError(_no_number(name, ".".join(path[:depth]), owner, step))
+        inner = getattr(owner, step)
+        if not isinstance(inner, nn.Module):
+            fresh_inner = copy.copy(inner)
+            for holder in [owner, *tree]:  # a configuration that several submodules share stays shared
+                for slot, value in list(vars(holder).items()):
+                    if value is inner:
+                        object.__setattr__(holder, slot, fresh_inner)
+            inner = fresh_inner
+        owner = inner
+    if not isinstance(getattr(owner, last, None), (bool, int, float)):
+        raise BridgeError(_no_number(name, ".".join(path), owner, last))
+    object.__setattr__(owner, last, number)
+
+
+def _no_number(name: str, place: str, owner: Any, step: str) -> str:
+    found = f"is {getattr(owner, step)!r}" if hasattr(owner, step) else "is not there"
+    numbers = sorted(k for k, v in vars(owner).items() if type(v) in (int, float) and not k.startswith("_"))
+    return (
+        f"the override {name} names no number: {step} {found} in {place or 'the module'} ({type(owner).__name__}); "
+        f"numbers there: {', '.join(numbers) or 'none'}"
+    )
 
 
 def _shallow(value: Any) -> Any:
@@ -211,13 +253,13 @@ def _fill(
     slots: dict[str, tuple[nn.Module, str]] = {}
     placed: set[int] = set()
     for prefix, original in module.named_modules():
-        copy = copies[id(original)]
+        twin = copies[id(original)]
         for registry in ("_parameters", "_buffers"):
             for slot, real in getattr(original, registry).items():
                 if real is None:
                     continue
-                getattr(copy, registry)[slot] = tensors[id(real)]
+                getattr(twin, registry)[slot] = tensors[id(real)]
                 if id(real) not in placed:
                     placed.add(id(real))
-                    slots[f"{prefix}.{slot}" if prefix else slot] = (copy, slot)
+                    slots[f"{prefix}.{slot}" if prefix else slot] = (twin, slot)
     return slots

@@ -23,6 +23,8 @@ results are views; JAX only computes values.
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,20 +59,34 @@ def _differentiable(array: jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
+class Region(threading.local):
+    """Code whose arrays must not outlive it: notes what it makes and what it changes, in the innermost region open."""
+
+    notes: list[weakref.ref] | None = None
+
+    def note(self, holder: Storage | Cell | BridgeTensor) -> None:
+        if self.notes is not None:
+            self.notes.append(weakref.ref(holder))
+
+
+REGION = Region()
+
+
 class Storage:
     """Memory: the array that was written last, and how often it was written."""
 
-    __slots__ = ("array", "version")
+    __slots__ = ("__weakref__", "array", "version")
 
     def __init__(self, array: jax.Array):
         self.array = array
         self.version = 0
+        REGION.note(self)
 
 
 class Cell:
     """One autograd identity over a storage: the same values as the storage, and a gradient path of its own."""
 
-    __slots__ = ("_array", "_seen", "static", "storage", "tracked")
+    __slots__ = ("__weakref__", "_array", "_seen", "static", "storage", "tracked")
 
     def __init__(self, storage: Storage, array: jax.Array, tracked: bool, static: bool = False):
         self.storage = storage
@@ -79,6 +95,7 @@ class Cell:
         self.tracked = tracked
         self.static = static
         """Known at trace time whatever the inputs are: made of constants only."""
+        REGION.note(self)
 
     @property
     def version(self) -> int:
@@ -88,6 +105,7 @@ class Cell:
         if self._seen != self.storage.version:
             self._array = self._keep_path(self.storage.array)
             self._seen = self.storage.version
+            REGION.note(self)
         return self._array
 
     def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool) -> None:
@@ -102,6 +120,8 @@ class Cell:
         self.storage.array = array
         self.storage.version += 1
         self._seen = self.storage.version
+        REGION.note(self)
+        REGION.note(self.storage)
 
     def detached(self) -> Cell:
         return Cell(self.storage, stop_gradient(self.read()), tracked=False, static=self.static)
@@ -167,6 +187,7 @@ class BridgeTensor(torch.Tensor):
                 for view in self._views:
                     base = view.get(base)
             self._cache = (self._cell.version, base)
+            REGION.note(self)
         return self._cache[1]
 
     def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool) -> None:

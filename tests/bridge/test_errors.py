@@ -72,38 +72,6 @@ def test_randomness_without_a_key():
     assert "`aten::rand_like` draws random numbers" in text and "rng=jax.random.key" in text
 
 
-def test_a_custom_backward_is_refused_not_dropped():
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 3
-
-    text = said(lambda x: Double.apply(x))
-    assert "custom autograd function Double" in text
-
-
-def test_checkpointing_works_or_is_refused():
-    layer = nn.Linear(4, 4)
-
-    class Checkpointed(nn.Module):
-        def __init__(self, reentrant):
-            super().__init__()
-            self.layer, self.reentrant = layer, reentrant
-
-        def forward(self, x):
-            call = torch.utils.checkpoint.checkpoint
-            return call(lambda y: torch.tanh(self.layer(y)), x, use_reentrant=self.reentrant)
-
-    assert bridge.verify(Checkpointed(False), torch.randn(3, 4)).ok
-    fn = bridge.export(Checkpointed(True))
-    with pytest.raises(bridge.BridgeError, match=r"CheckpointFunction.*use_reentrant=False"):
-        fn(fn.params, fn.buffers, jnp.ones((3, 4)))
-
-
 def test_pytorch_s_own_errors_stay_pytorch_s():
     fn = bridge.export(nn.Linear(3, 3))
     with pytest.raises(RuntimeError, match="same reduction dim"):

@@ -1,0 +1,168 @@
+"""`torch.autograd.Function` as `jax.custom_vjp`: the forward runs at the call, the backward when JAX asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.autograd.function import FunctionCtx, _SingleLevelFunction
+
+from bridge.carries import convert
+from bridge.dispatch import Dispatch, active, tracing
+from bridge.errors import BridgeError
+from bridge.semantics import BridgeTensor, fresh, jax_dtype, stop_gradient
+
+
+class Context(FunctionCtx):
+    """What `forward` leaves for `backward`: PyTorch's own notebook, with the two answers that its engine gives."""
+
+    needs_input_grad: tuple[bool, ...] = ()
+
+    @property
+    def saved_tensors(self) -> tuple:
+        return tuple(getattr(self, "to_save", ()))
+
+
+def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
+    """`function.apply(*args)`: values from its forward, gradients from its backward."""
+    args = tuple(dispatch.adopt(a) if isinstance(a, torch.Tensor) else a for a in args)
+    ctx = Context()
+    ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.requires_grad for a in args)
+    places = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
+    inputs = [args[i].value for i in places]  # read now: the forward may write in place
+    with torch.no_grad():
+        if function.setup_context is _SingleLevelFunction.setup_context:
+            outputs = function.forward(ctx, *args)
+        else:
+            outputs = function.forward(*args)
+            function.setup_context(ctx, args, outputs)
+    if not inputs or not torch.is_grad_enabled():
+        return outputs
+    several = isinstance(outputs, tuple)
+    listed = list(outputs) if several else [outputs]
+    fixed = {id(t) for t in getattr(ctx, "non_differentiable", ())}
+    free = [
+        i
+        for i, t in enumerate(listed)
+        if isinstance(t, BridgeTensor) and t.dtype.is_floating_point and id(t) not in fixed
+    ]
+    notes = _Notes(ctx, [args[i] for i in places], [listed[i] for i in free])
+    backward = _Backward(dispatch, function, notes, places, listed, free)
+    values = backward.attach(
+        [stop_gradient(listed[i].value) for i in free], inputs, [stop_gradient(a) for a in notes.arrays]
+    )
+    dirty = {id(t) for t in getattr(ctx, "dirty_tensors", ())}
+    for i, value in zip(free, values, strict=True):
+        if id(listed[i]) in dirty:
+            listed[i].write(value, tracked=True, grad_enabled=True, static=False)
+        else:
+            listed[i] = fresh(value, listed[i]._meta, tracked=True)
+    return tuple(listed) if several else listed[0]
+
+
+class _Notes:
+    """A context taken apart into arrays, which JAX carries to the backward pass, and the rest."""
+
+    def __init__(self, ctx: Context, inputs: list[BridgeTensor], outputs: list[BridgeTensor]):
+        self.arrays: list[jax.Array] = []
+        known = {id(t): ("input", i) for i, t in enumerate(inputs)} | {
+            id(t): ("output", i) for i, t in enumerate(outputs)
+        }
+
+        def leaf(value: Any) -> Any:
+            if not isinstance(value, BridgeTensor):
+                return _Leaf("constant", value, None)
+            if id(value) not in known:
+                known[id(value)] = ("array", len(self.arrays))
+                self.arrays.append(value.value)
+            return _Leaf(*known[id(value)], value._meta)
+
+        self._state = convert(dict(ctx.__dict__), leaf)
+
+    def context(self, inputs: list, outputs: list, arrays: list) -> Context:
+        homes = {"input": inputs, "output": outputs, "array": arrays}
+
+        def rebuilt(leaf: _Leaf) -> Any:
+            if leaf.meta is None:
+                return leaf.value
+            return fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=True)
+
+        ctx = Context()
+        ctx.__dict__.update(jax.tree.map(rebuilt, self._state, is_leaf=lambda v: isinstance(v, _Leaf)))
+        return ctx
+
+
+class _Leaf:
+    def __init__(self, home: str, value: Any, meta: torch.Tensor | None):
+        self.home, self.value, self.meta = home, value, meta
+
+
+class _Backward:
+    """One call's backward, with the metadata it needs; holds no traced array."""
+
+    def __init__(
+        self, dispatch: Dispatch, function: type[Any], notes: _Notes, places: list[int], outputs: list, free: list[int]
+    ):
+        self._dispatch, self._function, self._notes = dispatch, function, notes
+        self._places, self._free = places, free
+        self._metas = [t._meta if isinstance(t, BridgeTensor) else None for t in outputs]
+
+        @jax.custom_vjp
+        def attach(outputs: list, inputs: list, arrays: list) -> list:
+            return outputs
+
+        def forward(outputs, inputs, arrays):
+            # Through `attach` itself, so that a second derivative finds the same rule.
+            outputs = attach(outputs, inputs, arrays)
+            return outputs, (outputs, inputs, arrays)
+
+        def backward(saved, cotangents):
+            return None, self(saved, cotangents), None
+
+        attach.defvjp(forward, backward)
+        self.attach = attach
+
+    def __call__(self, saved: tuple, cotangents: list[jax.Array]) -> list[jax.Array]:
+        outputs, inputs, arrays = saved
+        given = dict(zip(self._free, cotangents, strict=True))
+        with tracing(self._dispatch.again()), torch.enable_grad():
+            ctx = self._notes.context(inputs, outputs, arrays)
+            grads = [
+                None if meta is None else fresh(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
+                for i, meta in enumerate(self._metas)
+            ]
+            returned = self._function.backward(ctx, *grads)
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        if len(returned) <= self._places[-1]:
+            raise BridgeError(
+                f"the backward of {self._function.__name__} gave {len(returned)} gradients and input "
+                f"{self._places[-1]} needs one; return one for each argument of forward, None where there is none"
+            )
+        return [self._gradient(returned[p], x) for p, x in zip(self._places, inputs, strict=True)]
+
+    def _gradient(self, returned: Any, x: jax.Array) -> jax.Array:
+        if returned is None:
+            return jnp.zeros_like(x)
+        if returned.shape != x.shape:
+            raise BridgeError(
+                f"the backward of {self._function.__name__} gave a gradient of shape {tuple(returned.shape)} "
+                f"for an input of shape {x.shape}; return one of the input's shape"
+            )
+        return self._dispatch.adopt(returned).value.astype(x.dtype)
+
+
+def _apply(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
+    dispatch = active()
+    if dispatch is None:
+        return super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # pyright: ignore
+    return apply(dispatch, cls, args)
+
+
+def install() -> None:
+    """Take part in `Function.apply`, which PyTorch shows to no mode; outside a traced call it is PyTorch's own.
+
+    The method is added below `Function.apply`, so references to it that were taken earlier come by here too.
+    """
+    _SingleLevelFunction.apply = classmethod(_apply)  # pyright: ignore[reportAttributeAccessIssue]

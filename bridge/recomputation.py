@@ -1,0 +1,91 @@
+"""`torch.utils.checkpoint` as `jax.checkpoint`: what ran inside is computed again in the backward pass, not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import torch
+import torch.utils.checkpoint
+
+from bridge.dispatch import active
+from bridge.semantics import REGION, BridgeTensor, Cell, Storage
+
+
+def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)`, its intermediate results left out of what the backward pass keeps.
+
+    Everything that outlives the call leaves the `jax.checkpoint` as one of its results: what the function returns,
+    wrote in place or put away in an attribute. Batch statistics are written once; PyTorch writes them again in its
+    backward.
+    """
+    dispatch = active()
+    if dispatch is None or not dispatch.traced or not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    outer, left = REGION.notes, []
+
+    @jax.checkpoint  # pyright: ignore[reportPrivateImportUsage]
+    def region() -> list[jax.Array]:
+        REGION.notes = []
+        try:
+            outputs = function(*args, **kwargs)
+            # Results that nobody holds any more are gone by now; these are the ones that somebody does.
+            holders = {id(h): h for ref in REGION.notes if (h := ref()) is not None}
+        finally:
+            REGION.notes = outer
+        left.append((outputs, list(holders.values())))
+        return [getattr(holder, slot) for holder, slot in _slots(left[0][1])]
+
+    arrays = region()
+    outputs, holders = left[0]
+    for (holder, slot), array in zip(_slots(holders), arrays, strict=True):
+        setattr(holder, slot, array)
+    for holder in holders:
+        if isinstance(holder, BridgeTensor):
+            holder._cache = None
+        REGION.note(holder)
+    return outputs
+
+
+def _slots(holders: list) -> list[tuple[Any, str]]:
+    """Where arrays are that belong to the region; those of a static cell are constants and belong to nobody."""
+    cells = [h for h in holders if isinstance(h, Cell)]
+    constant = {id(c.storage) for c in cells if c.static}
+    memory = [h for h in holders if isinstance(h, Storage) and id(h) not in constant]
+    return [*((c, "_array") for c in cells if not c.static), *((m, "array") for m in memory)]
+
+
+def install() -> None:
+    """Take part in `torch.utils.checkpoint.checkpoint`; outside a traced call it is PyTorch's own.
+
+    PyTorch looks its undecorated body up at every call, where its compiler takes part in the same way, so references to
+    the function that were taken earlier come by here too.
+    """
+    original: Any = getattr(torch.utils.checkpoint.checkpoint, "__wrapped__")  # noqa: B009
+    known = getattr(original, "__dynamo_disable", None)
+
+    def checkpoint(
+        function: Callable,
+        *args: Any,
+        use_reentrant: Any = None,
+        context_fn: Any = None,
+        determinism_check: Any = None,
+        debug: Any = None,
+        early_stop: Any = None,
+        preserve_rng_state: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        return recomputed(function, *args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal known
+        if active() is not None:
+            return checkpoint(*args, **kwargs)
+        if known is None:
+            import torch._dynamo
+
+            known = torch._dynamo.disable(original, True, wrapping=False)
+        return known(*args, **kwargs)
+
+    setattr(original, "__dynamo_disable", call)
