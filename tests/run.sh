@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source ./environment.sh test
-exec python -m pytest "$@"
+exec python -m pytest -n auto --dist worksteal "$@"   # one process a core: compiling keeps only one busy
