@@ -136,7 +136,7 @@ def stop_gradient(array: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(array) if _differentiable(array) else array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class View:
     """One step from a tensor to a view of it: how to read the view, how to write it back."""
 
@@ -152,6 +152,7 @@ class BridgeTensor(torch.Tensor):
     _views: tuple[View, ...]
     _meta: torch.Tensor
     _cache: tuple[int, jax.Array] | None
+    _parent: BridgeTensor | None
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
@@ -167,7 +168,7 @@ class BridgeTensor(torch.Tensor):
             dtype=meta.dtype,
             device=torch.device("cpu"),
         )
-        self._cell, self._meta, self._views, self._cache = cell, meta, views, None
+        self._cell, self._meta, self._views, self._cache, self._parent = cell, meta, views, None, None
         return self
 
     def __init__(self, *_args, **_kwargs):
@@ -183,8 +184,12 @@ class BridgeTensor(torch.Tensor):
         if not self._views:
             return base
         if self._cache is None or self._cache[0] != self._cell.version:
+            views, parent = self._views, self._parent
+            # By way of the tensor it was taken from, so that siblings share what they have in common.
+            if parent is not None and parent._cell is self._cell and parent._views == views[:-1]:
+                base, views = parent.value, views[-1:]
             with jax.ensure_compile_time_eval() if self._cell.static else contextlib.nullcontext():
-                for view in self._views:
+                for view in views:
                     base = view.get(base)
             self._cache = (self._cell.version, base)
             REGION.note(self)
@@ -267,4 +272,6 @@ def fresh(
 def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:
     """A view of `base`; one that is not differentiable follows the memory and carries no gradient."""
     cell = base._cell if differentiable or not base._cell.tracked else base._cell.detached()
-    return BridgeTensor(cell, meta, (*base._views, view))
+    tensor = BridgeTensor(cell, meta, (*base._views, view))
+    tensor._parent = base
+    return tensor

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.semantics import BridgeTensor, View
+from bridge.semantics import REGION, BridgeTensor, View
 
 aten = torch.ops.aten
 
@@ -50,11 +50,7 @@ def view_steps(func: Any, base: BridgeTensor, args: tuple, kwargs: dict, outs: l
         return [_index(dim, i) for i in range(shape[dim])]
     if func in (aten.split.Tensor, aten.split_with_sizes.default):
         dim = (rest[1] if len(rest) > 1 else kwargs.get("dim", 0)) % len(shape)
-        steps, start = [], 0
-        for out in outs:
-            steps.append(_index(dim, slice(start, start + out.shape[dim], 1)))
-            start += out.shape[dim]
-        return steps
+        return _split(dim, [out.shape[dim] for out in outs])
     if func is aten.expand.default:
         return [View(lambda x: jnp.broadcast_to(x, outs[0].shape), _no_overlapping_write)]
     if func is aten.view.dtype or func.namespace != "aten" or "real" in func.name() or "conj" in func.name():
@@ -80,6 +76,23 @@ def _index(dim: int, index: int | slice) -> View:
         return jax.lax.slice_in_dim(x, index.start, max(index.start, index.stop), index.step, dim)
 
     return View(get, lambda x, new: x.at[where].set(new))
+
+
+def _split(dim: int, sizes: list[int]) -> list[View]:
+    """All pieces at once: the gradients then meet in one concatenation instead of a sum of padded arrays."""
+    known: list[Any] = [None, None, ()]
+
+    def piece(i: int) -> View:
+        start = sum(sizes[:i])
+
+        def get(x: jax.Array) -> jax.Array:
+            if known[0] is not x or known[1] is not REGION.notes:
+                known[:] = [x, REGION.notes, jax.lax.split(x, sizes, dim)]
+            return known[2][i]
+
+        return View(get, _index(dim, slice(start, start + sizes[i], 1)).put)
+
+    return [piece(i) for i in range(len(sizes))]
 
 
 def _no_overlapping_write(x: jax.Array, new: jax.Array) -> jax.Array:
