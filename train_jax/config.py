@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Literal
+import math
+from typing import Any, Literal, get_args
 
 from models_torch.registry import ARCHITECTURES
 from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
 from train_jax.puzzles.format import Metadata
 
+Optimizer = Literal["adamw", "adam_atan2", "lion", "muon"]
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    """How parameters move."""
+    """How parameters move. A value out of its range is a `UserError`."""
 
+    optimizer: Optimizer = "adamw"
+    """Rule of the dense parameters; `muon` orthogonalises hidden matrices, embeddings and heads stay with AdamW."""
     lr: float = 1e-4
     """Learning rate of the dense parameters after warm-up."""
     warmup_steps: int = 2000
@@ -23,17 +28,55 @@ class OptimConfig:
     lr_min_ratio: float = 1.0
     """The learning rate falls on a cosine to this share of `lr` at the last step; 1 keeps it constant."""
     beta1: float = 0.9
-    """Decay of the first moment."""
+    """Decay of the first moment; for `lion` the share of the momentum in the sign that is taken."""
     beta2: float = 0.95
-    """Decay of the second moment."""
+    """Decay of the second moment; for `lion` of the momentum."""
+    muon_momentum: float = 0.95
+    """Nesterov momentum of the matrices that `muon` moves."""
     weight_decay: float = 1.0
     """Decoupled weight decay of the dense parameters, per unit of learning rate."""
+    clip_norm: float = 0.0
+    """Dense gradients with a larger global norm are scaled down to it; 0 clips nothing."""
+    freeze_weights: bool = False
+    """Learn the puzzle table alone; dense parameters and their average stay as they are."""
     puzzle_lr: float = 1e-4
     """Learning rate of the puzzle table (sign SGD), same schedule."""
     puzzle_weight_decay: float = 1.0
     """Decoupled weight decay of the puzzle rows in the batch, per unit of learning rate."""
     ema_decay: float = 0.999
     """Decay per step of the averaged weights that are evaluated and exported; 0 evaluates the raw weights."""
+    max_skipped_steps: int = 20
+    """Steps in a row with a loss or gradient that is not finite after which the run stops; each one is left out."""
+    loss_scale_growth_steps: int = 2000
+    """Good steps after which the loss scale of float16 doubles; it halves at every overflow."""
+
+    def __post_init__(self):
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value < high:
+                wanted = f"at least {low}" if high == math.inf else f"a value from {low} to below {high}"
+                raise UserError(f"optim.{name} is {value}; use {wanted}")
+        if not 0 <= self.lr_min_ratio <= 1:
+            raise UserError(f"optim.lr_min_ratio is {self.lr_min_ratio}; use a share of lr, from 0 to 1")
+        if self.optimizer not in get_args(Optimizer):
+            raise UserError(f"optim.optimizer is {self.optimizer!r}; use one of {', '.join(get_args(Optimizer))}")
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "lr": (0, math.inf),
+    "warmup_steps": (0, math.inf),
+    "beta1": (0, 1),
+    "beta2": (0, 1),
+    "muon_momentum": (0, 1),
+    "weight_decay": (0, math.inf),
+    "clip_norm": (0, math.inf),
+    "puzzle_lr": (0, math.inf),
+    "puzzle_weight_decay": (0, math.inf),
+    "ema_decay": (0, 1),
+    "max_skipped_steps": (1, math.inf),
+    "loss_scale_growth_steps": (1, math.inf),
+}
+"""From, and below what."""
 
 
 @dataclasses.dataclass(frozen=True)

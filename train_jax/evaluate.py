@@ -14,6 +14,7 @@ from train_jax.puzzles.batches import eval_batches
 from train_jax.puzzles.format import PuzzleSet
 from train_jax.run_folder import RunFolder, write_text
 from train_jax.state import Learner
+from train_jax.step_metrics import means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +60,6 @@ def evaluate(
         if done >= total:
             break
     return Evaluation(means(sums, total), np.concatenate(predictions, axis=1), np.concatenate(logits, axis=1))
-
-
-def means(sums: dict[str, float], examples: float) -> dict[str, float]:
-    """Sums and counts to means: losses over all examples of the step, the rest over those that halted in it."""
-    count = max(sums["count"], 1)
-    averaged = {name: value / (examples if name.endswith("loss") else count) for name, value in sums.items()}
-    return averaged | {"count": sums["count"]}
 
 
 def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,19 +15,18 @@ import numpy as np
 from train_jax.checkpoint import Checkpoints
 from train_jax.config import RunConfig
 from train_jax.devices import Devices
-from train_jax.evaluate import Evaluation, evaluate, means, save_evaluation
+from train_jax.errors import UserError
+from train_jax.evaluate import Evaluation, evaluate, save_evaluation
 from train_jax.machine import write_machine
 from train_jax.modelling import build_objective
-from train_jax.optim import dense_optimizer
+from train_jax.optim import dense_optimizer, trained
 from train_jax.puzzles.batches import epochs_to_steps, train_batch
 from train_jax.puzzles.format import PuzzleSet, load_split
 from train_jax.run_folder import open_run, write_text
 from train_jax.state import Trainee, new_learner
 from train_jax.step import make_eval_step, make_train_step
+from train_jax.step_metrics import Groups, parameter_groups, window_means
 from train_jax.tracking import Tracker, duration
-
-_RATES = ("lr", "grad_norm", "update_norm", "param_norm")
-"""Metrics that are not sums over examples."""
 
 
 def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]:
@@ -44,6 +44,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     # ---- model, optimizer, steps
     objective = build_objective(config, train_set.metadata, local_batch)
     optimizer = dense_optimizer(config.optim, total_steps)
+    scales_loss = getattr(config.arch, "forward_dtype", None) == "float16"
     write_machine(folder, devices=devices.kind, parameters=sum(p.size for p in objective.params.values()))
     train_step = devices.train(
         make_train_step(
@@ -53,6 +54,8 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
             total_steps=total_steps,
             global_batch_size=config.global_batch_size,
             device_count=devices.count,
+            halt_max_steps=config.arch.halt_max_steps,
+            scales_loss=scales_loss,
         )
     )
     eval_step = devices.evaluate(make_eval_step(objective, config.arch.halt_max_steps))
@@ -65,7 +68,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
             )
         )
 
-    learner = new_learner(objective.params, objective.buffers, optimizer)
+    learner = new_learner(objective.params, objective.buffers, optimizer, scales_loss=scales_loss)
     carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batch_at(0))
     checkpoints = Checkpoints(folder)
     start, seconds = checkpoints.latest_step() or 0, 0.0
@@ -81,6 +84,8 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     key = jax.random.key(config.seed)
     window: list[tuple[int, Any]] = []
     clock = Stopwatch(seconds)
+    groups = parameter_groups(trained(objective.params, config.optim))
+    report = partial(_report, tracker, clock, groups, config)
     batch = batch_at(start)
     for step in range(start + 1, total_steps + 1):
         learner, carry, metrics = train_step(learner, carry, batch, key)
@@ -89,7 +94,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
             batch = batch_at(step)  # made while the devices are busy
         # A full window is fetched one step late: the devices always have a step to do.
         if window[0][0] <= step - 1 and (step - 1) % config.log_every_steps == 0:
-            _report(tracker, window[:-1], clock, config.global_batch_size)
+            report(window[:-1])
             window = window[-1:]
         last = step == total_steps
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
@@ -98,7 +103,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
         if last or step % config.checkpoint_every_steps == 0:
             # Last, so that everything up to a checkpoint is on record; a continued run starts a window of its own.
             with clock.paused(learner):
-                _report(tracker, window, clock, config.global_batch_size)
+                report(window)
                 window = []
                 checkpoints.save(step, Trainee(learner, carry), {"train_seconds": clock.seconds})
     with clock.paused(learner):
@@ -167,15 +172,24 @@ class Scorer:
         return found
 
 
-def _report(tracker: Tracker, window: list[tuple[int, Any]], clock: Stopwatch, batch_size: int) -> None:
+def _report(
+    tracker: Tracker, clock: Stopwatch, groups: Groups, config: RunConfig, window: list[tuple[int, Any]]
+) -> None:
+    """Records a window of steps. Raises `UserError` when too many in a row had to be left out."""
     fetched = [metrics for _, metrics in jax.device_get(window)]
-    sums = {name: float(sum(m[name] for m in fetched)) for name in fetched[0] if name not in _RATES}
-    metrics = {f"train/{name}": value for name, value in means(sums, batch_size * len(window)).items()}
-    metrics |= {f"train/{name}": float(fetched[-1][name]) for name in _RATES}
+    figures = window_means(fetched, groups, config.global_batch_size)
+    metrics = {f"train/{name}": value for name, value in figures.items()}
     step_seconds = clock.lap(len(window))
     step = window[-1][0]
     tracker.log(step, metrics | {"train_seconds": clock.seconds, "step_seconds": step_seconds})
-    tracker.progress(step, metrics, step_seconds=step_seconds, examples=batch_size)
+    tracker.progress(step, metrics, step_seconds=step_seconds, examples=config.global_batch_size)
+    in_a_row = max(int(metrics["consecutive_skipped"]) for metrics in fetched)
+    if in_a_row >= config.optim.max_skipped_steps:
+        raise UserError(
+            f"{in_a_row} steps in a row up to step {step} had a loss or gradient that is not finite (allowed below "
+            f"optim.max_skipped_steps {config.optim.max_skipped_steps}); train with a lower --optim.lr than "
+            f"{config.optim.lr}, with --optim.clip-norm 1, or in float32"
+        )
 
 
 def _banner(

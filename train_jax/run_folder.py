@@ -11,7 +11,7 @@ from train_jax.errors import UserError
 
 _MAY_CHANGE = {
     "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps",
-    "wandb", "wandb_project",
+    "wandb", "wandb_project", "optim.max_skipped_steps",
 }  # fmt: skip
 """Fields that do not change what is learned, so a run may be continued with other values."""
 

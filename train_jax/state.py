@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from train_jax.guard import Guard, new_guard
+
 Arrays = dict[str, jax.Array]
 """Arrays by qualified PyTorch name."""
 
@@ -14,7 +16,7 @@ class Learner(NamedTuple):
     """Everything that learns; the same on every device."""
 
     step: jax.Array
-    """Optimizer steps taken, int32."""
+    """Optimizer steps taken, int32; those left out by the guard are not among them."""
     params: Arrays
     """Dense parameters, float32 masters."""
     ema: Arrays
@@ -22,6 +24,7 @@ class Learner(NamedTuple):
     opt_state: optax.OptState
     buffers: Arrays
     """Everything else the module holds, puzzle tables included. Not averaged."""
+    guard: Guard
 
 
 class Trainee(NamedTuple):
@@ -32,11 +35,14 @@ class Trainee(NamedTuple):
     """The module's ACT carry, a leading axis for the devices."""
 
 
-def new_learner(params: Arrays, buffers: Arrays, optimizer: optax.GradientTransformation) -> Learner:
+def new_learner(
+    params: Arrays, buffers: Arrays, optimizer: optax.GradientTransformation, *, scales_loss: bool = False
+) -> Learner:
     return Learner(
         step=jnp.zeros((), jnp.int32),
         params=params,
         ema=jax.tree.map(jnp.copy, params),
         opt_state=optimizer.init(params),
         buffers=buffers,
+        guard=new_guard(scales_loss),
     )

@@ -11,14 +11,16 @@ import optax
 
 import bridge
 from train_jax.config import OptimConfig
+from train_jax.errors import UserError
+from train_jax.guard import judged, kept_if
 from train_jax.objective import Batch, Objective
-from train_jax.optim import average, schedule, sparse_sign_sgd
+from train_jax.optim import RowGradients, average, schedule, sparse_sign_sgd, summed_by_row, trained
 from train_jax.state import Arrays, Learner
+from train_jax.step_metrics import Metrics, halting_histogram, norms_by_group, parameter_groups
 
 AXIS = "devices"
 """The axis the batch is split over."""
 
-Metrics = dict[str, jax.Array]
 TrainStep = Callable[[Learner, Any, Batch, jax.Array], tuple[Learner, Any, Metrics]]
 EvalStep = Callable[[Learner, Batch], tuple[Metrics, dict[str, jax.Array]]]
 
@@ -31,45 +33,94 @@ def make_train_step(
     total_steps: int,
     global_batch_size: int,
     device_count: int,
+    halt_max_steps: int = 1,
+    scales_loss: bool = False,
 ) -> TrainStep:
-    """`(learner, carry, batch, key) -> (learner, carry, metrics)`; carry and batch are one replica's share."""
-    puzzle_rate = schedule(config.puzzle_lr, config, total_steps)
+    """`(learner, carry, batch, key) -> (learner, carry, metrics)`; carry and batch are one replica's share.
+
+    `halt_max_steps`: how far the metrics count when sequences halted. `scales_loss`: as gradients in float16 want it.
+    A step whose loss or gradients are not finite leaves the learner as it was, all but its guard.
+    """
+    if config.freeze_weights and not objective.tables:
+        raise UserError("optim.freeze_weights leaves nothing to learn: the model has no puzzle table; leave it out")
+    move = _mover(optimizer, config, total_steps)
     dense_rate = schedule(config.lr, config, total_steps)
+    groups = parameter_groups(trained(objective.params, config))
+    growth_steps = config.loss_scale_growth_steps if scales_loss else None
 
     def train_step(learner: Learner, carry: Any, batch: Batch, key: jax.Array) -> tuple[Learner, Any, Metrics]:
-        rows = global_batch_size // device_count
-        rng = bridge.ShardedKey(jax.random.fold_in(key, learner.step), jax.lax.axis_index(AXIS), device_count, rows)
+        # What a skipped step drew may be what made it fail.
+        key = jax.random.fold_in(key, learner.step + learner.guard.skipped_steps)
+        rng = bridge.ShardedKey(key, jax.lax.axis_index(AXIS), device_count, global_batch_size // device_count)
+        scale = learner.guard.loss_scale if scales_loss else 1.0
 
-        def loss(params, local_rows):
-            out = objective(params, local_rows, learner.buffers, carry, batch, rng)
-            return out.loss / global_batch_size, out
+        def loss(moving, local_rows):
+            out = objective(learner.params | moving, local_rows, learner.buffers, carry, batch, rng)
+            return out.loss / global_batch_size * scale, out
 
-        gradients, out = jax.grad(loss, argnums=(0, 1), has_aux=True)(learner.params, objective.local_rows)
-        dense, local = gradients
-        dense, metrics = jax.lax.psum((dense, out.metrics), AXIS)
+        wanted = trained(learner.params, config), objective.local_rows
+        gradients, out = jax.grad(loss, argnums=(0, 1), has_aux=True)(*wanted)
+        dense, local = jax.tree.map(lambda g: g / scale, gradients)
+        sums = out.metrics | halting_histogram(out.carry, halt_max_steps)
+        dense, sums, total_loss = jax.lax.psum((dense, sums, out.loss), AXIS)
+        puzzle = _puzzle_gradients(objective, out.buffers, local)
+        grad_norm = norms_by_group(dense, groups)
+        puzzle_grad_norm = jnp.asarray(optax.tree.norm([rows.sums for rows in puzzle.values()]))
+        verdict = judged(learner.guard, total_loss, [grad_norm, puzzle_grad_norm], growth_steps)
 
-        updates, opt_state = optimizer.update(dense, learner.opt_state, learner.params)
-        params = cast(Arrays, optax.apply_updates(learner.params, updates))
-
-        buffers = {name: _agreed(out.buffers[name], before) for name, before in learner.buffers.items()}
-        for table in objective.tables:
-            ids, row_gradients = jax.lax.all_gather(
-                (out.buffers[table.local_ids], local[table.local_weights]), AXIS, tiled=True
-            )
-            buffers[table.weights] = sparse_sign_sgd(
-                buffers[table.weights], ids, row_gradients, puzzle_rate(learner.step), config.puzzle_weight_decay
-            )
-
-        ema = average(learner.ema, params, config.ema_decay)
-        metrics |= {
+        moved, updates = move(learner, verdict.good, dense, puzzle, out.buffers)
+        metrics = {name: jnp.where(verdict.good, value, 0) for name, value in sums.items()}
+        metrics |= verdict.metrics | {
             "lr": dense_rate(learner.step),
-            "grad_norm": optax.tree.norm(dense),
-            "update_norm": optax.tree.norm(updates),
-            "param_norm": optax.tree.norm(params),
+            "grad_norm": grad_norm,
+            "puzzle_grad_norm": puzzle_grad_norm,
+            "update_norm": norms_by_group(updates, groups),
+            "param_norm": jnp.asarray(optax.tree.norm(moved.params)),
         }
-        return Learner(learner.step + 1, params, ema, opt_state, buffers), out.carry, metrics
+        fresh = objective.initial_carry(learner.params, learner.buffers, batch)
+        return moved._replace(guard=verdict.guard), kept_if(verdict.carry_good, out.carry, fresh), metrics
 
     return train_step
+
+
+def _mover(optimizer: optax.GradientTransformation, config: OptimConfig, total_steps: int) -> Callable[..., Any]:
+    """`(learner, good, dense, puzzle, buffers) -> (learner, updates)`: the learner after the step, or as it was."""
+    puzzle_rate = schedule(config.puzzle_lr, config, total_steps)
+
+    def move(
+        learner: Learner, good: jax.Array, dense: Arrays, puzzle: dict[str, RowGradients], buffers: Arrays
+    ) -> tuple[Learner, Arrays]:
+        moving = trained(learner.params, config)
+        updates, opt_state = optimizer.update(dense, learner.opt_state, moving)
+        moving = cast(Arrays, optax.apply_updates(moving, updates))
+        after = Learner(
+            step=learner.step + 1,
+            params=learner.params | moving,
+            ema=average(learner.ema, moving, config.ema_decay),
+            opt_state=opt_state,
+            # Puzzle tables are large and change in few places: those are left out instead of the whole kept.
+            buffers={n: b if n in puzzle else _agreed(buffers[n], b) for n, b in learner.buffers.items()},
+            guard=learner.guard,
+        )
+        rate = puzzle_rate(learner.step)
+        tables = {
+            name: sparse_sign_sgd(learner.buffers[name], rows.only_if(good), rate, config.puzzle_weight_decay)
+            for name, rows in puzzle.items()
+        }
+        learner = kept_if(good, after, learner)
+        return learner._replace(buffers=learner.buffers | tables), cast(Arrays, updates)
+
+    return move
+
+
+def _puzzle_gradients(objective: Objective, buffers: Arrays, local: Arrays) -> dict[str, RowGradients]:
+    """For each puzzle table the rows in the whole batch, by the table's name."""
+    return {
+        table.weights: summed_by_row(
+            *jax.lax.all_gather((buffers[table.local_ids], local[table.local_weights]), AXIS, tiled=True)
+        )
+        for table in objective.tables
+    }
 
 
 def _agreed(after: jax.Array, before: jax.Array) -> jax.Array:
