@@ -10,6 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 CosSin = tuple[Float[Tensor, "seq head_dim"], Float[Tensor, "seq head_dim"]]
+Latent = Float[Tensor, "batch positions hidden"]
+PerSequence = Float[Tensor, "batch"]
 
 # The standard deviation of a unit normal cut off at +-2: sqrt(1 - 4 pdf(2) / (cdf(2) - cdf(-2))).
 _STD_OF_UNIT_NORMAL_CUT_AT_2 = 0.8796256610342398

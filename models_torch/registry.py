@@ -1,4 +1,7 @@
-"""Architectures by name: configuration, builder with loss head, a tiny configuration and batch to try."""
+"""Models by name: configuration, builder with loss head, a tiny configuration and batch to try.
+
+A name is one of `ARCHITECTURES`, or `package.module:Class` for a module from outside the project (`outside.py`).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,57 +10,81 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models_torch import outside
+from models_torch.act import ACT
+from models_torch.config import ArchitectureConfig, ModelConfig
+from models_torch.hrm import HRM, HRMConfig
 from models_torch.losses import IGNORE_LABEL_ID, ACTLossHead
+from models_torch.transformer import Transformer, TransformerConfig
 from models_torch.trm import TRM, TRMConfig
+from models_torch.trm_hier6 import TRMHier6, TRMHier6Config
+from models_torch.trm_singlez import TRMSingleZ, TRMSingleZConfig
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to configure and build one architecture."""
+    """One architecture: what configures it, configuration to module without loss head, one to try."""
 
-    config_class: type
-    build: Callable[
-        [Any], nn.Module
-    ]  # configuration -> module with its loss head, weights from torch's global generator
+    config_class: type[ArchitectureConfig]
+    model: Callable[[Any], ACT]
     tiny_config: Any  # float32, a forward pass in milliseconds: for tests, `verify` and a first look
 
 
+def _tiny(config_class: type[ArchitectureConfig], **fields: Any) -> Any:
+    return config_class(
+        batch_size=4,
+        seq_len=16,
+        vocab_size=6,
+        num_puzzle_identifiers=5,
+        hidden_size=32,
+        num_heads=4,
+        mlp_multiple_of=16,
+        puzzle_emb_ndim=32,
+        halt_max_steps=4,
+        forward_dtype="float32",
+        **fields,
+    )
+
+
 ARCHITECTURES = {
-    "trm": Architecture(
-        config_class=TRMConfig,
-        build=lambda config: ACTLossHead(TRM(config), config.loss_type),
-        tiny_config=TRMConfig(
-            batch_size=4,
-            seq_len=16,
-            vocab_size=6,
-            num_puzzle_identifiers=5,
-            hidden_size=32,
-            num_heads=4,
-            H_cycles=2,
-            L_cycles=2,
-            mlp_multiple_of=16,
-            puzzle_emb_ndim=32,
-            puzzle_emb_len=2,
-            halt_max_steps=4,
-            forward_dtype="float32",
-        ),
+    "trm": Architecture(TRMConfig, TRM, _tiny(TRMConfig, H_cycles=2, L_cycles=2, puzzle_emb_len=2)),
+    "trm_singlez": Architecture(
+        TRMSingleZConfig, TRMSingleZ, _tiny(TRMSingleZConfig, H_cycles=2, L_cycles=2, puzzle_emb_len=2)
     ),
+    "trm_hier6": Architecture(
+        TRMHier6Config, TRMHier6, _tiny(TRMHier6Config, H_cycles=2, L_cycles=6, L_layers=1, puzzle_emb_len=2)
+    ),
+    "hrm": Architecture(HRMConfig, HRM, _tiny(HRMConfig, H_layers=1, L_layers=1)),
+    "transformer": Architecture(TransformerConfig, Transformer, _tiny(TransformerConfig, H_layers=2)),
 }
 
 
 def architecture(name: str) -> Architecture:
     """The architecture called `name`; a ValueError that lists the known names if there is none."""
     if name not in ARCHITECTURES:
-        raise ValueError(f"unknown architecture {name!r}; use one of {', '.join(ARCHITECTURES)}")
+        raise ValueError(
+            f"unknown architecture {name!r}; use one of {', '.join(ARCHITECTURES)}, "
+            "or package.module:Class for a module of your own"
+        )
     return ARCHITECTURES[name]
 
 
+def config_class(name: str) -> type[ModelConfig]:
+    """What configures the model called `name`; imports nothing from outside."""
+    return outside.OutsideConfig if outside.is_outside(name) else architecture(name).config_class
+
+
 def build(name: str, config: Any) -> nn.Module:
-    """A fresh module with its loss head; call `torch.manual_seed` first for reproducible weights."""
-    return architecture(name).build(config)
+    """A fresh module with its loss head; call `torch.manual_seed` first for reproducible weights.
+
+    Raises ValueError for a module from outside that is not there, cannot be constructed, or does not keep the contract.
+    """
+    if outside.is_outside(name):
+        return outside.build(name, config)
+    return ACTLossHead(architecture(name).model(config), config.loss_type)
 
 
-def example_batch(config: Any, batch_size: int, seed: int) -> dict[str, Tensor]:
+def example_batch(config: ModelConfig, batch_size: int, seed: int) -> dict[str, Tensor]:
     """A random int32 batch that `config` accepts, with about one label in eight ignored, as in padding."""
     generator = torch.Generator().manual_seed(seed)
 

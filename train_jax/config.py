@@ -7,7 +7,8 @@ import json
 import math
 from typing import Any, Literal, get_args
 
-from models_torch.registry import ARCHITECTURES
+from models_torch import outside, registry
+from models_torch.config import ModelConfig
 from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
 from train_jax.puzzles.format import Metadata
@@ -87,10 +88,10 @@ class RunConfig:
     """Data set made by `trm build-data`."""
     run_dir: str = "runs/sudoku-extreme"
     """Where the run lives; started again with the same fields, it continues where it stopped."""
-    model: Literal["trm"] = "trm"
-    """Architecture."""
-    arch: TRMConfig = dataclasses.field(default_factory=lambda: TRMConfig(mlp_t=True, pos_encodings="none"))
-    """Its configuration."""
+    model: str = "trm"
+    """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, or package.module:Class for one of your own."""
+    arch: ModelConfig = dataclasses.field(default_factory=lambda: TRMConfig(mlp_t=True, pos_encodings="none"))
+    """Its configuration, of the class that belongs to `model`."""
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     """Its optimizer."""
     epochs: int = 50_000
@@ -115,6 +116,21 @@ class RunConfig:
     """`auto`: online with a key, otherwise written to the run's folder for `wandb sync`; absent wandb is no error."""
     wandb_project: str = "trm"
     """Project that the run is logged to."""
+
+    def __post_init__(self):
+        expected = _config_class(self.model)
+        if type(self.arch) is not expected:
+            raise UserError(
+                f"model {self.model} is configured by {expected.__name__}, arch is a {type(self.arch).__name__}; "
+                "change both with `with_model`"
+            )
+
+
+def _config_class(model: str) -> type[ModelConfig]:
+    try:
+        return registry.config_class(model)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _small_sudoku(
@@ -193,6 +209,31 @@ def preset(name: str) -> RunConfig:
     return PRESETS[name]
 
 
+def with_model(config: RunConfig, model: str) -> RunConfig:
+    """The same run with another architecture.
+
+    What `config.arch` sets beside its class's defaults is carried over where the new class has a field of that name;
+    the rest are the new class's own defaults. Raises `UserError` for an unknown architecture, or a class that is not
+    there.
+    """
+    if model == config.model:
+        return config
+    new_class = _config_class(model)
+    names = {field.name for field in dataclasses.fields(new_class)}
+    set_here = {
+        field.name: getattr(config.arch, field.name)
+        for field in dataclasses.fields(config.arch)
+        if field.name in names and getattr(config.arch, field.name) != field.default
+    }
+    try:
+        if outside.is_outside(model) and outside.is_plain(outside.find(model)):
+            set_here["halt_max_steps"] = 1
+        arch = new_class(**set_here)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return dataclasses.replace(config, model=model, arch=arch)
+
+
 def sized_for(config: RunConfig, data: Metadata, local_batch_size: int) -> Any:
     """The architecture's configuration with what the data set and the devices decide filled in."""
     return dataclasses.replace(
@@ -212,7 +253,7 @@ def from_json(text: str) -> RunConfig:
     """Raises `UserError` for a file that no version of this class wrote."""
     try:
         fields = json.loads(text)
-        fields["arch"] = ARCHITECTURES[fields["model"]].config_class(**fields["arch"])
+        fields["arch"] = _config_class(fields["model"])(**fields["arch"])
         fields["optim"] = OptimConfig(**fields["optim"])
         return RunConfig(**fields)
     except (ValueError, KeyError, TypeError) as error:

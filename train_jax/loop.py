@@ -36,13 +36,15 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     local_batch = devices.local_batch_size(config.global_batch_size)
     devices.local_batch_size(config.eval_batch_size)
     total_steps = config.steps or epochs_to_steps(train_set, config.epochs, config.global_batch_size)
+    objective = build_objective(
+        config, train_set.metadata, local_batch
+    )  # before there is a folder of a run that cannot be
     folder = open_run(config)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
     write_text(folder.data, json.dumps(dataclasses.asdict(train_set.metadata), indent=1))
 
-    # ---- model, optimizer, steps
-    objective = build_objective(config, train_set.metadata, local_batch)
+    # ---- optimizer, steps
     optimizer = dense_optimizer(config.optim, total_steps)
     scales_loss = getattr(config.arch, "forward_dtype", None) == "float16"
     write_machine(folder, devices=devices.kind, parameters=sum(p.size for p in objective.params.values()))

@@ -13,14 +13,16 @@ from train_jax.puzzles.format import Metadata
 
 
 def build_module(config: RunConfig, data: Metadata, local_batch_size: int) -> torch.nn.Module:
-    """The plain PyTorch module with its loss head; the same weights for the same seed, whatever else drew numbers."""
+    """The plain PyTorch module with its loss head; the same weights for the same seed, whatever else drew numbers.
+
+    Raises `UserError` where sizes do not go together, or a module from outside the project cannot be had.
+    """
     try:
-        sized = sized_for(config, data, local_batch_size)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            return build(config.model, sized_for(config, data, local_batch_size))
     except ValueError as error:
         raise UserError(f"the architecture cannot be built: {error}") from error
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return build(config.model, sized)
 
 
 def build_objective(config: RunConfig, data: Metadata, local_batch_size: int) -> Objective:

@@ -34,7 +34,10 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A module with its loss head, `forward(carry, batch) -> (carry, loss, metrics, …)`, seen by the trainer."""
+    """A module with its loss head, `forward(carry, batch) -> (carry, loss, metrics, …)`, seen by the trainer.
+
+    The module is called with `carry`, `batch` and `return_keys` by keyword.
+    """
 
     fn: bridge.Functional
     tables: tuple[PuzzleTable, ...]
@@ -65,7 +68,7 @@ class Objective:
     def __call__(self, params: Arrays, rows: Arrays, buffers: Arrays, carry: Any, batch: Batch, rng: Any) -> Step:
         """One ACT step in training mode."""
         outputs, buffers = self.fn(
-            params | rows, buffers | self._local_ids, carry=carry, batch=batch, rng=rng, train=True
+            params | rows, buffers | self._local_ids, carry=carry, batch=batch, return_keys=(), rng=rng, train=True
         )
         carry, loss, metrics, *_ = outputs
         return Step(loss, carry, metrics, buffers)

@@ -83,7 +83,10 @@ def open_run(config: RunConfig) -> RunFolder:
     """
     folder = RunFolder(Path(config.run_dir))
     if folder.config.exists():
-        changed = _changes(dataclasses.asdict(from_json(folder.config.read_text())), dataclasses.asdict(config))
+        before = from_json(folder.config.read_text())
+        changed = _changes(dataclasses.asdict(before), dataclasses.asdict(config))
+        if before.model != config.model:  # the fields of two architectures have nothing to say to each other
+            changed = [change for change in changed if not change.startswith("arch.")]
         if changed:
             raise UserError(
                 f"{folder.path} holds a run with other fields ({'; '.join(changed)}); "
@@ -106,11 +109,12 @@ def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
 
 def _changes(before: dict, now: dict, prefix: str = "") -> list[str]:
     changes = []
-    for name, value in now.items():
+    for name in now | before:
+        value = now.get(name)
         if prefix + name in _MAY_CHANGE:
             continue
-        if isinstance(value, dict):
-            changes += _changes(before.get(name, {}), value, f"{prefix}{name}.")
+        if isinstance(value, dict) and isinstance(before.get(name), dict):
+            changes += _changes(before[name], value, f"{prefix}{name}.")
         elif before.get(name) != value:
             changes.append(f"{prefix}{name} {before.get(name)} there, {value} asked")
     return changes

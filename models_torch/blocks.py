@@ -1,0 +1,42 @@
+"""The network that every architecture applies: blocks that mix positions, then channels."""
+
+from torch import nn
+
+from models_torch.config import ArchitectureConfig
+from models_torch.layers import Attention, CosSin, Latent, SwiGLU, rms_norm
+
+
+class Block(nn.Module):
+    """Mixes positions (by attention, or an MLP along them), then channels; a norm after each sum."""
+
+    def __init__(self, config: ArchitectureConfig):
+        super().__init__()
+        self.config = config
+        if config.mlp_t:
+            self.mlp_t = SwiGLU(config.positions, config.expansion, config.mlp_multiple_of)
+        else:
+            self.self_attn = Attention(config.hidden_size, config.head_dim, config.num_heads, config.num_heads)
+        self.mlp = SwiGLU(config.hidden_size, config.expansion, config.mlp_multiple_of)
+
+    def forward(self, x: Latent, cos_sin: CosSin | None) -> Latent:
+        epsilon = self.config.rms_norm_eps
+        if self.config.mlp_t:
+            # The norm, too, runs over positions here and not over channels, as published.
+            x_t = x.transpose(1, 2)
+            x = rms_norm(x_t + self.mlp_t(x_t), epsilon).transpose(1, 2)
+        else:
+            x = rms_norm(x + self.self_attn(x, cos_sin), epsilon)
+        return rms_norm(x + self.mlp(x), epsilon)
+
+
+class Level(nn.Module):
+    """Blocks one after the other: what refines one latent."""
+
+    def __init__(self, config: ArchitectureConfig, num_layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList(Block(config) for _ in range(num_layers))
+
+    def forward(self, x: Latent, cos_sin: CosSin | None) -> Latent:
+        for layer in self.layers:
+            x = layer(x, cos_sin)
+        return x
