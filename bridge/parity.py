@@ -160,19 +160,27 @@ class _JaxSide:
 
 
 def _jit_arrays(function: Callable) -> Callable:
-    """`jax.jit` over the arrays; everything else (numbers, texts, `None`) stays as it is in Python."""
+    """`jax.jit` over the arrays; everything else (numbers, texts, `None`) stays as it is in Python.
+
+    Compiled again only where something else than the arrays changed since the last call.
+    """
+    traced: Callable = function
+    known: Any = None
 
     def call(params, buffers, draws, args, kwargs):
+        nonlocal traced, known
         leaves, structure = jax.tree.flatten((args, kwargs))
         slots = [i for i, leaf in enumerate(leaves) if _is_jax(leaf)]
+        fixed = [None if _is_jax(leaf) else (type(leaf), leaf) for leaf in leaves]
 
-        @jax.jit
-        def traced(params, buffers, draws, arrays):
-            filled = list(leaves)
+        def filled(params, buffers, draws, arrays):
+            given = list(leaves)
             for slot, array in zip(slots, arrays, strict=True):
-                filled[slot] = array
-            return function(params, buffers, draws, *jax.tree.unflatten(structure, filled))
+                given[slot] = array
+            return function(params, buffers, draws, *jax.tree.unflatten(structure, given))
 
+        if known != (structure, fixed):
+            traced, known = jax.jit(filled), (structure, fixed)
         return traced(params, buffers, draws, [leaves[i] for i in slots])
 
     return call
