@@ -324,10 +324,13 @@ class Functions(TorchFunctionMode):
             tensor = self._dispatch.adopt(args[0])
             tensor.detach_in_place()
             return tensor
+        if kwargs.get("requires_grad") is True and func not in _REQUIRES_GRAD:  # `torch.zeros(3, requires_grad=True)`
+            return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
         return func(*args, **kwargs)
 
 
 _DETACH_IN_PLACE = (torch.Tensor.detach_, torch.detach_)
+_REQUIRES_GRAD = (torch.Tensor.requires_grad_,)
 _DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
 
 

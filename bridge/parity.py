@@ -29,7 +29,7 @@ class Row:
     """One compared leaf at one step."""
 
     kind: str
-    """`output`, `gradient` or `buffer`."""
+    """`output`, `gradient` or `buffer`; `parameter` only where one was written and the two sides differ."""
     name: str
     step: int
     error: float
@@ -84,10 +84,10 @@ def verify(
     """Compare outputs, every gradient leaf and every buffer over `steps` calls.
 
     `args` and `kwargs` hold torch tensors. The gradient is that of `loss(outputs)`, by default of a fixed random
-    projection of all outputs that carry one. Buffers go from step to step; `advance` makes the next step's inputs (a
-    carry, say) from the outputs. Random draws are PyTorch's, replayed in JAX. With `double`, the same module built in
-    float64, a leaf may differ by 8 times what PyTorch's own float32 differs from float64, where that is more than
-    `tolerance`. The module itself is not changed.
+    projection of all outputs that carry one. Buffers and written parameters go from step to step; `advance` makes the
+    next step's inputs (a carry, say) from the outputs. Random draws are PyTorch's, replayed in JAX. With `double`, the
+    same module built in float64, a leaf may differ by 8 times what PyTorch's own float32 differs from float64, where
+    that is more than `tolerance`. The module itself is not changed.
     """
     torch_side = _TorchSide(module, train, method, loss)
     wide_side = None if double is None else _TorchSide(double, train, method, loss)
@@ -118,21 +118,25 @@ class _TorchSide:
         if train is not None:
             self.module.train(train)
         self.method, self.loss, self.draws = method, loss, []
+        # As they are before the first call: a buffer that is assigned a result requires grad after it.
+        self._leaves = {n: t for n, t in self._state().items() if t.requires_grad}
 
     def step(self, args: tuple, kwargs: dict, draws: list | None = None) -> tuple[Any, _Leaves]:
-        for tensor in self._state().values():
+        for tensor in self._leaves.values():
             tensor.grad = None
         with _drawing(draws) as self.draws:
             outputs = getattr(self.module, self.method)(*args, **kwargs)
         objective = self.loss(outputs) if self.loss else _projection(outputs, torch.is_tensor, _torch_weigh)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
+        gradients = {n: (torch.zeros_like(t) if t.grad is None else t.grad) for n, t in self._leaves.items()}
         state = self._state()  # after the call: a buffer may have been assigned anew
-        gradients = {
-            n: (torch.zeros_like(t) if t.grad is None else t.grad) for n, t in state.items() if t.requires_grad
+        leaves = {
+            "output": _named(outputs),
+            "gradient": _named(gradients),
+            "buffer": _named({n: t for n, t in state.items() if n not in gradients}),
+            "parameter": _named({n: t for n, t in state.items() if n in gradients}),
         }
-        buffers = {n: t for n, t in state.items() if not t.requires_grad}
-        leaves = {"output": _named(outputs), "gradient": _named(gradients), "buffer": _named(buffers)}
         return convert(outputs, lambda v: v.detach() if torch.is_tensor(v) else v), leaves
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -141,38 +145,52 @@ class _TorchSide:
 
 class _JaxSide:
     def __init__(self, module: nn.Module, train: bool | None, method: str, loss: Callable | None, jit: bool):
-        self.fn = export(module)
-        self.buffers = self.fn.buffers
+        fn = export(module)
+        self.params, self.buffers = fn.params, fn.buffers
 
         def objective(params, buffers, draws, args, kwargs):
-            outputs, written = self.fn(params, buffers, *args, rng=draws, train=train, method=method, **kwargs)
-            value = loss(outputs) if loss else _projection(outputs, _is_jax, _jax_weigh)
-            return jnp.asarray(value, jnp.result_type(float)), (outputs, written)
+            result = fn.run(params, buffers, *args, rng=draws, train=train, method=method, **kwargs)
+            value = loss(result.outputs) if loss else _projection(result.outputs, _is_jax, _jax_weigh)
+            return jnp.asarray(value, jnp.result_type(float)), result
 
         gradient = jax.value_and_grad(objective, has_aux=True)
         self.gradient = _jit_arrays(gradient) if jit else gradient
 
     def step(self, args: tuple, kwargs: dict, draws: list) -> tuple[Any, _Leaves]:
         numbers = [array_of(draw) for draw in draws]
-        (_, (outputs, self.buffers)), gradients = self.gradient(self.fn.params, self.buffers, numbers, args, kwargs)
-        leaves = {"output": _named(outputs), "gradient": _named(gradients), "buffer": _named(self.buffers)}
+        (_, result), gradients = self.gradient(self.params, self.buffers, numbers, args, kwargs)
+        outputs, self.buffers, self.params = result
+        leaves = {
+            "output": _named(outputs),
+            "gradient": _named(gradients),
+            "buffer": _named(self.buffers),
+            "parameter": _named(self.params),
+        }
         return outputs, leaves
 
 
 def _jit_arrays(function: Callable) -> Callable:
-    """`jax.jit` over the arrays; everything else (numbers, texts, `None`) stays as it is in Python."""
+    """`jax.jit` over the arrays; everything else (numbers, texts, `None`) stays as it is in Python.
+
+    Compiled again only where something else than the arrays changed since the last call.
+    """
+    traced: Callable = function
+    known: Any = None
 
     def call(params, buffers, draws, args, kwargs):
+        nonlocal traced, known
         leaves, structure = jax.tree.flatten((args, kwargs))
         slots = [i for i, leaf in enumerate(leaves) if _is_jax(leaf)]
+        fixed = [None if _is_jax(leaf) else (type(leaf), leaf) for leaf in leaves]
 
-        @jax.jit
-        def traced(params, buffers, draws, arrays):
-            filled = list(leaves)
+        def filled(params, buffers, draws, arrays):
+            given = list(leaves)
             for slot, array in zip(slots, arrays, strict=True):
-                filled[slot] = array
-            return function(params, buffers, draws, *jax.tree.unflatten(structure, filled))
+                given[slot] = array
+            return function(params, buffers, draws, *jax.tree.unflatten(structure, given))
 
+        if known != (structure, fixed):
+            traced, known = jax.jit(filled), (structure, fixed)
         return traced(params, buffers, draws, [leaves[i] for i in slots])
 
     return call
@@ -212,6 +230,8 @@ def _compare(step: int, ours: _Leaves, theirs: _Leaves, wide: _Leaves | None, to
             found = theirs[kind][name]
             scale = max(_magnitude(expected), floor, 1e-30)
             error = _difference(found, expected) / scale
+            if kind == "parameter" and not error:
+                continue
             allowed = tolerance
             if wide is not None:
                 allowed = max(tolerance, 8 * _difference(wide[kind][name], expected) / scale)

@@ -226,6 +226,17 @@ class BridgeTensor(torch.Tensor):
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._cell.tracked and self._meta.dtype.is_floating_point
 
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        self.requires_grad_(wanted)
+
+    def requires_grad_(self, requires_grad: bool = True) -> BridgeTensor:
+        """A leaf from here on, or frozen: what was before has no part in it. No change where it is so already."""
+        if requires_grad != self.requires_grad:
+            self.detach_in_place()
+            self._cell.tracked = requires_grad
+        return self
+
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.detach()
