@@ -9,6 +9,7 @@ lie together, `group_indices` holds where each group begins; both end with the t
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -62,8 +63,18 @@ class PuzzleSet:
         return len(self.inputs)
 
     @property
+    def num_puzzles(self) -> int:
+        """With augmentations."""
+        return len(self.puzzle_identifiers)
+
+    @property
     def num_groups(self) -> int:
         return len(self.group_indices) - 1
+
+    @cached_property
+    def largest_puzzle(self) -> int:
+        """The most examples that a puzzle has."""
+        return int(np.diff(self.puzzle_indices).max())
 
 
 def load_split(directory: str | Path, split: str) -> PuzzleSet:
