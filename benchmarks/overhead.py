@@ -2,10 +2,10 @@
 
     python -m benchmarks.overhead [--batch-size 4] [--pairs 15]
 
-Both sides are the trainer's own step (optimizer, averages, puzzle rows) with another objective inside, at the baseline's
-size in float32. Compiled FLOPs and bytes are the compiler's; the steps take turns in one process, so that a noisy machine
-slows both, and the ratio is the median of the pairs' ratios. Tracing and lowering is that of the published baseline
-(bfloat16, 192 examples a device), the module's export not counted.
+Both sides are the trainer's own step (optimizer, averages, puzzle rows) with another objective inside, at the
+baseline's size in float32. Compiled FLOPs and bytes are the compiler's; the steps take turns in one process, so that
+a noisy machine slows both, and the ratio is the median of the pairs' ratios. Tracing and lowering is that of the
+published baseline (bfloat16, 192 examples a device), the module's export not counted.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import sys
 from train_jax.errors import UserError
 
 STAGES = {
-    "build-data": "make or convert a data set (sudoku)",
+    "build-data": "make or convert a data set (sudoku, arc)",
     "train": "train a model: trm train PRESET [--field value …]",
     "evaluate": "score a run on its test set with its EMA weights",
     "solve": "show the model think on one puzzle, step by step",

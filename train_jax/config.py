@@ -85,7 +85,10 @@ class RunConfig:
     """A training run. `trm train PRESET` starts from a preset; any field can be set after it."""
 
     data_dir: str = "data/sudoku-extreme-1k-aug-1000"
-    """Data set made by `trm build-data`."""
+    """Data set made by `trm build-data`, or several with commas between them to train on jointly."""
+    data_weights: str = ""
+    """Of several data sets, the share of each in a batch (3,1: three quarters and one); by default one pass over each
+    takes equally long."""
     run_dir: str = "runs/sudoku-extreme"
     """Where the run lives; started again with the same fields, it continues where it stopped."""
     model: str = "trm"

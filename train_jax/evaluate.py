@@ -10,30 +10,37 @@ from typing import Any
 import numpy as np
 
 from train_jax.devices import Devices
-from train_jax.puzzles.batches import eval_batches
 from train_jax.puzzles.format import PuzzleSet
+from train_jax.puzzles.mixture import Mixture, mixture_of
 from train_jax.run_folder import RunFolder, write_text
 from train_jax.state import Learner
 from train_jax.step_metrics import means
 
+KEPT_BYTES = 2**30
+"""Answers after every ACT step are kept up to here; of more, as of an augmented ARC set, only the last ones."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found."""
+    """What an evaluation found. Metrics are those of all hosts, arrays hold the examples that this host has seen."""
 
     metrics: dict[str, float]
     """Means over the examples: `accuracy` (tokens), `exact_accuracy` (whole puzzles), `q_halt_accuracy`, `steps`,
     `lm_loss`, `q_halt_loss`; and `count`, the examples."""
     predictions: np.ndarray
-    """Tokens after each ACT step, (ACT steps, examples, seq_len), uint8 or uint16."""
+    """Tokens after each ACT step (or after the last one), (ACT steps, examples, seq_len), uint8 or uint16."""
     q_halt_logits: np.ndarray
     """(ACT steps, examples), float32."""
+    inputs: np.ndarray
+    """Tokens asked, (examples, seq_len)."""
+    puzzle_identifiers: np.ndarray
+    """(examples,), int32; as the model knows them."""
 
 
 def evaluate(
     eval_step: Callable[..., Any],
     learner: Learner,
-    puzzles: PuzzleSet,
+    puzzles: PuzzleSet | Mixture,
     devices: Devices,
     *,
     batch_size: int,
@@ -42,24 +49,29 @@ def evaluate(
 ) -> Evaluation:
     """`eval_step` as `Devices.evaluate` gives it; `limit`: score only so many examples, 0 for all."""
     devices.local_batch_size(batch_size)
-    total = min(limit or puzzles.num_examples, puzzles.num_examples)
+    data = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
+    total = min(limit or data.num_examples, data.num_examples)
     sums: dict[str, float] = {}
-    predictions, logits, done = [], [], 0
-    small = np.uint8 if puzzles.metadata.vocab_size <= 256 else np.uint16
-    for batch, valid in eval_batches(puzzles, batch_size=batch_size, shard=devices.shard()):
-        if done + valid.sum() > total:
-            valid = valid & (np.cumsum(valid) <= total - done)
-            batch["labels"][~valid] = -100
+    found: dict[str, list[np.ndarray]] = {name: [] for name in ("preds", "q_halt_logits", "inputs", "identifiers")}
+    small = np.uint8 if data.metadata.vocab_size <= 256 else np.uint16
+    done, kept = 0, slice(None)
+    for batch, valid in data.eval_batches(batch_size=batch_size, shard=devices.shard(), limit=limit):
         metrics, outputs = eval_step(learner, devices.split(batch))
         for name, value in metrics.items():
             sums[name] = sums.get(name, 0.0) + float(value)
-        predictions.append(_joined(outputs["preds"])[:, valid].astype(small))
-        logits.append(_joined(outputs["q_halt_logits"])[:, valid])
-        done += int(valid.sum())
+        preds = _joined(outputs["preds"])
+        if len(preds) * total * data.metadata.seq_len > KEPT_BYTES:
+            kept = slice(-1, None)
+        found["preds"].append(preds[kept, valid].astype(small))
+        found["q_halt_logits"].append(_joined(outputs["q_halt_logits"])[kept, valid])
+        found["inputs"].append(batch["inputs"][None, valid].astype(small))
+        found["identifiers"].append(batch["puzzle_identifiers"][None, valid])
+        done = min(done + batch_size, total)
         progress(done, total)
-        if done >= total:
-            break
-    return Evaluation(means(sums, total), np.concatenate(predictions, axis=1), np.concatenate(logits, axis=1))
+    arrays = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
+    return Evaluation(
+        means(sums, total), arrays["preds"], arrays["q_halt_logits"], arrays["inputs"][0], arrays["identifiers"][0]
+    )
 
 
 def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:

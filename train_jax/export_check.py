@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from train_jax.config import RunConfig
 from train_jax.evaluate import Evaluation
 from train_jax.modelling import build_module
-from train_jax.puzzles.batches import eval_batches
-from train_jax.puzzles.format import Metadata, PuzzleSet
+from train_jax.puzzles.format import Metadata
+from train_jax.puzzles.mixture import Mixture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ def check_export(
     config: RunConfig,
     data: Metadata,
     weights: Path,
-    puzzles: PuzzleSet,
+    puzzles: Mixture,
     ours: Evaluation,
     *,
     batch_size: int = 250,
@@ -55,7 +55,7 @@ def check_export(
     module.load_state_dict(load_file(weights), strict=True)
     module.eval()
     agree, solved, gap, done = 0, 0, 0.0, 0
-    for batch, valid in eval_batches(puzzles, batch_size=batch_size):
+    for batch, valid in puzzles.eval_batches(batch_size=batch_size):
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
         predictions, logits = _answer(module, tensors)
         count = int(valid.sum())

@@ -20,8 +20,8 @@ from train_jax.evaluate import Evaluation, evaluate, save_evaluation
 from train_jax.machine import write_machine
 from train_jax.modelling import build_objective
 from train_jax.optim import dense_optimizer, trained
-from train_jax.puzzles.batches import epochs_to_steps, train_batch
-from train_jax.puzzles.format import PuzzleSet, load_split
+from train_jax.puzzles.batches import epochs_to_steps
+from train_jax.puzzles.mixture import Mixture, load_mixture
 from train_jax.run_folder import open_run, write_text
 from train_jax.state import Trainee, new_learner
 from train_jax.step import make_eval_step, make_train_step
@@ -32,13 +32,13 @@ from train_jax.tracking import Tracker, duration
 def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]:
     """Train until the run is finished; returns the figures of the last evaluation. A finished run returns at once."""
     devices = devices or Devices()
-    train_set, test_set = load_split(config.data_dir, "train"), load_split(config.data_dir, "test")
+    train_set, test_set = (load_mixture(config.data_dir, split, config.data_weights) for split in ("train", "test"))
     local_batch = devices.local_batch_size(config.global_batch_size)
     devices.local_batch_size(config.eval_batch_size)
-    total_steps = config.steps or epochs_to_steps(train_set, config.epochs, config.global_batch_size)
-    objective = build_objective(
-        config, train_set.metadata, local_batch
-    )  # before there is a folder of a run that cannot be
+    total_steps = config.steps or epochs_to_steps(train_set.examples_per_epoch, config.epochs, config.global_batch_size)
+    # What cannot be trained is said before a folder of the run is made.
+    train_set.rows_of_parts(config.global_batch_size)
+    objective = build_objective(config, train_set.metadata, local_batch)
     folder = open_run(config)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
@@ -65,8 +65,8 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     # ---- state: fresh, or where the run stopped
     def batch_at(step: int) -> dict[str, np.ndarray]:
         return devices.split(
-            train_batch(
-                train_set, seed=config.seed, step=step, batch_size=config.global_batch_size, shard=devices.shard()
+            train_set.train_batch(
+                seed=config.seed, step=step, batch_size=config.global_batch_size, shard=devices.shard()
             )
         )
 
@@ -156,7 +156,7 @@ class _Pause:
 class Scorer:
     """Evaluates the learner and records what came out."""
 
-    def __init__(self, config: RunConfig, devices: Devices, eval_step: Any, puzzles: PuzzleSet, tracker: Tracker):
+    def __init__(self, config: RunConfig, devices: Devices, eval_step: Any, puzzles: Mixture, tracker: Tracker):
         self._config, self._devices, self._step = config, devices, eval_step
         self._puzzles, self._tracker = puzzles, tracker
 
@@ -195,7 +195,7 @@ def _report(
 
 
 def _banner(
-    config: RunConfig, devices: Devices, params: dict, train_set: PuzzleSet, test_set: PuzzleSet, start: int, total: int
+    config: RunConfig, devices: Devices, params: dict, train_set: Mixture, test_set: Mixture, start: int, total: int
 ) -> str:
     size = sum(p.size for p in params.values())
     resumed = f", continuing at step {start}" if start else ""

@@ -1,16 +1,25 @@
 """Batches as a pure function: shards join up, epochs visit every group once, any step can be had at once."""
 
+import hashlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from arc_files import PUBLISHED
 
 from train_jax.errors import UserError
+from train_jax.puzzles import batches
 from train_jax.puzzles.batches import (
     IGNORED_LABEL,
     check_divides,
     epochs_to_steps,
     eval_batches,
+    examples_per_epoch,
     train_batch,
 )
 from train_jax.puzzles.format import Metadata, PuzzleSet
@@ -18,12 +27,9 @@ from train_jax.puzzles.format import Metadata, PuzzleSet
 GROUPS = 10
 
 
-@pytest.fixture
-def puzzles() -> PuzzleSet:
-    """Ten groups of one to three puzzles of one to three examples; an example's first token tells its row."""
-    puzzles_in_group = np.arange(GROUPS) % 3 + 1
+def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:
+    """An example's first token tells its row."""
     group_indices = np.concatenate([[0], np.cumsum(puzzles_in_group)])
-    examples_in_puzzle = np.arange(group_indices[-1]) % 3 + 1
     puzzle_indices = np.concatenate([[0], np.cumsum(examples_in_puzzle)])
     rows = np.arange(puzzle_indices[-1])
     inputs = np.stack([rows + 1, rows % 3], axis=1).astype(np.uint8)
@@ -34,12 +40,25 @@ def puzzles() -> PuzzleSet:
         ignore_label_id=0,
         blank_identifier_id=0,
         num_puzzle_identifiers=50,
-        total_groups=GROUPS,
-        mean_puzzle_examples=2.0,
+        total_groups=len(puzzles_in_group),
+        mean_puzzle_examples=puzzle_indices[-1] / len(examples_in_puzzle),
         total_puzzles=len(examples_in_puzzle),
         sets=("all",),
     )
     return PuzzleSet(metadata, inputs, inputs.copy(), np.arange(group_indices[-1]) + 1, puzzle_indices, group_indices)
+
+
+@pytest.fixture
+def puzzles() -> PuzzleSet:
+    """Ten groups of one to three puzzles of one to three examples, those of a group not alike."""
+    puzzles_in_group = np.arange(GROUPS) % 3 + 1
+    return puzzle_set(puzzles_in_group, np.arange(puzzles_in_group.sum()) % 3 + 1)
+
+
+@pytest.fixture
+def sudokus() -> PuzzleSet:
+    """Ten groups of three puzzles of one example."""
+    return puzzle_set(np.full(GROUPS, 3), np.ones(3 * GROUPS, int))
 
 
 def rows_of(batch) -> np.ndarray:
@@ -52,9 +71,25 @@ def drawn(puzzles: PuzzleSet, *, seed: int, examples: int) -> np.ndarray:
     )
 
 
+def owners_of(puzzles: PuzzleSet, rows: np.ndarray) -> np.ndarray:
+    return np.searchsorted(puzzles.puzzle_indices, rows, side="right") - 1
+
+
 def groups_of(puzzles: PuzzleSet, rows: np.ndarray) -> np.ndarray:
-    owners = np.searchsorted(puzzles.puzzle_indices, rows, side="right") - 1
-    return np.searchsorted(puzzles.group_indices, owners, side="right") - 1
+    return np.searchsorted(puzzles.group_indices, owners_of(puzzles, rows), side="right") - 1
+
+
+def visits_of(puzzles: PuzzleSet, batches: Iterable[np.ndarray]) -> list[tuple[int, list[int]]]:
+    """The puzzles that batches of rows consist of, one after another, each with its rows there."""
+    visits = []
+    for rows in batches:
+        at = 0
+        while at < len(rows):
+            owner = int(owners_of(puzzles, rows[at : at + 1])[0])
+            of_puzzle = rows[at : at + puzzles.puzzle_indices[owner + 1] - puzzles.puzzle_indices[owner]]
+            visits.append((owner, of_puzzle.tolist()))
+            at += len(of_puzzle)
+    return visits
 
 
 def test_a_batch_has_the_promised_arrays(puzzles):
@@ -82,33 +117,103 @@ def test_shards_join_to_the_whole_batch(puzzles, step, count):
         assert (np.concatenate([shard[name] for shard in shards]) == array).all()
 
 
-def test_every_epoch_draws_every_group_once_in_an_order_of_its_own(puzzles):
-    epochs = groups_of(puzzles, drawn(puzzles, seed=0, examples=40 * GROUPS)).reshape(-1, GROUPS)
+def test_where_puzzles_have_one_example_every_epoch_draws_every_group_once(sudokus):
+    epochs = groups_of(sudokus, drawn(sudokus, seed=0, examples=40 * GROUPS)).reshape(-1, GROUPS)
     assert (np.sort(epochs, axis=1) == np.arange(GROUPS)).all()
     assert len(np.unique(epochs, axis=0)) == len(epochs)
 
 
-def test_every_example_of_every_puzzle_is_drawn_in_time(puzzles):
-    rows = drawn(puzzles, seed=0, examples=200 * GROUPS)
-    assert len(np.unique(rows)) == puzzles.num_examples
-    # Among the puzzles of the last group with three of them, none is favoured.
-    group = 8
-    owners = np.searchsorted(puzzles.puzzle_indices, rows[groups_of(puzzles, rows) == group], side="right") - 1
-    shares = np.bincount(owners - puzzles.group_indices[group]) / 200
-    assert len(shares) == 3
-    assert shares.min() > 0.2
-
-
-def test_the_batch_size_moves_no_example(puzzles):
-    by_four = drawn(puzzles, seed=1, examples=80)
-    by_forty = [rows_of(train_batch(puzzles, seed=1, step=step, batch_size=40)) for step in range(2)]
+def test_where_puzzles_have_one_example_the_batch_size_moves_none(sudokus):
+    by_four = drawn(sudokus, seed=1, examples=80)
+    by_forty = [rows_of(train_batch(sudokus, seed=1, step=step, batch_size=40)) for step in range(2)]
     assert (np.concatenate(by_forty) == by_four).all()
 
 
+def test_what_runs_were_trained_on_stays_what_it_is(sudokus):
+    """A run that is continued with a newer version sees the batches that it would have seen."""
+    digest = hashlib.sha256()
+    for step in (0, 3, 12_345):
+        for batch_size in (4, 24):
+            digest.update(train_batch(sudokus, seed=3, step=step, batch_size=batch_size)["inputs"].tobytes())
+    assert digest.hexdigest() == "e6e3906ee1a4972e1790a8076174103939f0666a47ed12d8ee4c0e56081033d8"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 12, 64])
+def test_a_batch_takes_puzzle_after_puzzle_until_it_is_full(puzzles, batch_size):
+    steps = 1200 // batch_size
+    batches = [rows_of(train_batch(puzzles, seed=2, step=step, batch_size=batch_size)) for step in range(steps)]
+    visits = visits_of(puzzles, batches)
+    for owner, rows in visits:
+        assert (owners_of(puzzles, np.array(rows)) == owner).all(), "a batch begins within a puzzle"
+        assert len(set(rows)) == len(rows)
+    epochs = [visits[start : start + GROUPS] for start in range(0, len(visits) - GROUPS + 1, GROUPS)]
+    assert len(epochs) > 40
+    for epoch in epochs:
+        found = np.searchsorted(puzzles.group_indices, [owner for owner, _ in epoch], side="right") - 1
+        assert sorted(found) == list(range(GROUPS)), "an epoch draws one puzzle of each group"
+    orders = {tuple(owner for owner, _ in epoch) for epoch in epochs}
+    assert len(orders) > 0.9 * len(epochs)
+
+
+def test_every_example_of_every_puzzle_is_drawn_equally_often_in_any_order(puzzles):
+    batches = [rows_of(train_batch(puzzles, seed=0, step=step, batch_size=5)) for step in range(6000)]
+    visits = visits_of(puzzles, batches)
+    for group in range(GROUPS):
+        start, end = puzzles.group_indices[group : group + 2]
+        shares = np.bincount([owner - start for owner, _ in visits if start <= owner < end])
+        assert len(shares) == end - start and shares.min() > 0.8 * shares.mean()
+    counts = np.bincount(np.concatenate(batches), minlength=puzzles.num_examples)
+    for start, end in zip(puzzles.puzzle_indices[:-1], puzzles.puzzle_indices[1:], strict=True):
+        assert counts[start:end].min() > 0.9 * counts[start:end].mean() > 0
+        orders = {tuple(rows) for owner, rows in visits if rows[0] in range(start, end) and len(rows) == end - start}
+        assert len(orders) == math.factorial(end - start)
+
+
+@pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
+def test_the_published_sampler_draws_alike(puzzles, tmp_path):
+    """Of 20 000 batches of seven: how often each example comes, how many puzzles are in a batch, at which places."""
+    given = tmp_path / "indices.npz"
+    np.savez(given, puzzle_indices=puzzles.puzzle_indices, group_indices=puzzles.group_indices)
+    code = """
+import sys, types
+sys.modules["argdantic"] = types.SimpleNamespace(ArgParser=None)
+import numpy as np
+from puzzle_dataset import _sample_batch
+given = np.load(sys.argv[1])
+rng = np.random.default_rng(0)
+order = np.concatenate([rng.permutation(len(given["group_indices"]) - 1) for _ in range(20000)])
+start, found = 0, []
+while len(found) < 20000:
+    start, rows, _ = _sample_batch(rng, order, given["puzzle_indices"], given["group_indices"], start, 7)
+    found.append(rows)
+np.save(sys.argv[2], np.stack(found))
+"""
+    environment = os.environ | {"PYTHONPATH": str(PUBLISHED), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", code, given, tmp_path / "rows.npy"], check=True, env=environment)
+    theirs = np.load(tmp_path / "rows.npy")
+    ours = np.stack([rows_of(train_batch(puzzles, seed=0, step=step, batch_size=7)) for step in range(20_000)])
+
+    def shares(batches: np.ndarray, of_place: slice) -> np.ndarray:
+        return np.bincount(batches[:, of_place].ravel(), minlength=puzzles.num_examples) / len(batches)
+
+    for of_place in (slice(None), slice(0, 1), slice(6, 7)):
+        assert np.abs(shares(ours, of_place) - shares(theirs, of_place)).max() < 0.025  # five standard deviations
+    distinct = [np.bincount([len(set(owners_of(puzzles, rows))) for rows in batches], minlength=8) / 20_000
+                for batches in (ours, theirs)]  # fmt: skip
+    assert np.abs(distinct[0] - distinct[1]).max() < 0.025
+
+
+def clear_caches() -> None:
+    for cached in (batches._epoch, batches._epoch_begins):
+        cached.cache_clear()
+
+
 def test_a_step_is_the_same_whatever_was_asked_before(puzzles):
+    clear_caches()
     late = [train_batch(puzzles, seed=7, step=step, batch_size=6) for step in (500, 3, 499)]
     for step in range(20):
         train_batch(puzzles, seed=8, step=step, batch_size=6)
+    clear_caches()
     again = [train_batch(puzzles, seed=7, step=step, batch_size=6) for step in (500, 3, 499)]
     for one, two in zip(late, again, strict=True):
         assert all((one[name] == two[name]).all() for name in one)
@@ -169,11 +274,20 @@ def test_every_loader_checks_that_the_batch_divides(puzzles):
         next(eval_batches(puzzles, batch_size=6, shard=(0, 4)))
 
 
-def test_epochs_count_groups(puzzles):
-    assert epochs_to_steps(puzzles, 12, 4) == 30
-    assert epochs_to_steps(puzzles, 1, 4) == 2
-    with pytest.raises(UserError, match=r"1 epochs of 10 groups .* one batch of 16; use at least 1\.6 epochs"):
-        epochs_to_steps(puzzles, 1, 16)
+def test_epochs_count_the_examples_that_they_draw(puzzles, sudokus):
+    assert examples_per_epoch(sudokus) == GROUPS
+    assert examples_per_epoch(puzzles) == GROUPS * puzzles.metadata.mean_puzzle_examples
+    assert epochs_to_steps(10.0, 12, 4) == 30
+    assert epochs_to_steps(10.0, 1, 4) == 2
+    with pytest.raises(UserError, match=r"1 epochs of 10 examples .* one batch of 16; use at least 1\.6 epochs"):
+        epochs_to_steps(10.0, 1, 16)
+
+
+def test_evaluation_may_be_limited_and_shards_agree_on_the_limit(puzzles):
+    for limit, count in ((1, 2), (7, 2), (13, 3), (10**6, 2)):
+        shards = [list(eval_batches(puzzles, batch_size=6, shard=(i, count), limit=limit)) for i in range(count)]
+        seen = [rows_of(batch)[valid] for step in zip(*shards, strict=True) for batch, valid in step]
+        assert np.concatenate(seen).tolist() == list(range(min(limit, puzzles.num_examples)))
 
 
 def test_a_loaded_set_is_only_read(tmp_path: Path, puzzles):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from train_jax.errors import UserError
+from train_jax.puzzles.hashing import first_of_each
 from train_jax.puzzles.sudoku import (
     GEOMETRIES,
     contradiction_in,
@@ -18,7 +19,7 @@ from train_jax.puzzles.sudoku import (
 )
 from train_jax.puzzles.sudoku_generator import dig, generate, random_grids
 from train_jax.puzzles.sudoku_solver import solve
-from train_jax.puzzles.sudoku_symmetry import augment, fingerprints, first_of_each, line_orders
+from train_jax.puzzles.sudoku_symmetry import augment, fingerprints, line_orders
 
 EXAMPLE = """
 53. .7. ...  6.. 195 ...  .98 ... .6.

@@ -7,8 +7,9 @@ lie together, `group_indices` holds where each group begins; both end with the t
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from train_jax.errors import UserError
+from train_jax.puzzles.row_file import RowFile
 
 SPLITS = ("train", "test")
 FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
@@ -38,7 +40,7 @@ class Metadata:
     total_groups: int
     mean_puzzle_examples: float
     total_puzzles: int
-    """Original puzzles, as the published builders count them: augmentations do not add to it."""
+    """As the published builders count: of Sudokus the originals, of ARC also every augmentation."""
     sets: tuple[str, ...]
 
 
@@ -61,8 +63,18 @@ class PuzzleSet:
         return len(self.inputs)
 
     @property
+    def num_puzzles(self) -> int:
+        """With augmentations."""
+        return len(self.puzzle_identifiers)
+
+    @property
     def num_groups(self) -> int:
         return len(self.group_indices) - 1
+
+    @cached_property
+    def largest_puzzle(self) -> int:
+        """The most examples that a puzzle has."""
+        return int(np.diff(self.puzzle_indices).max())
 
 
 def load_split(directory: str | Path, split: str) -> PuzzleSet:
@@ -196,14 +208,21 @@ def _join(parts: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return joined
 
 
-def write_split(folder: Path, metadata: Metadata, arrays: dict[str, np.ndarray]) -> None:
-    """Writes one split, all of it as the one set that `metadata.sets` names."""
-    (name,) = metadata.sets
-    folder.mkdir(parents=True)
+def write_split(folder: Path, metadata: Metadata, arrays: Mapping[str, np.ndarray | RowFile]) -> None:
+    """Writes one split, all of it as the one set that `metadata.sets` names; a `RowFile` is on disk already."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "dataset.json", asdict(metadata))
     for field in FIELDS:
-        np.save(folder / f"{name}__{field}.npy", arrays[field])
+        array = arrays[field]
+        if not isinstance(array, RowFile):
+            np.save(array_path(folder, metadata, field), array)
 
 
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n")
+def array_path(folder: Path, metadata: Metadata, field: str) -> Path:
+    """Where an array of a split lies that is written as one set."""
+    (name,) = metadata.sets
+    return folder / f"{name}__{field}.npy"
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+    path.write_text(json.dumps(value, indent=indent) + "\n")

@@ -6,11 +6,12 @@ import numpy as np
 
 from train_jax.errors import UserError
 from train_jax.puzzles.format import Metadata
+from train_jax.puzzles.hashing import first_of_each
 from train_jax.puzzles.sudoku import PAD_TOKEN, Geometry, tokens_of
 from train_jax.puzzles.sudoku_csv import GEOMETRY as CSV_GEOMETRY
 from train_jax.puzzles.sudoku_csv import find_tables, read_table, sha256_of
 from train_jax.puzzles.sudoku_generator import Originals, Progress, generate
-from train_jax.puzzles.sudoku_symmetry import augment, fingerprints, first_of_each
+from train_jax.puzzles.sudoku_symmetry import augment, fingerprints
 from train_jax.puzzles.writing import Splits, is_built, write_dataset
 
 BLANK_IDENTIFIER = 0

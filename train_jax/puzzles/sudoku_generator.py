@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Integer, UInt8
 
 from train_jax.errors import UserError
+from train_jax.puzzles.hashing import first_of_each
 from train_jax.puzzles.sudoku import Geometry
 from train_jax.puzzles.sudoku_solver import all_digits, candidates_of, digits_of, is_single, search, settle
-from train_jax.puzzles.sudoku_symmetry import fingerprints, first_of_each
+from train_jax.puzzles.sudoku_symmetry import fingerprints
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""

@@ -8,8 +8,9 @@ from functools import lru_cache
 from itertools import permutations, product
 
 import numpy as np
-from jaxtyping import Bool, Integer, UInt8, UInt64
+from jaxtyping import Integer, UInt8, UInt64
 
+from train_jax.puzzles.hashing import mix
 from train_jax.puzzles.sudoku import Geometry
 
 BLOCK = 4096
@@ -88,36 +89,18 @@ def fingerprints(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> U
 def _fingerprint_block(puzzles, geometry: Geometry) -> UInt64[np.ndarray, "n"]:
     size, n = geometry.size, len(puzzles)
     digits = np.ascontiguousarray(puzzles.T)
-    colours = _mix((digits > 0).astype(np.uint64))
+    colours = mix((digits > 0).astype(np.uint64))
     holds = [(digits == digit).astype(np.uint64) for digit in range(1, size + 1)]
     for _ in range(REFINEMENT_ROUNDS):
         grid = colours.reshape(size, size, n)
         bands = colours.reshape(size // geometry.box_rows, geometry.box_rows, -1, geometry.box_cols, n)
-        of_row = _mix(grid.sum(axis=1), kind=1)
-        of_col = _mix(grid.sum(axis=0), kind=1)
-        of_box = _mix(bands.sum(axis=(1, 3)).reshape(size, n), kind=2)
+        of_row = mix(grid.sum(axis=1), kind=1)
+        of_col = mix(grid.sum(axis=0), kind=1)
+        of_box = mix(bands.sum(axis=(1, 3)).reshape(size, n), kind=2)
         colours = colours * np.uint64(5) + of_row[geometry.row_of] + of_col[geometry.col_of]
         colours += of_box[geometry.box_of]
         of_cell = grid.reshape(geometry.cells, n)
         for held in holds:
-            colours += held * _mix((of_cell * held).sum(axis=0), kind=3)
-        colours = _mix(colours)
-    return _mix(colours.sum(axis=0))
-
-
-def _mix(x: UInt64[np.ndarray, "..."], *, kind: int = 0) -> UInt64[np.ndarray, "..."]:
-    """A bijection of 64 bits that scatters them (the finaliser of SplitMix64), another one for every kind.
-
-    References: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
-    """
-    x = x + np.uint64((0x9E3779B97F4A7C15 * (kind + 1)) % 2**64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def first_of_each(values: UInt64[np.ndarray, "n"], *, known: UInt64[np.ndarray, "m"]) -> Bool[np.ndarray, "n"]:
-    """Which values are neither among `known` nor a repetition of an earlier one."""
-    keep = np.zeros(len(values), bool)
-    keep[np.unique(values, return_index=True)[1]] = True
-    return keep & ~np.isin(values, known)
+            colours += held * mix((of_cell * held).sum(axis=0), kind=3)
+        colours = mix(colours)
+    return mix(colours.sum(axis=0))

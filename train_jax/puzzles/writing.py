@@ -14,11 +14,12 @@ import numpy as np
 
 from train_jax.errors import UserError
 from train_jax.puzzles.format import FIELDS, SPLITS, Metadata, write_json, write_split
+from train_jax.puzzles.row_file import RowFile
 
 ENTRIES = {*SPLITS, "identifiers.json", "test_puzzles.json", "recipe.json"}
 """What a data set consists of; a directory that holds anything else is never replaced."""
 
-Splits = Mapping[str, tuple[Metadata, dict[str, np.ndarray]]]
+Splits = Mapping[str, tuple[Metadata, Mapping[str, np.ndarray | RowFile]]]
 
 
 def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> bool:
@@ -76,11 +77,33 @@ def write_dataset(
     findings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> bool:
-    """Writes the data set and its `recipe.json`; returns False when one of the same recipe was there already.
+    """Writes a data set that is in memory; returns False when one of the same recipe was there already.
 
-    `findings` is kept in `recipe.json` for the reader; `recipe` alone decides whether two data sets are the same.
-    A build that is killed leaves nothing at `directory`, and its leftovers beside it go with the next build.
     Raises `UserError` as `is_built` does.
+    """
+    with new_dataset(directory, recipe, overwrite=overwrite) as building:
+        if building is None:
+            return False
+        for split, (metadata, arrays) in splits.items():
+            write_split(building / split, metadata, arrays)
+        write_json(building / "identifiers.json", list(identifiers))
+        write_record(building, recipe, content_sha256(splits), findings)
+    return True
+
+
+def write_record(
+    building: Path, recipe: Mapping[str, Any], content_hash: str, findings: Mapping[str, Any] | None = None
+) -> None:
+    """Writes `recipe.json`; `recipe` alone decides whether two data sets are the same, `findings` inform the reader."""
+    write_json(building / "recipe.json", {"recipe": recipe, "content_sha256": content_hash, "findings": findings or {}})
+
+
+@contextlib.contextmanager
+def new_dataset(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Path | None]:
+    """Gives a folder to build in, which takes its place at `directory` when the block ends well.
+
+    Gives None when the data set of this recipe is there already. A build that is killed leaves nothing at `directory`,
+    and its leftovers beside it go with the next build. Raises `UserError` as `is_built` does, or for a full disk.
     """
     directory = Path(directory).absolute()
     building, replaced = (directory.with_name(f".{directory.name}.{state}") for state in ("building", "replaced"))
@@ -88,13 +111,10 @@ def write_dataset(
         for leftover in (building, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
         if is_built(directory, recipe, overwrite=overwrite):
-            return False
+            yield None
+            return
         try:
-            for split, (metadata, arrays) in splits.items():
-                write_split(building / split, metadata, arrays)
-            write_json(building / "identifiers.json", list(identifiers))
-            record = {"recipe": recipe, "content_sha256": content_sha256(splits), "findings": findings or {}}
-            write_json(building / "recipe.json", record)
+            yield building
             if directory.exists():
                 os.rename(directory, replaced)
             os.rename(building, directory)
@@ -105,7 +125,6 @@ def write_dataset(
         finally:
             for leftover in (building, replaced):
                 shutil.rmtree(leftover, ignore_errors=True)
-    return True
 
 
 @contextlib.contextmanager
@@ -131,7 +150,8 @@ def content_sha256(splits: Splits) -> str:
     for split in sorted(splits):
         arrays = splits[split][1]
         for field in FIELDS:
-            array = np.ascontiguousarray(arrays[field])
+            array = arrays[field]
             digest.update(f"{split} {field} {array.dtype.str} {array.shape}\n".encode())
-            digest.update(array.data)
+            for chunk in array.chunks() if isinstance(array, RowFile) else (np.ascontiguousarray(array).data,):
+                digest.update(chunk)
     return digest.hexdigest()

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Integer
 from train_jax.config import RunConfig
 from train_jax.errors import UserError
 from train_jax.puzzles.format import Metadata, load_split
+from train_jax.puzzles.mixture import data_dirs
 from train_jax.puzzles.sudoku import grids_of
 from train_jax.report.trace import Trace, sudoku_of
 from train_jax.run_folder import RunFolder, read_run
@@ -172,6 +173,8 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
             predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read ({error}); `trm evaluate` writes it again") from error
+    if len(data_dirs(config.data_dir)) > 1:
+        raise UserError("answers are shown for runs on one data set; `trm evaluate --data-dir` scores each")
     puzzles = load_split(config.data_dir, "test")
     answers = Answers(puzzles.metadata, puzzles.inputs, puzzles.labels, predictions, logits)
     if predictions.shape[1:] != puzzles.labels.shape or logits.shape != predictions.shape[:2] or not len(predictions):

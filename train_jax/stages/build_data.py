@@ -4,11 +4,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 from train_jax.errors import UserError
-from train_jax.puzzles.format import load_split
+from train_jax.puzzles.arc_dataset import build_arc
+from train_jax.puzzles.format import SPLITS, load_split
 from train_jax.puzzles.sudoku import geometry_of_size, grids_of
 from train_jax.puzzles.sudoku_dataset import build_from_tables, build_generated
 from train_jax.puzzles.writing import read_recipe
@@ -100,12 +102,84 @@ class SudokuData:
                 progress=progress,
             )
         progress.clear()
-        print_summary(directory, f"built in {time.monotonic() - started:.1f} s" if built else "was already there")
+        print(f"{directory} {outcome(built, started)}")
+        print_sudokus(directory)
+        print_record(directory)
 
     def _reject(self, reason: str, *names: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} {reason}; leave it out")
+
+
+ARC_SUBSETS = {1: ("training", "evaluation", "concept"), 2: ("training2", "evaluation2", "concept")}
+ARC_TEST_SUBSETS = {1: ("evaluation",), 2: ("evaluation2",)}
+
+
+@dataclass(frozen=True)
+class ArcData:
+    """ARC-AGI puzzles from the official JSON files, with random turns, colour permutations and places.
+
+    The test split holds the test examples of --test-subsets; their demonstrations, and everything of the other subsets,
+    are trained on. The test split is augmented too, for voting. A data set that is already there is left alone; a build
+    that was killed starts again (about a minute for 1000 augmentations), the same whatever the number of workers.
+    """
+
+    source: str
+    """Folder with the official files (arc-agi_training_challenges.json, arc-agi_training_solutions.json, …), or the
+    beginning of their paths up to the subset's name."""
+
+    output_dir: Path | None = None
+    """Where to write it; by default data/arc1concept-aug-1000 or the like. 1000 augmentations take 7 GB."""
+
+    edition: Literal[1, 2] = 1
+    """ARC-AGI-1 or ARC-AGI-2: decides the subsets where they are not given."""
+
+    subsets: tuple[str, ...] = ()
+    """Which subsets to read; by default training evaluation concept, or training2 evaluation2 concept."""
+
+    test_subsets: tuple[str, ...] = ()
+    """Which of them are tested; by default evaluation, or evaluation2."""
+
+    num_aug: int = 1000
+    """Different augmentations of every puzzle to add to it; a puzzle that looks alike in many gets fewer."""
+
+    seed: int = 42
+    """Seed of everything drawn here, below 2**32. Without augmentations the published builder's arrays for it."""
+
+    workers: int = 0
+    """Threads; 0 takes one for each core."""
+
+    overwrite: bool = False
+    """Replace a data set of other options in the output directory."""
+
+    def build(self) -> None:
+        subsets = self.subsets or ARC_SUBSETS[self.edition]
+        directory = self.output_dir or Path("data") / f"arc{self.edition}concept-aug-{self.num_aug}"
+        if self.subsets and self.output_dir is None:
+            raise UserError(f"--subsets {' '.join(subsets)} needs --output-dir; give the data set a place of its own")
+        started = time.monotonic()
+        progress = ProgressLine()
+        built = build_arc(
+            directory,
+            self.source,
+            subsets=subsets,
+            test_subsets=self.test_subsets or ARC_TEST_SUBSETS[self.edition],
+            num_aug=self.num_aug,
+            seed=self.seed,
+            workers=self.workers,
+            overwrite=self.overwrite,
+            progress=progress,
+        )
+        progress.clear()
+        print(f"{directory} {outcome(built, started)}")
+        for split in SPLITS:
+            puzzles = load_split(directory, split)
+            print(
+                f"  {split:<5} {puzzles.num_groups:>9,} puzzles, {len(puzzles.puzzle_identifiers):>11,} with "
+                f"augmentations, {puzzles.num_examples:>11,} examples"
+            )
+        print_record(directory)
 
 
 class ProgressLine:
@@ -132,9 +206,12 @@ class ProgressLine:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def print_summary(directory: Path, outcome: str) -> None:
-    print(f"{directory} {outcome}")
-    for split in ("train", "test"):
+def outcome(built: bool, started: float) -> str:
+    return f"built in {time.monotonic() - started:.1f} s" if built else "was already there"
+
+
+def print_sudokus(directory: Path) -> None:
+    for split in SPLITS:
         puzzles = load_split(directory, split)
         empty = (grids_of(puzzles.inputs[puzzles.puzzle_indices[puzzles.group_indices[:-1]]]) == 0).sum(axis=1)
         empties = f"{empty.min()}" if empty.min() == empty.max() else f"{empty.min()} to {empty.max()}"
@@ -142,16 +219,23 @@ def print_summary(directory: Path, outcome: str) -> None:
             f"  {split:<5} {puzzles.num_groups:>9,} puzzles, {puzzles.num_examples:>11,} examples, "
             f"{empties} of {puzzles.metadata.seq_len} cells empty"
         )
+
+
+def print_record(directory: Path) -> None:
     record = read_recipe(directory) or {}
     for name, value in record.get("findings", {}).items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {count}" for key, count in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(value) or "none"
         print(f"  {name.replace('_', ' ')}: {value}")
     print(f"  sha256 {record.get('content_sha256')}")
 
 
-DATA_SETS = {"sudoku": SudokuData}
+DATA_SETS = {"sudoku": SudokuData, "arc": ArcData}
 
 
-def main(config: SudokuData) -> None:
+def main(config: SudokuData | ArcData) -> None:
     config.build()
 
 

@@ -10,7 +10,7 @@ import bridge
 from train_jax.devices import Devices
 from train_jax.errors import UserError
 from train_jax.evaluate import evaluate, save_evaluation
-from train_jax.puzzles.format import load_split
+from train_jax.puzzles.mixture import load_mixture, load_part
 from train_jax.restore import restore
 from train_jax.step import make_eval_step
 
@@ -22,7 +22,7 @@ class Evaluate:
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
     data_dir: str | None = None
-    """Data set to score on; the run's own if not given."""
+    """Data set to score on; the run's own if not given. Of a run on several, one of them."""
     split: Literal["test", "train"] = "test"
     """Which part of it."""
     weights: str | None = None
@@ -40,12 +40,20 @@ def main(config: Evaluate) -> None:
             run = run.with_weights(bridge.load_weights(config.weights))
         except bridge.BridgeError as error:
             raise UserError(str(error)) from error
-    puzzles = load_split(config.data_dir or run.config.data_dir, config.split)
+    if config.data_dir is None:
+        puzzles = load_mixture(run.config.data_dir, config.split)
+    else:
+        puzzles = load_part(run.config.data_dir, config.split, config.data_dir)
     found_size = (puzzles.metadata.seq_len, puzzles.metadata.vocab_size)
     if found_size != (run.data.seq_len, run.data.vocab_size):
         raise UserError(
             f"the data has {found_size[0]} tokens of {found_size[1]} kinds, the run was trained on {run.data.seq_len} "
             f"of {run.data.vocab_size}; give a --data-dir of the same kind of puzzle"
+        )
+    if puzzles.metadata.num_puzzle_identifiers > run.data.num_puzzle_identifiers:
+        raise UserError(
+            f"the data has {puzzles.metadata.num_puzzle_identifiers} puzzle identifiers, the run was trained on "
+            f"{run.data.num_puzzle_identifiers}; give the data set that it was trained on"
         )
     devices = Devices()
     found = evaluate(

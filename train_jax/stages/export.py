@@ -13,7 +13,7 @@ from train_jax.devices import Devices
 from train_jax.errors import UserError
 from train_jax.evaluate import evaluate
 from train_jax.export_check import check_export
-from train_jax.puzzles.format import load_split
+from train_jax.puzzles.mixture import load_mixture
 from train_jax.restore import restore
 from train_jax.run_folder import write_text
 from train_jax.step import make_eval_step
@@ -43,7 +43,7 @@ def main(config: Export) -> None:
         return
     # In float32 on both sides: bf16 rounds at different places in two frameworks, and this is about the weights.
     wide = run.in_float32()
-    puzzles, devices = load_split(run.config.data_dir, "test"), Devices()
+    puzzles, devices = load_mixture(run.config.data_dir, "test"), Devices()
     step = devices.evaluate(make_eval_step(wide.objective, run.config.arch.halt_max_steps))
     ours = evaluate(step, wide.learner, puzzles, devices, batch_size=run.config.eval_batch_size)
     found = check_export(wide.config, run.data, output, puzzles, ours)
