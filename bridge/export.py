@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from bridge.carries import convert, is_array
 from bridge.dispatch import Dispatch, Survey, array_of, tracing
 from bridge.errors import BridgeError
 from bridge.randomness import Rng
+from bridge.recomputation import recomputed
 from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
 
 
@@ -42,6 +45,8 @@ class Functional:
     buffers: dict[str, jax.Array]
     without_lowerings: frozenset[str] = frozenset()
     """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
+    recompute: tuple[str, ...] = ()
+    """Names of submodules whose intermediate results are computed again in the backward pass."""
 
     def __call__(
         self,
@@ -123,6 +128,9 @@ class Functional:
             tensor = state[name] = fresh(array, blank(real.shape, real.stride(), dtype), tracked=trained)
             tensor._is_param = isinstance(real, nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
             dispatch.stand_in(real, tensor)
+        for name in self.recompute:
+            twin = copies[id(self.module.get_submodule(name))]
+            twin.__dict__["forward"] = functools.partial(recomputed, twin.forward)
         for name, number in overrides.items():
             _override(module, list(copies.values()), name, fresh(jnp.asarray(number), tracked=True))
         slots = _fill(self.module, copies, {id(real): state[name] for name, real in _state(self.module).items()})
@@ -165,18 +173,24 @@ class Functional:
                 )
 
 
-def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = ()) -> Functional:
+def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recompute: str = "") -> Functional:
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
-    buffers included, become buffers.
+    buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
+    name it matches are as if wrapped in `torch.utils.checkpoint`. Raises `BridgeError` if it matches none.
     """
     state = _state(module)
+    chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
+    if recompute and not chosen:
+        names = ", ".join(name for name, _ in list(module.named_modules())[1:6])
+        raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {names} …")
     return Functional(
         module,
         {name: array_of(t) for name, t in state.items() if t.requires_grad},
         {name: array_of(t) for name, t in state.items() if not t.requires_grad},
         frozenset(without_lowerings),
+        chosen,
     )
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -59,8 +60,8 @@ def test_values_gradients_and_writes_are_pytorchs(train, reentrant):
     assert report.ok, report
 
 
-def residuals(model):
-    fn = bridge.export(model)
+def residuals(model, recompute=""):
+    fn = bridge.export(model, recompute=recompute)
     x = jnp.ones((3, 4))
 
     def loss(params):
@@ -85,6 +86,21 @@ class Plain(nn.Module):
 
 def test_less_is_kept():
     assert residuals(Plain(recompute=True)) < residuals(Plain(recompute=False)) / 4
+
+
+def test_a_module_need_not_ask_for_it():
+    kept = residuals(Plain(recompute=False))
+    assert residuals(Plain(recompute=False), r"blocks\.\d") < kept / 4
+    assert residuals(Plain(recompute=False), r"blocks\.0") < kept
+    with pytest.raises(bridge.BridgeError, match=r"'block' matches no submodule; names here are blocks"):
+        bridge.export(Plain(recompute=False), recompute="block")
+
+
+def test_gradients_are_the_same_with_it():
+    fns = [bridge.export(Plain(recompute=False).eval(), recompute=r) for r in ("", r"blocks\.\d")]
+    x = jnp.ones((3, 4))
+    found = [jax.grad(lambda p, fn=fn: fn(p, fn.buffers, x)[0].sum())(fns[0].params) for fn in fns]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *found)
 
 
 def test_inside_another_and_under_no_grad():
