@@ -81,6 +81,28 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class ComputeConfig:
+    """How the work is laid on the devices. None of it changes what is learned."""
+
+    runner: Literal["pmap", "shard_map"] = "pmap"
+    """What spreads a step over the devices."""
+    accumulation_steps: int = 1
+    """Parts in which a device takes its share of a batch, one after the other: less memory, the same gradients."""
+    steps_per_dispatch: int = 1
+    """Optimizer steps that the devices do by themselves before the host speaks to them again."""
+    remat: str = ""
+    """Submodules whose activations are computed again in the backward pass instead of kept: `blocks` for the layers of
+    the models here, or a regular expression over qualified names."""
+    batches_ahead: int = 2
+    """Batches that wait on the devices."""
+
+    def __post_init__(self):
+        for name in ("accumulation_steps", "steps_per_dispatch", "batches_ahead"):
+            if getattr(self, name) < 1:
+                raise UserError(f"compute.{name} is {getattr(self, name)}; use at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """A training run. `trm train PRESET` starts from a preset; any field can be set after it."""
 
@@ -97,6 +119,14 @@ class RunConfig:
     """Its configuration, of the class that belongs to `model`."""
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     """Its optimizer."""
+    compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
+    """How it is computed."""
+    curriculum_epochs: float = 0
+    """Passes over the data during which recursion deepens, both cycles linearly, to what `arch` says; 0: not at all."""
+    curriculum_start: tuple[int, int] = (1, 2)
+    """H-cycles and L-cycles that the curriculum starts with."""
+    halt_exploration_end: float | None = None
+    """The halting exploration falls or grows linearly from `arch.halt_exploration_prob` to this at the last step."""
     epochs: int = 50_000
     """Passes over the data: each draws one puzzle of every group."""
     steps: int = 0
@@ -127,6 +157,17 @@ class RunConfig:
                 f"model {self.model} is configured by {expected.__name__}, arch is a {type(self.arch).__name__}; "
                 "change both with `with_model`"
             )
+        together = self.compute.steps_per_dispatch
+        for name in ("eval_every_steps", "checkpoint_every_steps", "log_every_steps"):
+            if getattr(self, name) % together:
+                raise UserError(
+                    f"{name} {getattr(self, name)} is no multiple of compute.steps_per_dispatch {together}; make it one"
+                )
+        for name in ("H_cycles", "L_cycles"):
+            if self.curriculum_epochs and not hasattr(self.arch, name):
+                raise UserError(f"curriculum_epochs deepens recursion and {self.model} has no {name}; leave it out")
+        if self.halt_exploration_end is not None and not 0 <= self.halt_exploration_end <= 1:
+            raise UserError(f"halt_exploration_end is {self.halt_exploration_end}; use a probability, from 0 to 1")
 
 
 def _config_class(model: str) -> type[ModelConfig]:
@@ -258,6 +299,8 @@ def from_json(text: str) -> RunConfig:
         fields = json.loads(text)
         fields["arch"] = _config_class(fields["model"])(**fields["arch"])
         fields["optim"] = OptimConfig(**fields["optim"])
+        fields["compute"] = ComputeConfig(**fields.get("compute", {}))
+        fields["curriculum_start"] = tuple(fields.get("curriculum_start", (1, 2)))
         return RunConfig(**fields)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(

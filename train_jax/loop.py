@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,49 +15,36 @@ from train_jax.config import RunConfig
 from train_jax.devices import Devices
 from train_jax.errors import UserError
 from train_jax.evaluate import Evaluation, evaluate, save_evaluation
+from train_jax.feed import Feed
 from train_jax.machine import write_machine
-from train_jax.modelling import build_objective
 from train_jax.optim import dense_optimizer, trained
+from train_jax.programs import objective_for, programs_for, scales_loss
 from train_jax.puzzles.batches import epochs_to_steps
 from train_jax.puzzles.mixture import Mixture, load_mixture
 from train_jax.run_folder import open_run, write_text
 from train_jax.state import Trainee, new_learner
-from train_jax.step import make_eval_step, make_train_step
+from train_jax.step import make_eval_step
 from train_jax.step_metrics import Groups, parameter_groups, window_means
+from train_jax.stopwatch import Stopwatch
 from train_jax.tracking import Tracker, duration
 
 
 def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]:
     """Train until the run is finished; returns the figures of the last evaluation. A finished run returns at once."""
-    devices = devices or Devices()
+    devices = devices or Devices(runner=config.compute.runner)
     train_set, test_set = (load_mixture(config.data_dir, split, config.data_weights) for split in ("train", "test"))
-    local_batch = devices.local_batch_size(config.global_batch_size)
     devices.local_batch_size(config.eval_batch_size)
     total_steps = config.steps or epochs_to_steps(train_set.examples_per_epoch, config.epochs, config.global_batch_size)
     # What cannot be trained is said before a folder of the run is made.
     train_set.rows_of_parts(config.global_batch_size)
-    objective = build_objective(config, train_set.metadata, local_batch)
+    objective = objective_for(config, train_set, devices)
+    optimizer = dense_optimizer(config.optim, total_steps)
+    programs = programs_for(config, objective, optimizer, train_set, devices, total_steps)
     folder = open_run(config)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
     write_text(folder.data, json.dumps(dataclasses.asdict(train_set.metadata), indent=1))
-
-    # ---- optimizer, steps
-    optimizer = dense_optimizer(config.optim, total_steps)
-    scales_loss = getattr(config.arch, "forward_dtype", None) == "float16"
     write_machine(folder, devices=devices.kind, parameters=sum(p.size for p in objective.params.values()))
-    train_step = devices.train(
-        make_train_step(
-            objective,
-            optimizer,
-            config.optim,
-            total_steps=total_steps,
-            global_batch_size=config.global_batch_size,
-            device_count=devices.count,
-            halt_max_steps=config.arch.halt_max_steps,
-            scales_loss=scales_loss,
-        )
-    )
     eval_step = devices.evaluate(make_eval_step(objective, config.arch.halt_max_steps))
 
     # ---- state: fresh, or where the run stopped
@@ -70,7 +55,7 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
             )
         )
 
-    learner = new_learner(objective.params, objective.buffers, optimizer, scales_loss=scales_loss)
+    learner = new_learner(objective.params, objective.buffers, optimizer, scales_loss=scales_loss(config))
     carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batch_at(0))
     checkpoints = Checkpoints(folder)
     start, seconds = checkpoints.latest_step() or 0, 0.0
@@ -78,36 +63,47 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
         (learner, carry), notes = checkpoints.restore(start, Trainee(learner, carry))
         seconds = notes["train_seconds"]
     learner, carry = devices.replicate(learner), devices.spread(carry)
+    key = devices.replicate(jax.random.key(config.seed))
 
     # ---- the loop
     tracker = Tracker(config, folder, start_step=start, total_steps=total_steps)
     tracker.say(_banner(config, devices, objective.params, train_set, test_set, start, total_steps))
     score = Scorer(config, devices, eval_step, test_set, tracker)
-    key = jax.random.key(config.seed)
     window: list[tuple[int, Any]] = []
     clock = Stopwatch(seconds)
-    groups = parameter_groups(trained(objective.params, config.optim))
-    report = partial(_report, tracker, clock, groups, config)
-    batch = batch_at(start)
-    for step in range(start + 1, total_steps + 1):
-        learner, carry, metrics = train_step(learner, carry, batch, key)
-        window.append((step, metrics))
-        if step < total_steps:
-            batch = batch_at(step)  # made while the devices are busy
-        # A full window is fetched one step late: the devices always have a step to do.
-        if window[0][0] <= step - 1 and (step - 1) % config.log_every_steps == 0:
-            report(window[:-1])
-            window = window[-1:]
-        last = step == total_steps
-        if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
-            with clock.paused(learner):
-                score(step, learner, config.eval_examples, clock.seconds)
-        if last or step % config.checkpoint_every_steps == 0:
-            # Last, so that everything up to a checkpoint is on record; a continued run starts a window of its own.
-            with clock.paused(learner):
-                report(window)
-                window = []
-                checkpoints.save(step, Trainee(learner, carry), {"train_seconds": clock.seconds})
+    together = config.compute.steps_per_dispatch
+    starts = range(start, total_steps, together)
+
+    def placed(number: int) -> Any:
+        steps = range(starts[number], min(starts[number] + together, total_steps))
+        batches = [batch_at(step) for step in steps]
+        stacked = {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
+        return devices.spread(batches[0] if together == 1 else stacked)
+
+    with Feed(placed, len(starts), config.compute.batches_ahead) as feed, programs:
+        groups = parameter_groups(trained(objective.params, config.optim))
+        report = partial(_report, tracker, clock, feed, groups, config)
+        for first in starts:
+            step = min(first + together, total_steps)
+            batch = feed.next()
+            devices.keep_pace([metrics for _, metrics in window])
+            with jax.transfer_guard("disallow"):
+                learner, carry, metrics = programs(first, step - first, learner, carry, batch, key)
+            window.append((step, metrics))
+            # A full window is fetched one dispatch late: the devices always have a step to do.
+            if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
+                report(window[:-1])
+                window = window[-1:]
+            last = step == total_steps
+            if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
+                with clock.paused(learner):
+                    score(step, learner, config.eval_examples, clock.seconds)
+            if last or step % config.checkpoint_every_steps == 0:
+                # Last, so that everything up to a checkpoint is on record; a continued run starts a window of its own.
+                with clock.paused(learner):
+                    report(window)
+                    window = []
+                    checkpoints.save(step, Trainee(learner, carry), {"train_seconds": clock.seconds})
     with clock.paused(learner):
         evaluation = score(total_steps, learner, 0, clock.seconds)
         figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
@@ -117,40 +113,6 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     checkpoints.close()
     tracker.close()
     return figures
-
-
-class Stopwatch:
-    """Seconds of training: compilation counts, evaluation and saving do not. Goes on where a checkpoint left it."""
-
-    def __init__(self, seconds: float, now: Callable[[], float] = time.perf_counter):
-        self._now, self._before = now, seconds
-        self._since: float | None = now()
-        self._lap = seconds
-
-    @property
-    def seconds(self) -> float:
-        return self._before + (0.0 if self._since is None else self._now() - self._since)
-
-    def lap(self, steps: int) -> float:
-        """Seconds per step since the last lap."""
-        lap, self._lap = self.seconds - self._lap, self.seconds
-        return lap / steps
-
-    def paused(self, until_ready: Any) -> _Pause:
-        """Waits for the steps under way, then stands still inside the `with`."""
-        jax.block_until_ready(until_ready)
-        return _Pause(self)
-
-
-class _Pause:
-    def __init__(self, watch: Stopwatch):
-        self._watch = watch
-
-    def __enter__(self) -> None:
-        self._watch._before, self._watch._since = self._watch.seconds, None
-
-    def __exit__(self, *_exception) -> None:
-        self._watch._since = self._watch._now()
 
 
 class Scorer:
@@ -175,14 +137,17 @@ class Scorer:
 
 
 def _report(
-    tracker: Tracker, clock: Stopwatch, groups: Groups, config: RunConfig, window: list[tuple[int, Any]]
+    tracker: Tracker, clock: Stopwatch, feed: Feed, groups: Groups, config: RunConfig, window: list[tuple[int, Any]]
 ) -> None:
     """Records a window of steps. Raises `UserError` when too many in a row had to be left out."""
     fetched = [metrics for _, metrics in jax.device_get(window)]
+    if config.compute.steps_per_dispatch > 1:  # stacked
+        fetched = [{n: v[i] for n, v in stack.items()} for stack in fetched for i in range(len(stack["lr"]))]
     figures = window_means(fetched, groups, config.global_batch_size)
     metrics = {f"train/{name}": value for name, value in figures.items()}
-    step_seconds = clock.lap(len(window))
+    step_seconds = clock.lap(len(fetched))
     step = window[-1][0]
+    metrics["data_wait_share"] = feed.waited() / max(step_seconds * len(fetched), 1e-9)
     tracker.log(step, metrics | {"train_seconds": clock.seconds, "step_seconds": step_seconds})
     tracker.progress(step, metrics, step_seconds=step_seconds, examples=config.global_batch_size)
     in_a_row = max(int(metrics["consecutive_skipped"]) for metrics in fetched)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import torch
 
 import bridge
@@ -10,6 +13,9 @@ from train_jax.config import RunConfig, sized_for
 from train_jax.errors import UserError
 from train_jax.objective import Objective, objective_of
 from train_jax.puzzles.format import Metadata
+
+BLOCKS = r".*\.layers\.\d+"
+"""The layers of the models here, by qualified name."""
 
 
 def build_module(config: RunConfig, data: Metadata, local_batch_size: int) -> torch.nn.Module:
@@ -26,4 +32,25 @@ def build_module(config: RunConfig, data: Metadata, local_batch_size: int) -> to
 
 
 def build_objective(config: RunConfig, data: Metadata, local_batch_size: int) -> Objective:
-    return objective_of(bridge.export(build_module(config, data, local_batch_size)))
+    """The module as the trainer sees it. Raises `UserError` for a `compute.remat` that names nothing."""
+    recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
+    try:
+        return objective_of(bridge.export(build_module(config, data, local_batch_size), recompute=recompute))
+    except (bridge.BridgeError, re.error) as error:
+        raise UserError(f"compute.remat: {error}") from error
+
+
+def at_depth(config: RunConfig, depth: tuple[int, int]) -> RunConfig:
+    """The same run with other numbers of H-cycles and L-cycles."""
+    cycles = dict(zip(("H_cycles", "L_cycles"), depth, strict=True))
+    return dataclasses.replace(config, arch=dataclasses.replace(config.arch, **cycles))
+
+
+def exploration_of(module: torch.nn.Module) -> str:
+    """The dotted path of the module's halting exploration. Raises `UserError` if it has none."""
+    name = "halt_exploration_prob"
+    for path, submodule in module.named_modules():
+        for owner, step in ((submodule, ""), (getattr(submodule, "config", None), "config.")):
+            if isinstance(getattr(owner, name, None), (int, float)):
+                return f"{path}.{step}{name}".removeprefix(".")
+    raise UserError(f"halt_exploration_end changes {name} during training, which the model has not; leave it out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -65,10 +66,26 @@ class Objective:
         carry, _ = self.fn(params | self.local_rows, buffers | self._local_ids, batch, method="initial_carry")
         return carry
 
-    def __call__(self, params: Arrays, rows: Arrays, buffers: Arrays, carry: Any, batch: Batch, rng: Any) -> Step:
-        """One ACT step in training mode."""
+    def __call__(
+        self,
+        params: Arrays,
+        rows: Arrays,
+        buffers: Arrays,
+        carry: Any,
+        batch: Batch,
+        rng: Any,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Step:
+        """One ACT step in training mode; `overrides`: numbers in the module's attributes, as `bridge` takes them."""
         outputs, buffers = self.fn(
-            params | rows, buffers | self._local_ids, carry=carry, batch=batch, return_keys=(), rng=rng, train=True
+            params | rows,
+            buffers | self._local_ids,
+            carry=carry,
+            batch=batch,
+            return_keys=(),
+            rng=rng,
+            train=True,
+            overrides=overrides,
         )
         carry, loss, metrics, *_ = outputs
         return Step(loss, carry, metrics, buffers)

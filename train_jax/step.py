@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import bridge
 from train_jax.config import OptimConfig
 from train_jax.errors import UserError
+from train_jax.gradients import gradients_of
 from train_jax.guard import judged, kept_if
 from train_jax.objective import Batch, Objective
 from train_jax.optim import RowGradients, average, schedule, sparse_sign_sgd, summed_by_row, trained
@@ -35,11 +37,15 @@ def make_train_step(
     device_count: int,
     halt_max_steps: int = 1,
     scales_loss: bool = False,
+    accumulation_steps: int = 1,
+    overrides: Mapping[str, optax.Schedule] | None = None,
 ) -> TrainStep:
     """`(learner, carry, batch, key) -> (learner, carry, metrics)`; carry and batch are one replica's share.
 
     `halt_max_steps`: how far the metrics count when sequences halted. `scales_loss`: as gradients in float16 want it.
-    A step whose loss or gradients are not finite leaves the learner as it was, all but its guard.
+    `accumulation_steps`: in how many parts a replica takes its share. `overrides`: numbers in the module's attributes
+    that change with the step. A step whose loss or gradients are not finite leaves the learner as it was, all but its
+    guard.
     """
     if config.freeze_weights and not objective.tables:
         raise UserError("optim.freeze_weights leaves nothing to learn: the model has no puzzle table; leave it out")
@@ -51,19 +57,28 @@ def make_train_step(
     def train_step(learner: Learner, carry: Any, batch: Batch, key: jax.Array) -> tuple[Learner, Any, Metrics]:
         # What a skipped step drew may be what made it fail.
         key = jax.random.fold_in(key, learner.step + learner.guard.skipped_steps)
-        rng = bridge.ShardedKey(key, jax.lax.axis_index(AXIS), device_count, global_batch_size // device_count)
+
+        def draws(part: Any, parts: int) -> bridge.ShardedKey:
+            replicas = device_count * parts
+            replica = jax.lax.axis_index(AXIS) * parts + part
+            return bridge.ShardedKey(key, replica, replicas, global_batch_size // replicas)
+
         scale = learner.guard.loss_scale if scales_loss else 1.0
-
-        def loss(moving, local_rows):
-            out = objective(learner.params | moving, local_rows, learner.buffers, carry, batch, rng)
-            return out.loss / global_batch_size * scale, out
-
-        wanted = trained(learner.params, config), objective.local_rows
-        gradients, out = jax.grad(loss, argnums=(0, 1), has_aux=True)(*wanted)
-        dense, local = jax.tree.map(lambda g: g / scale, gradients)
+        out = gradients_of(
+            objective,
+            learner,
+            trained(learner.params, config),
+            carry,
+            batch,
+            draws,
+            scale=scale / global_batch_size,
+            parts=accumulation_steps,
+            overrides={name: number(learner.step) for name, number in (overrides or {}).items()},
+        )
+        dense, local = jax.tree.map(lambda g: g / scale, (out.dense, out.local))
         sums = out.metrics | halting_histogram(out.carry, halt_max_steps)
-        dense, sums, total_loss = jax.lax.psum((dense, sums, out.loss), AXIS)
-        puzzle = _puzzle_gradients(objective, out.buffers, local)
+        dense, sums, total_loss = summed_over_devices((dense, sums, out.loss))
+        puzzle = _puzzle_gradients(objective, out.ids, local)
         grad_norm = norms_by_group(dense, groups)
         puzzle_grad_norm = jnp.asarray(optax.tree.norm([rows.sums for rows in puzzle.values()]))
         verdict = judged(learner.guard, total_loss, [grad_norm, puzzle_grad_norm], growth_steps)
@@ -81,6 +96,36 @@ def make_train_step(
         return moved._replace(guard=verdict.guard), kept_if(verdict.carry_good, out.carry, fresh), metrics
 
     return train_step
+
+
+def several_steps(train_step: TrainStep) -> TrainStep:
+    """The same over batches stacked along a new leading axis, in one dispatch; metrics come back stacked."""
+
+    def train_steps(learner: Learner, carry: Any, batches: Batch, key: jax.Array) -> tuple[Learner, Any, Metrics]:
+        def one(state: tuple[Learner, Any], batch: Batch) -> tuple[tuple[Learner, Any], Metrics]:
+            learner, carry, metrics = train_step(*state, batch, key)
+            return (learner, carry), metrics
+
+        (learner, carry), metrics = jax.lax.scan(one, (learner, carry), batches)
+        return learner, carry, metrics
+
+    return train_steps
+
+
+def summed_over_devices(tree: Any) -> Any:
+    """The sum of every leaf over all replicas, by one collective: as many as there are leaves wait for each other.
+
+    Counts travel as floats, which hold them exactly up to 2^24.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    dtype = jnp.result_type(float, *(leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)))
+    flat = jax.lax.psum(jnp.concatenate([leaf.astype(dtype).ravel() for leaf in leaves]), AXIS)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    parts = [
+        flat[end - leaf.size : end].reshape(leaf.shape).astype(jnp.int32 if leaf.dtype == bool else leaf.dtype)
+        for leaf, end in zip(leaves, ends, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)
 
 
 def _mover(optimizer: optax.GradientTransformation, config: OptimConfig, total_steps: int) -> Callable[..., Any]:
@@ -113,11 +158,11 @@ def _mover(optimizer: optax.GradientTransformation, config: OptimConfig, total_s
     return move
 
 
-def _puzzle_gradients(objective: Objective, buffers: Arrays, local: Arrays) -> dict[str, RowGradients]:
+def _puzzle_gradients(objective: Objective, ids: Arrays, local: Arrays) -> dict[str, RowGradients]:
     """For each puzzle table the rows in the whole batch, by the table's name."""
     return {
         table.weights: summed_by_row(
-            *jax.lax.all_gather((buffers[table.local_ids], local[table.local_weights]), AXIS, tiled=True)
+            *jax.lax.all_gather((ids[table.local_ids], local[table.local_weights]), AXIS, tiled=True)
         )
         for table in objective.tables
     }

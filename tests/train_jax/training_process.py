@@ -23,6 +23,7 @@ from train_jax.restore import restore  # noqa: E402
 fields = dict(pair.split("=") for pair in sys.argv[5:])
 preset = PRESETS["tiny"]
 arch = {name: ast.literal_eval(fields.pop(name)) for name in list(fields) if hasattr(preset.arch, name)}
+compute = {name: ast.literal_eval(fields.pop(name)) for name in list(fields) if hasattr(preset.compute, name)}
 optim = {name: ast.literal_eval(fields.pop(name)) for name in list(fields) if hasattr(preset.optim, name)}
 config = dataclasses.replace(
     preset,
@@ -31,10 +32,11 @@ config = dataclasses.replace(
     wandb="disabled",
     eval_batch_size=8,
     arch=dataclasses.replace(preset.arch, **arch),
+    compute=dataclasses.replace(preset.compute, **compute),
     optim=dataclasses.replace(preset.optim, puzzle_lr=1e-2, **optim),
     **{name: ast.literal_eval(value) for name, value in fields.items()},
 )
-train(config, Devices(devices))
+train(config, Devices(devices, config.compute.runner))
 learner = restore(run_dir).learner
 named = jax.tree_util.tree_leaves_with_path(learner)
 np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named})

@@ -1,0 +1,43 @@
+"""How long training took: time that is neither evaluation nor saving, over all the times that a run was continued."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+class Stopwatch:
+    """Seconds of training: compilation counts, evaluation and saving do not. Goes on where a checkpoint left it."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.perf_counter):
+        self._now, self._before = now, seconds
+        self._since: float | None = now()
+        self._lap = seconds
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (0.0 if self._since is None else self._now() - self._since)
+
+    def lap(self, steps: int) -> float:
+        """Seconds per step since the last lap."""
+        lap, self._lap = self.seconds - self._lap, self.seconds
+        return lap / steps
+
+    def paused(self, until_ready: Any) -> _Pause:
+        """Waits for the steps under way, then stands still inside the `with`."""
+        jax.block_until_ready(until_ready)
+        return _Pause(self)
+
+
+class _Pause:
+    def __init__(self, watch: Stopwatch):
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch._before, self._watch._since = self._watch.seconds, None
+
+    def __exit__(self, *_exception) -> None:
+        self._watch._since = self._watch._now()
