@@ -1,0 +1,91 @@
+"""A model from outside the project: found, constructed, made to fit; what is wrong with it is said in one line."""
+
+import pytest
+import torch
+
+from models_torch import outside, registry
+from models_torch.losses import ACTLossHead
+from models_torch.outside import OutsideConfig
+
+SIZES = {"batch_size": 4, "seq_len": 16, "vocab_size": 6, "num_puzzle_identifiers": 5, "forward_dtype": "float32"}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch, request):
+    monkeypatch.syspath_prepend(str(request.config.rootpath / "tests"))
+
+
+def make(name: str, **fields):
+    config = OutsideConfig(**(SIZES | fields))
+    torch.manual_seed(0)
+    return registry.build(f"outside_models:{name}", config), config
+
+
+def test_a_plain_module_takes_one_act_step():
+    head, config = make("CellNet", halt_max_steps=1, options={"hidden": 8})
+    batch = registry.example_batch(config, 4, seed=0)
+    carry, loss, metrics, _, all_halted = head(head.initial_carry(batch), batch)
+    assert all_halted and metrics["count"] == 4 and metrics["steps"] == 4
+    torch.testing.assert_close(loss.detach(), metrics["lm_loss"] + 0.5 * 4 * torch.tensor(2.0).log())
+    head.model.inner.eval(), head.eval()
+    answer = head(carry, batch, ["logits"])[3]["logits"]
+    torch.testing.assert_close(answer, head.model.inner(batch["inputs"]))
+    assert head.state_dict()["model.inner.embed.weight"].shape == (6, 8)
+
+
+def test_a_model_with_a_carry_gets_our_loss_head():
+    head, config = make("Thinker", halt_max_steps=3, options={"width": 8})
+    assert isinstance(head, ACTLossHead) and type(head.model).__name__ == "Thinker" and head.training
+    batch = registry.example_batch(config, 4, seed=0)
+    carry, loss, *_ = head(head.initial_carry(batch), batch)
+    assert type(carry).__name__ == "Thought" and loss.requires_grad
+
+
+def test_a_loss_head_stays_one():
+    head, config = make("ThinkerWithLoss", halt_max_steps=3, options={"width": 8})
+    assert type(head).__name__ == "ThinkerWithLoss"
+    batch = registry.example_batch(config, 4, seed=0)
+    batch["labels"] = batch["inputs"]
+    assert len(head(carry=head.initial_carry(batch), batch=batch, return_keys=())) == 5
+
+
+def test_options_win_over_sizes_and_a_dict_has_everything():
+    head, _ = make("Thinker", halt_max_steps=7, options={"width": 8, "halt_max_steps": 2})
+    assert head.model.max_steps == 2
+    head, _ = make("CellNet", halt_max_steps=1, options={"vocab_size": 9})
+    assert head.state_dict()["model.inner.head.weight"].shape[0] == 9
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
+    (tmp_path / "in_this_folder.py").write_text("import torch\nclass Net(torch.nn.Identity): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p not in ("", str(tmp_path))])
+    assert outside.find("in_this_folder:Net").__name__ == "Net"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("nowhere:Net", {}, r"'nowhere' cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\); put"),
+        ("outside_models:Net", {}, "outside_models has no nn.Module class 'Net'; it has CellNet, Thinker, "),
+        ("outside_models:a_function", {}, "has no nn.Module class 'a_function'"),
+        ("outside_models:Thought", {}, "has no nn.Module class 'Thought'"),
+        (":Net", {}, "'' cannot be imported"),
+        ("outside_models:CellNet", {"options": {"depth": 3}}, "takes no depth; its arguments are vocab_size, seq_len"),
+        ("outside_models:Thinker", {}, r"refused {.*} \(KeyError: 'width', outside_models.py:\d+\); give .*options"),
+        ("outside_models:CellNet", {"halt_max_steps": 4}, "halt_max_steps is 4, and .* has no initial_carry .*; use 1"),
+        ("outside_models:TooFewLogits", {}, r"gives logits of shape \(2, 16, 5\), expected \(2, 16, 6\)"),
+        ("outside_models:Fails", {}, r"not run on inputs of shape \(2, 16\) \(RuntimeError: .*outside_models.py:\d+\)"),
+        ("outside_models:Hasty", {"halt_max_steps": 3, "options": {"width": 8}}, "halts after one step of evaluation"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(name, fields, message):
+    with pytest.raises(ValueError, match=message):
+        registry.build(name, OutsideConfig(**(SIZES | {"halt_max_steps": 1} | fields)))
+
+
+def test_code_that_fails_while_it_is_imported_is_said(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("x = 1\nraise RuntimeError('not\\ntoday')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"cannot be imported \(RuntimeError: not today, broken_module.py:2\)"):
+        outside.find("broken_module:Net")

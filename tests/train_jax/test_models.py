@@ -1,0 +1,86 @@
+"""From training to the checked export, for models that are not a TRM and for modules from outside the project."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from train_jax import loop
+from train_jax.__main__ import main
+from train_jax.checkpoint import Checkpoints
+from train_jax.restore import restore
+
+TINY = ["--wandb", "disabled", "--steps", "6", "--eval-every-steps", "0", "--eval-batch-size", "8",
+        "--checkpoint-every-steps", "3", "--log-every-steps", "2", "--global-batch-size", "8"]  # fmt: skip
+SMALL = ["--arch.hidden-size", "16", "--arch.puzzle-emb-ndim", "16", "--arch.H-layers", "1"]
+MODELS = {
+    "hrm": ["--model", "hrm", *SMALL],
+    "thinker": ["--model", "outside_models:Thinker", "--arch.options", '{"width": 8}'],
+    "loss head": ["--model", "outside_models:ThinkerWithLoss", "--arch.options", '{"width": 8}'],
+    "plain": ["--model", "outside_models:CellNet", "--arch.options", '{"hidden": 8}'],
+}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch, request):
+    monkeypatch.syspath_prepend(str(request.config.rootpath / "tests"))
+
+
+def train(name, data_dir, run_dir) -> int:
+    return main(["train", "tiny", "--data-dir", str(data_dir), "--run-dir", str(run_dir), *TINY, *MODELS[name]])
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "plain"])
+def test_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
+    run = tmp_path / "run"
+    assert train(name, data_dir, run) == 0
+    assert main(["evaluate", str(run)]) == main(["export", str(run)]) == main(["report", str(run)]) == 0
+    assert main(["solve", str(run)]) == main(["summary", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("PyTorch agrees: the same answer on 8 of 8 puzzles") == 2 and "step 6" in shown
+    weights = load_file(run / "weights.safetensors")
+    learner = restore(str(run)).learner
+    assert weights.keys() >= learner.params.keys()
+    started = dict(build(run).named_parameters())
+    moved = [key for key, value in started.items() if not np.allclose(weights[key], value.detach(), atol=1e-4)]
+    assert len(moved) > len(started) / 2
+
+
+def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir, monkeypatch, capsys):
+    """Running statistics, dropout and Adam's moments go on where they stopped; its weights load into the class."""
+
+    class Stopped(Checkpoints):
+        def save(self, step, state, notes):
+            super().save(step, state, notes)
+            self.wait()
+            raise KeyboardInterrupt
+
+    assert train("plain", data_dir, tmp_path / "whole") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Checkpoints", Stopped)
+        assert train("plain", data_dir, tmp_path / "stopped") == 130
+    assert not (tmp_path / "stopped" / "FINISHED").exists()
+    assert train("plain", data_dir, tmp_path / "stopped") == 0
+    assert "continuing at step 3" in capsys.readouterr().out
+    for run in ("whole", "stopped"):
+        assert main(["export", str(tmp_path / run)]) == 0
+    whole, stopped = (load_file(tmp_path / run / "weights.safetensors") for run in ("whole", "stopped"))
+    for key, value in whole.items():
+        assert torch.equal(value, stopped[key]), key
+    assert whole["model.inner.norm.num_batches_tracked"] == 6
+
+    from outside_models import CellNet
+
+    own = CellNet(vocab_size=6, seq_len=16, hidden=8)
+    own.load_state_dict({key.removeprefix("model.inner."): value for key, value in stopped.items()}, strict=True)
+    figures = json.loads((tmp_path / "stopped" / "FINISHED").read_text())
+    assert figures["steps"] == 1 and figures["count"] == 8
+
+
+def build(run_dir):
+    from train_jax.modelling import build_module
+
+    restored = restore(str(run_dir))
+    return build_module(restored.config, restored.data, 8)
