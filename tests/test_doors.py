@@ -45,7 +45,7 @@ def test_torch_enters_training_only_where_a_model_is_built_or_exported(path):
         assert "torch" not in tops(path)
 
 
-@pytest.mark.parametrize("name", ["state", "objective", "optim", "step"])
+@pytest.mark.parametrize("name", ["state", "objective", "optim", "guard", "step", "step_metrics"])
 def test_the_step_does_no_input_or_output(name):
     tree = ast.parse((ROOT / "train_jax" / f"{name}.py").read_text())
     assert not tops(ROOT / "train_jax" / f"{name}.py") & IO

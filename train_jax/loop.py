@@ -153,9 +153,9 @@ def _report(
     in_a_row = max(int(metrics["consecutive_skipped"]) for metrics in fetched)
     if in_a_row >= config.optim.max_skipped_steps:
         raise UserError(
-            f"{in_a_row} steps in a row up to step {step} had a loss or gradient that is not finite (allowed below "
-            f"optim.max_skipped_steps {config.optim.max_skipped_steps}); train with a lower --optim.lr than "
-            f"{config.optim.lr}, with --optim.clip-norm 1, or in float32"
+            f"{in_a_row} steps in a row up to step {step} had a loss or gradient that is not finite, "
+            f"{config.optim.max_skipped_steps} are too many; start another --run-dir with a lower --optim.lr than "
+            f"{config.optim.lr}, with --optim.clip-norm 1, or with --arch.forward-dtype float32"
         )
 
 

@@ -1,0 +1,141 @@
+"""Run in a process of its own: the training step on eight virtual devices, with gradients that the batch dictates.
+
+python toy_training.py OUT.npz
+"""
+
+import dataclasses
+import os
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+from torch_optimizers import SHAPES
+
+from models_torch.sparse_embedding import SparseEmbedding
+from train_jax.config import OptimConfig
+
+DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50
+BAD = 20
+UNSPOILT = "frozen"
+"""Before step BAD comes a batch that is no good, except in this case."""
+BASE = OptimConfig(lr=1e-2, puzzle_lr=5e-3, warmup_steps=5, lr_min_ratio=0.1, weight_decay=0.3, ema_decay=0.9)
+CASES = {
+    "adamw": BASE,
+    "adam_atan2": dataclasses.replace(BASE, optimizer="adam_atan2"),
+    "lion": dataclasses.replace(BASE, optimizer="lion", lr=1e-3),
+    "muon": dataclasses.replace(BASE, optimizer="muon"),
+    "clipped": dataclasses.replace(BASE, clip_norm=0.5),
+    "frozen": dataclasses.replace(BASE, freeze_weights=True),
+}
+TABLE = "puzzle_emb.weights"
+
+
+@dataclasses.dataclass
+class Carry:
+    """What a row adds to the loss, and that it halted, as an ACT model has it."""
+
+    worth: torch.Tensor
+    steps: torch.Tensor
+    halted: torch.Tensor
+
+
+class Toy(nn.Module):
+    """A loss linear in every parameter: the gradient of each is the sum of what its examples say."""
+
+    def __init__(self, local_batch):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        for name, shape in SHAPES.items():
+            *path, last = name.split(".")
+            owner = self
+            for part in path:
+                if not hasattr(owner, part):
+                    owner.add_module(part, nn.Module())
+                owner = getattr(owner, part)
+            owner.register_parameter(last, nn.Parameter(0.3 * torch.randn(shape, generator=generator)))
+        self.puzzle_emb = SparseEmbedding(ROWS, WIDTH, local_batch, 0.0, torch.float32)
+        self.puzzle_emb.weights.copy_(0.3 * torch.randn(ROWS, WIDTH, generator=generator))
+
+    def initial_carry(self, batch):
+        ids = batch["ids"]
+        return Carry(torch.zeros(ids.shape), torch.zeros_like(ids), torch.ones(ids.shape, dtype=torch.bool))
+
+    def forward(self, carry, batch):
+        loss = (self.puzzle_emb(batch["ids"]) * batch["rows"]).sum() + carry.worth.sum()
+        for name, parameter in self.named_parameters():
+            loss = loss + (parameter * batch[name]).sum()
+        steps = torch.where(carry.halted, 0, carry.steps) + 1
+        carry = Carry(carry.worth, steps, steps >= 1 + batch["ids"] % 2)
+        metrics = {"lm_loss": loss.detach(), "count": carry.halted.sum(), "drawn": torch.rand(batch["ids"].shape).sum()}
+        return carry, loss, metrics
+
+
+def batches():
+    """Rows repeat within a device and across devices."""
+    rng = np.random.default_rng(0)
+    for step in range(STEPS):
+        scale = 10 ** -(step % 4)
+        batch = {n: (scale * rng.normal(size=(BATCH, *s))).astype(np.float32) for n, s in SHAPES.items()}
+        batch["ids"] = rng.integers(1, 6, size=BATCH).astype(np.int32)
+        batch["rows"] = rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
+        yield batch
+
+
+def main(out):
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    import jax.numpy as jnp
+
+    import bridge
+    from train_jax.devices import Devices
+    from train_jax.objective import objective_of
+    from train_jax.optim import dense_optimizer
+    from train_jax.state import new_learner
+    from train_jax.step import make_train_step
+
+    devices = Devices(DEVICES)
+    objective = objective_of(bridge.export(Toy(BATCH // DEVICES)))
+    found, compiled = {}, []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    for case, config in CASES.items():
+        optimizer = dense_optimizer(config, STEPS)
+        sizes = {"total_steps": STEPS, "global_batch_size": BATCH, "device_count": DEVICES, "halt_max_steps": 2}
+        step = devices.train(make_train_step(objective, optimizer, config, **sizes))
+        params, buffers = jax.tree.map(jnp.copy, (objective.params, objective.buffers))  # given up to the steps
+        learner = devices.replicate(new_learner(params, buffers, optimizer))
+        first = devices.split(next(batches()))
+        carry = devices.spread(devices.for_each(objective.initial_carry)(learner.params, learner.buffers, first))
+        key = jax.random.key(0)
+        for number, batch in enumerate(batches()):
+            if number == BAD and case != UNSPOILT:
+                found |= named(f"{case}/before", learner)
+                learner, carry, metrics = step(learner, carry, devices.split(spoilt(batch)), key)
+                found |= named(f"{case}/bad", (learner, carry, metrics))
+            learner, carry, metrics = step(learner, carry, devices.split(batch), key)
+            found |= named(f"{case}/{number}", (learner, carry, metrics))
+            if number == 0:
+                compiled.clear()
+        found[f"{case}/compiled"] = np.asarray(len(compiled))
+    np.savez(out, **found)
+
+
+def named(prefix, tree):
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {f"{prefix}/{jax.tree_util.keystr(path, simple=True, separator='/')}": np.asarray(x) for path, x in leaves}
+
+
+def spoilt(batch):
+    """One number of one example on one device is none."""
+    batch = {name: array.copy() for name, array in batch.items()}
+    batch["model.inner.q_head.bias"][11, 0] = np.nan
+    return batch
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
