@@ -1,0 +1,60 @@
+"""How a row of the table of meanings is written: a module, its inputs, how closely it must agree with PyTorch."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+TOLERANCE = 1e-5
+"""Float32, a handful of operations; the gradients of an op's inputs included."""
+BF16 = 1e-2
+"""bf16 has 8 bits, and both sides round at different places."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    module: Callable[[], nn.Module]
+    inputs: Callable[[torch.Generator], tuple[tuple, dict[str, Any]]]
+    steps: int = 1
+    """Calls in a row where the row is verified alone; buffers go from one to the next."""
+    method: str = "forward"
+    tolerance: float = TOLERANCE
+    spans_calls: bool = False
+    """Whether the graph of one call goes on in the next, so that PyTorch must go back through all of them at once."""
+    input_gradients: bool = True
+    """Whether PyTorch lets the inputs require grad (not where they are written in place)."""
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.module()
+
+    def example(self, seed: int = 1) -> tuple[tuple, dict[str, Any]]:
+        """Arguments and keyword arguments of one call."""
+        return self.inputs(torch.Generator().manual_seed(seed))
+
+
+ROWS: dict[str, Row] = {}
+
+
+def meaning(*shapes: tuple[int, ...], inputs: Callable | None = None, **settings: Any) -> Callable[[type], type]:
+    """Enter the decorated module as a row. Its inputs are normal numbers of these shapes, or what `inputs` makes."""
+
+    def tensors(generator):
+        return tuple(torch.randn(shape, generator=generator) for shape in shapes), {}
+
+    def add(cls):
+        ROWS[cls.__name__] = Row(cls, inputs or tensors, **settings)
+        return cls
+
+    return add
+
+
+class Weighted(nn.Module):
+    """Two weights, for rows that need no more."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(4, 4))
+        self.b = nn.Parameter(torch.randn(4, 4))

@@ -1,0 +1,250 @@
+"""Rows of the table of meanings: parameters and buffers in all their forms, and random numbers."""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from rows_registry import Weighted, meaning
+from torch import nn
+
+# ---- state
+
+
+@meaning((6, 4), steps=3)
+class BatchNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.norm(x)))
+
+
+@meaning((6, 4), steps=2)
+class BatchNormOfTheBatchAlone(nn.Module):
+    """Without running statistics, and those of single instances with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.batch = nn.BatchNorm1d(4, track_running_stats=False)
+        self.instance = nn.InstanceNorm1d(3, track_running_stats=True, affine=True)
+
+    def forward(self, x):
+        return self.instance(self.batch(x).view(2, 3, 4))
+
+
+@meaning((3, 4), steps=3)
+class Counters(nn.Module):
+    """Buffers written in place, assigned anew, non-persistent, and one that nobody touches."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.assigned = nn.Buffer(torch.zeros(()))
+        self.scratch = nn.Buffer(torch.ones(4), persistent=False)
+        self.still = nn.Buffer(torch.ones(2))
+
+    def forward(self, x):
+        self.written += 1
+        self.assigned = self.assigned * 0.5 + x.detach().mean()
+        with torch.no_grad():
+            self.scratch[1:] = x[0, 1:]
+        return x * self.assigned + self.written
+
+
+@meaning((3, 4))
+class Frozen(Weighted):
+    def __init__(self):
+        super().__init__()
+        self.a.requires_grad_(False)
+
+    def forward(self, x):
+        return torch.tanh(x @ self.a) @ self.b
+
+
+@meaning((3, 4))
+class LeafBuffer(nn.Module):
+    """A buffer that requires grad is a parameter in all but name."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Buffer(torch.randn(4, requires_grad=True))
+        self.shift = nn.Buffer(torch.randn(4, requires_grad=True), persistent=False)
+
+    def forward(self, x):
+        return torch.tanh(x * self.scale) + self.shift
+
+
+@meaning((3, 4), steps=2)
+class ParameterRenormalised(nn.Module):
+    """Parameters that their module writes: directly, and inside an embedding with a largest norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(4, 4))
+        self.table = nn.Embedding(5, 4, max_norm=1.0)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.a.mul_(1.5).div_(self.a.norm().sqrt())
+        return x @ self.a + self.table(torch.tensor([1, 1, 3]))
+
+
+@meaning((3, 4), spans_calls=True)
+class StateWithGraph(Weighted):
+    """A hidden state kept in a buffer: through several calls, the gradient goes back through all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Buffer(torch.zeros(3, 4))
+        self.cell = nn.Buffer(torch.ones(3, 4), persistent=False)
+
+    def forward(self, x):
+        self.hidden = torch.tanh(x @ self.a + self.hidden @ self.b)
+        self.cell.mul_(0.5).add_(self.hidden)
+        return self.hidden * 1 + self.cell.exp()
+
+
+@meaning((3, 4))
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+@meaning((3, 4))
+class WeightKeptElsewhere(nn.Module):
+    """Parameters reached by another way than the attribute they are registered under."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.everything = [self.linear.weight, self.linear.bias]
+        self.top = self.linear.weight[:2]
+        self.top_values = self.linear.weight.data[:2]
+        self.call = self.linear.forward
+
+    def forward(self, x):
+        return self.call(x) + F.linear(x, *self.everything) + (x @ self.top.t()).sum() + self.top_values.sum()
+
+    def __deepcopy__(self, memo):
+        other = type(self)()
+        with torch.no_grad():
+            other.linear.weight.copy_(self.linear.weight)
+            other.linear.bias.copy_(self.linear.bias)
+        return other
+
+
+@meaning((3, 4))
+class WeightNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+@meaning((3, 4))
+class WeightNormByHook(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            self.linear = torch.nn.utils.weight_norm(nn.Linear(4, 3))
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def __deepcopy__(self, memo):  # PyTorch itself cannot copy one whose hook has run
+        other = type(self)()
+        other.load_state_dict(self.state_dict())
+        return other
+
+
+@meaning((3, 4), steps=2)
+class SpectralNorm(nn.Module):
+    """A parametrization that writes buffers of its own while training."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+        for vector in self.linear.parametrizations.weight.buffers():  # it starts out converged
+            vector.copy_(F.normalize(torch.randn_like(vector), dim=0))
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+# ---- randomness
+
+
+@meaning((64, 8))
+class Dropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return F.dropout(self.linear(x), 0.4, self.training)
+
+
+@meaning((2, 3, 4))
+class DropoutOfEveryKind(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4, 4), nn.Dropout(0.3), nn.Dropout1d(0.5), nn.AlphaDropout(0.2), nn.Dropout(0.3, inplace=True)
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@meaning((8, 4))
+class EveryDraw(Weighted):
+    def forward(self, x):
+        noise = torch.rand_like(x) + torch.randn(8, 4) + torch.rand(4) + torch.normal(0.0, 1.0, (8, 4))
+        noise = noise + torch.randint(0, 5, (8, 4)) + torch.bernoulli(torch.full((8, 4), 0.3))
+        noise = noise + torch.empty(8, 4).uniform_(-1, 1) + torch.empty(8, 4).normal_() + torch.randperm(4)
+        noise = noise + torch.empty(8, 4).exponential_() + torch.multinomial(torch.ones(8, 6), 4)
+        return (x @ self.a) * noise + torch.randint_like(x, 2, 5) * self.b[0]
+
+
+@meaning((3, 4))
+class Generators(Weighted):
+    """Draws from generators, those of the module and those made on the way; in place too."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x):
+        other = torch.Generator().manual_seed(3)
+        noise = torch.rand(3, 4, generator=self.generator) + torch.randn(3, 4, generator=self.generator)
+        noise = noise + torch.randperm(4, generator=other) + torch.randint(0, 5, (3, 4), generator=other)
+        noise = noise + torch.empty(3, 4).normal_(generator=other) + torch.empty(3, 4).random_(7, generator=other)
+        noise = noise + torch.bernoulli(torch.full((3, 4), 0.5), generator=other)
+        return x @ self.a * (noise + torch.multinomial(torch.ones(3, 6), 4, generator=other))
+
+
+@meaning((8, 4))
+class DrawsInsideNoGrad(Weighted):
+    """Exploration: numbers drawn where gradients are off decide what is used where they are on."""
+
+    def forward(self, x):
+        h = x @ self.a
+        with torch.no_grad():
+            explore = torch.rand_like(h[:, 0]) < 0.5
+            noise = h + torch.randn_like(self.a).sum() + h.new_empty(8, 4).bernoulli_(0.5)
+        return torch.where(explore.unsqueeze(-1), h * noise, h @ self.b)
+
+
+class Noise(nn.Module):
+    """Not a row, but what a batch that is split over replicas draws: for each row of it, and for each replica."""
+
+    def forward(self, x):
+        return torch.rand_like(x), torch.rand(3), torch.randint_like(x, 0, 1000)

@@ -1,0 +1,223 @@
+"""Every rule of the bridge, taken out: what each row of the table of meanings must not survive."""
+
+import dataclasses
+import importlib
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import nn
+
+import bridge
+from bridge import dispatch, semantics
+from bridge.lowerings import DECOMPOSITIONS
+
+export_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("export", "parity"))
+
+
+def without_stop(monkeypatch):
+    monkeypatch.setattr(dispatch, "stop_gradient", lambda array: array)
+
+
+def without_own_cell(monkeypatch):
+    monkeypatch.setattr(semantics.Cell, "detached", lambda self: self)
+
+
+def with_own_memory(monkeypatch):
+    """A detached tensor that is a copy."""
+    monkeypatch.setattr(
+        semantics.Cell,
+        "detached",
+        lambda self: semantics.Cell(semantics.Storage(self.read()), semantics.stop_gradient(self.read()), False),
+    )
+
+
+def without_visible_requires_grad(monkeypatch):
+    monkeypatch.setattr(semantics.BridgeTensor, "requires_grad", True)
+
+
+def without_regraft(monkeypatch):
+    monkeypatch.setattr(semantics, "regraft", lambda value, path: value)
+
+
+def with_stopped_writes(monkeypatch):
+    """The other half-rule: a write without gradients cuts the path instead of keeping it."""
+    monkeypatch.setattr(semantics, "regraft", lambda value, path: jax.lax.stop_gradient(value))
+
+
+def with_writes_that_stop(monkeypatch):
+    """Every write cuts the gradient, as if gradients were always off for it."""
+    original = semantics.Cell.write
+
+    def write(self, array, **settings):
+        original(self, jax.lax.stop_gradient(array), **settings)
+
+    monkeypatch.setattr(semantics.Cell, "write", write)
+
+
+def without_writes(monkeypatch):
+    monkeypatch.setattr(semantics.Cell, "write", lambda self, array, **settings: None)
+
+
+def without_write_back(monkeypatch):
+    def write(self, value, *, tracked, grad_enabled, static):
+        self._views = ()
+        self._cell = semantics.Cell(semantics.Storage(value), value, tracked)
+
+    monkeypatch.setattr(semantics.BridgeTensor, "write", write)
+
+
+def without_stand_ins(monkeypatch):
+    monkeypatch.setattr(dispatch.Dispatch, "stand_in", lambda self, real, tensor: None)
+
+
+def without_slots(monkeypatch):
+    """The traced tensors are not put into the copied modules either."""
+    without_stand_ins(monkeypatch)
+    original = export_file._fill
+
+    def fill(module, copies, tensors):
+        slots = original(module, copies, tensors)
+        for m in module.modules():
+            copies[id(m)]._parameters = dict(m._parameters)
+        return slots
+
+    monkeypatch.setattr(export_file, "_fill", fill)
+
+
+def without_assigned_buffers(monkeypatch):
+    """What was put into the slots comes back, whatever is there after the call."""
+    original = export_file._fill
+
+    def fill(*args):
+        first = {n: (owner, getattr(owner, slot)) for n, (owner, slot) in original(*args).items()}
+        return {n: (type("Slot", (), {"tensor": tensor}), "tensor") for n, (_, tensor) in first.items()}
+
+    monkeypatch.setattr(export_file, "_fill", fill)
+
+
+def without_ties(monkeypatch):
+    """Each name has a tensor of its own."""
+    original = export_file._fill
+
+    def state(module):
+        every = {"remove_duplicate": False}
+        return dict([*module.named_parameters(**every), *module.named_buffers(**every)])
+
+    def fill(module, copies, tensors):
+        every = {
+            f"{name}.{slot}": (copies[id(m)], slot) for name, m in module.named_modules() for slot in m._parameters
+        }
+        return every | original(module, copies, tensors)
+
+    monkeypatch.setattr(export_file, "_state", state)
+    monkeypatch.setattr(export_file, "_fill", fill)
+
+
+def without_written_parameters(monkeypatch):
+    original = bridge.Functional.run
+    monkeypatch.setattr(bridge.Functional, "run", lambda self, *a, **k: original(self, *a, **k)._replace(params=a[0]))
+
+
+def exporting(monkeypatch, belongs):
+    """`belongs(name, tensor)` decides what is a parameter, instead of `requires_grad`."""
+
+    original = bridge.export
+
+    def export(module):
+        fn = original(module)
+        arrays = fn.params | fn.buffers
+        trained = {n for n, t in export_file._state(module).items() if belongs(t)}
+        return dataclasses.replace(
+            fn,
+            params={n: a for n, a in arrays.items() if n in trained},
+            buffers={n: a for n, a in arrays.items() if n not in trained},
+        )
+
+    monkeypatch.setattr(parity_file, "export", export)
+
+
+def with_frozen_among_the_parameters(monkeypatch):
+    exporting(monkeypatch, lambda tensor: isinstance(tensor, nn.Parameter))
+
+
+def without_promotion(monkeypatch):
+    original = dispatch.Dispatch._result
+
+    def result(self, func, value, meta, tracked, static):
+        meta = semantics.blank(meta.shape, None, semantics.torch_dtype(jnp.asarray(value).dtype))
+        return original(self, func, value, meta, tracked, static)
+
+    monkeypatch.setattr(dispatch.Dispatch, "_result", result)
+
+
+def without_autocast(monkeypatch):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+
+
+def without_visible_statistics(monkeypatch):
+    for op, original in list(DECOMPOSITIONS.items()):
+        if "batch_norm" in op.name():
+            monkeypatch.setitem(
+                DECOMPOSITIONS,
+                op,
+                lambda x, w, b, m, v, *rest, original=original: original(
+                    x, w, b, m if m is None else m.clone(), v if v is None else v.clone(), *rest
+                ),
+            )
+
+
+def ignoring(setting):
+    """`Functional.run` without one of its keywords."""
+
+    def rule(monkeypatch):
+        original = bridge.Functional.run
+
+        def run(self, *args, **kwargs):
+            return original(self, *args, **{k: v for k, v in kwargs.items() if k != setting})
+
+        monkeypatch.setattr(bridge.Functional, "run", run)
+
+    rule.__name__ = f"without_{setting}"
+    return rule
+
+
+def with_one_draw_for_all(monkeypatch):
+    monkeypatch.setattr(dispatch.Dispatch, "_draws", property(lambda self: 0, lambda self, value: None), raising=False)
+
+
+RULES = {
+    without_stop: ["NoGrad", "NoGradDecorator", "SetGradEnabled", "InferenceMode", "NestedEnableGrad"],
+    without_own_cell: ["Detach", "DetachInPlace", "ParameterData", "ViewMadeWithoutGrad", "LeafMadeInside"],
+    with_own_memory: ["DetachedViewSharesMemory", "LeafFilledThroughData"],
+    without_visible_requires_grad: ["RequiresGradIsVisible"],
+    without_regraft: [
+        "SetItemWithoutGrad",
+        "MaskedWithoutGrad",
+        "InPlaceArithmeticWithoutGrad",
+        "CopyIntoTracked",
+        "LeafFilledWithoutGrad",
+        "LeafFilledThroughData",
+        "ParameterRenormalised",
+    ],
+    with_stopped_writes: ["SetItemWithoutGrad", "LeafFilledWithoutGrad", "LeafFilledThroughData", "DataAssigned"],
+    with_writes_that_stop: ["InPlaceArithmetic", "MaskedIndexedScattered", "CopyFromOutside", "SetItem"],
+    without_writes: ["InputWritten", "OutArgument", "CopyFromOutside", "Counters", "SpectralNorm"],
+    without_write_back: ["SetItem", "WriteThroughChainOfViews", "ViewsSeeLaterWrites"],
+    without_stand_ins: ["WeightKeptElsewhere"],
+    without_slots: ["WeightNorm", "WeightNormByHook", "SpectralNorm"],
+    without_assigned_buffers: ["Counters", "StateWithGraph"],
+    without_ties: ["Tied"],
+    without_written_parameters: ["ParameterRenormalised", "LeafFilledWithoutGrad"],
+    with_frozen_among_the_parameters: ["Frozen", "LeafBuffer", "LeafFilledWithoutGrad"],
+    without_promotion: ["ScalarsDoNotPromote", "MastersOfBfloat16", "MastersOfFloat16", "WholeModuleInBfloat16"],
+    without_autocast: ["Autocast", "AutocastNested"],
+    without_visible_statistics: ["BatchNorm", "BatchNormOfTheBatchAlone"],
+    ignoring("train"): ["BatchNorm", "Dropout", "DropoutOfEveryKind"],
+    ignoring("method"): ["OtherMethod"],
+    with_one_draw_for_all: ["EveryDraw", "Generators", "DropoutOfEveryKind", "DrawsInsideNoGrad"],
+}
+"""Rule taken out -> rows that must not pass then."""
+
+SEEN = (bridge.BridgeError, AssertionError, IndexError)
+"""What may be raised instead of a wrong number; anything else would be a defect of the rule here."""

@@ -1,0 +1,149 @@
+"""A row of the table of meanings as calls in PyTorch, and as one JAX function for a transformation to take.
+
+Both sides make the same draws (PyTorch's, replayed) and have the same objective, a projection of all outputs. Compared
+are outputs, buffers, parameters that the module wrote, and the gradients of parameters and of inputs.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from rows_registry import Row
+
+import bridge
+from bridge import parity
+from bridge.carries import convert
+from bridge.dispatch import array_of
+
+
+class Reference(NamedTuple):
+    """What PyTorch makes of some calls in a row on one module, and of one backward through all of them."""
+
+    leaves: dict[str, dict[str, np.ndarray]]
+    draws: list[list[torch.Tensor]]
+    """For each call."""
+
+
+def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
+    """One call for each seed, on one module; the objective is the sum of all."""
+    module = copy.deepcopy(row.build()).train(train)
+    trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
+    outputs, inputs, draws, total = {}, {}, [], torch.zeros(())
+    for i, seed in enumerate(seeds):
+        args, kwargs = convert(row.example(seed), lambda v: leaf(v, row.input_gradients))
+        torch.manual_seed(seed)
+        with parity._drawing(None) as made:
+            out = getattr(module, row.method)(*args, **kwargs)
+        value = parity._projection(out, torch.is_tensor, parity._torch_weigh)
+        if row.spans_calls:
+            total = total + value
+        else:  # gradients add up; PyTorch would not go back past a leaf that a later call has filled
+            value.backward()
+        outputs[f"call {i}"], inputs[f"input {i}"] = out, tensors_of((args, kwargs))
+        draws.append(made)
+    if row.spans_calls:
+        total.backward()
+    state = state_of(module)
+    gradients = trained | (inputs if row.input_gradients else {})
+    kinds = {
+        "output": outputs,
+        "gradient": convert(gradients, lambda t: torch.zeros_like(t) if t.grad is None else t.grad),
+        "buffer": {n: t for n, t in state.items() if n not in trained},
+        "parameter": {n: t for n, t in state.items() if n in trained},
+    }
+    return Reference({kind: parity._named(leaves) for kind, leaves in kinds.items()}, draws)
+
+
+def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def leaf(value: Any, requires_grad: bool) -> Any:
+    return value.clone().requires_grad_(requires_grad) if torch.is_tensor(value) else value
+
+
+def tensors_of(tree: Any) -> list:
+    return [v for v in jax.tree.leaves(convert(tree, lambda v: v)) if torch.is_tensor(v)]
+
+
+def stacked(values: list[list[torch.Tensor]]) -> list[jax.Array]:
+    """One array for each position, the calls along a new first axis."""
+    return [jnp.stack([array_of(v) for v in column]) for column in zip(*values, strict=True)]
+
+
+def inputs_of(row: Row, seeds: range) -> list[jax.Array]:
+    return stacked([tensors_of(row.example(seed)) for seed in seeds])
+
+
+def objective_of(row: Row, train: bool) -> tuple[bridge.Functional, Callable]:
+    """The exported row, and (params, inputs, buffers, draws) -> objective, result."""
+    fn = bridge.export(row.build())
+    tree = convert(row.example(), lambda v: v)
+    leaves, structure = jax.tree.flatten(tree)
+
+    def objective(params, inputs, buffers, draws):
+        given = iter(inputs)
+        args, kwargs = structure.unflatten([next(given) if torch.is_tensor(v) else v for v in leaves])
+        result = fn.run(params, buffers, *args, rng=draws, train=train, method=row.method, **kwargs)
+        value = parity._projection(result.outputs, parity._is_jax, parity._jax_weigh)
+        return jnp.asarray(value, jnp.float32), result
+
+    return fn, objective
+
+
+def in_scan(objective: Callable) -> Callable:
+    """The sum over calls in a row, which hand buffers and written parameters on."""
+
+    def total(params, inputs, buffers, draws):
+        def step(state, given):
+            value, result = objective(state[0], given[0], state[1], given[1])
+            return (result.params, result.buffers), (value, result.outputs)
+
+        (params, buffers), (values, outputs) = jax.lax.scan(step, (params, buffers), (inputs, draws))
+        return values.sum(), bridge.Result(outputs, buffers, params)
+
+    return total
+
+
+def gradient_of(objective: Callable) -> Callable:
+    return jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
+
+
+def compiled(function: Callable, *args: Any) -> Callable:
+    """`jax.jit`, compiled once for all modes of a row whose programs are letter for letter the same."""
+    traced = jax.jit(function).trace(*args)
+    structure = jax.tree.structure((args, traced.out_info))
+    program = str(traced.jaxpr), structure, *(np.asarray(c).tobytes() for c in traced.jaxpr.consts)
+    if program not in _COMPILED:
+        _COMPILED[program] = traced.lower().compile(QUICKLY)
+    return _COMPILED[program]
+
+
+_COMPILED: dict[tuple, Callable] = {}
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def leaves_of(row: Row, outputs: list, result: bridge.Result, gradients: tuple, inputs: list) -> dict:
+    """As `Reference.leaves`. `outputs` and the gradients of `inputs`: one for each call."""
+    kinds = {
+        "output": {f"call {i}": out for i, out in enumerate(outputs)},
+        "gradient": gradients[0] | ({f"input {i}": g for i, g in enumerate(inputs)} if row.input_gradients else {}),
+        "buffer": result.buffers,
+        "parameter": result.params,
+    }
+    return {kind: parity._named(leaves) for kind, leaves in kinds.items()}
+
+
+def report(row: Row, references: list[Reference], found: list[dict]) -> parity.ParityReport:
+    rows = []
+    for i, (reference, leaves) in enumerate(zip(references, found, strict=True)):
+        rows += parity._compare(i, reference.leaves, leaves, None, row.tolerance)
+    return parity.ParityReport(tuple(sorted(rows, key=lambda r: r.tolerance - r.error)))
+
+
+def call(tree: Any, i: int) -> Any:
+    return jax.tree.map(lambda a: np.asarray(a)[i, ...], tree)

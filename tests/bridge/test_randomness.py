@@ -1,0 +1,175 @@
+"""Random numbers from one key: PyTorch's distributions, every draw its own, the same under each transformation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from rows import ROWS
+from rows_state import Noise
+from torch import nn
+
+import bridge
+from bridge import randomness
+
+
+class Dropped(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.4, self.training)
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return torch.rand_like(x), torch.rand_like(x)
+
+
+class FromGenerators(nn.Module):
+    """Two draws of one generator, one of another, one of none."""
+
+    def forward(self, x):
+        one, two = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+        return torch.stack(
+            [torch.rand(8, generator=one), torch.rand(8, generator=one), torch.rand(8, generator=two), torch.rand(8)]
+        )
+
+
+class Distributions(nn.Module):
+    """Many numbers of every kind."""
+
+    def forward(self, x):
+        weights = torch.tensor([1.0, 2.0, 3.0, 0.0, 4.0]).expand(len(x), 5)
+        return {
+            "rand": torch.rand_like(x),
+            "randn": torch.randn_like(x),
+            "uniform_": torch.empty_like(x).uniform_(-1, 2),
+            "normal": torch.normal(x + 1, 2.0),
+            "normal_": torch.empty_like(x).normal_(1, 2),
+            "randint": torch.randint(2, 7, x.shape),
+            "randint_like": torch.randint_like(x, 2, 7),
+            "random_": torch.empty_like(x).random_(3, 9),
+            "bernoulli": torch.bernoulli(torch.full_like(x, 0.3)),
+            "bernoulli_": torch.empty_like(x).bernoulli_(0.7),
+            "exponential_": torch.empty_like(x).exponential_(2.0),
+            "geometric_": torch.empty_like(x).geometric_(0.3),
+            "log_normal_": torch.empty_like(x).log_normal_(0.5, 0.3),
+            "cauchy_": torch.empty_like(x).cauchy_(1, 2),
+            "randperm": torch.randperm(len(x)),
+            "multinomial, first": torch.multinomial(weights, 3)[:, 0],
+            "multinomial, third": torch.multinomial(weights, 3)[:, 2],
+            "multinomial, replaced": torch.multinomial(weights[0], len(x), replacement=True),
+            "dropout": F.dropout(x + 1, 0.3),
+        }
+
+
+def test_distributions_are_pytorchs():
+    """The largest gap of the two empirical distributions: for equal ones above 0.02 with a probability of 7e-4."""
+    module, count = Distributions(), 20_000
+    torch.manual_seed(0)
+    expected = module(torch.zeros(count))
+    fn = bridge.export(module)
+    found = jax.jit(lambda key: fn({}, {}, jnp.zeros(count), rng=key)[0])(jax.random.key(0))
+    for name, theirs in expected.items():
+        ours, theirs = np.sort(np.asarray(found[name], np.float64)), np.sort(theirs.double().numpy())
+        places = np.concatenate([ours, theirs])
+        gaps = np.searchsorted(ours, places, "right") - np.searchsorted(theirs, places, "right")
+        assert np.abs(gaps).max() / count < 0.02, name
+
+
+def numbers(module, train=True, **settings):
+    """key -> what the module draws, for an input of zeros (of ones where they are dropped)."""
+    fn = bridge.export(module)
+    x = jnp.ones((64, 8)) if isinstance(module, Dropped) else jnp.zeros((64, 8))
+    return lambda key: fn({}, {}, x, rng=key, train=train, **settings)[0]
+
+
+def different(*arrays):
+    flat = [np.asarray(a).reshape(-1) for a in arrays]
+    return all((a != b).mean() > 0.3 for i, a in enumerate(flat) for b in flat[:i])
+
+
+def keys(count):
+    return jax.random.split(jax.random.key(0), count)
+
+
+def test_a_key_is_wanted_and_used():
+    call = jax.jit(numbers(Dropped()))
+    one, again, other = (call(jax.random.key(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, again)
+    assert different(one, other)
+    assert 0.35 < float((one == 0).mean()) < 0.45
+    with pytest.raises(bridge.BridgeError, match=r"draws random numbers but the call has no key .*rng=jax.random.key"):
+        numbers(Dropped())(None)
+    assert (numbers(Dropped(), train=False)(None) == 1).all()
+
+
+def test_every_draw_of_a_call_is_its_own(monkeypatch):
+    assert different(*numbers(Twice())(jax.random.key(0)))
+    monkeypatch.setattr(randomness.Source, "_folded", lambda self, key: key)
+    assert not different(*numbers(Twice())(jax.random.key(0)))
+
+
+def test_a_generator_has_a_stream_of_its_own_under_each_key():
+    call = numbers(FromGenerators())
+    one, other = call(jax.random.key(0)), call(jax.random.key(1))
+    assert different(*one, *other)
+    np.testing.assert_array_equal(one, call(jax.random.key(0)))
+
+
+def test_every_draw_of_every_row_has_pytorchs_shape_and_dtype():
+    """And with another key other numbers: nothing is drawn while tracing and kept."""
+    for name in ("EveryDraw", "Generators"):
+        row = ROWS[name]
+        module, (args, _) = row.build(), row.example()
+        fn, arrays = bridge.export(module), [jnp.asarray(a.numpy()) for a in args]
+        call = jax.jit(lambda key, fn=fn, arrays=arrays: fn(fn.params, fn.buffers, *arrays, rng=key, train=True)[0])
+        expected, one, other = module(*args), call(jax.random.key(0)), call(jax.random.key(1))
+        assert (one.shape, str(one.dtype)) == (tuple(expected.shape), "float32")
+        assert different(one, other), name
+
+
+def test_vmap_over_keys_is_the_calls_one_by_one():
+    for module in (Dropped(), Noise()):
+        call = numbers(module)
+        together = jax.vmap(call)(keys(3))
+        for i, key in enumerate(keys(3)):
+            jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda a, i=i: a[i], together), call(key))
+        assert different(*jax.tree.leaves(together)[0])
+
+
+def test_one_key_for_a_vmapped_batch_is_one_draw_for_all():
+    """JAX's own rule: what does not depend on the mapped axis is the same along it. Split the key to have others."""
+    fn = bridge.export(Dropped())
+    out = jax.vmap(lambda x: fn({}, {}, x, rng=jax.random.key(0), train=True)[0])(jnp.ones((3, 64)))
+    np.testing.assert_array_equal(out[0], out[1])
+
+
+def test_scan_over_keys_is_the_calls_one_by_one():
+    call = numbers(Dropped())
+    _, stacked = jax.lax.scan(lambda carry, key: (carry, call(key)), 0, keys(3))
+    np.testing.assert_array_equal(stacked, jnp.stack([call(key) for key in keys(3)]))
+    assert different(*stacked)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_the_gradient_has_the_mask_of_the_values(checkpointed):
+    """Made again in the backward pass under `checkpoint`, the draws are the same."""
+    fn = bridge.export(Dropped())
+
+    def call(x):
+        return fn({}, {}, x, rng=jax.random.key(0), train=True)[0]
+
+    call = jax.checkpoint(call) if checkpointed else call
+    out, pull = jax.vjp(jax.jit(call), jnp.ones((64, 8)))
+    np.testing.assert_array_equal(pull(jnp.ones((64, 8)))[0], out)
+    assert {0.0} < set(np.unique(out).tolist())
+
+
+def test_draws_belong_to_rows_not_to_replicas():
+    fn, key, x = bridge.export(Noise()), jax.random.key(0), jnp.zeros((8, 2))
+    (whole, own, whole_int), _ = fn({}, {}, x, rng=bridge.ShardedKey(key, 0, 1, 8))
+    parts = [fn({}, {}, x[:4], rng=bridge.ShardedKey(key, i, 2, 4))[0] for i in range(2)]
+    np.testing.assert_array_equal(whole, jnp.concatenate([p[0] for p in parts]))
+    np.testing.assert_array_equal(whole_int, jnp.concatenate([p[2] for p in parts]))
+    assert (parts[0][1] != parts[1][1]).all()
+    assert own.shape == (3,)

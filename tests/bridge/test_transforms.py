@@ -1,0 +1,77 @@
+"""Every row of the table of meanings under `checkpoint`, `vmap` and `scan`, in both modes, against PyTorch eager.
+
+`test_meaning.py` has `jit` and `grad`; `test_replicas.py` has `pmap`.
+"""
+
+import jax
+import pytest
+import rules
+from rows import ROWS
+from side_by_side import call, compiled, gradient_of, in_pytorch, in_scan, inputs_of, leaves_of, objective_of, stacked
+from side_by_side import report as compare
+
+
+def under_checkpoint(row, train):
+    """The forward pass made twice, once for the values and once for the gradients."""
+    reference = in_pytorch(row, train, range(1, 2))
+    fn, objective = objective_of(row, train)
+    inputs, draws = call((inputs_of(row, range(1, 2)), stacked(reference.draws)), 0)
+    args = fn.params, inputs, fn.buffers, draws
+    (_, result), gradients = compiled(gradient_of(jax.checkpoint(objective)), *args)(*args)
+    return compare(row, [reference], [leaves_of(row, [result.outputs], result, gradients, [gradients[1]])])
+
+
+def under_vmap(row, train):
+    """A batch of examples against a loop over them: each has outputs, buffers and gradients of its own."""
+    references = [in_pytorch(row, train, range(seed, seed + 1)) for seed in (1, 2)]
+    fn, objective = objective_of(row, train)
+    args = fn.params, inputs_of(row, range(1, 3)), fn.buffers, stacked([r.draws[0] for r in references])
+    gradient = jax.vmap(gradient_of(objective), in_axes=(None, 0, None, 0))
+    (_, results), gradients = compiled(gradient, *args)(*args)
+    found = []
+    for i in range(2):
+        result, slopes = call((results, gradients), i)
+        found.append(leaves_of(row, [result.outputs], result, slopes, [slopes[1]]))
+    return compare(row, references, found)
+
+
+def under_scan(row, train):
+    """Three calls that hand buffers on, and the gradient of the sum of their objectives."""
+    seeds = range(1, 4)
+    reference = in_pytorch(row, train, seeds)
+    fn, objective = objective_of(row, train)
+    args = fn.params, inputs_of(row, seeds), fn.buffers, stacked(reference.draws)
+    (_, result), gradients = compiled(gradient_of(in_scan(objective)), *args)(*args)
+    outputs, inputs = ([call(tree, i) for i in range(3)] for tree in (result.outputs, gradients[1]))
+    return compare(row, [reference], [leaves_of(row, outputs, result, gradients, inputs)])
+
+
+TRANSFORMATIONS = [under_checkpoint, under_vmap, under_scan]
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("under", TRANSFORMATIONS, ids=lambda f: f.__name__)
+def test_row(under, name, train):
+    report = under(ROWS[name], train)
+    assert report.ok, f"\n{report}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (rules.without_stop, "NoGrad"),
+        (rules.without_regraft, "ParameterRenormalised"),
+        (rules.without_assigned_buffers, "StateWithGraph"),
+        (rules.with_one_draw_for_all, "EveryDraw"),
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+@pytest.mark.parametrize("under", TRANSFORMATIONS, ids=lambda f: f.__name__)
+def test_is_red_without_its_rule(under, rule, name, monkeypatch):
+    rule(monkeypatch)
+    try:
+        report = under(ROWS[name], True)
+    except rules.SEEN:
+        return
+    assert not report.ok
