@@ -12,6 +12,7 @@ STAGES = {
     "build-data": "make or convert a data set (sudoku, arc)",
     "train": "train a model: trm train PRESET [--field value …]",
     "evaluate": "score a run on its test set with its EMA weights",
+    "score": "count the votes in predictions files for an ARC data set",
     "solve": "show the model think on one puzzle, step by step",
     "export": "write a run's EMA weights under their PyTorch names and check them in plain PyTorch",
     "report": "write a run's HTML report",

@@ -62,12 +62,7 @@ def read_subset(source: str | Path, subset: str) -> Subset:
     if not content:
         raise UserError(f"{path} holds no puzzles; {REMEDY}")
     for name, puzzle in content.items():
-        if not NAME.fullmatch(name):
-            raise UserError(
-                f"{path}: {name[:80]!r} is no puzzle name; expected up to 64 letters, digits, dots, dashes and "
-                f"underscores; {REMEDY}"
-            )
-        puzzles[name] = _puzzle(path, name, puzzle)
+        puzzles[name] = _puzzle(path, name, puzzle, solved=False)
         if solutions is not None:
             puzzles[name] = _solved(solutions_path, puzzles[name], solutions)
     return Subset(subset, list(puzzles.values()), digests)
@@ -104,7 +99,23 @@ def _brief(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
 
 
-def _puzzle(path: Path, name: str, puzzle: Any) -> Puzzle:
+def read_test_puzzles(directory: str | Path) -> list[Puzzle]:
+    """The tested puzzles of a data set, from its `test_puzzles.json`; a solution that is not public is a black cell."""
+    path = Path(directory) / "test_puzzles.json"
+    if not path.is_file():
+        raise UserError(f"{path} is missing; votes are counted on ARC data sets, made by `trm build-data arc`")
+    content, _ = _read_json(path)
+    if not content:
+        raise UserError(f"{path} holds no puzzles; build the data set again with `trm build-data arc`")
+    return [_puzzle(path, name, puzzle, solved=True) for name, puzzle in content.items()]
+
+
+def _puzzle(path: Path, name: str, puzzle: Any, *, solved: bool) -> Puzzle:
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"{path}: {name[:80]!r} is no puzzle name; expected up to 64 letters, digits, dots, dashes and "
+            f"underscores; {REMEDY}"
+        )
     where = f"{path}: puzzle {name}"
     if not isinstance(puzzle, dict) or set(puzzle) != {"train", "test"}:
         found = sorted(puzzle) if isinstance(puzzle, dict) else type(puzzle).__name__
@@ -115,7 +126,7 @@ def _puzzle(path: Path, name: str, puzzle: Any) -> Puzzle:
             found = "an empty list" if examples == [] else f"a {type(examples).__name__}"
             raise UserError(f"{where}: {section} is {found}, expected a list of examples; {REMEDY}")
         sections[section] = [
-            _example(f"{where}, {section} example {number}", example, needs_output=section == "train")
+            _example(f"{where}, {section} example {number}", example, needs_output=solved or section == "train")
             for number, example in enumerate(examples, 1)
         ]
     return Puzzle(name, sections)

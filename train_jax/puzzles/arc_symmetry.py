@@ -5,6 +5,7 @@ turn `T` first, then colour c becomes the c-th digit; published scoring reads th
 """
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -82,7 +83,7 @@ def names_of(name: str, symmetries: Symmetries) -> list[str]:
     return [name, *(f"{name}{SEPARATOR}t{turn}{SEPARATOR}{permutation}" for turn, permutation in augmented)]
 
 
-def parse_names(names: list[str]) -> tuple[list[str], Symmetries]:
+def parse_names(names: Sequence[str]) -> tuple[list[str], Symmetries]:
     """The original's name and the symmetry of every name. Raises `UserError` for one that `names_of` does not write."""
     originals, turns, permutations = [], [], []
     for name in names:

@@ -23,6 +23,8 @@ from train_jax.puzzles.row_file import RowFile
 SPLITS = ("train", "test")
 FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
 MEMORY_MAPPED = ("inputs", "labels")
+LARGEST_JSON_BYTES = 2**28
+"""Several times the identifiers of an ARC set with 1000 augmentations."""
 SCANNED_BYTES = 2**28
 """Of tokens, so much is read when a set is opened (whole Sudoku sets, evenly spaced examples of larger ones)."""
 
@@ -106,10 +108,7 @@ def _check(holds: bool | np.bool_, path: Path, problem: str) -> None:
 
 def read_metadata(path: Path) -> Metadata:
     """The fields of one `dataset.json`, checked."""
-    try:
-        values = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); build the data set again with `trm build-data`") from None
+    values = _read_json(path)
     _check(isinstance(values, dict), path, f"expected an object, found a {type(values).__name__}")
     kinds: dict[str, tuple[type, ...]] = {field.name: (int,) for field in fields(Metadata)}
     kinds |= {"ignore_label_id": (int, NoneType), "mean_puzzle_examples": (int, float), "sets": (list,)}
@@ -130,6 +129,29 @@ def read_metadata(path: Path) -> Metadata:
         _check(values[name] > 0, path, f"{name} is {values[name]}, expected at least 1")
     values["sets"] = tuple(names)
     return Metadata(**{name: values[name] for name in kinds})
+
+
+def read_identifiers(directory: str | Path) -> list[str]:
+    """Puzzle identifier -> the puzzle's name, from `identifiers.json`."""
+    path = Path(directory) / "identifiers.json"
+    names = _read_json(path)
+    _check(isinstance(names, list) and all(isinstance(name, str) for name in names), path, "expected a list of names")
+    return names
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        size = path.stat().st_size
+        _check(size <= LARGEST_JSON_BYTES, path, f"{size:,} bytes, expected at most {LARGEST_JSON_BYTES:,}")
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); build the data set again with `trm build-data`"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path}: not JSON ({str(error)[:100]}); build the data set again with `trm build-data`"
+        ) from None
 
 
 def _load_set(folder: Path, name: str, metadata: Metadata) -> dict[str, np.ndarray]:

@@ -2,16 +2,20 @@
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
+import jax
 import tyro
 
 import bridge
 from train_jax.devices import Devices
 from train_jax.errors import UserError
-from train_jax.evaluate import evaluate, save_evaluation
-from train_jax.puzzles.mixture import load_mixture, load_part
-from train_jax.restore import restore
+from train_jax.evaluate import Evaluation, evaluate, save_evaluation
+from train_jax.predictions import Predictions, save_predictions
+from train_jax.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
+from train_jax.restore import Restored, restore
+from train_jax.scoring import score_predictions, write_submission
 from train_jax.step import make_eval_step
 
 
@@ -31,6 +35,10 @@ class Evaluate:
     """Examples in a batch, all devices together; 0 takes the run's."""
     limit: int = 0
     """Score only so many examples; 0 takes all."""
+    predictions: str | None = None
+    """Write inputs, answers and halting logits to this .npz file; on several hosts one file each, for `trm score`."""
+    submission: str | None = None
+    """Write the two grids with the most votes for every ARC test input to this file, as Kaggle takes them."""
 
 
 def main(config: Evaluate) -> None:
@@ -40,6 +48,30 @@ def main(config: Evaluate) -> None:
             run = run.with_weights(bridge.load_weights(config.weights))
         except bridge.BridgeError as error:
             raise UserError(str(error)) from error
+    puzzles = _puzzles(config, run)
+    arc = _arc_directory(config, run)
+    devices = Devices()
+    found = evaluate(
+        devices.evaluate(make_eval_step(run.objective, run.config.arch.halt_max_steps)),
+        run.learner,
+        puzzles,
+        devices,
+        batch_size=config.batch_size or run.config.eval_batch_size,
+        limit=config.limit,
+        progress=_progress,
+    )
+    if arc is not None or config.predictions is not None:
+        figures = _vote(config, arc, _predictions(puzzles, found))
+        found = dataclasses.replace(found, metrics=found.metrics | figures)
+    if config.weights is None and config.data_dir is None and not config.limit:
+        save_evaluation(run.folder, config.split, found)
+    print(f"{config.run_dir} at step {run.step}, {config.split} set, averaged weights:")
+    for name, value in found.metrics.items():
+        print(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
+
+
+def _puzzles(config: Evaluate, run: Restored) -> Mixture:
+    """What to score on. Raises `UserError` where the model cannot answer it."""
     if config.data_dir is None:
         puzzles = load_mixture(run.config.data_dir, config.split)
     else:
@@ -55,21 +87,53 @@ def main(config: Evaluate) -> None:
             f"the data has {puzzles.metadata.num_puzzle_identifiers} puzzle identifiers, the run was trained on "
             f"{run.data.num_puzzle_identifiers}; give the data set that it was trained on"
         )
-    devices = Devices()
-    found = evaluate(
-        devices.evaluate(make_eval_step(run.objective, run.config.arch.halt_max_steps)),
-        run.learner,
-        puzzles,
-        devices,
-        batch_size=config.batch_size or run.config.eval_batch_size,
-        limit=config.limit,
-        progress=_progress,
+    return puzzles
+
+
+def _arc_directory(config: Evaluate, run: Restored) -> Path | None:
+    """The data set that votes are counted for, if any. What cannot be written is said before the work."""
+    names = data_dirs(config.data_dir or run.config.data_dir)
+    directory = Path(names[0])
+    votes = len(names) == 1 and config.split == "test" and (directory / "test_puzzles.json").is_file()
+    if config.predictions is not None and len(names) > 1:
+        raise UserError(
+            f"--predictions {config.predictions} holds answers to one data set; give --data-dir one of {names}"
+        )
+    if config.submission is not None and not votes:
+        raise UserError(f"--submission {config.submission} is for the test split of one ARC data set; leave it out")
+    for path in (config.predictions, config.submission):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise UserError(f"{Path(path).parent} is not a folder; give a file in one that is there")
+    if config.submission is not None and jax.process_count() > 1:
+        raise UserError(
+            "--submission on several hosts: give --predictions, then `trm score` with the files of all hosts"
+        )
+    return directory if votes else None
+
+
+def _predictions(puzzles: Mixture, found: Evaluation) -> Predictions:
+    """The last answers, numbered and as long as in their own data set."""
+    length = puzzles.parts[0].metadata.seq_len
+    return Predictions(
+        found.puzzle_identifiers - puzzles.first_identifiers[0],
+        found.inputs[:, :length],
+        found.predictions[-1][:, :length],
+        found.q_halt_logits[-1],
     )
-    if config.weights is None and config.data_dir is None and not config.limit:
-        save_evaluation(run.folder, config.split, found)
-    print(f"{config.run_dir} at step {run.step}, {config.split} set, averaged weights:")
-    for name, value in found.metrics.items():
-        print(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
+
+
+def _vote(config: Evaluate, arc: Path | None, predictions: Predictions) -> dict[str, float]:
+    """Keeps the predictions where asked; the ARC figures where this host has all of them."""
+    host, hosts = jax.process_index(), jax.process_count()
+    if config.predictions is not None:
+        path = Path(config.predictions)
+        save_predictions(path if hosts == 1 else path.with_name(f"{host}-of-{hosts}.{path.name}"), predictions)
+    if arc is None or hosts > 1:
+        return {}
+    scores = score_predictions(arc, [predictions])
+    if config.submission is not None:
+        write_submission(config.submission, scores)
+    return scores.figures
 
 
 def _progress(done: int, total: int) -> None:

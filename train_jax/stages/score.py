@@ -1,0 +1,50 @@
+"""`trm score DATA_DIR FILE …`: count the votes in predictions files for an ARC data set."""
+
+import dataclasses
+import sys
+from typing import Annotated
+
+import tyro
+
+from train_jax.errors import UserError
+from train_jax.scoring import score, write_submission
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Count the votes in predictions files for an ARC data set: of an evaluation's hosts, or of several evaluations.
+
+    Every augmentation's answer is turned back and votes for its puzzle; grids are ranked by votes, then by mean halting
+    probability. pass@K is the share of test inputs whose solution is among the first K grids, averaged over puzzles.
+    """
+
+    data_dir: Annotated[str, tyro.conf.Positional]
+    """The data set that was answered, made by `trm build-data arc` or the published builder."""
+    files: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """What `trm evaluate --predictions` wrote; their order does not matter."""
+    submission: str | None = None
+    """Write the two grids with the most votes for every test input to this file, as Kaggle takes them."""
+
+
+def main(config: Score) -> None:
+    if not config.files:
+        raise UserError("no predictions to score; give the files that `trm evaluate --predictions` wrote")
+    scores = score(config.data_dir, config.files)
+    print(f"{config.data_dir}, votes of {len(config.files)} file{'s' * (len(config.files) > 1)}:")
+    for name, value in scores.figures.items():
+        print(f"  {name:<16} {value:.4f}")
+    if not scores.figures:
+        print("  no solution is public, so there is nothing to compare with")
+    if scores.unanswered:
+        print(f"  {scores.unanswered} test inputs have no vote")
+    if config.submission is not None:
+        write_submission(config.submission, scores)
+        print(f"  {config.submission}: two attempts for every test input")
+
+
+def cli(argv: list[str]) -> None:
+    main(tyro.cli(Score, args=argv, prog="trm score"))
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])
