@@ -85,9 +85,22 @@ class Devices:
         )
         return jax.jit(everywhere, donate_argnums=donate)
 
+    def compiled(self, program: Any, shapes: Any) -> Any:
+        """A program of `train` or `evaluate` compiled for arguments of these shapes, ready to be called."""
+        if self._runner == "pmap" and jax.process_count() > 1:
+            return program  # there `pmap` compiles at the first call and not before
+        return program.lower(*shapes).compile()
+
     def replicate(self, tree: Any) -> Any:
         """The same arrays on every device, placed as the steps return them, so that no step compiles twice."""
-        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
+        sharding = NamedSharding(self._mesh, PartitionSpec())
+
+        def place(x: Any) -> jax.Array:
+            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # of which device_put knows one process only
+                return jax.random.wrap_key_data(jax.device_put(jax.random.key_data(x), sharding))
+            return jax.device_put(x, sharding)
+
+        return jax.tree.map(place, tree)
 
     def spread(self, tree: Any) -> Any:
         """This process's arrays with a leading device axis, each part on its device."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,11 +20,11 @@ from train_jax.evaluate import Evaluation, evaluate, save_evaluation
 from train_jax.feed import Feed
 from train_jax.machine import write_machine
 from train_jax.optim import dense_optimizer, trained
-from train_jax.programs import objective_for, programs_for, scales_loss
+from train_jax.programs import Programs, objective_for, programs_for, scales_loss
 from train_jax.puzzles.batches import epochs_to_steps
 from train_jax.puzzles.mixture import Mixture, load_mixture
 from train_jax.run_folder import open_run, write_text
-from train_jax.state import Trainee, new_learner
+from train_jax.state import Learner, Trainee, new_learner
 from train_jax.step import make_eval_step
 from train_jax.step_metrics import Groups, parameter_groups, window_means
 from train_jax.stopwatch import Stopwatch
@@ -33,7 +35,8 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     """Train until the run is finished; returns the figures of the last evaluation. A finished run returns at once."""
     devices = devices or Devices(runner=config.compute.runner)
     train_set, test_set = (load_mixture(config.data_dir, split, config.data_weights) for split in ("train", "test"))
-    devices.local_batch_size(config.eval_batch_size)
+    for size in (config.global_batch_size, config.eval_batch_size):
+        devices.local_batch_size(size)
     total_steps = config.steps or epochs_to_steps(train_set.examples_per_epoch, config.epochs, config.global_batch_size)
     # What cannot be trained is said before a folder of the run is made.
     train_set.rows_of_parts(config.global_batch_size)
@@ -49,70 +52,89 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
 
     # ---- state: fresh, or where the run stopped
     def batch_at(step: int) -> dict[str, np.ndarray]:
-        return devices.split(
-            train_set.train_batch(
-                seed=config.seed, step=step, batch_size=config.global_batch_size, shard=devices.shard()
-            )
-        )
+        size, shard = config.global_batch_size, devices.shard()
+        return devices.split(train_set.train_batch(seed=config.seed, step=step, batch_size=size, shard=shard))
+
+    def batches_at(first: int) -> dict[str, np.ndarray]:
+        """What the dispatch after `first` steps trains on; with several steps a dispatch an axis for them."""
+        together = config.compute.steps_per_dispatch
+        if together == 1:
+            return batch_at(first)
+        batches = [batch_at(step) for step in range(first, min(first + together, total_steps))]
+        return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
 
     learner = new_learner(objective.params, objective.buffers, optimizer, scales_loss=scales_loss(config))
-    carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batch_at(0))
-    checkpoints = Checkpoints(folder)
-    start, seconds = checkpoints.latest_step() or 0, 0.0
-    if start:
-        (learner, carry), notes = checkpoints.restore(start, Trainee(learner, carry))
-        seconds = notes["train_seconds"]
-    learner, carry = devices.replicate(learner), devices.spread(carry)
-    key = devices.replicate(jax.random.key(config.seed))
+    carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, devices.spread(batch_at(0)))
+    with contextlib.ExitStack() as closing:
+        checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
+        start, seconds = checkpoints.latest_step() or 0, 0.0
+        if start:
+            (learner, carry), notes = checkpoints.restore(start, Trainee(learner, carry))
+            seconds = notes["train_seconds"]
+        state = Trainee(devices.replicate(learner), devices.spread(carry))
 
-    # ---- the loop
-    tracker = Tracker(config, folder, start_step=start, total_steps=total_steps)
-    tracker.say(_banner(config, devices, objective.params, train_set, test_set, start, total_steps))
-    score = Scorer(config, devices, eval_step, test_set, tracker)
-    window: list[tuple[int, Any]] = []
-    clock = Stopwatch(seconds)
-    together = config.compute.steps_per_dispatch
-    starts = range(start, total_steps, together)
-
-    def placed(number: int) -> Any:
-        steps = range(starts[number], min(starts[number] + together, total_steps))
-        batches = [batch_at(step) for step in steps]
-        stacked = {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
-        return devices.spread(batches[0] if together == 1 else stacked)
-
-    with Feed(placed, len(starts), config.compute.batches_ahead) as feed, programs:
+        # ---- the loop
+        tracker = closing.enter_context(
+            contextlib.closing(Tracker(config, folder, start_step=start, total_steps=total_steps))
+        )
+        tracker.say(_banner(config, devices, objective.params, train_set, test_set, start, total_steps))
+        score = Scorer(config, devices, eval_step, test_set, tracker)
+        clock = Stopwatch(seconds)
+        starts = range(start, total_steps, config.compute.steps_per_dispatch)
+        feed = closing.enter_context(
+            Feed(lambda n: devices.spread(batches_at(starts[n])), len(starts), config.compute.batches_ahead)
+        )
         groups = parameter_groups(trained(objective.params, config.optim))
         report = partial(_report, tracker, clock, feed, groups, config)
-        for first in starts:
-            step = min(first + together, total_steps)
-            batch = feed.next()
-            devices.keep_pace([metrics for _, metrics in window])
-            with jax.transfer_guard("disallow"):
-                learner, carry, metrics = programs(first, step - first, learner, carry, batch, key)
-            window.append((step, metrics))
-            # A full window is fetched one dispatch late: the devices always have a step to do.
-            if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
-                report(window[:-1])
-                window = window[-1:]
-            last = step == total_steps
-            if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
-                with clock.paused(learner):
-                    score(step, learner, config.eval_examples, clock.seconds)
-            if last or step % config.checkpoint_every_steps == 0:
-                # Last, so that everything up to a checkpoint is on record; a continued run starts a window of its own.
-                with clock.paused(learner):
-                    report(window)
-                    window = []
-                    checkpoints.save(step, Trainee(learner, carry), {"train_seconds": clock.seconds})
-    with clock.paused(learner):
-        evaluation = score(total_steps, learner, 0, clock.seconds)
-        figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
-        save_evaluation(folder, "test", evaluation)
-        checkpoints.wait()
-        write_text(folder.finished, json.dumps(figures, indent=1))
-    checkpoints.close()
-    tracker.close()
+        with programs:
+            learner = _steps(config, devices, programs, feed, checkpoints, score, clock, report, state, starts)
+        with clock.paused(learner):
+            evaluation = score(total_steps, learner, 0, clock.seconds)
+            figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
+            save_evaluation(folder, "test", evaluation)
+            checkpoints.wait()
+            write_text(folder.finished, json.dumps(figures, indent=1))
     return figures
+
+
+def _steps(
+    config: RunConfig,
+    devices: Devices,
+    programs: Programs,
+    feed: Feed,
+    checkpoints: Checkpoints,
+    score: Scorer,
+    clock: Stopwatch,
+    report: Callable[[list], None],
+    state: Trainee,
+    starts: range,
+) -> Learner:
+    """Every step of the run, with what happens between them; returns what was learned."""
+    learner, carry = state
+    key = devices.replicate(jax.random.key(config.seed))
+    window: list[tuple[int, Any]] = []
+    for first in starts:
+        step = min(first + starts.step, starts.stop)
+        batch = feed.next()
+        devices.keep_pace([metrics for _, metrics in window])
+        with jax.transfer_guard("disallow"):
+            learner, carry, metrics = programs(first, step - first, learner, carry, batch, key)
+        window.append((step, metrics))
+        # A full window is fetched one dispatch late: the devices always have a step to do.
+        if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
+            report(window[:-1])
+            window = window[-1:]
+        last = step == starts.stop
+        if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
+            with clock.paused(learner):
+                score(step, learner, config.eval_examples, clock.seconds)
+        if last or step % config.checkpoint_every_steps == 0:
+            # Last, so that everything up to a checkpoint is on record; a continued run starts a window of its own.
+            with clock.paused(learner):
+                report(window)
+                window = []
+                checkpoints.save(step, Trainee(learner, carry), {"train_seconds": clock.seconds})
+    return learner
 
 
 class Scorer:

@@ -18,7 +18,7 @@ from train_jax.modelling import at_depth, build_objective, exploration_of
 from train_jax.objective import Objective
 from train_jax.puzzles.batches import epochs_to_steps
 from train_jax.puzzles.mixture import Mixture
-from train_jax.step import make_train_step, several_steps
+from train_jax.step import TrainStep, make_train_step, several_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Curriculum:
 class Programs:
     """Train steps, compiled before they are called."""
 
-    def __init__(self, step_at: Callable[[tuple[int, int], int], Any], curriculum: Curriculum):
-        """`step_at(depth, steps_in_a_dispatch)`: the step over all devices, not compiled yet."""
-        self._step_at, self.curriculum = step_at, curriculum
+    def __init__(self, devices: Devices, step_at: Callable[[tuple[int, int]], Any], curriculum: Curriculum):
+        """`step_at(depth)`: the step over all devices, not compiled yet."""
+        self._devices, self._step_at, self.curriculum = devices, step_at, curriculum
         self._compiled: dict[tuple[tuple[int, int], int], Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self.compile_seconds = 0.0
@@ -76,7 +76,7 @@ class Programs:
 
         def compiled() -> Any:
             start = time.perf_counter()
-            program = self._step_at(depth, steps).lower(*shapes).compile()
+            program = self._devices.compiled(self._step_at(depth), shapes)
             self.compile_seconds += time.perf_counter() - start
             return program
 
@@ -123,9 +123,9 @@ def programs_for(
             first, config.halt_exploration_end, total_steps
         )
 
-    def step_at(depth: tuple[int, int], steps: int) -> Any:
-        step = make_train_step(
-            objective if depth == end else objective_for(at_depth(config, depth), data, devices),
+    def step_of(objective: Objective) -> TrainStep:
+        return make_train_step(
+            objective,
             optimizer,
             config.optim,
             total_steps=total_steps,
@@ -136,9 +136,14 @@ def programs_for(
             accumulation_steps=config.compute.accumulation_steps,
             overrides=overrides,
         )
+
+    last = step_of(objective)  # made now, so that what cannot be is said now
+
+    def step_at(depth: tuple[int, int]) -> Any:
+        step = last if depth == end else step_of(objective_for(at_depth(config, depth), data, devices))
         return devices.train(step if config.compute.steps_per_dispatch == 1 else several_steps(step))
 
-    return Programs(step_at, Curriculum(config.curriculum_start if grows else end, end, steps))
+    return Programs(devices, step_at, Curriculum(config.curriculum_start if grows else end, end, steps))
 
 
 def scales_loss(config: RunConfig) -> bool:

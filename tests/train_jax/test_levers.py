@@ -20,6 +20,7 @@ LEVERS = {
     "shard_map": ("runner='shard_map'",),
     "accumulation": ("accumulation_steps=2",),
     "several steps a dispatch": ("steps_per_dispatch=5",),
+    "exploration as an input": ("halt_exploration_end=0.5",),
     "remat": ("remat='blocks'",),
     "all of them": (
         "runner='shard_map'",
@@ -61,3 +62,8 @@ def test_accumulation_of_four_is_one_batch_of_four_times_the_size(tmp_path, data
     """On one device, sixteen examples at once, or four by four."""
     difference, name = worst(plain, learned(tmp_path, data_dir, "four", 1, "accumulation_steps=4"))
     assert difference <= 1e-5, f"{name} differs by {difference:.1e}"
+
+
+def test_annealed_exploration_changes_what_is_learned(tmp_path, data_dir, plain):
+    difference, _ = worst(plain, learned(tmp_path, data_dir, "less", 4, "halt_exploration_end=0.0"))
+    assert difference > 1e-4
