@@ -16,6 +16,7 @@ from bridge.dispatch import Dispatch, Survey, array_of, tracing
 from bridge.errors import BridgeError
 from bridge.randomness import Rng
 from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
+from bridge.shadow import shadow
 
 
 class Result(NamedTuple):
@@ -98,7 +99,7 @@ class Functional:
     ) -> Result:
         self._check(params, self.params, "parameter")
         self._check(buffers, self.buffers, "buffer")
-        module, copies = _shadow(self.module)
+        module, copies = shadow(self.module)
         names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
         names |= {id(m): name for name, m in self.module.named_modules()}
         if train is not None:
@@ -177,31 +178,6 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
             seen[id(tensor)] = name
             state[name] = tensor
     return state
-
-
-def _shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """A copy of the module tree that shares all values but not its slots: what the call assigns dies with it."""
-    copies: dict[int, nn.Module] = {}
-    for original in module.modules():
-        copy = object.__new__(type(original))
-        copy.__dict__.update({k: _shallow(v) for k, v in original.__dict__.items()})
-        copies[id(original)] = copy
-    for copy in copies.values():
-        for name, child in copy._modules.items():
-            if child is not None:
-                copy._modules[name] = copies[id(child)]
-        for name, value in copy.__dict__.items():  # a submodule kept beside the registry
-            if isinstance(value, nn.Module) and id(value) in copies:
-                copy.__dict__[name] = copies[id(value)]
-    return copies[id(module)], copies
-
-
-def _shallow(value: Any) -> Any:
-    if type(value) in (list, set):
-        return type(value)(value)
-    if isinstance(value, dict):
-        return value.copy()
-    return value
 
 
 def _fill(
