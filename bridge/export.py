@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import re
@@ -18,9 +17,11 @@ from torch import nn
 from bridge.carries import convert, is_array
 from bridge.dispatch import Dispatch, Survey, array_of, tracing
 from bridge.errors import BridgeError
+from bridge.overrides import override
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
 from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
+from bridge.shadow import shadow
 
 
 class Result(NamedTuple):
@@ -112,7 +113,7 @@ class Functional:
     ) -> Result:
         self._check(params, self.params, "parameter")
         self._check(buffers, self.buffers, "buffer")
-        module, copies = _shadow(self.module)
+        module, copies = shadow(self.module)
         names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
         names |= {id(m): name for name, m in self.module.named_modules()}
         if train is not None:
@@ -132,7 +133,7 @@ class Functional:
             twin = copies[id(self.module.get_submodule(name))]
             twin.__dict__["forward"] = functools.partial(recomputed, twin.forward)
         for name, number in overrides.items():
-            _override(module, list(copies.values()), name, fresh(jnp.asarray(number), tracked=True))
+            override(module, list(copies.values()), name, fresh(jnp.asarray(number), tracked=True))
         slots = _fill(self.module, copies, {id(real): state[name] for name, real in _state(self.module).items()})
 
         def to_torch(value: Any) -> Any:
@@ -203,61 +204,6 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
             seen[id(tensor)] = name
             state[name] = tensor
     return state
-
-
-def _shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """A copy of the module tree that shares all values but not its slots: what the call assigns dies with it."""
-    copies: dict[int, nn.Module] = {}
-    for original in module.modules():
-        twin = object.__new__(type(original))
-        twin.__dict__.update({k: _shallow(v) for k, v in original.__dict__.items()})
-        copies[id(original)] = twin
-    for twin in copies.values():
-        for name, child in twin._modules.items():
-            if child is not None:
-                twin._modules[name] = copies[id(child)]
-        for name, value in twin.__dict__.items():  # a submodule kept beside the registry
-            if isinstance(value, nn.Module) and id(value) in copies:
-                twin.__dict__[name] = copies[id(value)]
-    return copies[id(module)], copies
-
-
-def _override(module: nn.Module, tree: list[nn.Module], name: str, number: BridgeTensor) -> None:
-    """Set a number inside the throwaway copy; an object on the way to it that is no module is copied as well."""
-    *path, last = name.split(".")
-    owner: Any = module
-    for depth, step in enumerate(path):
-        if not hasattr(owner, step):
-            raise BridgeError(_no_number(name, ".".join(path[:depth]), owner, step))
-        inner = getattr(owner, step)
-        if not isinstance(inner, nn.Module):
-            fresh_inner = copy.copy(inner)
-            for holder in [owner, *tree]:  # a configuration that several submodules share stays shared
-                for slot, value in list(vars(holder).items()):
-                    if value is inner:
-                        object.__setattr__(holder, slot, fresh_inner)
-            inner = fresh_inner
-        owner = inner
-    if not isinstance(getattr(owner, last, None), (bool, int, float)):
-        raise BridgeError(_no_number(name, ".".join(path), owner, last))
-    object.__setattr__(owner, last, number)
-
-
-def _no_number(name: str, place: str, owner: Any, step: str) -> str:
-    found = f"is {getattr(owner, step)!r}" if hasattr(owner, step) else "is not there"
-    numbers = sorted(k for k, v in vars(owner).items() if type(v) in (int, float) and not k.startswith("_"))
-    return (
-        f"the override {name} names no number: {step} {found} in {place or 'the module'} ({type(owner).__name__}); "
-        f"numbers there: {', '.join(numbers) or 'none'}"
-    )
-
-
-def _shallow(value: Any) -> Any:
-    if type(value) in (list, set):
-        return type(value)(value)
-    if isinstance(value, dict):
-        return value.copy()
-    return value
 
 
 def _fill(

@@ -34,16 +34,21 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
             holders = {id(h): h for ref in REGION.notes if (h := ref()) is not None}
         finally:
             REGION.notes = outer
-        left.append((outputs, list(holders.values())))
-        return [getattr(holder, slot) for holder, slot in _slots(left[0][1])]
+        slots = _slots(list(holders.values()))
+        left.extend((outputs, list(holders.values()), slots))
+        arrays = [getattr(holder, slot) for holder, slot in slots]
+        for holder, slot in slots:  # nothing of this trace may be held on to
+            setattr(holder, slot, None)
+        for holder in holders.values():
+            if isinstance(holder, BridgeTensor):
+                holder._cache = None
+        return arrays
 
     arrays = region()
-    outputs, holders = left[0]
-    for (holder, slot), array in zip(_slots(holders), arrays, strict=True):
+    outputs, holders, slots = left
+    for (holder, slot), array in zip(slots, arrays, strict=True):
         setattr(holder, slot, array)
     for holder in holders:
-        if isinstance(holder, BridgeTensor):
-            holder._cache = None
         REGION.note(holder)
     return outputs
 

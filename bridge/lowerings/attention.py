@@ -92,14 +92,17 @@ def attention_with_dropout(
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * (scale or query.shape[-1] ** -0.5)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * scale
     if is_causal:
         ones = torch.ones(scores.shape[-2:], dtype=torch.bool)
         scores = scores.masked_fill(~ones.tril(), float("-inf"))
     if attn_mask is not None:
         masked = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, float("-inf")) if masked else scores + attn_mask
-    weights = torch.dropout(torch.softmax(scores, dim=-1), dropout_p, train=True)
+    alone = (scores == float("-inf")).all(-1, keepdim=True)  # a row that may attend to nothing yields zeros
+    weights = torch.softmax(scores.masked_fill(alone, 0.0), dim=-1).masked_fill(alone, 0.0)
+    weights = torch.dropout(weights, dropout_p, train=True)
     return (weights.to(value.dtype) @ value).to(query.dtype)
 
 

@@ -29,9 +29,21 @@ for _op, _function in {
     aten.erfinv.default: jax.lax.erf_inv,
     aten.special_log_ndtr.default: jax.scipy.special.log_ndtr,
     aten.silu.default: lambda x: x * jax.lax.logistic(x),
+    aten.tanh.default: jnp.tanh,
     aten.sinc.default: jnp.sinc,
 }.items():
     LOWERINGS[_op] = _inside_float32(_function)
+
+
+@lowers(aten.gelu.default)
+def gelu(x, *, approximate="none"):
+    return jax.nn.gelu(widened(x), approximate=approximate == "tanh")
+
+
+@lowers(aten.glu.default)
+def glu(x, dim=-1):
+    value, gate = jnp.split(widened(x), 2, dim)
+    return value * jax.lax.logistic(gate)
 
 
 @lowers(aten.abs.default)

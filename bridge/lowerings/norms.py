@@ -1,4 +1,4 @@
-"""Normalisations, with statistics in float32 whatever the input dtype."""
+"""Normalisations, softmax among them, with statistics in float32 whatever the input dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,16 @@ import torch
 from bridge.lowerings.registry import DECOMPOSITIONS, lowers, widened
 
 aten = torch.ops.aten
+
+
+@lowers(aten._softmax.default)
+def softmax(x, dim, _half_to_float):
+    return jax.nn.softmax(widened(x), dim)
+
+
+@lowers(aten._log_softmax.default)
+def log_softmax(x, dim, _half_to_float):
+    return jax.nn.log_softmax(widened(x), dim)
 
 
 @lowers(aten.native_layer_norm.default)

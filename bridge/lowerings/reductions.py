@@ -68,6 +68,16 @@ def _running(x, dim, scan):
     return jnp.take_along_axis(x, index, dim), index
 
 
+@lowers(aten.cumsum.default)
+def cumsum(x, dim, *, dtype=None):
+    """Summed in float32: in a narrow dtype the rounding of every step adds up."""
+    x = x if dtype is None else x.astype(jax_dtype(dtype))
+    if not x.ndim:
+        return x
+    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    return jnp.cumsum(widened(x) if inexact else x.astype(jax_dtype(torch.int64)), dim)
+
+
 @jax.custom_jvp
 def _logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.logaddexp(x, y)

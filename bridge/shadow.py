@@ -1,0 +1,86 @@
+"""A module's tree copied for one call: values shared, slots its own, so that what the call assigns dies with it."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+_CONTAINERS = (dict, collections.OrderedDict, collections.defaultdict, list, collections.deque, types.SimpleNamespace)
+"""What is copied besides modules, wherever it hangs. Other objects are shared: nobody knows how far one reaches."""
+
+
+def shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module]]:
+    """The copy, and the copy of every submodule by the id of its original.
+
+    Whatever the tree holds twice, its copy holds twice: a list that two submodules share, a module kept beside the
+    registry, in a list, as a bound method or in a hook.
+    """
+    copies: dict[int, Any] = {}
+    for original in module.modules():
+        copies[id(original)] = object.__new__(type(original))
+    visit = functools.partial(_copied, copies)
+    for original in module.modules():
+        _fill(copies[id(original)], original, visit)
+    return copies[id(module)], {id(m): copies[id(m)] for m in module.modules()}
+
+
+def _fill(new: Any, original: Any, visit: Callable[[Any], Any]) -> None:
+    new.__dict__.update({name: visit(value) for name, value in original.__dict__.items()})
+
+
+def _copied(copies: dict[int, Any], value: Any) -> Any:
+    known = copies.get(id(value))
+    if known is not None:
+        return known
+    visit = functools.partial(_copied, copies)
+    kind = type(value)
+    if isinstance(value, nn.Module):  # one that is not registered
+        copies[id(value)] = new = object.__new__(kind)
+        _fill(new, value, visit)
+        return new
+    if kind in _CONTAINERS:
+        copies[id(value)] = new = copy.copy(value)
+        if kind is types.SimpleNamespace:
+            _fill(new, value, visit)
+        else:
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                new[key] = visit(item)
+        return new
+    if kind is set:
+        return copies.setdefault(id(value), {visit(item) for item in value})
+    if isinstance(value, tuple):
+        items = [visit(item) for item in value]
+        same = all(a is b for a, b in zip(items, value, strict=True))
+        return value if same else kind(items) if kind is tuple else kind(*items)
+    if kind is types.MethodType:
+        return types.MethodType(visit(value.__func__), visit(value.__self__))
+    if kind is functools.partial:
+        return functools.partial(visit(value.func), *visit(value.args), **visit(value.keywords))
+    if kind is weakref.ref:
+        return weakref.ref(visit(value())) if isinstance(value(), nn.Module) else value
+    if kind is types.FunctionType and value.__closure__:
+        return _with_cells(copies, value)
+    return value
+
+
+def _with_cells(copies: dict[int, Any], function: types.FunctionType) -> types.FunctionType:
+    """A closure over modules of the tree, closed over their copies instead."""
+    contents = [getattr(cell, "cell_contents", None) for cell in function.__closure__ or ()]
+    if not any(id(content) in copies for content in contents if isinstance(content, nn.Module)):
+        return function
+    cells = [
+        types.CellType(copies[id(c)]) if isinstance(c, nn.Module) and id(c) in copies else cell
+        for cell, c in zip(function.__closure__ or (), contents, strict=True)
+    ]
+    code, names, defaults = function.__code__, function.__globals__, function.__defaults__
+    new = types.FunctionType(code, names, function.__name__, defaults, tuple(cells))
+    new.__kwdefaults__ = function.__kwdefaults__
+    new.__dict__.update(function.__dict__)
+    return new

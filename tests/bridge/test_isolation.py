@@ -1,0 +1,320 @@
+"""A call leaves nothing behind: no tracer in the module, no change in PyTorch's global state or in another thread."""
+
+import functools
+import gc
+import random
+import threading
+import types
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from rows import ROWS
+from torch import nn
+from torch.nn.modules import module as hooks
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+import bridge
+from bridge.carries import convert
+from bridge.dispatch import array_of
+from bridge.semantics import BridgeTensor
+
+# ---- the module
+
+
+def arrays(tree):
+    return convert(tree, lambda v: array_of(v) if torch.is_tensor(v) else v)
+
+
+def traced(row, module, train=True):
+    """Trace, differentiate and forget."""
+    fn, (args, kwargs) = bridge.export(module), arrays(row.example())
+
+    def objective(params):
+        out, _ = fn(params, fn.buffers, *args, rng=jax.random.key(0), train=train, method=row.method, **kwargs)
+        return sum(leaf.sum() for leaf in jax.tree.leaves(out) if hasattr(leaf, "sum")).astype(jnp.float32)
+
+    jax.make_jaxpr(jax.grad(objective))(fn.params)
+
+
+def contents(module):
+    """All that a module is made of, by value where it is a number and by identity where it is an object."""
+    found = {}
+    for name, m in module.named_modules():
+        for key, value in m.__dict__.items():
+            inside = list(value.items()) if isinstance(value, dict) else value
+            found[name, key] = repr(inside) if isinstance(inside, (list, bool, int, set)) else id(inside)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        data = tensor.detach().clone() if tensor.dtype != torch.bfloat16 else tensor.detach().float()
+        found[name] = (
+            type(tensor),
+            id(tensor),
+            tensor._version,
+            tensor.requires_grad,
+            tensor.grad,
+            data.numpy().tobytes(),
+        )
+    return found
+
+
+def tracers():
+    gc.collect()
+    return [o for o in gc.get_objects() if isinstance(o, BridgeTensor)]
+
+
+def test_modules_are_as_they_were():
+    for name, row in ROWS.items():
+        module = row.build()
+        before = contents(module)
+        with jax.checking_leaks():
+            traced(row, module)
+        assert contents(module) == before, name
+    assert not tracers()
+
+
+class Count(nn.Module):
+    """Assigns a buffer anew: done to the original, it would stay there."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x):
+        self.count = self.count + 1
+        return x * self.count
+
+
+class KeptElsewhere(nn.Module):
+    """The same submodule in the registry, in a list, in a namespace, as methods, behind a weak reference."""
+
+    def __init__(self):
+        super().__init__()
+        self.child = Count()
+        self.list, self.namespace = [(self.child, 1)], types.SimpleNamespace(child={"deep": self.child})
+        self.method, self.partial = self.child.forward, functools.partial(self.child.forward)
+        self.reference = weakref.ref(self.child)
+
+    def forward(self, x):
+        x = self.list[0][0](x) + self.namespace.child["deep"](x) + self.method(x)
+        return x + self.partial(x) + self.reference()(x)
+
+
+class Collects(nn.Module):
+    """Results kept in containers, at any depth, by the code and by a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seen, self.cache = nn.Linear(3, 3), [], {"deep": [{}]}
+        self.linear.register_forward_hook(lambda module, args, out: self.seen.append(out))
+
+    def forward(self, x):
+        self.cache["deep"][0]["x"] = x
+        self.last = self.linear(self.cache["deep"][0]["x"])
+        return self.last + self.seen[-1]
+
+
+class Puts(nn.Module):
+    def __init__(self, shared):
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x):
+        self.shared.append(x * 2)
+        return x
+
+
+class Gets(Puts):
+    def forward(self, x):
+        return x + self.shared.pop()
+
+
+class SharedList(nn.Module):
+    """One submodule puts, another gets."""
+
+    def __init__(self):
+        super().__init__()
+        shared = []
+        self.put, self.get = Puts(shared), Gets(shared)
+
+    def forward(self, x):
+        return self.get(self.put(x))
+
+
+@pytest.mark.parametrize("cls", [KeptElsewhere, Collects, SharedList])
+def test_a_submodule_or_a_container_is_one_wherever_it_hangs(cls):
+    """In the copy as in the original; only then does nothing reach the original."""
+    torch.manual_seed(0)
+    module, x = cls(), torch.randn(2, 3)
+    before = contents(module)
+    fn = bridge.export(module)
+    jax.make_jaxpr(lambda p, b, x: fn(p, b, x))(fn.params, fn.buffers, jnp.asarray(x.numpy()))
+    assert contents(module) == before and not tracers()
+    buffers = fn.buffers
+    for _ in range(2):  # beside the module itself: a deep copy has its hooks and weak references to the original
+        out, buffers = fn(fn.params, buffers, jnp.asarray(x.numpy()))
+        np.testing.assert_allclose(out, module(x).detach().numpy(), rtol=1e-5)
+    for name, buffer in module.named_buffers():
+        np.testing.assert_array_equal(buffers[name], buffer.numpy())
+
+
+def test_an_error_leaves_nothing_either():
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.child = Count()
+
+        def forward(self, x):
+            with torch.no_grad(), torch.autocast("cpu"):
+                self.kept = self.child(x)
+                return torch.special.airy_ai(x)
+
+    module = Fails()
+    before, state = contents(module), global_state()
+    fn = bridge.export(module)
+    with pytest.raises(bridge.BridgeError, match="airy_ai"):
+        jax.jit(lambda x: fn({}, fn.buffers, x))(jnp.ones(3))
+    assert contents(module) == before and global_state() == state and not tracers()
+
+
+# ---- PyTorch's global state
+
+
+def global_state():
+    """Everything of PyTorch, NumPy and Python that one piece of code can change under another."""
+    cudnn = torch.backends.cudnn.flags
+    return {
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "anomaly": torch.is_anomaly_enabled(),
+        "autocast": [
+            (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), torch.is_autocast_cache_enabled())
+            for d in ("cpu", "cuda")
+        ],
+        "defaults": (torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "modes": (torch._C._len_torch_function_stack(), len(_get_current_dispatch_mode_stack())),
+        "attention": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(), cudnn),
+        "hooks": [repr(value) for name, value in vars(hooks).items() if name.startswith("_global_")],
+        "numbers": (torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())),
+        "patched": [{n: id(v) for n, v in vars(place).items()} for place in (torch, torch.Tensor, torch.nn.functional)],
+    }
+
+
+@pytest.mark.parametrize("name", ["NoGrad", "InferenceMode", "Autocast", "EveryDraw", "BatchNorm", "WeightNormByHook"])
+def test_global_state_is_as_it_was(name):
+    row = ROWS[name]
+    module, (args, kwargs) = row.build(), arrays(row.example())
+    before = global_state()
+    fn = bridge.export(module)
+    assert global_state() == before
+    call = jax.jit(lambda p, b: fn(p, b, *args, rng=jax.random.key(0), train=True, **kwargs)[0])
+    for _ in range(2):  # traced, and from the cache
+        call(fn.params, fn.buffers)
+        assert global_state() == before
+    fn.survey(*args, rng=jax.random.key(0), **kwargs)
+    assert global_state() == before
+
+
+def test_the_callers_modes_are_kept_and_decide():
+    """A call inside the caller's own `no_grad` has no gradients, as in PyTorch, and the mode is there after it."""
+    module = ROWS["Detach"].build()
+    fn, x = bridge.export(module), jnp.ones((3, 4))
+    gradient = jax.grad(lambda p: fn(p, {}, x)[0].sum())
+    with torch.no_grad():
+        silent = gradient(fn.params)
+        assert not torch.is_grad_enabled()
+    assert all((g == 0).all() for g in silent.values())
+    assert all((g != 0).any() for g in gradient(fn.params).values())
+
+
+# ---- PyTorch's own work
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = x + torch.rand_like(x)
+        return self.layers(x)
+
+
+def training(steps, between=lambda: None):
+    """Plain PyTorch, with the global generator; returns all it ends with."""
+    torch.manual_seed(3)
+    module = Classifier()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    between()
+    for _ in range(steps):
+        module(torch.randn(8, 4)).square().mean().backward()
+        between()
+        optimizer.step()
+        between()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            module.layers[0].weight.mul_(0.999)
+    return torch.cat([t.detach().double().reshape(-1) for t in module.state_dict().values()])
+
+
+def bridged(module=None):
+    """One traced call with gradients of a module that uses every mode, draws and writes."""
+    module = Classifier() if module is None else module
+    fn, x = bridge.export(module), jnp.ones((8, 4))
+    jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, x, rng=jax.random.key(0), train=True)[0].sum()))(fn.params)
+
+
+def test_work_before_between_and_after_calls_is_the_same():
+    alone, module = training(4), Classifier()
+    assert torch.equal(training(4, between=lambda: bridged(module)), alone)
+    assert torch.equal(training(4), alone)
+
+
+def test_a_second_thread_is_not_disturbed():
+    """It trains in PyTorch, with the global generator, until this one has traced call after call."""
+    alone, module, found, done = training(10), Classifier(), [], threading.Event()
+
+    def work():
+        while not found or not done.is_set():
+            modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), type(torch.ones(2) + 1)
+            found.append((training(10), modes))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(5):
+        bridged(module)
+    done.set()
+    thread.join()
+    for end, modes in found:
+        assert torch.equal(end, alone) and modes == (True, False, torch.Tensor)
+
+
+def test_calls_in_two_threads_and_pytorch_inside_a_call():
+    """A thread started in the middle of a call sees plain PyTorch; two calls at once are two calls."""
+    row = ROWS["NoGrad"]
+    module, (args, _) = row.build(), row.example()
+    expected, seen = module(*args), []
+
+    class Nosy(nn.Module):
+        def forward(self, x):
+            with torch.no_grad(), torch.autocast("cpu"):
+                thread = threading.Thread(target=look)
+                thread.start()
+                thread.join()
+            return x + 1
+
+    def look():
+        modes = _get_current_dispatch_mode_stack()
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        assert not any(isinstance(mode, TorchDispatchMode) for mode in modes)
+        fn = bridge.export(module)
+        seen.append((module(*args), fn(fn.params, fn.buffers, jnp.asarray(args[0].numpy()))[0]))
+
+    out, _ = bridge.export(Nosy())({}, {}, jnp.zeros(2))
+    (plain, through_bridge), *_ = seen
+    assert torch.equal(plain, expected) and (out == 1).all()
+    np.testing.assert_allclose(through_bridge, expected.detach().numpy(), atol=1e-6)
