@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import OFFICIAL, PUBLISHED, SUBSETS, run_published, write_files, write_source
+from arc_files import OFFICIAL, PUBLISHED, SUBSETS, write_files, write_source
 
+from benchmarks import published
 from train_jax.errors import UserError
 from train_jax.puzzles.arc import CELLS, UNKNOWN, Example, Puzzle, sizes_of
 from train_jax.puzzles.arc_canvas import Places, place, placements, render
@@ -170,7 +171,7 @@ def test_the_published_builder_writes_the_same(tmp_path, source, edition, seed):
             (f"evaluation{edition}",),
         )
     ours = build(tmp_path / "ours", files, subsets=subsets, test_subsets=tested, seed=seed)
-    run_published(files, tmp_path / "theirs", ",".join(subsets), tested[0], 0, seed)
+    published.run(str(PUBLISHED), "arc", files / "arc-agi", tmp_path / "theirs", ",".join(subsets), tested[0], 0, seed)
     assert_equal_to_published(ours, tmp_path / "theirs")
 
 

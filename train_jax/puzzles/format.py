@@ -8,9 +8,6 @@ lie together, `group_indices` holds where each group begins; both end with the t
 
 import json
 import re
-import tokenize
-import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -23,6 +20,7 @@ from jaxtyping import Integer
 
 from train_jax.errors import UserError, brief
 from train_jax.puzzles.row_file import RowFile
+from train_jax.untrusted import DamagedError, map_array
 
 SPLITS = ("train", "test")
 FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
@@ -31,11 +29,6 @@ SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """A set's name becomes part of a path."""
 MOST_SETS = 64
 LARGEST_NUMBER = 2**31
-DAMAGE = (
-    OSError, ValueError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, RecursionError,
-    zipfile.BadZipFile, tokenize.TokenError, Warning,
-)  # fmt: skip
-"""What numpy raises for a damaged file, depending on where the damage is."""
 LARGEST_JSON_BYTES = 2**28
 """Several times the identifiers of an ARC set with 1000 augmentations."""
 SCANNED_BYTES = 2**28
@@ -200,16 +193,11 @@ def _load_set(folder: Path, name: str, metadata: Metadata) -> dict[str, np.ndarr
 
 def _load_array(path: Path, *, mapped: bool) -> np.ndarray:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # numpy warns of a damaged header that it tries to read all the same
-            # Mapped even where it is read at once: a header that promises more than the file holds then costs nothing.
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = map_array(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; build the data set again with `trm build-data`") from None
-    except DAMAGE as error:
-        reason = str(error)[:100]
-        raise UserError(f"{path}: not an array ({reason}); build the data set again with `trm build-data`") from None
-    _check(isinstance(array, np.ndarray), path, "expected one array, found an archive")
+    except DamagedError as error:
+        raise UserError(f"{path}: not an array ({error}); build the data set again with `trm build-data`") from None
     _check(array.dtype.kind in "iu", path, f"dtype {array.dtype}, expected an integer type")
     # The plain view of a memory map indexes faster than np.memmap, which wraps every result again.
     return np.asarray(array) if mapped else np.array(array)
