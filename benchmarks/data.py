@@ -4,8 +4,8 @@
 
 PATH is the folder of the published code, DIR that of the official ARC files. The published code needs its own packages
 (pydantic, and numba for its evaluator) within reach of this Python. Every measurement is a process of its own, repeated
-in turns, the fastest of each side counts; the clock starts after imports. `--full` adds our build and our vote with 1000
-augmentations, for which the published builder needs more memory than most laptops have.
+in turns, the fastest of each side counts; the clock starts after imports. `--full` adds our build and our vote with
+1000 augmentations, for which the published builder needs more memory than most laptops have.
 """
 
 import argparse

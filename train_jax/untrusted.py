@@ -35,7 +35,7 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def read_arrays(path: Path, names: Iterable[str], *, largest_bytes: int) -> dict[str, np.ndarray]:
-    """These arrays of a `.npz` file. Raises `DamagedError`, also where the archive unpacks to more than `largest_bytes`."""
+    """These arrays of a `.npz` file. Raises `DamagedError`, also where they unpack to more than `largest_bytes`."""
     with _any_damage():
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
