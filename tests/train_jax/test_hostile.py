@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -227,8 +228,11 @@ def test_arrays_with_tricks_are_refused(data_set, field, content):
     path = data_set / "train" / f"all__{field}.npy"
     path.write_bytes(content)
     before = sorted(data_set.rglob("*")), sorted(Path.cwd().iterdir())
-    with pytest.raises(UserError, match=f"all__{field}.npy: ") as caught:
+    tracemalloc.start()
+    with warnings.catch_warnings(record=True) as warned, pytest.raises(UserError, match=f"{field}.npy: ") as caught:
         load_split(data_set, "train")
+    assert not warned and tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert before == (sorted(data_set.rglob("*")), sorted(Path.cwd().iterdir()))
 

@@ -27,7 +27,7 @@ from train_jax.puzzles.arc_json import read_test_puzzles
 from train_jax.puzzles.arc_symmetry import parse_names
 from train_jax.puzzles.format import load_split, read_identifiers
 from train_jax.run_folder import open_run
-from train_jax.scoring import PASSES, grid_of, key_of, score, score_predictions
+from train_jax.scoring import PASSES, count_votes, grid_of, key_of, score, score_predictions
 from train_jax.state import Trainee, new_learner
 
 AUGMENTATIONS = 11
@@ -161,6 +161,17 @@ def test_the_outcome_does_not_depend_on_how_the_examples_are_spread(arc, tmp_pat
         files.append(tmp_path / f"{number}.npz")
         save_predictions(files[-1], Predictions(*(array[rows] for array in whole)))
     assert score(arc, files) == expected
+
+
+def test_not_even_the_last_bit_depends_on_the_order(arc):
+    found, names = noisy(arc, 1), read_identifiers(arc)
+    rng = np.random.default_rng(0)
+    found = found._replace(q_halt_logits=rng.normal(size=len(found.inputs)).astype(np.float32))
+    expected = count_votes(names, [found])
+    assert max(candidate.votes for candidates in expected.values() for candidate in candidates) > 4
+    for _ in range(5):
+        order = rng.permutation(len(found.inputs))
+        assert count_votes(names, [Predictions(*(array[order] for array in found))]) == expected
 
 
 def test_several_evaluations_vote_together(arc, tmp_path):
