@@ -1,6 +1,6 @@
 """Builders, batches and votes against the published ones, on the same work, one after the other in one run.
 
-    python -m benchmarks.data --published PATH --arc DIR [--num-aug 100] [--full] [--markdown docs/data_speed.md]
+    python -m benchmarks.data --published PATH --arc DIR [--num-aug 100] [--full] [--markdown docs/data.md]
 
 PATH is the folder of the published code, DIR that of the official ARC files. The published code needs its own packages
 (pydantic, and numba for its evaluator) within reach of this Python. Every measurement is a process of its own, repeated
@@ -28,6 +28,8 @@ from train_jax.puzzles.format import PuzzleSet, load_split
 from train_jax.puzzles.sudoku import geometry_of_size
 from train_jax.puzzles.sudoku_generator import generate
 
+HEADING = "## Speed"
+"""Of the page that `--markdown` names, everything from here on is replaced."""
 SUBSETS = ("training", "evaluation", "concept")
 BATCHES = 40
 SUDOKUS, SUDOKU_AUGMENTATIONS = 1000, 200
@@ -233,7 +235,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, of which the fastest counts")
     parser.add_argument("--full", action="store_true", help="ours with 1000 augmentations too (8 GB of disk)")
     parser.add_argument("--scratch", help="folder for the data sets; by default a temporary one")
-    parser.add_argument("--markdown", help="write the table here too")
+    parser.add_argument("--markdown", help="page whose last section, Speed, is written anew")
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
     lines = [
@@ -252,7 +254,14 @@ def main() -> None:
     )
     print(note)
     if options.markdown:
-        Path(options.markdown).write_text("\n".join([note, "", *lines]) + "\n")
+        page = Path(options.markdown)
+        kept, _, _ = page.read_text().partition(HEADING)
+        page.write_text("\n".join([kept + HEADING, "", "    " + command(options), "", note, "", *lines]) + "\n")
+
+
+def command(options: argparse.Namespace) -> str:
+    given = f"--num-aug {options.num_aug} --repeat {options.repeat}" + " --full" * options.full
+    return f"python -m benchmarks.data --published PATH --arc DIR {given}"
 
 
 if __name__ == "__main__":
