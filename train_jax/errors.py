@@ -1,8 +1,18 @@
 """The one exception for a user's mistake: one line, exit status 2, never a traceback."""
 
+from typing import Any
+
 
 class UserError(Exception):
     """A mistake in what the user gave: the message names the value, what was expected and the remedy, in one line."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
+
+
+def brief(value: Any) -> str:
+    """A value from somebody's file as a message may show it: nothing long, and of a list only what it begins with."""
+    if isinstance(value, list):
+        shown = [repr(each)[:20] if isinstance(each, int | float | str) else type(each).__name__ for each in value[:3]]
+        return f"[{', '.join(shown)}{', …' * (len(value) > 3)}]"
+    return repr(value)[:40] if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

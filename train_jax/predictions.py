@@ -1,7 +1,5 @@
 """What a model answered, on disk: one file for each host, enough to score it without model and data."""
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,15 +7,10 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from train_jax.errors import UserError
+from train_jax.untrusted import DamagedError, read_arrays
 
 LARGEST_BYTES = 2**36
 """Of all arrays, uncompressed: fifty times those of an ARC set with 1000 augmentations."""
-
-DAMAGE = (
-    OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError, RuntimeError, zipfile.BadZipFile,
-    zlib.error,
-)  # fmt: skip
-"""What reading a damaged archive raises, depending on where the damage is."""
 
 
 class Predictions(NamedTuple):
@@ -47,15 +40,10 @@ def save_predictions(path: str | Path, predictions: Predictions) -> None:
 def load_predictions(path: str | Path) -> Predictions:
     """Raises `UserError` for anything that `save_predictions` does not write."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-            if size > LARGEST_BYTES:
-                raise ValueError(f"{size:,} bytes unpacked, expected at most {LARGEST_BYTES:,}")
-        with np.load(path, allow_pickle=False) as arrays:
-            found = Predictions(**{name: arrays[name] for name in Predictions._fields})
+        found = Predictions(**read_arrays(Path(path), Predictions._fields, largest_bytes=LARGEST_BYTES))
         _check(found)
-    except DAMAGE as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:100]
+    except (DamagedError, ValueError, FileNotFoundError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
         raise UserError(f"{path} holds no predictions ({reason}); `trm evaluate --predictions` writes them") from None
     return found
 

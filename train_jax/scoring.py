@@ -18,7 +18,7 @@ from train_jax.predictions import Predictions, load_predictions
 from train_jax.puzzles.arc import CELLS, SIDE, VOCAB_SIZE, Grid, Puzzle, sizes_of
 from train_jax.puzzles.arc_json import read_test_puzzles
 from train_jax.puzzles.arc_symmetry import OUTSIDE, Symmetries, parse_names, undo
-from train_jax.puzzles.format import read_identifiers, read_metadata
+from train_jax.puzzles.format import read_identifiers
 from train_jax.run_folder import write_text
 
 PASSES = (1, 2, 5, 10, 100, 1000)
@@ -69,9 +69,7 @@ def score(data_dir: str | Path, files: Sequence[str | Path]) -> Scores:
 def score_predictions(data_dir: str | Path, predictions: Iterable[Predictions]) -> Scores:
     """The same of predictions in memory."""
     puzzles = read_test_puzzles(data_dir)
-    names = read_identifiers(data_dir)
-    blank = read_metadata(Path(data_dir) / "test" / "dataset.json").blank_identifier_id
-    return outcome(puzzles, count_votes(names, blank, predictions))
+    return outcome(puzzles, count_votes(read_identifiers(data_dir), predictions))
 
 
 def write_submission(path: str | Path, scores: Scores) -> None:
@@ -82,11 +80,12 @@ def write_submission(path: str | Path, scores: Scores) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror}); give a file in a folder that is there") from None
 
 
-def count_votes(names: Sequence[str], blank_identifier: int, predictions: Iterable[Predictions]) -> Ballots:
+def count_votes(names: Sequence[str], predictions: Iterable[Predictions]) -> Ballots:
+    """`names`: of the puzzle identifiers. Padding votes too, for the puzzle "<blank>", which nobody asks for."""
     votes: dict[tuple[str, Key], dict[Key, list[float]]] = {}
     known: dict[Key, Key] = {}
     for part in predictions:
-        for block in _blocks(part, names, blank_identifier):
+        for block in _blocks(part, names):
             for question, answer, q_halt in block:
                 answer = known.setdefault(answer, answer)
                 votes.setdefault(question, {}).setdefault(answer, []).append(q_halt)
@@ -99,9 +98,7 @@ def _ranked(answers: Mapping[Key, Sequence[float]]) -> list[Candidate]:
     return sorted(found, key=lambda each: (-each.votes, -each.q_halt, each.key))
 
 
-def _blocks(
-    part: Predictions, names: Sequence[str], blank_identifier: int
-) -> Iterator[Iterator[tuple[tuple[str, Key], Key, float]]]:
+def _blocks(part: Predictions, names: Sequence[str]) -> Iterator[Iterator[tuple[tuple[str, Key], Key, float]]]:
     """Rows of ((puzzle, input), answer, halting probability), a block of examples at a time."""
     identifiers, tokens = part.puzzle_identifiers, (part.inputs, part.preds)
     if len(identifiers) and not 0 <= identifiers.min() <= identifiers.max() < len(names):
@@ -115,15 +112,14 @@ def _blocks(
             f"the predictions are {part.inputs.shape[1]} tokens from {lowest} to {highest}, expected ARC's {CELLS} "
             f"from 0 to {VOCAB_SIZE - 1}; give predictions made on an ARC data set"
         )
-    rows = np.flatnonzero(identifiers != blank_identifier)
-    present, which = np.unique(identifiers[rows], return_inverse=True)
+    present, which = np.unique(identifiers, return_inverse=True)
     originals, symmetries = parse_names([names[int(identifier)] for identifier in present])
     q_halt = 1 / (1 + np.exp(-part.q_halt_logits.astype(np.float64)))
-    for start in range(0, len(rows), BLOCK):
-        block, puzzle = rows[start : start + BLOCK], which[start : start + BLOCK]
-        undone = Symmetries(*(array[puzzle] for array in symmetries))
+    for start in range(0, len(identifiers), BLOCK):
+        block = slice(start, start + BLOCK)
+        undone = Symmetries(*(array[which[block]] for array in symmetries))
         inputs, answers = (_restored(each[block], undone) for each in tokens)
-        questions = zip((originals[number] for number in puzzle), inputs, strict=True)
+        questions = zip((originals[number] for number in which[block]), inputs, strict=True)
         yield zip(questions, answers, q_halt[block].tolist(), strict=True)
 
 

@@ -1,9 +1,7 @@
-"""Small ARC files in the official form, the same for the same seed, and the published builder run on them."""
+"""Small ARC files in the official form, and where the published code and the official files are."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -50,22 +48,3 @@ def write_source(folder: Path, seed: int = 0) -> Path:
         challenges = {name: challenge for name, (challenge, _) in puzzles.items()}
         write_files(folder, subset, challenges, {name: solutions for name, (_, solutions) in puzzles.items()})
     return folder
-
-
-RUN_PUBLISHED = """
-import sys, types
-command_line = types.ModuleType("argdantic")
-command_line.ArgParser = lambda: types.SimpleNamespace(command=lambda **_: lambda function: function)
-sys.modules["argdantic"] = command_line
-from dataset.build_arc_dataset import DataProcessConfig, convert_dataset
-prefix, output, subsets, test_subset, num_aug, seed = sys.argv[1:]
-convert_dataset(DataProcessConfig(input_file_prefix=prefix, output_dir=output, subsets=subsets.split(","),
-                                  test_set_name=test_subset, num_aug=int(num_aug), seed=int(seed)))
-"""
-
-
-def run_published(source: Path, output: Path, subsets: str, test_subset: str, num_aug: int, seed: int) -> None:
-    assert PUBLISHED is not None
-    arguments = [f"{source}/arc-agi", str(output), subsets, test_subset, str(num_aug), str(seed)]
-    environment = os.environ | {"PYTHONPATH": PUBLISHED, "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([sys.executable, "-c", RUN_PUBLISHED, *arguments], check=True, capture_output=True, env=environment)

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import OFFICIAL, PUBLISHED, SUBSETS, run_published, write_files, write_source
+from arc_files import OFFICIAL, PUBLISHED, SUBSETS, write_files, write_source
 
+from benchmarks import published
 from train_jax.errors import UserError
 from train_jax.puzzles.arc import CELLS, UNKNOWN, Example, Puzzle, sizes_of
 from train_jax.puzzles.arc_canvas import Places, place, placements, render
 from train_jax.puzzles.arc_dataset import build_arc
 from train_jax.puzzles.arc_json import read_subset
-from train_jax.puzzles.arc_symmetry import Symmetries, canonical, draw, names_of, parse_names, turned, undo
+from train_jax.puzzles.arc_symmetry import Symmetries, canonical, draw, invariant, names_of, parse_names, turned, undo
 from train_jax.puzzles.format import FIELDS, PuzzleSet, load_split
 from train_jax.puzzles.writing import read_recipe
 from train_jax.stages.build_data import ArcData, main
@@ -170,7 +171,7 @@ def test_the_published_builder_writes_the_same(tmp_path, source, edition, seed):
             (f"evaluation{edition}",),
         )
     ours = build(tmp_path / "ours", files, subsets=subsets, test_subsets=tested, seed=seed)
-    run_published(files, tmp_path / "theirs", ",".join(subsets), tested[0], 0, seed)
+    published.run(str(PUBLISHED), "arc", files / "arc-agi", tmp_path / "theirs", ",".join(subsets), tested[0], 0, seed)
     assert_equal_to_published(ours, tmp_path / "theirs")
 
 
@@ -433,3 +434,13 @@ def test_the_command_line_builds_and_says_what_is_in_it(tmp_path, source):
     failed = subprocess.run([*command, *where, "--seed", "1"], capture_output=True, text=True, env=environment)
     assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (2, "", 1)
     assert "another recipe (seed is 42, asked for 1)" in failed.stderr
+
+
+def test_the_quick_invariant_is_one():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        example = Example(*(rng.integers(0, 10, rng.integers(1, 5, 2), dtype=np.uint8) for _ in range(2)))
+        palette = np.concatenate([[0], 1 + rng.permutation(9)]).astype(np.uint8)
+        for turn in range(8):
+            assert invariant(example) == invariant(Example(*(turned(palette[grid], turn) for grid in example)))
+        assert invariant(example) != invariant(Example(example.input, np.vstack([example.output, example.output])))

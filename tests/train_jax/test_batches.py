@@ -2,9 +2,6 @@
 
 import hashlib
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 from arc_files import PUBLISHED
 
+from benchmarks import published
 from train_jax.errors import UserError
 from train_jax.puzzles import batches
 from train_jax.puzzles.batches import (
@@ -174,22 +172,7 @@ def test_the_published_sampler_draws_alike(puzzles, tmp_path):
     """Of 20 000 batches of seven: how often each example comes, how many puzzles are in a batch, at which places."""
     given = tmp_path / "indices.npz"
     np.savez(given, puzzle_indices=puzzles.puzzle_indices, group_indices=puzzles.group_indices)
-    code = """
-import sys, types
-sys.modules["argdantic"] = types.SimpleNamespace(ArgParser=None)
-import numpy as np
-from puzzle_dataset import _sample_batch
-given = np.load(sys.argv[1])
-rng = np.random.default_rng(0)
-order = np.concatenate([rng.permutation(len(given["group_indices"]) - 1) for _ in range(20000)])
-start, found = 0, []
-while len(found) < 20000:
-    start, rows, _ = _sample_batch(rng, order, given["puzzle_indices"], given["group_indices"], start, 7)
-    found.append(rows)
-np.save(sys.argv[2], np.stack(found))
-"""
-    environment = os.environ | {"PYTHONPATH": str(PUBLISHED), "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([sys.executable, "-c", code, given, tmp_path / "rows.npy"], check=True, env=environment)
+    published.run(str(PUBLISHED), "sample", given, tmp_path / "rows.npy", 20_000, 7)
     theirs = np.load(tmp_path / "rows.npy")
     ours = np.stack([rows_of(train_batch(puzzles, seed=0, step=step, batch_size=7)) for step in range(20_000)])
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from arc_files import OFFICIAL, PUBLISHED, write_source
 
+from benchmarks import published
 from train_jax.__main__ import main
 from train_jax.checkpoint import Checkpoints
 from train_jax.config import preset
@@ -27,7 +27,7 @@ from train_jax.puzzles.arc_json import read_test_puzzles
 from train_jax.puzzles.arc_symmetry import parse_names
 from train_jax.puzzles.format import load_split, read_identifiers
 from train_jax.run_folder import open_run
-from train_jax.scoring import PASSES, grid_of, key_of, score, score_predictions
+from train_jax.scoring import PASSES, count_votes, grid_of, key_of, score, score_predictions
 from train_jax.state import Trainee, new_learner
 
 AUGMENTATIONS = 11
@@ -163,6 +163,17 @@ def test_the_outcome_does_not_depend_on_how_the_examples_are_spread(arc, tmp_pat
     assert score(arc, files) == expected
 
 
+def test_not_even_the_last_bit_depends_on_the_order(arc):
+    found, names = noisy(arc, 1), read_identifiers(arc)
+    rng = np.random.default_rng(0)
+    found = found._replace(q_halt_logits=rng.normal(size=len(found.inputs)).astype(np.float32))
+    expected = count_votes(names, [found])
+    assert max(candidate.votes for candidates in expected.values() for candidate in candidates) > 4
+    for _ in range(5):
+        order = rng.permutation(len(found.inputs))
+        assert count_votes(names, [Predictions(*(array[order] for array in found))]) == expected
+
+
 def test_several_evaluations_vote_together(arc, tmp_path):
     """As the published evaluator does over the checkpoints of a run."""
     for seed in (0, 1):
@@ -174,38 +185,15 @@ def test_several_evaluations_vote_together(arc, tmp_path):
         score(arc, [files[0], files[0]])
 
 
-RUN_PUBLISHED = """
-import json, sys, types
-sys.modules["argdantic"] = types.SimpleNamespace(
-    ArgParser=lambda: types.SimpleNamespace(command=lambda **_: lambda function: function))
-try:
-    import numba
-except ImportError:
-    sys.modules["numba"] = types.SimpleNamespace(njit=lambda function: function)
-import numpy as np, torch
-import evaluators.arc as arc
-from dataset.common import PuzzleDatasetMetadata
-directory, predictions, output = sys.argv[1:]
-arc.dist = types.SimpleNamespace(gather_object=lambda mine, all, dst, group: all.__setitem__(0, mine))
-evaluator = arc.ARC(directory, PuzzleDatasetMetadata(**json.load(open(directory + "/test/dataset.json"))))
-found = {name: torch.from_numpy(array) for name, array in np.load(predictions).items()}
-evaluator.update_batch({name: found[name] for name in ("inputs", "puzzle_identifiers")},
-                       {name: found[name] for name in ("preds", "q_halt_logits")})
-json.dump(evaluator.result(output, 0, 1), open(output + "/figures.json", "w"))
-"""
-
-
 @pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
 def test_the_published_evaluator_finds_the_same(arc, tmp_path):
+    pytest.importorskip("numba")
     found = noisy(arc, 3)
     # Logits of their own: where ranks tie, the published order is the order of arrival.
     logits = np.random.default_rng(0).normal(size=len(found.inputs)).astype(np.float32)
     save_predictions(tmp_path / "predictions.npz", found._replace(q_halt_logits=logits))
-    environment = os.environ | {"PYTHONPATH": str(PUBLISHED), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", RUN_PUBLISHED, str(arc), str(tmp_path / "predictions.npz"), str(tmp_path)]
-    subprocess.run(command, check=True, env=environment)
+    theirs = published.run(str(PUBLISHED), "vote", arc, tmp_path / "predictions.npz", tmp_path)["found"]
     ours = score(arc, [tmp_path / "predictions.npz"])
-    theirs = json.loads((tmp_path / "figures.json").read_text())
     assert ours.figures == pytest.approx(theirs, abs=1e-12)
     assert ours.submission == json.loads((tmp_path / "submission.json").read_text())
 

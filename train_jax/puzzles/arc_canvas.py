@@ -59,10 +59,10 @@ def render(grids: Sequence[Grid], symmetries: Symmetries, places: Places) -> UIn
     palettes[:, [PAD_TOKEN, END_TOKEN]] = PAD_TOKEN, END_TOKEN
     palettes[:, FIRST_COLOUR_TOKEN:] = symmetries.colours + FIRST_COLOUR_TOKEN
     own_palette = (np.arange(count, dtype=np.int32) * VOCAB_SIZE)[:, None]
+    turns, which = np.unique(symmetries.turns, return_inverse=True)
     for number, grid in enumerate(grids):
-        canvases = placements([turned(grid, turn) for turn in range(len(TURNS))])
-        top, left = places.top[:, number], places.left[:, number]
-        canvas = canvases[symmetries.turns, SIDE - top, SIDE - left].reshape(count, CELLS)
+        canvases = placements([turned(grid, turn) for turn in turns])
+        canvas = canvases[which, SIDE - places.top[:, number], SIDE - places.left[:, number]].reshape(count, CELLS)
         # `take` with one flat index is three times as fast as indexing with two.
         palettes.ravel().take(canvas + own_palette, mode="clip", out=tokens[:, number])
     return tokens.reshape(-1, CELLS)

@@ -21,7 +21,7 @@ from train_jax.errors import UserError
 from train_jax.puzzles.arc import CELLS, PAD_TOKEN, UNKNOWN, VOCAB_SIZE, Example, Puzzle
 from train_jax.puzzles.arc_canvas import Places, place, place_as_published, render
 from train_jax.puzzles.arc_json import Subset, read_subset
-from train_jax.puzzles.arc_symmetry import Symmetries, canonical, draw, names_of
+from train_jax.puzzles.arc_symmetry import Symmetries, canonical, draw, invariant, names_of
 from train_jax.puzzles.format import Metadata, array_path, write_json, write_split
 from train_jax.puzzles.row_file import RowFile
 from train_jax.puzzles.writing import content_sha256, is_built, new_dataset, write_record
@@ -156,10 +156,16 @@ def _check_names(read: Sequence[Subset], test_subsets: Sequence[str]) -> None:
 
 
 def _findings(read: Sequence[Subset], groups: Sequence[Group]) -> dict[str, Any]:
-    trained_on = {canonical(example): group.name for group in groups for example in group.splits["train"]}
     tested = [(group.name, example) for group in groups for example in group.splits.get("test", [])]
-    known = [(name, canonical(example)) for name, example in tested if example.output is not UNKNOWN]
-    met = [f"{name} in {trained_on[key]}" for name, key in known if trained_on.get(key, name) != name]
+    known = [(name, example) for name, example in tested if example.output is not UNKNOWN]
+    suspects = {invariant(example) for _, example in known}
+    trained_on: dict[bytes, set[str]] = {}
+    for group in groups:
+        for example in group.splits["train"]:
+            if invariant(example) in suspects:
+                trained_on.setdefault(canonical(example), set()).add(group.name)
+    others = [(name, trained_on.get(canonical(example), set()) - {name}) for name, example in known]
+    met = [f"{name} in {', '.join(sorted(other))}" for name, other in others if other]
     in_train = sum(len(group.splits["train"]) for group in groups)
     in_files = sum(len(puzzle.examples) for subset in read for puzzle in subset.puzzles)
     counts = {subset.name: len(subset.puzzles) for subset in read}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from train_jax.errors import UserError
+from train_jax.errors import UserError, brief
 from train_jax.puzzles.arc import COLOURS, SIDE, UNKNOWN, Example, Grid, Puzzle
 
 LARGEST_FILE_BYTES = 2**25
@@ -94,11 +94,6 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _brief(value: Any) -> str:
-    """A value from a file as a message may show it; nothing deep or long is printed."""
-    return repr(value)[:40] if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
-
-
 def read_test_puzzles(directory: str | Path) -> list[Puzzle]:
     """The tested puzzles of a data set, from its `test_puzzles.json`; a solution that is not public is a black cell."""
     path = Path(directory) / "test_puzzles.json"
@@ -168,6 +163,6 @@ def _grid(where: str, value: Any) -> Grid:
         wrong = [cell for cell in row if type(cell) is not int or not 0 <= cell < COLOURS]
         if wrong:
             raise UserError(
-                f"{where}: row {number} holds {_brief(wrong[0])}, expected colours 0 to {COLOURS - 1}; {REMEDY}"
+                f"{where}: row {number} holds {brief(wrong[0])}, expected colours 0 to {COLOURS - 1}; {REMEDY}"
             )
     return np.array(value, np.uint8)

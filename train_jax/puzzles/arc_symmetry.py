@@ -5,8 +5,8 @@ turn `T` first, then colour c becomes the c-th digit; published scoring reads th
 """
 
 import re
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -107,6 +107,8 @@ def draw(puzzle: Puzzle, num_aug: int, rng: np.random.Generator) -> Symmetries:
     The same: the same examples in any order. A puzzle that looks alike under many symmetries gets fewer. A smaller
     `num_aug` gives the first of those of a larger one.
     """
+    if num_aug == 0:
+        return ORIGINAL
     sums = _sums(puzzle)
     kept, marks = ORIGINAL, _fingerprints(sums, ORIGINAL)
     for _ in range(-(-DRAWN_PER_WANTED * num_aug // DRAWN_AT_ONCE)):
@@ -123,14 +125,19 @@ def draw(puzzle: Puzzle, num_aug: int, rng: np.random.Generator) -> Symmetries:
     return Symmetries(*(array[: num_aug + 1] for array in kept))
 
 
-@cache
-def _cell_numbers() -> UInt64[np.ndarray, "2 30 30 10"]:
-    """A random number for every colour in every cell, of inputs and of outputs (Zobrist hashing).
+@lru_cache(maxsize=32)
+def _cell_numbers(rows: int, cols: int) -> UInt64[np.ndarray, "2 cells turns 10"]:
+    """A random number for every colour that a cell may have after a turn, of inputs and of outputs (Zobrist hashing).
 
     The cells that a grid has are part of its hash, hence its shape.
     """
     rng = np.random.Generator(np.random.Philox(key=0))
-    return rng.integers(2**64, size=(2, SIDE, SIDE, COLOURS), dtype=np.uint64)
+    canvas = rng.integers(2**64, size=(2, SIDE, SIDE, COLOURS), dtype=np.uint64)
+    numbers = np.empty((2, rows * cols, len(TURNS), COLOURS), np.uint64)
+    for turn in range(len(TURNS)):
+        came_from = turned(np.arange(rows * cols).reshape(rows, cols), turn)
+        numbers[:, came_from, turn] = canvas[:, : came_from.shape[0], : came_from.shape[1]]
+    return numbers
 
 
 def _sums(puzzle: Puzzle) -> UInt64[np.ndarray, "turns examples 10 10"]:
@@ -140,13 +147,11 @@ def _sums(puzzle: Puzzle) -> UInt64[np.ndarray, "turns examples 10 10"]:
     """
     examples = puzzle.examples
     sums = np.zeros((len(TURNS), len(examples), COLOURS, COLOURS), np.uint64)
-    for turn in range(len(TURNS)):
-        for number, example in enumerate(examples):
-            for numbers, grid in zip(_cell_numbers(), example, strict=True):
-                cells = turned(grid, turn)
-                held = numbers[: cells.shape[0], : cells.shape[1]]
-                for colour in np.flatnonzero(np.bincount(cells.ravel())):
-                    sums[turn, number, colour] += held[cells == colour].sum(axis=0)
+    for number, example in enumerate(examples):
+        for kind, grid in enumerate(example):
+            numbers, cells = _cell_numbers(*grid.shape)[kind], grid.ravel()
+            for colour in np.flatnonzero(np.bincount(cells)):
+                sums[:, number, colour] += numbers[cells == colour].sum(axis=0)
     return sums
 
 
@@ -156,6 +161,13 @@ def _fingerprints(sums: UInt64[np.ndarray, "turns examples 10 10"], symmetries: 
     for colour in range(COLOURS):
         of_example += sums[symmetries.turns, :, colour, symmetries.colours[:, colour]]
     return mix(mix(of_example).sum(axis=1))
+
+
+def invariant(example: Example) -> Hashable:
+    """Equal for two examples that a symmetry turns into each other; seldom for others. Quicker than `canonical`."""
+    counts = [np.bincount(grid.ravel(), minlength=COLOURS).tolist() for grid in example]
+    black, *others = zip(*counts, strict=True)
+    return tuple(sorted(example.input.shape)), tuple(sorted(example.output.shape)), black, *sorted(others)
 
 
 def canonical(example: Example) -> bytes:

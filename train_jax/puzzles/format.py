@@ -7,6 +7,7 @@ lie together, `group_indices` holds where each group begins; both end with the t
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -17,12 +18,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from train_jax.errors import UserError
+from train_jax.errors import UserError, brief
 from train_jax.puzzles.row_file import RowFile
+from train_jax.untrusted import DamagedError, map_array
 
 SPLITS = ("train", "test")
 FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
 MEMORY_MAPPED = ("inputs", "labels")
+SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""A set's name becomes part of a path."""
+MOST_SETS = 64
+LARGEST_NUMBER = 2**31
 LARGEST_JSON_BYTES = 2**28
 """Several times the identifiers of an ARC set with 1000 augmentations."""
 SCANNED_BYTES = 2**28
@@ -117,16 +123,20 @@ def read_metadata(path: Path) -> Metadata:
         _check(
             isinstance(values[name], kind) and not isinstance(values[name], bool),
             path,
-            f"{name} is {values[name]!r}, expected {' or '.join(each.__name__ for each in kind)}",
+            f"{name} is {brief(values[name])}, expected {' or '.join(each.__name__ for each in kind)}",
         )
+        small = not isinstance(values[name], int | float) or abs(values[name]) < LARGEST_NUMBER
+        _check(small, path, f"{name} is {brief(values[name])}, expected less than {LARGEST_NUMBER}")
     names = values["sets"]
     _check(
-        bool(names) and all(isinstance(name, str) for name in names),
+        0 < len(names) <= MOST_SETS and all(isinstance(name, str) and SET_NAME.fullmatch(name) for name in names),
         path,
-        f"sets is {names!r}, expected names",
+        f"sets is {brief(names)}, expected names",
     )
     for name in ("seq_len", "vocab_size", "num_puzzle_identifiers", "total_groups"):
         _check(values[name] > 0, path, f"{name} is {values[name]}, expected at least 1")
+    for name, end in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
+        _check(0 <= values[name] < values[end], path, f"{name} is {values[name]}, expected less than {end}")
     values["sets"] = tuple(names)
     return Metadata(**{name: values[name] for name in kinds})
 
@@ -173,6 +183,8 @@ def _load_set(folder: Path, name: str, metadata: Metadata) -> dict[str, np.ndarr
         paths["puzzle_indices"],
         f"{len(arrays['puzzle_indices'])} entries, expected one more than the {len(identifiers)} puzzle_identifiers",
     )
+    for field in ("puzzle_indices", "group_indices"):
+        arrays[field] = arrays[field].astype(np.int64)  # checked, so it fits; unsigned ones do not mix with others
     _check_range(paths["puzzle_identifiers"], identifiers, metadata.num_puzzle_identifiers, None)
     _check_range(paths["inputs"], _sample(inputs), metadata.vocab_size, None)
     _check_range(paths["labels"], _sample(labels), metadata.vocab_size, metadata.ignore_label_id)
@@ -181,15 +193,14 @@ def _load_set(folder: Path, name: str, metadata: Metadata) -> dict[str, np.ndarr
 
 def _load_array(path: Path, *, mapped: bool) -> np.ndarray:
     try:
-        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        array = map_array(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; build the data set again with `trm build-data`") from None
-    except (ValueError, EOFError, OSError) as error:
+    except DamagedError as error:
         raise UserError(f"{path}: not an array ({error}); build the data set again with `trm build-data`") from None
-    _check(isinstance(array, np.ndarray), path, "expected one array, found an archive")
-    _check(np.issubdtype(array.dtype, np.integer), path, f"dtype {array.dtype}, expected an integer type")
+    _check(array.dtype.kind in "iu", path, f"dtype {array.dtype}, expected an integer type")
     # The plain view of a memory map indexes faster than np.memmap, which wraps every result again.
-    return np.asarray(array)
+    return np.asarray(array) if mapped else np.array(array)
 
 
 def _check_indices(path: Path, indices: np.ndarray, total: int, of_what: str) -> None:

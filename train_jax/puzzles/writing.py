@@ -50,7 +50,7 @@ def read_recipe(directory: str | Path) -> dict[str, Any] | None:
     directory = Path(directory)
     try:
         found = json.loads((directory / "recipe.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     whole = isinstance(found, dict) and all((directory / split / "dataset.json").is_file() for split in SPLITS)
     return found if whole and isinstance(found.get("recipe"), dict) else None
