@@ -17,7 +17,8 @@ from train_jax.puzzles.arc import CELLS, UNKNOWN, Example, Puzzle, sizes_of
 from train_jax.puzzles.arc_canvas import Places, place, placements, render
 from train_jax.puzzles.arc_dataset import build_arc
 from train_jax.puzzles.arc_json import read_subset
-from train_jax.puzzles.arc_symmetry import Symmetries, canonical, draw, invariant, names_of, parse_names, turned, undo
+from train_jax.puzzles.arc_symmetry import Symmetries, canonical, draw, invariant, names_of, parse_names, undo
+from train_jax.puzzles.dihedral import turned
 from train_jax.puzzles.format import FIELDS, PuzzleSet, load_split
 from train_jax.puzzles.writing import read_recipe
 from train_jax.stages.build_data import ArcData, main

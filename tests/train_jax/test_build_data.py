@@ -81,7 +81,7 @@ def test_options_that_do_not_go_together_are_said(tmp_path):
         (SudokuData(min_difficulty=5), "--min-difficulty 5 needs --source"),
         (SudokuData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
         (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables hold 9x9 Sudokus"),
-        (SudokuData(source=str(tmp_path / "none")), "none is not there; give a folder with train.csv and test.csv"),
+        (SudokuData(source=str(tmp_path / "none")), "none is not there; give a folder or a bucket"),
         (SudokuData(source=str(tmp_path)), "train.csv is missing"),
     ):
         with pytest.raises(UserError, match=message):

@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Integer, UInt8
 
 from train_jax.puzzles.arc import CELLS, END_TOKEN, FIRST_COLOUR_TOKEN, PAD_TOKEN, SIDE, VOCAB_SIZE, Example, Grid
-from train_jax.puzzles.arc_symmetry import TURNS, Symmetries, turned
+from train_jax.puzzles.arc_symmetry import Symmetries
+from train_jax.puzzles.dihedral import TURNS, turned
 
 
 class Places(NamedTuple):

@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Integer, UInt8, UInt64
 
 from train_jax.errors import UserError
-from train_jax.puzzles.arc import CELLS, COLOURS, FIRST_COLOUR_TOKEN, SIDE, Example, Grid, Puzzle
+from train_jax.puzzles.arc import CELLS, COLOURS, FIRST_COLOUR_TOKEN, SIDE, Example, Puzzle
+from train_jax.puzzles.dihedral import TURNS, turned
 from train_jax.puzzles.hashing import first_of_each, mix
 
 SEPARATOR = "|||"
@@ -21,11 +22,6 @@ AUGMENTED = re.compile(r"(.+)\|\|\|t([0-7])\|\|\|([0-9]{10})")
 DRAWN_AT_ONCE = 256
 DRAWN_PER_WANTED = 5
 """So many are drawn, at least, before a puzzle is said to have no more different ones; the published number."""
-
-TURNS = np.array(
-    [(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 1)], bool
-)  # fmt: skip
-"""By number: whether the grid is transposed, then its rows reversed, then its columns reversed."""
 
 OUTSIDE = 255
 """What `undo` puts beyond the grid."""
@@ -40,12 +36,6 @@ class Symmetries(NamedTuple):
 
 
 ORIGINAL = Symmetries(np.zeros(1, np.uint8), np.arange(COLOURS, dtype=np.uint8)[None])
-
-
-def turned(grid: Grid, turn: int) -> Grid:
-    transposed, rows_reversed, cols_reversed = TURNS[turn]
-    grid = grid.T if transposed else grid
-    return grid[:: -1 if rows_reversed else 1, :: -1 if cols_reversed else 1]
 
 
 def undo(

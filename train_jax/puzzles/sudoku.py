@@ -12,9 +12,6 @@ from jaxtyping import Bool, Integer, UInt8
 
 from train_jax.errors import UserError
 
-PAD_TOKEN = 0
-"""Token of padding, and of a label that counts for nothing; an empty cell is token 1 and digit d is token d + 1."""
-
 BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
@@ -91,6 +88,7 @@ def is_solution(grids: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Bool
 
 
 def tokens_of(grids: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
+    """An empty cell is token 1 and digit d is token d + 1; token 0 is padding."""
     return grids + np.uint8(1)
 
 

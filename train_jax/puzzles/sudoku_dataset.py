@@ -4,19 +4,16 @@ from pathlib import Path
 
 import numpy as np
 
-from train_jax.errors import UserError
 from train_jax.puzzles.format import Metadata
-from train_jax.puzzles.hashing import first_of_each
-from train_jax.puzzles.sudoku import PAD_TOKEN, Geometry, tokens_of
+from train_jax.puzzles.one_rule import IDENTIFIERS, check_counts, equivalents, split_of, subsample
+from train_jax.puzzles.progress import Progress
+from train_jax.puzzles.sudoku import Geometry, tokens_of
 from train_jax.puzzles.sudoku_csv import GEOMETRY as CSV_GEOMETRY
-from train_jax.puzzles.sudoku_csv import find_tables, read_table, sha256_of
-from train_jax.puzzles.sudoku_generator import Originals, Progress, generate
+from train_jax.puzzles.sudoku_csv import HUB_EXAMPLE, read_table
+from train_jax.puzzles.sudoku_generator import Originals, generate
 from train_jax.puzzles.sudoku_symmetry import augment, fingerprints
+from train_jax.puzzles.tables import local_tables, sha256_of
 from train_jax.puzzles.writing import Splits, is_built, write_dataset
-
-BLANK_IDENTIFIER = 0
-IDENTIFIERS = ["<blank>"]
-"""Sudokus all follow one rule, so they share the blank identifier."""
 
 AUGMENTED_AT_ONCE = 2**17
 
@@ -50,7 +47,7 @@ def build_generated(
         "num_aug": num_aug,
         "seed": seed,
     }
-    _check_counts(num_train=num_train, num_test=num_test, num_aug=num_aug, seed=seed)
+    check_counts(num_train=num_train, num_test=num_test, num_aug=num_aug, seed=seed)
     if is_built(directory, recipe, overwrite=overwrite):
         return False
     rng = np.random.default_rng(seed)
@@ -76,45 +73,27 @@ def build_from_tables(
     The public test set is left as it is. How many of its puzzles are equivalent to one that is trained on (by
     fingerprint, so at most so many) is put into `recipe.json`.
     """
-    _check_counts(num_aug=num_aug, seed=seed, **({} if subsample_size is None else {"subsample_size": subsample_size}))
-    tables = find_tables(source)
-    recipe = {
-        "maker": "sudoku tables",
-        "maker_version": MAKER_VERSION,
-        "tables_sha256": {split: sha256_of(path) for split, path in tables.items()},
-        "subsample_size": subsample_size,
-        "min_difficulty": min_difficulty,
-        "num_aug": num_aug,
-        "seed": seed,
-    }
-    if is_built(directory, recipe, overwrite=overwrite):
-        return False
+    check_counts(num_aug=num_aug, seed=seed, **({} if subsample_size is None else {"subsample_size": subsample_size}))
+    with local_tables(source, hub_example=HUB_EXAMPLE) as tables:
+        recipe = {
+            "maker": "sudoku tables",
+            "maker_version": MAKER_VERSION,
+            "tables_sha256": {split: sha256_of(path) for split, path in tables.items()},
+            "subsample_size": subsample_size,
+            "min_difficulty": min_difficulty,
+            "num_aug": num_aug,
+            "seed": seed,
+        }
+        if is_built(directory, recipe, overwrite=overwrite):
+            return False
+        train, test = (read_table(path, min_difficulty=min_difficulty, progress=progress) for path in tables.values())
     rng = np.random.default_rng(seed)
-    train, test = (read_table(tables[split], min_difficulty=min_difficulty, progress=progress) for split in tables)
     if subsample_size is not None:
-        if subsample_size > len(train.puzzles):
-            raise UserError(
-                f"--subsample-size {subsample_size} of {len(train.puzzles)} train puzzles; use at most that many"
-            )
-        chosen = rng.choice(len(train.puzzles), subsample_size, replace=False)
-        train = Originals(train.puzzles[chosen], train.solutions[chosen])
-    marks = fingerprints(train.puzzles, CSV_GEOMETRY)
-    findings = {
-        "source": source,
-        "test_puzzles_equivalent_to_a_train_puzzle": int(
-            np.isin(fingerprints(test.puzzles, CSV_GEOMETRY), marks).sum()
-        ),
-        "train_puzzles_equivalent_to_another": int((~first_of_each(marks, known=marks[:0])).sum()),
-    }
+        chosen = subsample(len(train.puzzles), subsample_size, rng)
+        train = Originals(*(array[chosen] for array in train))
+    findings = {"source": source, **equivalents(*(fingerprints(each.puzzles, CSV_GEOMETRY) for each in (train, test)))}
     splits = _splits(train, test, CSV_GEOMETRY, num_aug, rng, progress)
     return write_dataset(directory, splits, IDENTIFIERS, recipe, findings=findings, overwrite=overwrite)
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        least = 0 if name in ("num_aug", "seed") else 1
-        if count < least:
-            raise UserError(f"--{name.replace('_', '-')} {count}: expected at least {least}; use {least} or more")
 
 
 def _splits(
@@ -142,22 +121,4 @@ def split_arrays(
         inputs[part, 1:] = tokens_of(puzzles).reshape(-1, num_aug, geometry.cells)
         labels[part, 1:] = tokens_of(solutions).reshape(-1, num_aug, geometry.cells)
         progress("augmented examples", part.stop * copies, count * copies)
-    metadata = Metadata(
-        seq_len=geometry.cells,
-        vocab_size=geometry.vocab_size,
-        pad_id=PAD_TOKEN,
-        ignore_label_id=PAD_TOKEN,
-        blank_identifier_id=BLANK_IDENTIFIER,
-        num_puzzle_identifiers=1,
-        total_groups=count,
-        mean_puzzle_examples=1.0,
-        total_puzzles=count,
-        sets=("all",),
-    )
-    return metadata, {
-        "inputs": inputs.reshape(-1, geometry.cells),
-        "labels": labels.reshape(-1, geometry.cells),
-        "puzzle_identifiers": np.full(count * copies, BLANK_IDENTIFIER, np.int32),
-        "puzzle_indices": np.arange(count * copies + 1, dtype=np.int32),
-        "group_indices": np.arange(count + 1, dtype=np.int32) * copies,
-    }
+    return split_of(inputs, labels, geometry.vocab_size)

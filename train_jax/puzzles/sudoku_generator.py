@@ -1,6 +1,5 @@
 """Makes Sudokus with exactly one solution, no two of them equivalent, from a seed."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -8,12 +7,10 @@ from jaxtyping import Integer, UInt8
 
 from train_jax.errors import UserError
 from train_jax.puzzles.hashing import first_of_each
+from train_jax.puzzles.progress import Progress
 from train_jax.puzzles.sudoku import Geometry
 from train_jax.puzzles.sudoku_solver import all_digits, candidates_of, digits_of, is_single, search, settle
 from train_jax.puzzles.sudoku_symmetry import fingerprints
-
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
 
 FEWEST_GIVENS = {4: 4, 6: 8, 9: 17}
 """With fewer givens no Sudoku of this size has only one solution (for 9x9: McGuire et al., arXiv 1201.0749)."""

@@ -1,6 +1,5 @@
 """`trm build-data`: makes or converts a data set."""
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +8,13 @@ from typing import Literal
 import tyro
 
 from train_jax.errors import UserError
+from train_jax.puzzles import maze_dataset, sudoku_dataset
 from train_jax.puzzles.arc_dataset import build_arc
 from train_jax.puzzles.format import SPLITS, load_split
+from train_jax.puzzles.maze import LARGEST, SMALLEST
+from train_jax.puzzles.maze_generator import Kind, usual_min_path
+from train_jax.puzzles.progress import ProgressLine
 from train_jax.puzzles.sudoku import geometry_of_size, grids_of
-from train_jax.puzzles.sudoku_dataset import build_from_tables, build_generated
 from train_jax.puzzles.writing import read_recipe
 
 DEFAULTS_BY_SIZE = {
@@ -54,8 +56,8 @@ class SudokuData:
     """Seed of everything drawn here; the same options and seed give the same bytes."""
 
     source: str | None = None
-    """Convert the Sudoku-Extreme tables instead: a folder with train.csv and test.csv, or a Hugging Face hub id such as
-    sapientinc/sudoku-extreme."""
+    """Convert the Sudoku-Extreme tables instead: a folder or bucket (gs://…) with train.csv and test.csv, or a Hugging
+    Face hub id such as sapientinc/sudoku-extreme."""
 
     subsample_size: int | None = None
     """With --source: draw so many of its train puzzles; by default all."""
@@ -73,12 +75,12 @@ class SudokuData:
         started = time.monotonic()
         progress = ProgressLine()
         if self.source is None:
-            self._reject("needs --source", "subsample_size", "min_difficulty")
+            reject(self, "needs --source", "subsample_size", "min_difficulty")
             given = {name: getattr(self, name) for name in ("num_train", "num_test", "num_empty")}
             chosen = {
                 name: DEFAULTS_BY_SIZE[self.size][name] if value is None else value for name, value in given.items()
             }
-            built = build_generated(
+            built = sudoku_dataset.build_generated(
                 directory,
                 geometry,
                 **chosen,
@@ -88,10 +90,10 @@ class SudokuData:
                 progress=progress,
             )
         else:
-            self._reject("does not go with --source", "num_train", "num_test", "num_empty")
+            reject(self, "does not go with --source", "num_train", "num_test", "num_empty")
             if self.size != 9:
                 raise UserError(f"--size {self.size} with --source: the tables hold 9x9 Sudokus; leave --size out")
-            built = build_from_tables(
+            built = sudoku_dataset.build_from_tables(
                 directory,
                 self.source,
                 subsample_size=self.subsample_size,
@@ -106,10 +108,83 @@ class SudokuData:
         print_sudokus(directory)
         print_record(directory)
 
-    def _reject(self, reason: str, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} {reason}; leave it out")
+
+@dataclass(frozen=True)
+class MazeData:
+    """Mazes with a shortest path that is longer than a bound, or the public Maze-Hard tables with --source.
+
+    Generated train and test mazes all differ under the eight turns of the square, and with start and goal exchanged.
+    Every solution is confirmed by a search that shares nothing with the generator. A data set that is already there is
+    left alone.
+    """
+
+    output_dir: Path | None = None
+    """Where to write it; by default data/maze-30x30 or, with --source, data/maze-hard."""
+
+    size: int | None = None
+    """Rows and columns, 5 to 50; by default 30."""
+
+    kind: Kind | None = None
+    """corridors (default): winding corridors with a few loops and exactly one shortest path, so that one answer is
+    right. walls: the published procedure, 30 to 50 % of the cells walls at random, usually with many shortest paths, of
+    which the solution takes the first of up, left, down and right at every step."""
+
+    min_path: int | None = None
+    """Shortest paths have more steps than this; by default as hard as the published 110 for 30x30 (29 for 10x10, 203
+    for 50x50), with --source no bound."""
+
+    num_train: int | None = None
+    """Generated train mazes, before augmentation; by default 1000."""
+
+    num_test: int | None = None
+    """Generated test mazes; by default 1000."""
+
+    augment: bool = False
+    """Add the other seven turns of every train maze to it."""
+
+    seed: int = 0
+    """Seed of everything drawn here; the same options and seed give the same bytes."""
+
+    source: str | None = None
+    """Convert the public tables instead: a folder or bucket (gs://…) with train.csv and test.csv, or a Hugging Face hub
+    id such as sapientinc/maze-30x30-hard-1k."""
+
+    subsample_size: int | None = None
+    """With --source: draw so many of its train mazes; by default all."""
+
+    overwrite: bool = False
+    """Replace a data set of other options in the output directory."""
+
+    def build(self) -> None:
+        size = 30 if self.size is None else self.size
+        directory = self.output_dir or Path("data") / (f"maze-{size}x{size}" if self.source is None else "maze-hard")
+        started = time.monotonic()
+        progress = ProgressLine()
+        common = {"augment": self.augment, "seed": self.seed, "overwrite": self.overwrite, "progress": progress}
+        if self.source is None:
+            reject(self, "needs --source", "subsample_size")
+            if not SMALLEST <= size <= LARGEST:
+                raise UserError(f"--size {size}: mazes have {SMALLEST} to {LARGEST} rows; use a size in that range")
+            built = maze_dataset.build_generated(
+                directory,
+                size=size,
+                kind=self.kind or "corridors",
+                min_path=usual_min_path(size) if self.min_path is None else self.min_path,
+                num_train=1000 if self.num_train is None else self.num_train,
+                num_test=1000 if self.num_test is None else self.num_test,
+                **common,
+            )
+        else:
+            reject(self, "does not go with --source", "num_train", "num_test", "size", "kind")
+            built = maze_dataset.build_from_tables(
+                directory, self.source, min_path=self.min_path, subsample_size=self.subsample_size, **common
+            )
+        progress.clear()
+        print(f"{directory} {outcome(built, started)}")
+        for split in SPLITS:
+            puzzles = load_split(directory, split)
+            print(f"  {split:<5} {puzzles.num_groups:>9,} mazes, {puzzles.num_examples:>11,} examples")
+        print_record(directory)
 
 
 ARC_SUBSETS = {1: ("training", "evaluation", "concept"), 2: ("training2", "evaluation2", "concept")}
@@ -182,28 +257,11 @@ class ArcData:
         print_record(directory)
 
 
-class ProgressLine:
-    """One line on standard error, rewritten on a terminal; where there is none, a line every ten seconds."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._pause_seconds = 0.2 if self._terminal else 10.0
-        self._last = time.monotonic()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if time.monotonic() - self._last >= self._pause_seconds:
-            self._last = time.monotonic()
-            text = f"{what}: {done:,}" + (f" of {total:,}" if total else "")
-            print(
-                f"\r\x1b[K{text}" if self._terminal else text,
-                end="" if self._terminal else "\n",
-                file=sys.stderr,
-            )
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def reject(options: SudokuData | MazeData, reason: str, *names: str) -> None:
+    """Raises `UserError` for the first of these options that is given."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} {reason}; leave it out")
 
 
 def outcome(built: bool, started: float) -> str:
@@ -232,10 +290,10 @@ def print_record(directory: Path) -> None:
     print(f"  sha256 {record.get('content_sha256')}")
 
 
-DATA_SETS = {"sudoku": SudokuData, "arc": ArcData}
+DATA_SETS = {"sudoku": SudokuData, "maze": MazeData, "arc": ArcData}
 
 
-def main(config: SudokuData | ArcData) -> None:
+def main(config: SudokuData | MazeData | ArcData) -> None:
     config.build()
 
 

@@ -1,0 +1,291 @@
+"""Mazes: solutions (against another search), both kinds, symmetries (against numpy's turns), text, judging paths."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+from train_jax.errors import UserError
+from train_jax.puzzles import maze_generator
+from train_jax.puzzles.dihedral import cell_orders
+from train_jax.puzzles.maze import (
+    GOAL,
+    OPEN,
+    PATH,
+    START,
+    WALL,
+    Mazes,
+    keeps_question,
+    parse,
+    text_of,
+    tokens_of,
+)
+from train_jax.puzzles.maze_check import are_shortest_paths, search
+from train_jax.puzzles.maze_generator import boards_of, cells_of, corridors, generate, reached_one_way, waves
+from train_jax.puzzles.maze_symmetry import all_turns, fingerprints
+
+RING = """
+######
+#S...#
+#.##.#
+#.##G#
+#....#
+######
+""".strip()
+"""Two ways around a block, of four and of six steps."""
+
+
+def silent(*_):
+    pass
+
+
+def made(size: int, count: int, min_path: int, kind="corridors", seed: int = 0) -> Mazes:
+    return generate(count, size, min_path, kind, np.random.default_rng(seed), silent)
+
+
+def walked(maze: np.ndarray) -> tuple[int, int]:
+    """Steps and number of the shortest paths, by a queue and a dict of cells, sharing nothing with what is tested."""
+    size = int(len(maze) ** 0.5)
+    start, goal = (divmod(int(np.flatnonzero(maze == token)[0]), size) for token in (START, GOAL))
+    distance, ways, queue = {start: 0}, {start: 1}, deque([start])
+    while queue:
+        row, col = cell = queue.popleft()
+        for other in ((row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)):
+            inside = 0 <= other[0] < size and 0 <= other[1] < size
+            if not inside or maze[other[0] * size + other[1]] == WALL:
+                continue
+            if other not in distance:
+                distance[other], ways[other] = distance[cell] + 1, 0
+                queue.append(other)
+            if distance[other] == distance[cell] + 1:
+                ways[other] += ways[cell]
+    return distance.get(goal, -1), ways.get(goal, 0)
+
+
+def marked_path(solution: np.ndarray) -> list[tuple[int, int]]:
+    """The cells from start to goal, each the only one of the path beside the one before."""
+    size = int(len(solution) ** 0.5)
+    left = {divmod(int(cell), size) for cell in np.flatnonzero((solution == PATH) | (solution == GOAL))}
+    path = [divmod(int(np.flatnonzero(solution == START)[0]), size)]
+    while left:
+        row, col = path[-1]
+        (onward,) = left & {(row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)}
+        left.remove(onward)
+        path.append(onward)
+    assert solution[path[-1][0] * size + path[-1][1]] == GOAL
+    return path
+
+
+@pytest.mark.parametrize(("size", "count", "min_path"), [(5, 60, 8), (10, 40, 29), (13, 20, 40), (30, 6, 110)])
+def test_corridors_have_one_shortest_path_and_it_is_the_solution(size, count, min_path):
+    mazes = made(size, count, min_path)
+    assert mazes.questions.shape == mazes.solutions.shape == (count, size * size)
+    for question, solution in zip(*mazes, strict=True):
+        steps, ways = walked(question)
+        assert ways == 1 and steps > min_path
+        assert len(marked_path(solution)) == steps + 1
+    assert keeps_question(*mazes).all()
+
+
+def test_walls_are_strewn_as_published_and_the_solution_is_a_shortest_path():
+    mazes = made(20, 60, 60, kind="walls")
+    assert keeps_question(*mazes).all()
+    for question, solution in zip(*mazes, strict=True):
+        steps, _ = walked(question)
+        assert steps > 60
+        assert len(marked_path(solution)) == steps + 1
+    shares = 1 - maze_generator.random_walls(2000, 50, np.random.default_rng(0)).mean(axis=(1, 2))
+    assert 0.26 < shares.min() < 0.31 and 0.49 < shares.max() < 0.54 and abs(shares.mean() - 0.4) < 0.01
+
+
+def test_of_many_shortest_paths_walls_takes_the_first_of_up_left_down_and_right():
+    is_open = boards_of(np.ones((2, 5, 5), bool))
+    corners = np.zeros((2, 5, 5), bool)
+    corners[0, 4, 4] = corners[1, 0, 0] = True
+    found = maze_generator._solved(is_open, boards_of(corners), boards_of(corners[::-1]))
+    assert text_of(found.solutions[0]).splitlines() == ["Goooo", "    o", "    o", "    o", "    S"]
+    assert text_of(found.solutions[1]).splitlines() == ["S    ", "o    ", "o    ", "o    ", "ooooG"]
+
+
+def test_corridors_without_loops_are_trees_and_fill_the_square(monkeypatch):
+    monkeypatch.setattr(maze_generator, "LOOPS", 0.0)
+    ground = corridors(40, 12, np.random.default_rng(0))
+    joins = (ground[:, 1:] & ground[:, :-1]).sum(axis=(1, 2)) + (ground[:, :, 1:] & ground[:, :, :-1]).sum(axis=(1, 2))
+    cells = ground.sum(axis=(1, 2))
+    trees = np.array([components(each) for each in ground])
+    # A forest has as many edges as cells, less one for each tree.
+    assert (joins == cells - trees).all()
+    for cells_open in ground:
+        for row, col in np.argwhere(~cells_open):
+            closed = cells_open.copy()
+            closed[row, col] = True
+            assert edges(closed) > closed.sum() - components(closed), "a cell that joins no tree to itself is a wall"
+
+
+def edges(cells: np.ndarray) -> int:
+    return int((cells[1:] & cells[:-1]).sum() + (cells[:, 1:] & cells[:, :-1]).sum())
+
+
+def components(cells: np.ndarray) -> int:
+    left = {tuple(cell) for cell in np.argwhere(cells).tolist()}
+    count = 0
+    while left:
+        count += 1
+        queue = [left.pop()]
+        while queue:
+            row, col = queue.pop()
+            for other in ((row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)):
+                if other in left:
+                    left.remove(other)
+                    queue.append(other)
+    return count
+
+
+def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to():
+    rng = np.random.default_rng(3)
+    ground = maze_generator.random_walls(50, 9, rng)
+    start = maze_generator.any_cell(boards_of(ground), rng)
+    questions = np.where(ground, OPEN, WALL).astype(np.uint8)
+    questions[cells_of(start)] = START
+    flooded = np.full(ground.shape, -1)
+    before = one_way = start
+    alone = cells_of(start)
+    for step, wave in enumerate(waves(boards_of(ground), start)):
+        if step:
+            one_way = reached_one_way(wave, before, one_way)
+            alone |= cells_of(one_way)
+        before = wave
+        flooded[cells_of(wave)] = step
+    for maze, distances, unique in zip(questions.reshape(50, -1), flooded, alone, strict=True):
+        for cell in np.flatnonzero(maze == OPEN):
+            asked = maze.copy()
+            asked[cell] = GOAL
+            steps, ways = walked(asked)
+            assert distances.ravel()[cell] == steps
+            assert unique.ravel()[cell] == (ways == 1)
+            found = search(asked[None])
+            assert (found.steps[0], found.unique[0]) == (steps, ways == 1)
+
+
+def test_the_seed_decides_the_mazes_and_no_two_are_turns_of_each_other():
+    first, again, other = made(6, 150, 8), made(6, 150, 8), made(6, 150, 8, seed=1)
+    assert all((one == two).all() for one, two in zip(first, again, strict=True))
+    assert not (first.questions == other.questions).all(axis=1).any()
+    seen = set()
+    for question in first.questions:
+        grid = np.where(question == GOAL, START, question).reshape(6, 6)
+        turns = {np.rot90(each, k).tobytes() for each in (grid, grid.T) for k in range(4)}
+        assert not turns & seen
+        seen |= turns
+
+
+def test_fingerprints_are_the_same_under_every_turn_and_exchange_of_the_ends():
+    questions = made(10, 40, 15).questions
+    marks = fingerprints(questions)
+    assert len(set(marks.tolist())) == 40
+    for turn in range(8):
+        moved = all_turns(questions)[:, turn]
+        exchanged = np.where(moved == START, GOAL, np.where(moved == GOAL, START, moved)).astype(np.uint8)
+        assert (fingerprints(moved) == marks).all() and (fingerprints(exchanged) == marks).all()
+    changed = questions.copy()
+    changed[np.arange(40), np.argmax(questions == OPEN, axis=1)] = WALL
+    assert not np.isin(fingerprints(changed), marks).any()
+
+
+def test_turns_are_the_published_ones():
+    grid = np.arange(25).reshape(5, 5)
+    quarter = np.rot90(grid)
+    expected = [grid, quarter, np.rot90(grid, 2), np.rot90(grid, 3), np.fliplr(grid), np.flipud(grid), grid.T]
+    expected.append(np.fliplr(quarter))
+    assert [order.tolist() for order in cell_orders(5)] == [each.ravel().tolist() for each in expected]
+
+
+def with_cells(maze: np.ndarray, **cells: str) -> np.ndarray:
+    """`r2c4="o"`: that cell is a path cell."""
+    changed, size = maze.copy(), int(len(maze) ** 0.5)
+    for place, character in cells.items():
+        row, col = place[1:].split("c")
+        changed[int(row) * size + int(col)] = tokens_of(character)[0]
+    return changed
+
+
+def test_the_second_opinion_knows_a_shortest_path_from_what_is_not():
+    question = parse(RING)
+    found = search(question[None])
+    assert (found.steps[0], found.unique[0]) == (5, True)
+    right = with_cells(question, r1c2="o", r1c3="o", r1c4="o", r2c4="o")
+    wrong = {
+        "the long way": with_cells(question, r2c1="o", r3c1="o", r4c1="o", r4c2="o", r4c3="o", r4c4="o"),
+        "both ways": with_cells(right, r2c1="o", r3c1="o", r4c1="o", r4c2="o", r4c3="o", r4c4="o"),
+        "a gap": with_cells(right, r1c3=" "),
+        "a gap, as many cells": with_cells(right, r1c3=" ", r4c1="o"),
+        "nothing": question,
+        "through the wall": with_cells(question, r2c1="o", r3c1="o", r3c2="o", r3c3="o"),
+        "a wall gone": with_cells(right, r2c2=" "),
+        "another start": with_cells(right, r1c1="o", r4c1="S"),
+        "padding": with_cells(right, r0c0="?"),
+    }
+    assert are_shortest_paths(question[None], right[None], found).tolist() == [True]
+    for what, answer in wrong.items():
+        assert are_shortest_paths(question[None], answer[None], found).tolist() == [False], what
+    cut_off = parse(RING.replace("S...", "S#..").replace("#....#", "##...#"))
+    found = search(cut_off[None])
+    assert (found.steps[0], found.unique[0]) == (-1, False)
+    assert not are_shortest_paths(cut_off[None], with_cells(cut_off, r1c3="o")[None], found)[0]
+    empty = search(np.empty((0, 36), np.uint8))
+    assert len(empty.steps) == 0 and len(are_shortest_paths(*np.empty((2, 0, 36), np.uint8), empty)) == 0
+
+
+def test_two_cells_as_near_that_do_not_touch_are_no_path():
+    """As many cells as a shortest path has, one at each distance, and yet no path."""
+    question = np.full((7, 7), OPEN, np.uint8)
+    question[0, 0], question[6, 6] = START, GOAL
+    answer = question.copy()
+    for row, col in ((0, 1), (0, 2), (0, 3), (4, 0), (5, 0), (6, 0), (6, 1), (6, 2), (6, 3), (6, 4), (6, 5)):
+        answer[row, col] = PATH
+    found = search(question.reshape(1, -1))
+    distances = found.distances.reshape(7, 7)[(answer == PATH)]
+    assert sorted(distances.tolist()) == list(range(1, 12)) and found.steps[0] == 12
+    assert not are_shortest_paths(question.reshape(1, -1), answer.reshape(1, -1), found)[0]
+
+
+def test_mazes_that_cannot_be_had_are_said_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(maze_generator, "PATIENCE", 4096)
+    with pytest.raises(
+        UserError, match=r"0 of 5 mazes of 6x6 .* of more than 30 steps came out of .*the longest had 2\d"
+    ):
+        made(6, 5, 30)
+    with pytest.raises(UserError, match=r"mazes of 5x5 .* use a lower --min-path, fewer mazes or a larger --size"):
+        made(5, 50, 15)
+    for size in (4, 51):
+        with pytest.raises(UserError, match=f"--size {size}: mazes have 5 to 50 rows"):
+            made(size, 1, 1)
+
+
+def test_parse_reads_what_text_of_writes_and_what_people_type():
+    question = made(8, 1, 10).questions[0]
+    assert (parse(text_of(question)) == question).all()
+    assert (parse(text_of(question).replace(" ", ".").replace("\n", "\r\n") + "\r\n") == question).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the maze has 1 lines, expected 5 to 50"),
+        ("\n" * 5, r"line 1 of the maze has 0 cells, expected 5, .* write '\.' for open cells where blanks"),
+        (RING.replace("#S...#", "#S... #"), "line 2 of the maze has 7 cells, expected 6"),
+        (RING.replace("S", "x"), "'x' at line 2, column 2 of the maze; write '#' for a wall"),
+        (RING.replace("S", "\x1b"), r"'\\x1b' at line 2, column 2"),
+        (RING.replace("S", "."), "the maze has 0 starts, expected one; write 'S' in one cell"),
+        (RING.replace("....", ".GG."), "the maze has 3 goals, expected one"),
+        ((("#" * 51) + "\n") * 51, "the maze has 51 lines, expected 5 to 50"),
+    ],
+)
+def test_parse_says_what_is_wrong(text, message):
+    with pytest.raises(UserError, match=message):
+        parse(text)
+
+
+def test_tokens_are_the_published_ones():
+    assert tokens_of("# SGo").tolist() == [1, 2, 3, 4, 5]
+    assert tokens_of("?x\xff\u2603").tolist() == [255] * 4

@@ -1,0 +1,31 @@
+"""How a builder tells how far it is."""
+
+import sys
+import time
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is (0 where that is not known)."""
+
+
+class ProgressLine:
+    """One line on standard error, rewritten on a terminal; where there is none, a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._pause_seconds = 0.2 if self._terminal else 10.0
+        self._last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self._last >= self._pause_seconds:
+            self._last = time.monotonic()
+            text = f"{what}: {done:,}" + (f" of {total:,}" if total else "")
+            self._write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+
+    def clear(self) -> None:
+        if self._terminal:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -1,0 +1,142 @@
+"""Public puzzle tables (source,question,answer,rating): found in a folder, a bucket or on the hub, read row by row."""
+
+import csv
+import hashlib
+import importlib
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from train_jax.errors import UserError
+
+COLUMNS = ["source", "question", "answer", "rating"]
+NAMES = {"train": "train.csv", "test": "test.csv"}
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+URL = re.compile(r"([a-z][a-z0-9+.-]*)://.+")
+CLIENTS = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs"}
+"""The package that fsspec needs for a kind of bucket."""
+
+Row = tuple[int, list[str]]
+"""The line that a row ends on, and its columns."""
+
+
+@contextmanager
+def local_tables(source: str, *, hub_example: str) -> Iterator[dict[str, Path]]:
+    """The train and test tables of a folder, of one of the two files, of a bucket or of a data set of the hub.
+
+    What comes from a bucket is kept as long as the block lasts.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        yield _find(source, hub_example, Path(scratch))
+
+
+def _find(source: str, hub_example: str, scratch: Path) -> dict[str, Path]:
+    if URL.fullmatch(source):
+        return {split: _copied(source, name, scratch / name) for split, name in NAMES.items()}
+    path = Path(source)
+    if path.is_file() and path.name in NAMES.values():
+        path = path.parent
+    if path.is_dir():
+        for name in NAMES.values():
+            if not (path / name).is_file():
+                raise UserError(f"{path / name} is missing; --source needs train.csv and test.csv side by side")
+        return {split: path / name for split, name in NAMES.items()}
+    if path.exists():
+        raise UserError(
+            f"--source {source} is neither a folder nor one of its files train.csv and test.csv; give the folder"
+        )
+    if not HUB_ID.fullmatch(source):
+        raise UserError(
+            f"--source {source} is not there; give a folder or a bucket (gs://…) with train.csv and test.csv, or a "
+            f"data set of the Hugging Face hub such as {hub_example}"
+        )
+    return {split: _downloaded(source, name) for split, name in NAMES.items()}
+
+
+def _copied(source: str, name: str, target: Path) -> Path:
+    """Copies one table out of a bucket."""
+    kind = source.partition("://")[0]
+    try:
+        fsspec = importlib.import_module("fsspec")
+        with fsspec.open(f"{source.rstrip('/')}/{name}", "rb") as remote, target.open("wb") as file:
+            while block := remote.read(2**24):
+                file.write(block)
+    except ImportError:
+        raise UserError(
+            f"--source {source}: reading it needs `pip install fsspec {CLIENTS.get(kind, '')}`; or copy train.csv and "
+            "test.csv into a folder here and give that"
+        ) from None
+    # Every client has errors of its own: no such bucket, no credentials, no network.
+    except Exception as error:
+        raise UserError(
+            f"{name} in {source} could not be read ({_reason(error)}); check the address and your credentials, or copy "
+            "train.csv and test.csv into a folder here and give that"
+        ) from None
+    return target
+
+
+def _downloaded(hub_id: str, name: str) -> Path:
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise UserError(
+            f"--source {hub_id} is no folder here, and fetching it from the hub needs `pip install huggingface_hub`; "
+            "or download train.csv and test.csv by hand and give their folder"
+        ) from None
+    try:
+        return Path(hub.hf_hub_download(hub_id, name, repo_type="dataset"))
+    # The library raises what its HTTP client raises, which differs between its versions.
+    except Exception as error:
+        raise UserError(
+            f"{name} of {hub_id} could not be fetched from the hub ({_reason(error)}); check the id and the network, "
+            "or give a folder with train.csv and test.csv"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def chunks_of(path: Path, *, rows: int, remedy: str) -> Iterator[list[Row]]:
+    """The rows of a table below its header, `rows` at a time. Raises `UserError` for what is no such table."""
+    # Latin-1 takes any byte, so that a bad one is reported by its line and not by its offset in the file.
+    with path.open(newline="", encoding="latin-1") as file:
+        lines = _rows(path, csv.reader(file, strict=True))
+        if next(lines, (1, []))[1] != COLUMNS:
+            raise UserError(f"{path} line 1: expected the header {','.join(COLUMNS)}; {remedy}")
+        empty = True
+        while chunk := list(islice(lines, rows)):
+            empty = False
+            yield chunk
+        if empty:
+            raise UserError(f"{path} has a header and no rows; {remedy}")
+
+
+def _rows(path: Path, reader) -> Iterator[Row]:
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise bad_row(path, reader.line_num, str(error)) from None
+
+
+def bad_row(path: Path, line: int, problem: str) -> UserError:
+    return UserError(f"{path} line {line}: {problem}; correct or remove the line, nothing was written")
+
+
+def problem_with(row: list[str], cells: int) -> str:
+    """What is wrong with the form of a row whose puzzles have so many cells; "" for nothing."""
+    if len(row) != len(COLUMNS):
+        return f"{len(row)} columns, expected {len(COLUMNS)} ({','.join(COLUMNS)})"
+    for name, text in zip(COLUMNS[1:3], row[1:3], strict=True):
+        if len(text) != cells:
+            return f"the {name} has {len(text)} cells, expected {cells}"
+    return ""
