@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import nn
 from bridge.carries import convert, is_array
 from bridge.dispatch import Dispatch, Survey, array_of, tracing
 from bridge.errors import BridgeError
+from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.randomness import Rng
 from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
 from bridge.shadow import shadow
@@ -158,8 +160,14 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = ()) -> Fun
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
-    buffers included, become buffers.
+    buffers included, become buffers. `without_lowerings` names operations (`"aten::gelu"`) that shall not use the
+    bridge's own lowering; a name that none has raises `BridgeError`.
     """
+    known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
+    for name in without_lowerings:
+        if name not in known:
+            close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
+            raise BridgeError(f"no lowering is called {name}; there are: {close}")
     state = _state(module)
     return Functional(
         module,
