@@ -145,7 +145,8 @@ class Dispatch(TorchDispatchMode):
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
             return self._scalar(func, args[0])
-        if func in DECOMPOSITIONS and (func not in LOWERINGS or _draws_numbers(func, args, kwargs)):
+        ours = func in DECOMPOSITIONS and func.name() not in self._off
+        if ours and (func not in LOWERINGS or _draws_numbers(func, args, kwargs)):
             with self:
                 return DECOMPOSITIONS[func](*args, **kwargs)
         if _is_composite(func) and func not in LOWERINGS and func not in RANDOM:
@@ -183,9 +184,11 @@ class Dispatch(TorchDispatchMode):
                 values = random(self._next_source(func, kwargs.get("generator")), metas, *arrays, **array_kwargs)
             else:
                 assert lowering is not None
-                values = lowering(*arrays, **array_kwargs)
+                values = _lowered(lowering, arrays, array_kwargs)
             if not isinstance(metas, (tuple, list)):
                 values = (values,)
+            elif len(values) != len(outs):
+                raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
             tracked = any(t._cell.tracked for t in inputs) and random is None
             results = tuple(
                 self._result(func, value, meta, tracked, static) for value, meta in zip(values, outs, strict=True)
@@ -275,7 +278,10 @@ class Dispatch(TorchDispatchMode):
         if decomposition is None:
             raise NotImplementedError("neither a lowering nor a decomposition")
         with self:
-            return decomposition(*args, **kwargs)
+            result = decomposition(*args, **kwargs)
+        if result is NotImplemented:
+            raise NotImplementedError("its decomposition does not take these arguments")
+        return result
 
     def _next_source(self, func: Any, generator: torch.Generator | None) -> Source:
         if self._rng is None:
@@ -370,6 +376,17 @@ def _value(seen: list[BridgeTensor]) -> Callable[[BridgeTensor], jax.Array]:
         return tensor.value
 
     return leaf
+
+
+def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
+    """What the lowering gives; one that was not written for these arguments is as good as none."""
+    try:
+        return lowering(*args, **kwargs)
+    except _TRACE_ERRORS:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise NotImplementedError(f"its lowering does not take these arguments: {said[0]}") from error
 
 
 def _twin(tensor: BridgeTensor) -> torch.Tensor:

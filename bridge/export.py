@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import re
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from torch import nn
 from bridge.carries import convert, is_array
 from bridge.dispatch import Dispatch, Survey, array_of, tracing
 from bridge.errors import BridgeError
+from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.overrides import override
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
@@ -179,8 +181,14 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
     buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
-    name it matches are as if wrapped in `torch.utils.checkpoint`. Raises `BridgeError` if it matches none.
+    name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
+    that shall not use the bridge's own lowering. Raises `BridgeError` for a name or expression that matches nothing.
     """
+    known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
+    for name in without_lowerings:
+        if name not in known:
+            close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
+            raise BridgeError(f"no lowering is called {name}; there are: {close}")
     state = _state(module)
     chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
     if recompute and not chosen:

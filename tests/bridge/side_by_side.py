@@ -119,12 +119,11 @@ def compiled(function: Callable, *args: Any) -> Callable:
     structure = jax.tree.structure((args, traced.out_info))
     program = str(traced.jaxpr), structure, *(np.asarray(c).tobytes() for c in traced.jaxpr.consts)
     if program not in _COMPILED:
-        _COMPILED[program] = traced.lower().compile(QUICKLY)
+        _COMPILED[program] = traced.lower().compile()
     return _COMPILED[program]
 
 
 _COMPILED: dict[tuple, Callable] = {}
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def leaves_of(row: Row, outputs: list, result: bridge.Result, gradients: tuple, inputs: list) -> dict:
