@@ -3,8 +3,8 @@
     python -m benchmarks.architectures [--steps N] [--seed N] [--only NAME …] [--markdown FILE]
 
 4x4 Sudokus, half the cells empty: 500 for training with 30 symmetries each, 250 for the test, none of them a symmetry
-of one trained on. All have 128 channels, four ACT steps and one block a level (the transformer, which has one level, has
-two blocks); recursion and halting are those of their kind. `exact` is the share of test puzzles solved, with averaged
+of one trained on. All have 128 channels, four ACT steps and one block a level (the transformer, with one level, has two
+blocks); recursion and halting are those of their kind. `exact` is the share of test puzzles solved, with averaged
 weights. Attention has learned positions; the rows named so mix positions by an MLP.
 """
 

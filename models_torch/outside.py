@@ -1,8 +1,9 @@
 """A model from outside the project, named `package.module:Class`: found, constructed, given what the trainer asks.
 
-The class is used as it is. It is called with one dict if its constructor has a single required argument named like
-`config`, otherwise with those of these keyword arguments that its signature names: `batch_size`, `seq_len`,
-`vocab_size`, `num_puzzle_identifiers`, `halt_max_steps`, `forward_dtype`, and all of `options`, which win.
+The class is used as it is. It is called with one dict if its constructor has a single required argument with `config`
+(or `cfg`) in its name, otherwise with those keyword arguments that its signature names: the fields of `ModelConfig`
+(`batch_size`, `seq_len`, `vocab_size`, `num_puzzle_identifiers`, `halt_max_steps`, `forward_dtype`, `loss_type`) and
+all of `options`.
 
 What the module has decides what it is:
 
@@ -23,7 +24,7 @@ import os
 import sys
 import textwrap
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -41,6 +42,18 @@ class OutsideConfig(ModelConfig):
     """What is known of a module from outside the project, and what it is to be called with."""
 
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the class, as a JSON object
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in known_of_every_model(self):
+            if name in self.options:
+                # The trainer would go by one of the two and the module by the other.
+                raise ValueError(f"options name {name}, which is a field of its own; the class is given arch.{name}")
+
+
+def known_of_every_model(config: ModelConfig) -> dict[str, Any]:
+    """The fields of `ModelConfig` with their values."""
+    return {each.name: getattr(config, each.name) for each in fields(ModelConfig)}
 
 
 class OneStep(nn.Module):
@@ -119,8 +132,7 @@ def build(name: str, config: OutsideConfig) -> nn.Module:
 
 
 def _construct(name: str, found: type[nn.Module], config: OutsideConfig) -> nn.Module:
-    known = ("batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers", "halt_max_steps", "forward_dtype")
-    arguments = {key: getattr(config, key) for key in known} | config.options
+    arguments = known_of_every_model(config) | config.options
     parameters = inspect.signature(found).parameters
     required = [
         key

@@ -37,6 +37,7 @@ class Thinker(nn.Module):
 
     def __init__(self, config_dict):
         super().__init__()
+        self.config = config_dict
         self.max_steps = config_dict["halt_max_steps"]
         self.width = config_dict["width"]
         self.embed = nn.Embedding(config_dict["vocab_size"], self.width)

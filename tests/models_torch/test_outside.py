@@ -49,11 +49,12 @@ def test_a_loss_head_stays_one():
     assert len(head(carry=head.initial_carry(batch), batch=batch, return_keys=())) == 5
 
 
-def test_options_win_over_sizes_and_a_dict_has_everything():
-    head, _ = make("Thinker", halt_max_steps=7, options={"width": 8, "halt_max_steps": 2})
-    assert head.model.max_steps == 2
-    head, _ = make("CellNet", halt_max_steps=1, options={"vocab_size": 9})
-    assert head.state_dict()["model.inner.head.weight"].shape[0] == 9
+def test_a_dict_has_everything_and_options_say_nothing_twice():
+    head, _ = make("Thinker", halt_max_steps=7, options={"width": 8, "more": None})
+    fields = {"halt_max_steps": 7, "loss_type": "stablemax_cross_entropy", "width": 8, "more": None}
+    assert head.model.config == SIZES | fields
+    with pytest.raises(ValueError, match="options name halt_max_steps, which is a field of its own"):
+        OutsideConfig(options={"halt_max_steps": 2})
 
 
 def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
