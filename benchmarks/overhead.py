@@ -70,7 +70,9 @@ class ByHand:
     def initial_carry(self, params: Arrays, buffers: Arrays, batch: dict) -> Any:
         return trm_jnp.initial_carry(batch, self.config)
 
-    def __call__(self, params: Arrays, rows: Arrays, buffers: Arrays, carry: Any, batch: dict, rng: Any) -> Step:
+    def __call__(
+        self, params: Arrays, rows: Arrays, buffers: Arrays, carry: Any, batch: dict, rng: Any, overrides: Any
+    ) -> Step:
         (table,) = self.tables
         ids = trm_jnp.take_up(carry, batch)["puzzle_identifiers"]
         leaf = rows[table.local_weights]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-CosSin = tuple[Float[Tensor, "seq head_dim"], Float[Tensor, "seq head_dim"]]
+CosSin = tuple[Float[Tensor, "seq half_head_dim"], Float[Tensor, "seq half_head_dim"]]
 Latent = Float[Tensor, "batch positions hidden"]
 PerSequence = Float[Tensor, "batch"]
 
@@ -104,9 +104,6 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         frequencies = 1 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        # Channel i turns together with channel i + head_dim / 2 (halves, not neighbours), hence the
-        # repetition.
-        angles = angles.repeat(1, 2)
         self.cos_cached = nn.Buffer(angles.cos(), persistent=False)
         self.sin_cached = nn.Buffer(angles.sin(), persistent=False)
 
@@ -115,12 +112,13 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x: Float[Tensor, "batch seq heads head_dim"], cos_sin: CosSin) -> Float[Tensor, "batch seq heads head_dim"]:
-    """Turns each pair of channels by its position's angle, in the cosines' dtype; returned in `x`'s dtype."""
+    """Turns each pair of channels by its position's angle, in the cosines' dtype; returned in `x`'s dtype.
+
+    A pair is channel i and channel i + head_dim / 2: halves, not neighbours.
+    """
     cos, sin = (table[:, None, :] for table in cos_sin)
-    wide = x.to(cos.dtype)
-    first, second = wide.chunk(2, dim=-1)
-    quarter_turn = torch.cat((-second, first), dim=-1)
-    return (wide * cos + quarter_turn * sin).to(x.dtype)
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class Attention(nn.Module):
