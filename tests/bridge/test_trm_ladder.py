@@ -214,7 +214,7 @@ def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
         fn.params | learner.params, fn.buffers | learner.buffers, carry=carry, batch=arrays, return_keys=("logits",),
         train=False,
     )  # fmt: skip
-    close(ours[3]["logits"], outputs[3]["logits"].detach().numpy(), 1e-5)
+    close(ours[3]["logits"], outputs[3]["logits"].detach().numpy(), 1e-4)
     params, buffers = bridge.into(fn, loaded)
     for name in learner.params:
         np.testing.assert_array_equal(params[name], learner.params[name])
