@@ -73,6 +73,7 @@ class Dispatch(TorchDispatchMode):
         self._real: dict[int, tuple[torch.Tensor, BridgeTensor]] = {}
         self._memory: dict[int, BridgeTensor] = {}
         self._said: set[str] = set()
+        self._known_metas: dict[Any, Any] = {}
 
     def again(self) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
@@ -172,7 +173,7 @@ class Dispatch(TorchDispatchMode):
         if random is None and lowering is None:
             return self._decompose(func, args, kwargs)
         self._note(func, "random" if random else "ours" if lowering is LOWERINGS.get(func) else "torchax")
-        metas = _meta_of(func, args, kwargs) if like is None else like._meta
+        metas = self._metas_of(func, args, kwargs) if like is None else like._meta
         outs = _listed(metas)
         static = random is None and all(t._cell.static for t in inputs)
         static = static and all(isinstance(o, torch.Tensor) and o.numel() <= _STATIC_LIMIT for o in outs)
@@ -194,6 +195,17 @@ class Dispatch(TorchDispatchMode):
                 self._result(func, value, meta, tracked, static) for value, meta in zip(values, outs, strict=True)
             )
         return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
+
+    def _metas_of(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """`_meta_of`, asked once for each operation on arguments of these shapes: recursion asks again and again."""
+        key = func, _signature(args), _signature(tuple(kwargs.items())), torch.get_default_dtype()
+        try:
+            return self._known_metas[key]
+        except KeyError:
+            found = self._known_metas[key] = _meta_of(func, args, kwargs)
+            return found
+        except TypeError:  # an argument that has no hash
+            return _meta_of(func, args, kwargs)
 
     def _result(self, func: Any, value: Any, meta: Any, tracked: bool, static: bool) -> Any:
         if not isinstance(meta, torch.Tensor):
@@ -387,6 +399,16 @@ def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise NotImplementedError(f"its lowering does not take these arguments: {said[0]}") from error
+
+
+def _signature(value: Any) -> Any:
+    """What of an argument decides the shape, dtype and strides of a result. `True` and `1` are not the same."""
+    if isinstance(value, BridgeTensor):
+        meta = value._meta
+        return meta.shape, meta.stride(), meta.dtype
+    if type(value) in (list, tuple):
+        return tuple(map(_signature, value))
+    return type(value), value
 
 
 def _twin(tensor: BridgeTensor) -> torch.Tensor:
