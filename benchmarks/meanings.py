@@ -1,0 +1,209 @@
+"""What torchax alone makes of each meaning of PyTorch, beside what the bridge makes of it; prints a table in Markdown.
+
+    python -m benchmarks.meanings
+
+The rows are those of the tests (`tests/bridge/rows_*.py`), in training mode, one call, differentiated by `jax.grad`.
+An error is the largest difference from PyTorch eager, relative to the leaf's largest entry, of a gradient to the
+largest of all; a gradient or buffer that is not there at all counts as 1. torchax runs in a process of its own, in its
+most favourable form: `JittableModule.functional_call` with a fresh key, new tensors on its device, buffers read back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib
+import json
+import platform
+import re
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torchax
+from torchax.interop import JittableModule, jax_view, torch_view
+
+import bridge
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bridge"))
+ROWS = importlib.import_module("rows").ROWS
+
+Leaves = dict[str, np.ndarray]
+Errors = dict[str, float]
+"""`output`, `gradient`, `buffer` -> the largest error of its leaves."""
+ALONE = "--torchax-alone"
+KINDS = ("output", "gradient", "buffer")
+
+
+def tensors(value: Any) -> Iterator[Any]:
+    """The tensors inside whatever a module returns."""
+    if torch.is_tensor(value):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        yield from (t for f in dataclasses.fields(value) for t in tensors(getattr(value, f.name)))
+    elif isinstance(value, (dict, list, tuple)):
+        yield from (t for v in (value.values() if isinstance(value, dict) else value) for t in tensors(v))
+
+
+def mapped(value: Any, leaf: Callable) -> Any:
+    """The same containers with other tensors or arrays."""
+    if torch.is_tensor(value) or isinstance(value, jax.Array):
+        return leaf(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: mapped(getattr(value, f.name), leaf) for f in dataclasses.fields(value)})
+    if isinstance(value, dict):
+        return {k: mapped(v, leaf) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [mapped(v, leaf) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def weights(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+def in_pytorch(row: Any, seed: int = 2) -> dict[str, Leaves]:
+    module = copy.deepcopy(row.build()).train()
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    trained = {n: t for n, t in state.items() if t.requires_grad}
+    args, kwargs = row.example()
+    torch.manual_seed(seed)
+    out = list(tensors(getattr(module, row.method)(*args, **kwargs)))
+    pairs = zip(out, weights([tuple(t.shape) for t in out]), strict=True)
+    total: Any = sum((t * torch.as_tensor(w, dtype=t.dtype)).sum() for t, w in pairs if t.requires_grad)
+    if torch.is_tensor(total):
+        total.backward()
+    return {
+        "output": numbered(enumerate(out)),
+        "gradient": numbered((n, torch.zeros_like(t) if t.grad is None else t.grad) for n, t in trained.items()),
+        "buffer": numbered((n, t) for n, t in module.named_buffers() if n not in trained),
+    }
+
+
+def through_torchax(row: Any) -> dict[str, Leaves]:
+    env = torchax.default_env()
+    module = row.build().train()
+    given = mapped(row.example(), lambda t: jnp.asarray(t.numpy()))
+    wrapped = JittableModule(module)
+    params, buffers = jax_view(env.to_xla((wrapped.params, wrapped.buffers)))  # pyright: ignore
+
+    def loss(params: Any) -> Any:
+        with env, env.override_property(prng=jax.random.key(0)), torch.device("jax"):
+            state = torch_view(params), torch_view(buffers)
+            args, kwargs = mapped(given, torch_view)
+            out = wrapped.functional_call(row.method, *state, *args, **kwargs)
+            arrays: list = [jax_view(t) for t in tensors(out)]
+            pairs = zip(arrays, weights([a.shape for a in arrays]), strict=True)
+            total = sum((a * jnp.asarray(w, a.dtype)).sum() for a, w in pairs if jnp.issubdtype(a.dtype, jnp.floating))
+            return jnp.asarray(total, jnp.float32), (arrays, jax_view(state[1]))
+
+    gradients, (out, written) = jax.grad(loss, has_aux=True)(params)
+    return {
+        "output": numbered(enumerate(out)),
+        "gradient": numbered(gradients.items()),
+        "buffer": numbered(written.items()),
+    }
+
+
+def numbered(leaves: Iterable[tuple[Any, Any]]) -> Leaves:
+    doubles = ((str(n), v.detach().double() if torch.is_tensor(v) else v) for n, v in leaves)
+    return {n: np.asarray(v, np.float64) for n, v in doubles}
+
+
+def errors(found: dict[str, Leaves], expected: dict[str, Leaves]) -> Errors:
+    worst: Errors = {}
+    for kind, leaves in expected.items():
+        largest = max((np.abs(v).max(initial=0) for v in leaves.values()), default=0) if kind == "gradient" else 1e-3
+        for name, theirs in leaves.items():
+            ours = found[kind].get(name)
+            error = 1.0
+            if ours is not None and ours.shape == theirs.shape:
+                error = np.abs(ours - theirs).max(initial=0) / max(np.abs(theirs).max(initial=0), largest, 1e-30)
+            worst[kind] = max(worst.get(kind, 0.0), float(np.nan_to_num(error, nan=np.inf)))
+    return worst
+
+
+def torchax_alone() -> dict[str, Errors | str]:
+    """Row -> errors, or what happens instead."""
+    results: dict[str, Errors | str] = {}
+    for name, row in ROWS.items():
+        expected = in_pytorch(row)
+        try:
+            if errors(in_pytorch(row, seed=3), expected)["output"]:
+                results[name] = draws_of_torchax(row)
+            else:
+                results[name] = errors(through_torchax(row), expected)
+        except Exception as error:
+            said = str(error).strip().splitlines() or [traceback.extract_tb(error.__traceback__)[-1].line or ""]
+            results[name] = f"raises {type(error).__name__}: {re.split(r'; |[.] ', said[0])[0]}"
+    return results
+
+
+def draws_of_torchax(row: Any) -> str:
+    """Whether two calls of the jitted function draw different numbers: what PyTorch drew cannot be compared with."""
+    states, function = torchax.extract_jax(row.build().train())
+    call = jax.jit(function)
+    args, _ = mapped(row.example(), lambda t: jnp.asarray(t.numpy()))
+    one, two = call(states, args), call(states, args)
+    return "the same numbers in every call" if (one == two).all() else "other numbers in each call"
+
+
+def through_bridge() -> dict[str, Errors]:
+    results = {}
+    for name, row in ROWS.items():
+        args, kwargs = row.example()
+        torch.manual_seed(2)
+        report = bridge.verify(row.build(), *args, train=True, method=row.method, **kwargs)
+        results[name] = {kind: max((r.error for r in report.rows if r.kind == kind), default=None) for kind in KINDS}
+    return results
+
+
+def in_words(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+
+
+def table() -> str:
+    alone = subprocess.run([sys.executable, "-m", "benchmarks.meanings", ALONE], check=True, stdout=subprocess.PIPE)
+    theirs, ours = json.loads(alone.stdout), through_bridge()
+    versions = f"torch {torch.__version__}, jax {jax.__version__}, torchax {version('torchax')}"
+    lines = [
+        f"`python -m benchmarks.meanings`, {platform.machine()} CPU, {time.strftime('%-d %B %Y')}, {versions}.",
+        "",
+        "| meaning | torchax alone: outputs | gradients | buffers | bridge: the worst of all |",
+        "|---|---|---|---|---|",
+    ]
+    wrong = 0
+    for name, row in ROWS.items():
+        limit = max(row.tolerance, 1e-4)
+        found = theirs[name]
+        if isinstance(found, str):
+            cells = [f"**{found.replace('|', ' ')}**", "", ""]
+        else:
+            values = [found.get(kind) for kind in KINDS]
+            cells = ["" if v is None else f"**{v:.1g}**" if v > limit else f"{v:.0e}" for v in values]
+        wrong += any("**" in cell for cell in cells)
+        worst = max(v for v in ours[name].values() if v is not None)
+        lines.append(f"| {in_words(name)} | {' | '.join(cells)} | {worst:.0e} |")
+    lines += ["", f"{wrong} of {len(ROWS)} rows mean something else through torchax alone (bold)."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if ALONE in sys.argv:
+        with contextlib.redirect_stdout(sys.stderr):
+            results = torchax_alone()
+        print(json.dumps(results))
+    else:
+        print(table())

@@ -1,0 +1,62 @@
+"""The code of docs/bridge.md, run from top to bottom in one namespace; the text under a block is what it printed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bridge.__main__ import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "bridge.md"
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def pattern(text):
+    """`…` alone on a line stands for any lines, within a line for anything on it."""
+    lines = [r"[\s\S]*" if line == "…" else re.escape(line).replace("…", ".*") for line in text.strip().split("\n")]
+    return re.compile("\n".join(lines))
+
+
+def run(kind, code, namespace):
+    if kind == "python":
+        named = re.match(r"# (\w+\.py)\n", code)
+        path = Path(named[1] if named else f"block{len(list(Path().iterdir()))}.py")
+        path.write_text(code)
+        exec(compile(code, str(path.absolute()), "exec"), namespace)
+    else:
+        command = shlex.split(code)
+        assert command[:3] == ["python", "-m", "bridge"], f"not a command of this page: {code}"
+        assert main(command[3:]) == 0
+
+
+def test_the_page_is_true(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    namespace = {"__name__": "tutorial"}
+    compared = 0
+    for (kind, code), (next_kind, text) in zip(BLOCKS, [*BLOCKS[1:], ("", "")], strict=True):
+        if kind == "text":
+            continue
+        run(kind, code, namespace)
+        printed = capsys.readouterr().out.strip()
+        if next_kind == "text":
+            assert pattern(text).fullmatch(printed), f"{code}\nprinted\n{printed}\n\nand the page says\n{text}"
+            compared += 1
+        else:
+            assert not printed, f"{code}\nprinted\n{printed}\n\nwhich the page does not show"
+    assert compared >= 12
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "ok"),
+    [
+        ("a\n…\nb", "a\n1\n2\nb", True),
+        ("a …", "a 3 (x)", True),
+        ("a", "b", False),
+        ("a\n…\nb", "a\n1\n2\nc", False),
+        ("a … c", "a b\nc", False),
+    ],
+)
+def test_text_is_compared(text, printed, ok):
+    assert bool(pattern(text).fullmatch(printed)) == ok
