@@ -9,7 +9,7 @@ import sys
 from train_jax.errors import UserError
 
 STAGES = {
-    "build-data": "make or convert a data set (sudoku, maze, arc)",
+    "build-data": "make a data set (sudoku, maze, arc), or inspect one",
     "train": "train a model: trm train PRESET [--field value …]",
     "evaluate": "score a run on its test set with its EMA weights",
     "score": "count the votes in predictions files for an ARC data set",

@@ -70,9 +70,14 @@ class RunFolder:
 
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(text, encoding="utf-8")
+    scratch.write_bytes(content)
     os.replace(scratch, path)
 
 

@@ -46,7 +46,7 @@ def test_a_generated_set_is_whole_and_its_splits_share_no_maze(tmp_path, kind, c
     assert len(np.unique(marks)) == 60
     assert len(np.unique(train.inputs, axis=0)) == 480
     assert not np.isin(fingerprints(test.inputs), marks).any()
-    assert "60 mazes,         480 examples" in capsys.readouterr().out
+    assert "60 puzzles,         480 examples" in capsys.readouterr().out
     findings = record_of(tmp_path / "set")["findings"]
     assert findings["test_puzzles_equivalent_to_a_train_puzzle"] == 0
     assert (findings["test_mazes_with_several_shortest_paths"] == 0) == (kind == "corridors")
@@ -292,7 +292,7 @@ def test_the_command_line_builds_and_fails_in_one_line(tmp_path, capsys):
     arguments = ["build-data", "maze", "--size", "6", "--num-train", "10", "--num-test", "4"]
     assert trm([*arguments, "--output-dir", str(tmp_path / "set")]) == 0
     out = capsys.readouterr().out
-    assert "10 mazes" in out and f"sha256 {record_of(tmp_path / 'set')['content_sha256']}" in out
+    assert "10 puzzles" in out and f"sha256 {record_of(tmp_path / 'set')['content_sha256']}" in out
     assert trm([*arguments, "--min-path", "33", "--output-dir", str(tmp_path / "x")]) == 2
     captured = capsys.readouterr()
     error = captured.err.strip().splitlines()[-1]

@@ -23,6 +23,7 @@ from train_jax.report.figures import number, spelled
 from train_jax.report.measured import Answers, by_act_step, first_unsolved, kept, measure, slowest_solved
 from train_jax.report.page import SIZED_BY_DATA, page
 from train_jax.report.picture import chosen_steps, picture
+from train_jax.report.sudoku_look import SudokuLook
 from train_jax.report.trace import Trace
 from train_jax.run_folder import RunFolder
 from train_jax.stages.build_data import SudokuData
@@ -30,6 +31,7 @@ from train_jax.stages.build_data import main as build_data
 from train_jax.stages.report import Report, cli, main
 
 PUZZLES, ACT_STEPS = 12, 4
+LOOK = SudokuLook(GEOMETRIES[4])
 HOSTILE = "<script>alert('1')</script> & \"x\""
 VOID = {"meta", "br", "path", "rect", "circle"}
 
@@ -151,7 +153,7 @@ def test_text_of_the_run_is_never_markup(run_dir, data_dir):
     assert "<script" not in document
     hostile = plot([Series(HOSTILE, [(1, 2)], marks=True), Series("b", [])], title=HOSTILE, x_label=HOSTILE)
     ElementTree.fromstring(hostile)
-    assert "<script" not in hostile + board(np.zeros(16, np.uint8), GEOMETRIES[4], label=HOSTILE)
+    assert "<script" not in hostile + board(LOOK, np.zeros(16, np.uint8), label=HOSTILE)
 
 
 def test_missing_pieces_leave_gaps_not_inventions(run_dir):
@@ -251,7 +253,7 @@ def test_a_trace_tells_what_changed_and_what_is_wrong():
     question = np.where(np.arange(16) % 2, solution, 0).astype(np.uint8)
     swapped = solution.copy()
     swapped[:2] = 2, 0
-    trace = Trace(GEOMETRIES[4], question, np.array([swapped, solution, solution, swapped]), np.zeros(4), solution)
+    trace = Trace(LOOK, question, np.array([swapped, solution, solution, swapped]), np.zeros(4), solution)
     assert [tuple(stretch) for stretch in trace.stretches] == [(1, 1), (2, 3), (4, 4)]
     assert trace.changed(1).sum() == 9 and trace.changed(2).sum() == 2 and not trace.changed(3).any()
     assert trace.wrong(1).tolist() == [True, True] + [False] * 14
@@ -267,7 +269,8 @@ def test_a_trace_tells_what_changed_and_what_is_wrong():
         "the solution",
     ]
     # A valid grid that overwrites a given is no solution of this puzzle.
-    assert not Trace(GEOMETRIES[4], np.roll(solution, 1) * (np.arange(16) == 5), solution[None], np.zeros(1)).solved(1)
+    question = np.roll(solution, 1) * (np.arange(16) == 5)
+    assert not Trace(LOOK, question, solution[None], np.zeros(1)).solved(1)
 
 
 def test_ticks_are_round_and_cover_the_data():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arc_files import write_source
 
 from train_jax.__main__ import main as trm
 from train_jax.checkpoint import Checkpoints
@@ -16,26 +17,33 @@ from train_jax.errors import UserError
 from train_jax.evaluate import evaluate
 from train_jax.modelling import build_objective
 from train_jax.optim import dense_optimizer
-from train_jax.puzzles.format import Metadata, load_split
+from train_jax.puzzles.format import Metadata, load_split, read_identifiers
+from train_jax.puzzles.maze import OPEN, PATH, text_of
+from train_jax.puzzles.maze import parse as parse_maze
 from train_jax.puzzles.sudoku import GEOMETRIES, grids_of
+from train_jax.questions import _canvas, from_file, from_text, known_look
+from train_jax.report.arc_look import ArcLook, arc_look_of
+from train_jax.report.maze_look import MazeLook
+from train_jax.report.sudoku_look import SudokuLook
 from train_jax.report.terminal import thinking, verdict
 from train_jax.report.trace import Trace
 from train_jax.restore import restore
 from train_jax.run_folder import RunFolder, open_run
-from train_jax.stages.build_data import SudokuData
+from train_jax.stages.build_data import ArcData, MazeData, SudokuData
 from train_jax.stages.build_data import main as build_data
-from train_jax.stages.solve import Solve, check_fits, from_test_set, from_text, main
+from train_jax.stages.solve import Solve, main
 from train_jax.state import Trainee, new_learner
 from train_jax.step import make_eval_step
 from train_jax.thinking import think
 
 SOLUTION = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
 QUESTION = np.where(np.arange(16) % 2, SOLUTION, 0).astype(np.uint8)
+LOOK = SudokuLook(GEOMETRIES[4])
 SWAPPED = np.concatenate([SOLUTION[1::-1], SOLUTION[2:]])
 
 
 def trace_of(*answers: np.ndarray, solution: np.ndarray | None = SOLUTION) -> Trace:
-    return Trace(GEOMETRIES[4], QUESTION, np.array(answers), np.linspace(-2, 2, len(answers)), solution)
+    return Trace(LOOK, QUESTION, np.array(answers), np.linspace(-2, 2, len(answers)), solution)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +53,10 @@ def data_dir(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory, data_dir) -> str:
+def run_of(path: Path, data_dir: Path, steps: int = 3) -> str:
     """A run as training leaves it, its averaged weights other than its raw ones."""
-    path = tmp_path_factory.mktemp("runs") / "run"
     config = preset("tiny")
-    arch = dataclasses.replace(config.arch, H_cycles=1, L_cycles=1, halt_max_steps=3)
+    arch = dataclasses.replace(config.arch, H_cycles=1, L_cycles=1, halt_max_steps=steps)
     config = dataclasses.replace(config, arch=arch, data_dir=str(data_dir), run_dir=str(path))
     folder, data = open_run(config), load_split(data_dir, "train").metadata
     folder.data.write_text(json.dumps(dataclasses.asdict(data)))
@@ -62,6 +68,11 @@ def run_dir(tmp_path_factory, data_dir) -> str:
     checkpoints.wait()
     checkpoints.close()
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, data_dir) -> str:
+    return run_of(tmp_path_factory.mktemp("runs") / "run", data_dir)
 
 
 def test_grids_stand_side_by_side_and_one_that_stays_is_drawn_once():
@@ -151,7 +162,7 @@ def test_a_mistake_is_one_line_and_status_2(run_dir, data_dir, tmp_path, capsys)
         ([run_dir, "--puzzle", "123. ...4 .... ...."], "the 4x4 Sudoku given has no solution; correct the givens"),
         ([run_dir, "--index", "6"], f"--index 6: the test set in {data_dir} has puzzles 0 to 5"),
         ([run_dir, "--index", "-1"], f"--index -1: the test set in {data_dir} has puzzles 0 to 5"),
-        ([run_dir, "--data-dir", "gone"], "; or give --puzzle STRING, or another --data-dir"),
+        ([run_dir, "--data-dir", "gone"], "; or give --puzzle TEXT or --file FILE, or another --data-dir"),
         ([run_dir, "--puzzle", "." * 16, "--index", "1"], "--puzzle and --index name two puzzles; give one of them"),
     ):
         assert trm(["solve", *arguments]) == 2
@@ -159,13 +170,169 @@ def test_a_mistake_is_one_line_and_status_2(run_dir, data_dir, tmp_path, capsys)
         assert error.startswith("trm: ") and message in error
 
 
-def test_other_puzzles_than_sudokus_are_refused(data_dir):
-    maze = Metadata(900, 6, 0, None, 0, 1, 1, 1.0, 1, ("all",))
-    with pytest.raises(UserError, match="900 tokens of 6 kinds, which is no Sudoku"):
-        check_fits(from_test_set(str(data_dir), 0), maze)
+def test_puzzles_of_no_known_kind_are_refused():
+    words = Metadata(900, 7, 0, None, 0, 1, 1, 1.0, 1, ("all",))
+    with pytest.raises(UserError, match="trained on 900 tokens of 7 kinds, which are no Sudokus, mazes or ARC puzzles"):
+        known_look(words, "the run was trained on")
 
 
 def test_the_answer_to_a_puzzle_with_several_solutions_is_not_known():
-    assert from_text("." * 16).solution is None and not from_text("." * 16).unique
-    unique = from_text("".join(map(str, QUESTION[:15])) + "1")
+    assert from_text("." * 16, LOOK).solution is None and not from_text("." * 16, LOOK).unique
+    unique = from_text("".join(map(str, QUESTION[:15])) + "1", LOOK)
     assert unique.unique == (unique.solution is not None)
+
+
+MAZE = """
+S.#..
+#.#.#
+#...#
+#.#.#
+#.#.G
+""".strip()
+
+
+@pytest.fixture(scope="module")
+def maze_data(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("data") / "maze"
+    build_data(MazeData(output_dir=directory, size=5, num_train=12, num_test=4))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def maze_run(tmp_path_factory, maze_data) -> str:
+    return run_of(tmp_path_factory.mktemp("runs") / "maze", maze_data)
+
+
+def test_a_maze_is_shown_from_a_file_and_from_the_test_set(maze_run, tmp_path, capsys):
+    path = tmp_path / "maze.txt"
+    path.write_text(MAZE + "\n")
+    main(Solve(maze_run, file=path))
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"5x5 maze in {path}; {maze_run} at step 7")
+    assert shown.splitlines()[3].startswith("S   #")
+    assert shown.splitlines()[-1].startswith(("solved: a shortest path", "not solved: "))
+    main(Solve(maze_run, index=2))
+    assert capsys.readouterr().out.startswith("puzzle 2 of the test set")
+    # The solution is the only shortest path, found without having been given.
+    question = from_text(MAZE, MazeLook(5))
+    assert question.solution is not None
+    assert text_of(question.solution).splitlines() == ["So#  ", "#o# #", "#ooo#", "# #o#", "# #oG"]
+
+
+def test_maze_answers_are_judged_by_the_rules():
+    look = MazeLook(5)
+    question, solution = parse_maze(MAZE), from_text(MAZE, look).solution
+    assert solution is not None
+    assert look.objections(question, solution, solution) == []
+    assert look.objections(question, solution, None) == []
+    assert look.objections(question, question, solution) == ["7 of 25 cells wrong", "no path marked"]
+    gap = np.where(np.arange(25) == 12, OPEN, solution)
+    assert look.objections(question, gap, None) == ["the 6 cells marked do not join start and goal"]
+    aside = np.where(np.arange(25) == 16, PATH, solution)
+    assert look.objections(question, aside, None) == ["1 of the 8 cells marked are not on the way"]
+    through = np.where(np.isin(np.arange(25), [2, 4]), PATH, solution)
+    assert look.objections(question, through, solution)[:2] == ["2 of 25 cells wrong", "1 walls or ends overwritten"]
+    ring = parse_maze("S..\n.#.\n..G\n".replace("\n", "##\n") + "#####\n#####")
+    for way in ([1, 2, 7], [5, 10, 11]):
+        assert look.objections(ring, np.where(np.isin(np.arange(25), way), PATH, ring), None) == []
+    square = parse_maze("S..##\n#..##\n#.G##\n#####\n#####")
+    round_about = np.where(np.isin(np.arange(25), [1, 2, 7]), PATH, square)
+    assert look.objections(square, round_about, None) == []
+    assert look.objections(np.full(25, OPEN), solution, None) == ["the question is no maze"]
+
+
+@pytest.fixture(scope="module")
+def arc_data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("arc")
+    build_data(ArcData(str(write_source(folder / "source")), output_dir=folder / "data", num_aug=1))
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def arc_run(tmp_path_factory, arc_data) -> str:
+    return run_of(tmp_path_factory.mktemp("runs") / "arc", arc_data, steps=2)
+
+
+def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys):
+    tasks = json.loads((arc_data / "test_puzzles.json").read_text())
+    name, task = next((name, task) for name, task in tasks.items() if len(task["test"]) > 1)
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(task))
+    main(Solve(arc_run, file=path, index=1))
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"test example 1 of {path}; {arc_run}")
+    assert shown.splitlines()[-1].startswith("not solved: ")
+    given = from_file(path, ArcLook(), data_dir=str(arc_data), index=1)
+    puzzles, names = load_split(arc_data, "test"), read_identifiers(arc_data)
+    assert given.puzzle_identifier == names.index(name)
+    rows = np.flatnonzero((puzzles.inputs == given.tokens).all(axis=1) & (puzzles.labels == given.solution).all(axis=1))
+    owners = np.searchsorted(puzzles.puzzle_indices, rows, side="right") - 1
+    assert given.puzzle_identifier in puzzles.puzzle_identifiers[owners]
+    for example in task["test"]:
+        del example["output"]
+    path.write_text(json.dumps(task))
+    main(Solve(arc_run, file=path))
+    assert "whether that is right is not known" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_arc_answers_are_judged_as_they_are_read_in_voting():
+    solution = _canvas(np.array([[1, 2], [3, 4]], np.uint8))
+    look = arc_look_of([solution])
+    values = look.values(solution)
+    assert (look.rows, look.cols) == (3, 3)
+    assert look.objections(values, values, None) is None
+    assert look.objections(values, values, values) == []
+    other = look.values(_canvas(np.array([[1, 2], [3, 5]], np.uint8)))
+    assert look.objections(values, other, values) == ["1 of 4 cells wrong"]
+    wide = look.values(_canvas(np.array([[1, 2, 3]], np.uint8)))
+    assert look.objections(values, wide, values) == ["a grid of 1x3 where 2x2 is right"]
+    scribbled = values.copy()
+    scribbled[8] = 7  # beyond the grid, where nothing is read
+    assert look.objections(values, scribbled, values) == []
+
+
+def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_dir, arc_data, tmp_path, capsys):
+    def written(name: str, content: str | bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    task = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[1]]}]}
+    known = next(iter(json.loads((arc_data / "test_puzzles.json").read_text())))
+    for run, arguments, message in (
+        (maze_run, ["--file", str(tmp_path / "none.txt")], "cannot be read (No such file or directory)"),
+        (maze_run, ["--file", str(tmp_path)], "cannot be read (Is a directory)"),
+        (maze_run, ["--file", written("binary", b"\xff\xfe\x00")], "is no text; give a text file with one puzzle"),
+        (maze_run, ["--file", written("long", "." * 2**21)], "has 2,097,152 bytes"),
+        (
+            maze_run,
+            ["--file", written("six", "\n".join(["S.G###"] + ["######"] * 5))],
+            "the maze is 6x6, the model was",
+        ),
+        (maze_run, ["--file", written("shut", MAZE.replace("#.G", "##G"))], "has no way from start to goal; open one"),
+        (maze_run, ["--puzzle", "." * 25], "the maze has 1 lines, expected 5 to 50"),
+        (maze_run, ["--puzzle", MAZE, "--file", "x"], "--puzzle and --file name two puzzles"),
+        (maze_run, ["--html", "/none/x.html"], "/none is not a folder; give a file in one that is there"),
+        (maze_run, ["--gif", "/none/x.gif"], "/none is not a folder"),
+        (maze_run, ["--data-dir", str(arc_data)], "the model was trained on 5x5 mazes, and this is none (ARC puzzle)"),
+        (run_dir, ["--file", written("sudoku", "12" * 8)], "digit 1 more than once"),
+        (arc_run, ["--puzzle", "1" * 16], "trained on ARC puzzles; give --file TASK.json instead of --puzzle"),
+        (arc_run, ["--file", written("unknown.json", json.dumps(task))], "puzzle unknown is none of those in"),
+        (arc_run, ["--file", written(f"{known}.json", json.dumps(task)), "--index", "1"], "test examples 0 to 0"),
+        (arc_run, ["--file", written("bad.json", "{")], "not JSON that can be read"),
+        (arc_run, ["--file", written("odd name.json", json.dumps(task))], "'odd name' is no puzzle name"),
+        (arc_run, ["--file", written("grid.json", json.dumps({**task, "test": [{"input": [[10]]}]}))], "holds 10"),
+    ):
+        assert trm(["solve", run, *arguments]) == 2, arguments
+        captured = capsys.readouterr()
+        error = captured.err.strip().splitlines()[-1]
+        assert captured.out == "" and error.startswith("trm: ") and message in error, error
+
+
+def test_animations_are_written_whole_and_nothing_else(maze_run, tmp_path, capsys):
+    path = tmp_path / "maze.txt"
+    path.write_text(MAZE)
+    main(Solve(maze_run, file=path, html=tmp_path / "m.html", gif=tmp_path / "m.gif"))
+    assert f"animation: {tmp_path / 'm.html'}\nanimation: {tmp_path / 'm.gif'}\n" in capsys.readouterr().out
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m.gif", "m.html", "maze.txt"]
+    assert (tmp_path / "m.gif").read_bytes()[:6] == b"GIF89a"

@@ -105,6 +105,12 @@ def read_test_puzzles(directory: str | Path) -> list[Puzzle]:
     return [_puzzle(path, name, puzzle, solved=True) for name, puzzle in content.items()]
 
 
+def read_task(path: Path) -> Puzzle:
+    """One task as it is published alone: an object with train and test, in a file that has the puzzle's name."""
+    content, _ = _read_json(path)
+    return _puzzle(path, path.stem, content, solved=False)
+
+
 def _puzzle(path: Path, name: str, puzzle: Any, *, solved: bool) -> Puzzle:
     if not NAME.fullmatch(name):
         raise UserError(

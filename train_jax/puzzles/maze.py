@@ -80,6 +80,14 @@ def text_of(maze: Integer[np.ndarray, "cells"]) -> str:
     return "\n".join("".join(row) for row in characters)
 
 
+def are_mazes(questions: Integer[np.ndarray, "n cells"]) -> Bool[np.ndarray, "n"]:
+    """Which are made of walls, open cells, one start and one goal."""
+    good = ((questions >= WALL) & (questions <= GOAL)).all(axis=1)
+    for token in (START, GOAL):
+        good &= (questions == token).sum(axis=1) == 1
+    return good
+
+
 def keeps_question(
     questions: Integer[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"]
 ) -> Bool[np.ndarray, "n"]:

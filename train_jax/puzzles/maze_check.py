@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
-from train_jax.puzzles.maze import GOAL, PATH, START, WALL, keeps_question
+from train_jax.puzzles.maze import GOAL, OPEN, PATH, START, WALL, keeps_question
 
 BLOCK = 512
 """Mazes searched together, so that their distances stay in the cache."""
@@ -55,6 +55,16 @@ def _search_block(questions: UInt8[np.ndarray, "n cells"]) -> Found:
     goals = np.flatnonzero(cells == GOAL)
     inner = np.maximum(distances, -1).reshape(walled.shape)[:, 1:-1, 1:-1].reshape(n, -1)
     return Found(np.maximum(distances[goals], -1), ways[goals] == 1, inner)
+
+
+def on_shortest_paths(questions: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
+    """The mazes with every cell marked that a shortest path has: the solution where there is one shortest path."""
+    there = search(questions)
+    exchanged = np.where(questions == START, GOAL, np.where(questions == GOAL, START, questions)).astype(np.uint8)
+    back = search(exchanged)
+    steps = there.steps[:, None]
+    marked = (there.distances >= 0) & (back.distances >= 0) & (there.distances + back.distances == steps)
+    return np.where(marked & (questions == OPEN), np.uint8(PATH), questions)
 
 
 def are_shortest_paths(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.puzzles.maze import GOAL, LARGEST, OPEN, SMALLEST, START, WALL, Mazes, keeps_question, size_of, tokens_of
+from train_jax.puzzles.maze import LARGEST, SMALLEST, Mazes, are_mazes, keeps_question, size_of, tokens_of
 from train_jax.puzzles.maze_check import Found, are_shortest_paths, search
 from train_jax.puzzles.progress import Progress
 from train_jax.puzzles.tables import Row, bad_row, chunks_of, problem_with
@@ -51,11 +51,9 @@ def _read_chunk(path: Path, chunk: list[Row], cells: int) -> tuple[Mazes, Found]
     problems = [problem_with(row, cells) for _, row in chunk]
     formed = next((number for number, problem in enumerate(problems) if problem), len(chunk))
     mazes = Mazes(*(_tokens([row[column] for _, row in chunk[:formed]], cells) for column in (1, 2)))
-    is_maze = np.isin(mazes.questions, (WALL, OPEN, START, GOAL)).all(axis=1)
-    for token in (START, GOAL):
-        is_maze &= (mazes.questions == token).sum(axis=1) == 1
-    if not is_maze.all():
-        formed = int(np.argmin(is_maze))
+    good = are_mazes(mazes.questions)
+    if not good.all():
+        formed = int(np.argmin(good))
         problems[formed] = "the question is not made of '#', ' ', one 'S' and one 'G'"
         mazes = Mazes(*(array[:formed] for array in mazes))
     found = search(mazes.questions)

@@ -1,67 +1,57 @@
-"""Sudoku grids as SVG text, and a strip of them that shows every ACT step of one puzzle."""
+"""Grids of puzzles as SVG text, and a strip of them that shows every ACT step of one puzzle."""
 
+from collections.abc import Iterator
 from html import escape
+from itertools import groupby
 
 import numpy as np
-from jaxtyping import Bool, UInt8
 
-from train_jax.puzzles.sudoku import Geometry
+from train_jax.report.looks import Grid, Look, Mask
 from train_jax.report.trace import Trace, halting_probability
-
-Mask = Bool[np.ndarray, "cells"]
 
 
 def board(
-    grid: UInt8[np.ndarray, "cells"],
-    geometry: Geometry,
+    look: Look,
+    grid: Grid,
     *,
     label: str,
-    givens: Mask | None = None,
+    fixed: Mask | None = None,
     wrong: Mask | None = None,
     changed: Mask | None = None,
     side: float = 132,
 ) -> str:
-    """An `<svg>` of the grid: givens bold, wrong cells red and tinted, changed ones tinted, empty cells blank.
+    """An `<svg>` of the grid, its longer side `side` pixels: givens bold, wrong cells red, changed ones tinted.
 
-    An empty cell that is wrong is a dot. `side` is in pixels.
+    Of puzzles whose cells are coloured, wrong ones are framed instead. An empty cell that is wrong is a dot.
     """
-    size = geometry.size
-    none = np.zeros(geometry.cells, bool)
-    givens, wrong, changed = (none if mask is None else mask for mask in (givens, wrong, changed))
-    cell = (side - 2) / size
-    tints, digits = [], []
-    for i in range(geometry.cells):
-        x, y = 1 + i % size * cell, 1 + i // size * cell
-        tint = "wrong" if wrong[i] else "changed" if changed[i] else ""
-        if tint:
-            tints.append(
-                f'<rect class="{tint}" x="{x:.1f}" y="{y:.1f}" width="{cell:.1f}" height="{cell:.1f}"/>',
-            )
-        if grid[i] or wrong[i]:
-            kind = " ".join(name for name, on in (("given", givens[i]), ("wrong", wrong[i])) if on)
-            digits.append(
-                f'<text class="digit {kind}" x="{x + cell / 2:.1f}" y="{y + cell * 0.69:.1f}" text-anchor="middle" '
-                f'font-size="{cell * 0.56:.1f}">{grid[i] or "·"}</text>'
-            )
+    none = np.zeros(len(grid), bool)
+    fixed, wrong, changed = (none if mask is None else mask for mask in (fixed, wrong, changed))
+    cell = (side - 2) / max(look.rows, look.cols)
+    width, height = look.cols * cell + 2, look.rows * cell + 2
+    parts = [*_fills(look, grid, cell)]
+    if look.box is None:
+        parts += _runs(wrong, "mark", look.cols, cell, inset=0.8)
+        parts.append(f'<rect class="frame" x="0.5" y="0.5" width="{width - 1:.1f}" height="{height - 1:.1f}"/>')
+    else:
+        parts += _runs(wrong, "wrong", look.cols, cell)
+        parts += _runs(changed & ~wrong, "changed", look.cols, cell)
+        parts.append(_rules(look, look.box, cell))
+    parts += _letters(look, grid, fixed, wrong, cell)
     return (
-        f'<svg class="board" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side:g} {side:g}" width="{side:g}" '
-        f'height="{side:g}" role="img" aria-label="{escape(label)}">'
-        + "".join(tints)
-        + _rules(geometry, cell, side)
-        + "".join(digits)
-        + "</svg>"
+        f'<svg class="board" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.4g} {height:.4g}" '
+        f'width="{width:.4g}" height="{height:.4g}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
 
 def board_at(trace: Trace, step: int, *, label: str, side: float = 132) -> str:
     """The board after ACT step `step`, 0 for the question."""
     return board(
+        trace.look,
         trace.grid(step),
-        trace.geometry,
         label=label,
-        givens=trace.givens,
+        fixed=trace.fixed if trace.look.fills_question else None,
         wrong=trace.wrong(step),
-        changed=trace.changed(step) if step else None,
+        changed=trace.changed(step),
         side=side,
     )
 
@@ -69,16 +59,18 @@ def board_at(trace: Trace, step: int, *, label: str, side: float = 132) -> str:
 def strip(trace: Trace) -> str:
     """The question, the grid after every ACT step (once for steps that change nothing) and, unless it was found, the
     solution: an HTML `<div>` of figures."""
-    figures = [_figure(board_at(trace, 0, label="the question"), "the question", "")]
+    side = 132 if trace.look.box else 190
+    figures = [_figure(board_at(trace, 0, label="the question", side=side), "the question", "")]
     for stretch in trace.stretches:
         wrong = int(trace.wrong(stretch.first).sum())
         told = [] if trace.solution is None else [f"{wrong} wrong" if wrong else "correct"]
         # The last step of the stretch: the one in which the model was most sure of this grid, or gave it up.
         told.append(f"halt {halting_probability(trace.q_halt_logits[stretch.last - 1]):.2f}")
-        drawing = board_at(trace, stretch.first, label=str(stretch))
+        drawing = board_at(trace, stretch.first, label=str(stretch), side=side)
         figures.append(_figure(drawing, str(stretch).replace("-", "\u2013"), " · ".join(told)))
     if trace.solution is not None and trace.wrong(trace.act_steps).any():
-        answer = board(trace.solution, trace.geometry, label="the solution", givens=trace.givens)
+        fixed = trace.fixed if trace.look.fills_question else None
+        answer = board(trace.look, trace.solution, label="the solution", fixed=fixed, side=side)
         figures.append(_figure(answer, "the solution", ""))
     return f'<div class="strip">{"".join(figures)}</div>'
 
@@ -88,11 +80,44 @@ def _figure(drawing: str, caption: str, note: str) -> str:
     return f"<figure>{drawing}<figcaption>{escape(caption)}{small}</figcaption></figure>"
 
 
-def _rules(geometry: Geometry, cell: float, side: float) -> str:
+def _fills(look: Look, grid: Grid, cell: float) -> Iterator[str]:
+    """Coloured cells, neighbours of one colour in a row as one piece."""
+    for colour in sorted({look.colour(int(value)) for value in np.unique(grid)} - {""}):
+        has_it = np.array([look.colour(int(value)) == colour for value in range(int(grid.max()) + 1)])
+        yield from _runs(has_it[grid], colour, look.cols, cell)
+
+
+def _runs(mask: Mask, kind: str, cols: int, cell: float, *, inset: float = 0) -> Iterator[str]:
+    """Rectangles over the cells, each as long as cells follow each other in a row."""
+    for row, cells in enumerate(mask.reshape(-1, cols).tolist()):
+        at = 0
+        for on, run in groupby(cells):
+            length = len(list(run))
+            if on:
+                x, y = 1 + at * cell + inset, 1 + row * cell + inset
+                width, height = length * cell - 2 * inset, cell - 2 * inset
+                yield f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+            at += length
+
+
+def _letters(look: Look, grid: Grid, fixed: Mask, wrong: Mask, cell: float) -> Iterator[str]:
+    """Characters where there are rules; where colours tell cells apart, only those of given cells."""
+    shown = fixed if look.box is None else (grid > 0) | wrong
+    for i in np.flatnonzero(shown):
+        x, y = 1 + i % look.cols * cell, 1 + i // look.cols * cell
+        kind = " ".join(name for name, on in (("given", fixed[i]), ("wrong", wrong[i])) if on)
+        character = look.character(int(grid[i])).replace(".", "·")
+        yield (
+            f'<text class="digit {kind}" x="{x + cell / 2:.1f}" y="{y + cell * 0.69:.1f}" text-anchor="middle" '
+            f'font-size="{cell * 0.56:.1f}">{escape(character)}</text>'
+        )
+
+
+def _rules(look: Look, box: tuple[int, int], cell: float) -> str:
     """Thin lines between cells, thick ones around boxes."""
     thin, thick = [], []
-    for i in range(geometry.size + 1):
-        at = 1 + i * cell
-        (thick if i % geometry.box_rows == 0 else thin).append(f"M1 {at:.1f}H{side - 1:.1f}")
-        (thick if i % geometry.box_cols == 0 else thin).append(f"M{at:.1f} 1V{side - 1:.1f}")
+    for i in range(look.rows + 1):
+        (thick if i % box[0] == 0 else thin).append(f"M1 {1 + i * cell:.1f}H{1 + look.cols * cell:.1f}")
+    for i in range(look.cols + 1):
+        (thick if i % box[1] == 0 else thin).append(f"M{1 + i * cell:.1f} 1V{1 + look.rows * cell:.1f}")
     return f'<path class="thin" d="{"".join(thin)}"/><path class="thick" d="{"".join(thick)}"/>'

@@ -1,5 +1,7 @@
 """Colours and type of everything drawn here, light and dark, as CSS."""
 
+from typing import NamedTuple
+
 _LIGHT = """
 --paper: #ffffff; --card: #f7f7f5; --ink: #1d2025; --soft: #62676f; --rule: #dcdcd6; --grid: #ebebe7;
 --s1: #2563c9; --s2: #d0660a; --s3: #23815a; --given: #1d2025; --found: #2563c9;
@@ -10,6 +12,37 @@ _DARK = """
 --s1: #7fabff; --s2: #f2a65a; --s3: #63c99a; --given: #f4f4f0; --found: #8fb5ff;
 --wrong: #ff8a80; --wrong-tint: #4f2523; --changed-tint: #24324c; --good: #63c99a;
 """
+
+
+class CellColour(NamedTuple):
+    """A colour that fills cells, on light and on dark paper and in a terminal."""
+
+    light: str
+    dark: str
+    ansi: int
+    """Of the 256 colours that terminals know."""
+
+
+CELLS = {
+    "wall": CellColour("#4b5058", "#767d88", 240),
+    "path": CellColour("#6aa5f0", "#3f77c4", 75),
+    "end": CellColour("#f2b84b", "#b8832a", 215),
+    "arc0": CellColour("#1d1f23", "#0b0c0e", 233),
+    "arc1": CellColour("#1e7fd6", "#1e7fd6", 32),
+    "arc2": CellColour("#e8443a", "#e8443a", 203),
+    "arc3": CellColour("#3fae49", "#3fae49", 71),
+    "arc4": CellColour("#f4cf26", "#f4cf26", 220),
+    "arc5": CellColour("#a3a7ad", "#a3a7ad", 248),
+    "arc6": CellColour("#d936a8", "#d936a8", 169),
+    "arc7": CellColour("#f28a30", "#f28a30", 208),
+    "arc8": CellColour("#7fd3ee", "#7fd3ee", 117),
+    "arc9": CellColour("#8f2438", "#8f2438", 88),
+}
+"""The ten colours of ARC in the order that its puzzles number them: black, blue, red, green, yellow, grey, magenta,
+orange, light blue, maroon."""
+
+_LIGHT += " ".join(f"--{name}: {colour.light};" for name, colour in CELLS.items())
+_DARK += " ".join(f"--{name}: {colour.dark};" for name, colour in CELLS.items())
 
 COLOURS = (
     f":root {{ color-scheme: light dark; {_LIGHT} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}"
@@ -36,7 +69,9 @@ svg text.given {{ fill: var(--given); font-weight: 700; }}
 svg text.wrong {{ fill: var(--wrong); }}
 svg rect.wrong {{ fill: var(--wrong-tint); }}
 svg rect.changed {{ fill: var(--changed-tint); }}
-"""
+svg rect.frame {{ fill: none; stroke: var(--rule); }}
+svg rect.mark {{ fill: none; stroke: var(--wrong); stroke-width: 1.6; }}
+{"".join(f"svg rect.{name} {{ fill: var(--{name}); }}" + chr(10) for name in CELLS)}"""
 
 PAGE = f"""
 * {{ box-sizing: border-box; }}
@@ -69,7 +104,9 @@ code {{ font: .9em ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans M
 .strip {{ display: flex; flex-wrap: wrap; gap: 1.4rem 1.15rem; margin-top: 1.1rem; }}
 figure {{ margin: 0; }}
 figure svg {{ display: block; }}
-figcaption {{ font-size: .82rem; line-height: 1.35; margin-top: .35rem; width: 132px; }}
+figure {{ display: table; }}
+figcaption {{ display: table-caption; caption-side: bottom; font-size: .82rem; line-height: 1.35;
+  padding-top: .35rem; }}
 figcaption small {{ font-size: .95em; color: var(--soft); font-variant-numeric: tabular-nums; }}
 table {{ border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: left; vertical-align: top; padding: .22rem 1.4rem .22rem 0;

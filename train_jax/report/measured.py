@@ -14,8 +14,8 @@ from train_jax.config import RunConfig
 from train_jax.errors import UserError
 from train_jax.puzzles.format import Metadata, load_split
 from train_jax.puzzles.mixture import data_dirs
-from train_jax.puzzles.sudoku import grids_of
-from train_jax.report.trace import Trace, sudoku_of
+from train_jax.report.kinds import look_of, trace_of
+from train_jax.report.trace import Trace
 from train_jax.run_folder import RunFolder, read_run
 from train_jax.tracking import read_metrics
 
@@ -31,16 +31,16 @@ class Answers:
     q_halt_logits: Float[np.ndarray, "steps examples"]
 
     def trace(self, example: int) -> Trace | None:
-        """One puzzle, step by step; None if it is no Sudoku."""
-        geometry = sudoku_of(self.data)
-        if geometry is None:
+        """One puzzle, step by step; None if it is of no kind that can be drawn."""
+        look = look_of(self.data)
+        if look is None:
             return None
-        return Trace(
-            geometry,
-            grids_of(self.inputs[example]),
-            grids_of(self.predictions[:, example]),
+        return trace_of(
+            look,
+            self.inputs[example],
+            self.predictions[:, example],
             self.q_halt_logits[:, example],
-            grids_of(self.labels[example]),
+            self.labels[example],
         )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from train_jax.report.boards import strip
 from train_jax.report.curves import Series, plot
 from train_jax.report.figures import percent, spelled
+from train_jax.report.kinds import look_of
 from train_jax.report.look import COLOURS, DRAWINGS, PAGE
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step, first_unsolved, kept, slowest_solved
-from train_jax.report.trace import sudoku_of
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
 """Fields of an architecture that the data set and the devices decide: what config.json holds for them is not used."""
@@ -147,7 +147,7 @@ def _act_steps(found: ActSteps) -> str:
 
 
 def _puzzles(answers: Answers, found: ActSteps) -> str:
-    if sudoku_of(answers.data) is None:
+    if look_of(answers.data) is None:
         return ""
     stayed = int(kept(found.solved).sum())
     of_solved = (

@@ -17,18 +17,17 @@ _BOARD, _GAP, _CAPTION = 122, 22, 20
 
 
 def picture(measured: Measured) -> str:
-    """A standalone SVG. Raises `UserError` where the run has no solved Sudoku to show."""
+    """A standalone SVG. Raises `UserError` where the run has no solved puzzle to show."""
     answers = measured.answers
     if answers is None:
         raise UserError(f"no picture without the answers on the test set: {measured.answers_missing}")
     example = slowest_solved(by_act_step(answers).solved)
     trace = None if example is None else answers.trace(example)
     if trace is None:
-        raise UserError(f"{measured.folder.path} has no solved Sudoku to show; train it longer, or leave --picture out")
-    size = trace.geometry
+        raise UserError(f"{measured.folder.path} has no solved puzzle to show; train it longer, or leave --picture out")
     seconds = measured.train_seconds
     headline = (
-        f"{size} Sudoku: {measured.held_out['exact_accuracy']:.1%} of {len(answers.labels):,} unseen puzzles solved"
+        f"{trace.look.name}: {measured.held_out['exact_accuracy']:.1%} of {len(answers.labels):,} unseen puzzles solved"
         + ("" if seconds is None else f" after {spelled(seconds)} of training")
     )
     by_time = seconds is not None and seconds >= 180

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
-from train_jax.puzzles.sudoku import BOLD, PLAIN, RED, contradiction_in, render
+import numpy as np
+
+from train_jax.puzzles.sudoku import BOLD, PLAIN, RED
+from train_jax.report.look import CELLS
+from train_jax.report.looks import Grid, Look, Mask
 from train_jax.report.trace import Trace, halting_probability
 
 UNDERLINE = "\x1b[4m"
+ANSI = re.compile(r"\x1b\[[\d;]*m")
 _BETWEEN = "   "
 
 
@@ -21,76 +27,80 @@ def thinking(trace: Trace, *, width: int, styled: bool) -> str:
     blocks = [["question", *_drawn(trace, 0, styled)]]
     for stretch in trace.stretches:
         blocks.append([str(stretch), *_drawn(trace, stretch.first, styled)])
-    columns = max(len(line) for line in render(trace.question, trace.geometry).splitlines())
-    columns = max(columns, *(len(block[0]) for block in blocks))
-    across = max(1, (width + len(_BETWEEN)) // (columns + len(_BETWEEN)))
-    rows = [_beside(blocks[i : i + across], columns) for i in range(0, len(blocks), across)]
-    return "\n\n".join([*rows, _legend(trace, styled), _table(trace)])
+    return "\n\n".join([in_rows(blocks, width), _legend(trace, styled), _table(trace)])
 
 
 def verdict(trace: Trace, *, unique: bool = True) -> str:
     """One line: solved, or not and why. `unique`: whether the puzzle is known to have one solution."""
-    last = trace.act_steps
-    if trace.solved(last):
-        since = trace.stretches[-1].first
-        other = "" if unique else ", one of several solutions"
-        return f"solved: every given kept, every row, column and box complete, since ACT step {since}{other}"
-    grid = trace.grid(last)
-    reasons = []
-    if trace.wrong(last).any():
-        reasons.append(f"{trace.wrong(last).sum()} of {trace.geometry.cells} cells wrong")
-    if (grid != trace.question)[trace.givens].any():
-        reasons.append(f"{(grid != trace.question)[trace.givens].sum()} of the givens overwritten")
-    if (grid == 0).any():
-        reasons.append(f"{(grid == 0).sum()} cells left empty")
-    contradiction = contradiction_in(grid, trace.geometry)
-    if contradiction:
-        reasons.append(contradiction)
-    return f"not solved: {', '.join(reasons)}"
+    reasons = trace.objections(trace.act_steps)
+    since = trace.stretches[-1].first
+    if reasons is None:
+        return f"answered since ACT step {since}; whether that is right is not known"
+    if reasons:
+        return f"not solved: {', '.join(reasons)}"
+    return f"solved: {trace.look.praise}, since ACT step {since}{'' if unique else ', one of several solutions'}"
+
+
+def drawn(
+    look: Look,
+    grid: Grid,
+    *,
+    fixed: Mask | None = None,
+    changed: Mask | None = None,
+    wrong: Mask | None = None,
+    styled: bool = False,
+) -> list[str]:
+    """The lines of a grid, all equally wide: two columns for a cell, its character and its mark."""
+    none = np.zeros(len(grid), bool)
+    fixed, changed, wrong = (none if mask is None else mask for mask in (fixed, changed, wrong))
+    cell = _ansi if styled else _plain
+    cells = [cell(look, int(value), bool(fixed[i]), bool(changed[i]), bool(wrong[i])) for i, value in enumerate(grid)]
+    rows = [cells[start : start + look.cols] for start in range(0, len(cells), look.cols)]
+    if look.box is None:
+        return ["".join(row) for row in rows]
+    box_rows, box_cols = look.box
+    rule = "+".join(["", *["-" * (2 * box_cols + 1)] * (look.cols // box_cols), ""])
+    lines = []
+    for number, row in enumerate(rows):
+        boxes = ["".join(row[start : start + box_cols]) for start in range(0, look.cols, box_cols)]
+        lines += [rule] * (number % box_rows == 0) + ["| " + "| ".join(boxes) + "|"]
+    return [*lines, rule]
+
+
+def in_rows(blocks: Sequence[Sequence[str]], width: int) -> str:
+    """Blocks, each a heading and the lines of a grid of one size, as many side by side as fit `width` columns."""
+    columns = max(_visible(line) for block in blocks for line in block)
+    across = max(1, (width + len(_BETWEEN)) // (columns + len(_BETWEEN)))
+    return "\n\n".join(_beside(blocks[i : i + across], columns) for i in range(0, len(blocks), across))
 
 
 def _drawn(trace: Trace, step: int, styled: bool) -> list[str]:
-    """`render`'s lines with every cell marked; its n-th digit or dot is cell n."""
-    wrong = trace.wrong(step)
-    changed = trace.changed(step) if step else wrong
-    mark = _ansi if styled else _plain
-    cell, lines = 0, []
-    for line in render(trace.grid(step), trace.geometry).splitlines():
-        text = ""
-        for i, character in enumerate(line):
-            if character.isdigit() or character == ".":
-                text += mark(character, bool(trace.givens[cell]), bool(changed[cell]), bool(wrong[cell]))
-                cell += 1
-            elif not (character == " " and i and (line[i - 1].isdigit() or line[i - 1] == ".")):
-                text += character
-        lines.append(text)
-    return lines
+    marks = {"fixed": trace.fixed, "changed": trace.changed(step), "wrong": trace.wrong(step)}
+    return drawn(trace.look, trace.grid(step), **marks, styled=styled)
 
 
-def _ansi(character: str, given: bool, changed: bool, wrong: bool) -> str:
-    codes = (BOLD if given else "") + (UNDERLINE if changed else "") + (RED if wrong else "")
-    return (f"{codes}{character}{PLAIN}" if codes else character) + " "
+def _ansi(look: Look, value: int, fixed: bool, changed: bool, wrong: bool) -> str:
+    codes = (BOLD if fixed else "") + (UNDERLINE if changed else "") + (RED if wrong else "")
+    character, colour = look.character(value), look.colour(value)
+    if look.box is not None:
+        return (f"{codes}{character}{PLAIN}" if codes else character) + " "
+    if colour and not fixed:
+        character = " "  # the colour says it all
+    codes += f"\x1b[48;5;{CELLS[colour].ansi}m" if colour else ""
+    return f"{codes}{character}{'!' if wrong else ' '}{PLAIN}" if codes else f"{character} "
 
 
-def _plain(character: str, given: bool, changed: bool, wrong: bool) -> str:
-    return character + ("!" if wrong else "*" if changed else " ")
+def _plain(look: Look, value: int, fixed: bool, changed: bool, wrong: bool) -> str:
+    return look.character(value) + ("!" if wrong else "*" if changed else " ")
 
 
 def _beside(blocks: Sequence[Sequence[str]], columns: int) -> str:
-    lines = zip(*blocks, strict=True)
-    # Only the headings are short: a grid's lines are as wide as each other, whatever codes are in them.
-    grid_columns = max(_visible(line) for block in blocks for line in block[1:])
-    padded = [
-        [part + " " * (columns - (len(part) if i == 0 else grid_columns)) for part in parts]
-        for i, parts in enumerate(lines)
-    ]
+    padded = [[part + " " * (columns - _visible(part)) for part in parts] for parts in zip(*blocks, strict=True)]
     return "\n".join(_BETWEEN.join(parts).rstrip() for parts in padded)
 
 
 def _visible(line: str) -> int:
-    for code in (BOLD, UNDERLINE, RED, PLAIN):
-        line = line.replace(code, "")
-    return len(line)
+    return len(ANSI.sub("", line))
 
 
 def _table(trace: Trace) -> str:
@@ -111,7 +121,7 @@ def _table(trace: Trace) -> str:
 
 
 def _legend(trace: Trace, styled: bool) -> str:
-    marks = ["bold: given", "underlined: changed"] if styled else ["*: changed"]
+    marks = ["bold: given"] * bool(trace.fixed.any()) + ["underlined: changed"] if styled else ["*: changed"]
     if trace.solution is not None:
         marks.append("red: wrong" if styled else "!: wrong")
     return "; ".join(marks)

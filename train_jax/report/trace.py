@@ -1,13 +1,12 @@
-"""One Sudoku as a model worked on it: what it was asked, what it answered after each ACT step, where that is wrong."""
+"""One puzzle as a model worked on it: what it was asked, what it answered after each ACT step, where that is wrong."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Integer
 
-from train_jax.puzzles.format import Metadata
-from train_jax.puzzles.sudoku import GEOMETRIES, Geometry, is_solution
+from train_jax.report.looks import Look
 
 
 class Stretch(NamedTuple):
@@ -22,40 +21,45 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Grids are digits, 0 for an empty cell; ACT steps count from 1, and step 0 is the question."""
+    """Grids are values as `look` has them; ACT steps count from 1, and step 0 is the question."""
 
-    geometry: Geometry
-    question: UInt8[np.ndarray, "cells"]
-    answers: UInt8[np.ndarray, "steps cells"]
+    look: Look
+    question: Integer[np.ndarray, "cells"]
+    answers: Integer[np.ndarray, "steps cells"]
     q_halt_logits: Float[np.ndarray, "steps"]
-    solution: UInt8[np.ndarray, "cells"] | None = None
+    solution: Integer[np.ndarray, "cells"] | None = None
     """None where it is not known."""
 
     @property
-    def givens(self) -> Bool[np.ndarray, "cells"]:
-        return self.question > 0
+    def fixed(self) -> Bool[np.ndarray, "cells"]:
+        return self.look.fixed(self.question)
 
     @property
     def act_steps(self) -> int:
         return len(self.answers)
 
-    def grid(self, step: int) -> UInt8[np.ndarray, "cells"]:
+    def grid(self, step: int) -> Integer[np.ndarray, "cells"]:
         return self.answers[step - 1] if step else self.question
 
     def changed(self, step: int) -> Bool[np.ndarray, "cells"]:
-        """Cells that differ from the step before."""
+        """Cells that differ from the step before; none at the first step where an answer is no question filled in."""
+        if step == 0 or (step == 1 and not self.look.fills_question):
+            return np.zeros(len(self.question), bool)
         return self.grid(step) != self.grid(step - 1)
 
     def wrong(self, step: int) -> Bool[np.ndarray, "cells"]:
         """Cells that differ from the solution; none where that is not known."""
         if self.solution is None or step == 0:
-            return np.zeros(self.geometry.cells, bool)
+            return np.zeros(len(self.question), bool)
         return self.grid(step) != self.solution
 
+    def objections(self, step: int) -> list[str] | None:
+        """Why the grid is not right; empty where it is, None where that cannot be told."""
+        return self.look.objections(self.question, self.grid(step), self.solution)
+
     def solved(self, step: int) -> bool:
-        """Whether the grid is a solution that keeps every given."""
-        grid = self.grid(step)
-        return bool(is_solution(grid[None], self.geometry)[0] and (grid == self.question)[self.givens].all())
+        """Whether the grid is right by the rules, or as the solution where there are none."""
+        return self.objections(step) == []
 
     @property
     def stretches(self) -> list[Stretch]:
@@ -66,11 +70,3 @@ class Trace:
 
 def halting_probability(logit: float) -> float:
     return float(1 / (1 + np.exp(-np.float64(logit))))
-
-
-def sudoku_of(data: Metadata) -> Geometry | None:
-    """The Sudoku whose grids a data set holds; None if it holds something else."""
-    for geometry in GEOMETRIES.values():
-        if (data.seq_len, data.vocab_size) == (geometry.cells, geometry.vocab_size):
-            return geometry
-    return None

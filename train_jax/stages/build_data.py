@@ -1,21 +1,24 @@
-"""`trm build-data`: makes or converts a data set."""
+"""`trm build-data`: makes, converts or inspects a data set."""
 
+import os
+import shutil
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from train_jax.errors import UserError
 from train_jax.puzzles import maze_dataset, sudoku_dataset
 from train_jax.puzzles.arc_dataset import build_arc
-from train_jax.puzzles.format import SPLITS, load_split
+from train_jax.puzzles.inspection import inspect
 from train_jax.puzzles.maze import LARGEST, SMALLEST
 from train_jax.puzzles.maze_generator import Kind, usual_min_path
 from train_jax.puzzles.progress import ProgressLine
-from train_jax.puzzles.sudoku import geometry_of_size, grids_of
-from train_jax.puzzles.writing import read_recipe
+from train_jax.puzzles.sudoku import geometry_of_size
+from train_jax.report.built import inspected, samples, told
 
 DEFAULTS_BY_SIZE = {
     4: {"num_train": 500, "num_test": 250, "num_empty": 8},
@@ -68,7 +71,7 @@ class SudokuData:
     overwrite: bool = False
     """Replace a data set of other options in the output directory."""
 
-    def build(self) -> None:
+    def run(self) -> None:
         geometry = geometry_of_size(self.size)
         default_name = f"sudoku-{geometry}" if self.source is None else "sudoku-extreme"
         directory = self.output_dir or Path("data") / default_name
@@ -104,9 +107,7 @@ class SudokuData:
                 progress=progress,
             )
         progress.clear()
-        print(f"{directory} {outcome(built, started)}")
-        print_sudokus(directory)
-        print_record(directory)
+        print(told(directory, built, time.monotonic() - started))
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class MazeData:
     overwrite: bool = False
     """Replace a data set of other options in the output directory."""
 
-    def build(self) -> None:
+    def run(self) -> None:
         size = 30 if self.size is None else self.size
         directory = self.output_dir or Path("data") / (f"maze-{size}x{size}" if self.source is None else "maze-hard")
         started = time.monotonic()
@@ -180,11 +181,7 @@ class MazeData:
                 directory, self.source, min_path=self.min_path, subsample_size=self.subsample_size, **common
             )
         progress.clear()
-        print(f"{directory} {outcome(built, started)}")
-        for split in SPLITS:
-            puzzles = load_split(directory, split)
-            print(f"  {split:<5} {puzzles.num_groups:>9,} mazes, {puzzles.num_examples:>11,} examples")
-        print_record(directory)
+        print(told(directory, built, time.monotonic() - started))
 
 
 ARC_SUBSETS = {1: ("training", "evaluation", "concept"), 2: ("training2", "evaluation2", "concept")}
@@ -228,7 +225,7 @@ class ArcData:
     overwrite: bool = False
     """Replace a data set of other options in the output directory."""
 
-    def build(self) -> None:
+    def run(self) -> None:
         subsets = self.subsets or ARC_SUBSETS[self.edition]
         directory = self.output_dir or Path("data") / f"arc{self.edition}concept-aug-{self.num_aug}"
         if self.subsets and self.output_dir is None:
@@ -247,14 +244,30 @@ class ArcData:
             progress=progress,
         )
         progress.clear()
-        print(f"{directory} {outcome(built, started)}")
-        for split in SPLITS:
-            puzzles = load_split(directory, split)
-            print(
-                f"  {split:<5} {puzzles.num_groups:>9,} puzzles, {len(puzzles.puzzle_identifiers):>11,} with "
-                f"augmentations, {puzzles.num_examples:>11,} examples"
-            )
-        print_record(directory)
+        print(told(directory, built, time.monotonic() - started))
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Look a data set over: counts, recipe, disk size, examples, what occurs twice, and what of the test set is also in
+    the training set, as it is or under the puzzle's symmetries. Nothing is written."""
+
+    directory: Annotated[Path, tyro.conf.Positional]
+    """The data set, made here or by the published builders."""
+
+    examples: int = 1
+    """Examples of each split to draw."""
+
+    def run(self) -> None:
+        if self.examples < 0:
+            raise UserError(f"--examples {self.examples}: expected at least 0; use 0 to draw none")
+        progress = ProgressLine()
+        facts = inspect(self.directory, progress)
+        progress.clear()
+        print(inspected(self.directory, facts))
+        styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        for text in samples(self.directory, self.examples, shutil.get_terminal_size().columns, styled=styled):
+            print(f"\n{text}")
 
 
 def reject(options: SudokuData | MazeData, reason: str, *names: str) -> None:
@@ -264,42 +277,16 @@ def reject(options: SudokuData | MazeData, reason: str, *names: str) -> None:
             raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} {reason}; leave it out")
 
 
-def outcome(built: bool, started: float) -> str:
-    return f"built in {time.monotonic() - started:.1f} s" if built else "was already there"
+COMMANDS = {"sudoku": SudokuData, "maze": MazeData, "arc": ArcData, "inspect": Inspect}
 
 
-def print_sudokus(directory: Path) -> None:
-    for split in SPLITS:
-        puzzles = load_split(directory, split)
-        empty = (grids_of(puzzles.inputs[puzzles.puzzle_indices[puzzles.group_indices[:-1]]]) == 0).sum(axis=1)
-        empties = f"{empty.min()}" if empty.min() == empty.max() else f"{empty.min()} to {empty.max()}"
-        print(
-            f"  {split:<5} {puzzles.num_groups:>9,} puzzles, {puzzles.num_examples:>11,} examples, "
-            f"{empties} of {puzzles.metadata.seq_len} cells empty"
-        )
-
-
-def print_record(directory: Path) -> None:
-    record = read_recipe(directory) or {}
-    for name, value in record.get("findings", {}).items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {count}" for key, count in value.items())
-        elif isinstance(value, list):
-            value = ", ".join(value) or "none"
-        print(f"  {name.replace('_', ' ')}: {value}")
-    print(f"  sha256 {record.get('content_sha256')}")
-
-
-DATA_SETS = {"sudoku": SudokuData, "maze": MazeData, "arc": ArcData}
-
-
-def main(config: SudokuData | MazeData | ArcData) -> None:
-    config.build()
+def main(config: SudokuData | MazeData | ArcData | Inspect) -> None:
+    config.run()
 
 
 def cli(argv: list[str]) -> None:
     main(
         tyro.extras.subcommand_cli_from_dict(
-            DATA_SETS, prog="trm build-data", description="Makes or converts a data set.", args=argv
+            COMMANDS, prog="trm build-data", description="Makes, converts or inspects a data set.", args=argv
         )
     )

@@ -1,112 +1,104 @@
-"""`trm solve RUN_DIR`: shows a trained model think on one Sudoku, ACT step by ACT step."""
+"""`trm solve RUN_DIR`: shows a trained model think on one puzzle, ACT step by ACT step."""
 
 import dataclasses
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import tyro
 
 from train_jax.errors import UserError
-from train_jax.puzzles.format import Metadata, load_split
-from train_jax.puzzles.sudoku import Geometry, grids_of, parse, tokens_of
-from train_jax.puzzles.sudoku_solver import solve
+from train_jax.puzzles.mixture import data_dirs, load_part
+from train_jax.questions import Question, from_file, from_test_set, from_text, known_look
+from train_jax.report.kinds import trace_of
+from train_jax.report.pixels import animation
+from train_jax.report.player import player
 from train_jax.report.terminal import thinking, verdict
-from train_jax.report.trace import Trace, sudoku_of
-from train_jax.restore import restore
+from train_jax.restore import Restored, restore
+from train_jax.run_folder import write_bytes, write_text
 from train_jax.thinking import think
 
 
 @dataclasses.dataclass(frozen=True)
 class Solve:
-    """Show a run's newest checkpoint think on one Sudoku, with its averaged weights."""
+    """Show a run's newest checkpoint think on one puzzle, with its averaged weights."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
     puzzle: str | None = None
-    """The Sudoku, row by row: 1 to 9 for a given, '.' or 0 for an empty cell; spaces and box lines are passed over."""
+    """A Sudoku, row by row: 1 to 9 for a given, '.' or 0 for an empty cell; spaces and box lines are passed over."""
+    file: Path | None = None
+    """A file instead: a Sudoku; a maze, a line for each row, '#' wall, ' ' or '.' open, 'S' start, 'G' goal; or an ARC
+    task as JSON, with the name of a puzzle that was trained on (007bbfb7.json)."""
     index: int | None = None
-    """Which puzzle of the test set to take instead, from 0; 0 if neither is given."""
+    """Which puzzle of the test set to take instead, or which test example of an ARC task, from 0; 0 if not given."""
     data_dir: str | None = None
-    """Data set whose test set --index counts in; the run's own if not given."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """A puzzle to think about, with what is known of it."""
-
-    name: str
-    geometry: Geometry
-    grid: np.ndarray
-    solution: np.ndarray | None
-    unique: bool
-    puzzle_identifier: int | None = None
+    """Data set whose test set --index counts in, or whose identifiers name ARC puzzles; the run's own if not given."""
+    html: Path | None = None
+    """Write the ACT steps as an animated page here too."""
+    gif: Path | None = None
+    """Write them as an animated picture here too."""
 
 
 def main(config: Solve) -> None:
-    if config.puzzle is not None and (config.index is not None or config.data_dir is not None):
-        other = "--index" if config.index is not None else "--data-dir"
-        raise UserError(f"--puzzle and {other} name two puzzles; give one of them")
-    given = None if config.puzzle is None else from_text(config.puzzle)
+    _check(config)
     run = restore(config.run_dir)
-    question = given or from_test_set(config.data_dir or run.config.data_dir, config.index or 0)
-    check_fits(question, run.data)
-    thoughts = think(run, tokens_of(question.grid), puzzle_identifier=question.puzzle_identifier)
-    trace = Trace(
-        question.geometry, question.grid, grids_of(thoughts.predictions), thoughts.q_halt_logits, question.solution
-    )
+    question = _question(config, run)
+    thoughts = think(run, question.tokens, puzzle_identifier=_as_trained(question, config, run))
+    trace = trace_of(question.look, question.tokens, thoughts.predictions, thoughts.q_halt_logits, question.solution)
+    title = f"{question.name}; {config.run_dir} at step {run.step}, averaged weights"
+    told = verdict(trace, unique=question.unique)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print(f"{question.name}; {config.run_dir} at step {run.step}, averaged weights\n")
+    print(f"{title}\n")
     print(thinking(trace, width=shutil.get_terminal_size().columns, styled=styled))
-    print(f"\n{verdict(trace, unique=question.unique)}")
+    print(f"\n{told}")
+    if config.html is not None:
+        write_text(config.html, player(trace, title=title, verdict=told))
+        print(f"animation: {config.html}")
+    if config.gif is not None:
+        write_bytes(config.gif, animation(trace))
+        print(f"animation: {config.gif}")
 
 
-def from_text(text: str) -> Question:
-    """Raises `UserError` for a text that is no Sudoku or one that has no solution."""
-    grid, geometry = parse(text)
-    found = solve(grid[None], geometry)
-    if not found.counts[0]:
-        raise UserError(f"the {geometry} Sudoku given has no solution; correct the givens")
-    unique = bool(found.counts[0] == 1)
-    return Question(f"{geometry} Sudoku given", geometry, grid, found.grids[0] if unique else None, unique)
+def _check(config: Solve) -> None:
+    """What can be said before the work."""
+    given = [name for name in ("puzzle", "file") if getattr(config, name) is not None]
+    if config.puzzle is not None:
+        given += [name for name in ("index", "data_dir") if getattr(config, name) is not None]
+    if len(given) > 1:
+        one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
+        raise UserError(f"{one} and {other} name two puzzles; give one of them")
+    for path in (config.html, config.gif):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"{path.parent} is not a folder; give a file in one that is there")
 
 
-def from_test_set(data_dir: str, index: int) -> Question:
-    """Raises `UserError` where there is no such puzzle."""
-    try:
-        puzzles = load_split(data_dir, "test")
-    except UserError as error:
-        raise UserError(f"{error}; or give --puzzle STRING, or another --data-dir") from error
-    if not 0 <= index < puzzles.num_examples:
-        raise UserError(f"--index {index}: the test set in {data_dir} has puzzles 0 to {puzzles.num_examples - 1}")
-    geometry = sudoku_of(puzzles.metadata)
-    if geometry is None:
-        raise UserError(f"{data_dir} holds no Sudokus; give a --data-dir made by `trm build-data sudoku`")
-    owner = np.searchsorted(puzzles.puzzle_indices, index, side="right") - 1
-    return Question(
-        f"puzzle {index} of the test set in {data_dir}",
-        geometry,
-        grids_of(puzzles.inputs[index]),
-        grids_of(puzzles.labels[index]),
-        unique=True,
-        puzzle_identifier=int(puzzles.puzzle_identifiers[owner]),
-    )
-
-
-def check_fits(question: Question, data: Metadata) -> None:
-    """Raises `UserError` unless the model was trained on Sudokus of this size."""
-    trained = sudoku_of(data)
-    if trained is None:
+def _question(config: Solve, run: Restored) -> Question:
+    """Raises `UserError` for a puzzle of another kind than the run was trained on."""
+    trained = known_look(run.data, "the run was trained on")
+    data_dir = config.data_dir or data_dirs(run.config.data_dir)[0]
+    if config.puzzle is not None:
+        return from_text(config.puzzle, trained)
+    if config.file is not None:
+        return from_file(config.file, trained, data_dir=data_dir, index=config.index or 0)
+    question = from_test_set(data_dir, config.index or 0)
+    if question.look != trained:
         raise UserError(
-            f"the run was trained on {data.seq_len} tokens of {data.vocab_size} kinds, which is no Sudoku; "
-            "`trm solve` shows Sudokus only"
+            f"the model was trained on {trained.name}s, and this is none ({question.look.name}); give a --data-dir of "
+            "such puzzles"
         )
-    if trained != question.geometry:
-        raise UserError(
-            f"the Sudoku is {question.geometry}, the model was trained on {trained}; give one of {trained.cells} cells"
-        )
+    return question
+
+
+def _as_trained(question: Question, config: Solve, run: Restored) -> int | None:
+    """The puzzle's identifier as the model numbers it: of a run on several data sets, after those before its own."""
+    names = data_dirs(run.config.data_dir)
+    if question.puzzle_identifier is None or len(names) == 1:
+        return question.puzzle_identifier
+    part = load_part(run.config.data_dir, "test", config.data_dir or names[0])
+    return question.puzzle_identifier + part.first_identifiers[0]
 
 
 def cli(argv: list[str]) -> None:

@@ -1,0 +1,200 @@
+"""`trm build-data inspect`: every figure on data sets with known faults, examples drawn, nothing written."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arc_files import write_source
+
+from train_jax.__main__ import main as trm
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.inspection import inspect, row_marks
+from train_jax.puzzles.writing import read_recipe
+from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
+
+LEAKS = "between train and test"
+OF_ARC = "test examples that are a symmetry of a train one, of the same puzzle or another"
+
+
+def silent(*_):
+    pass
+
+
+@pytest.fixture(scope="module")
+def whole_sets(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("sets")
+    main(SudokuData(output_dir=folder / "sudoku", size=6, num_train=20, num_test=10, num_aug=3))
+    main(MazeData(output_dir=folder / "maze", size=7, num_train=20, num_test=10, augment=True))
+    main(ArcData(str(write_source(folder / "source")), output_dir=folder / "arc", num_aug=2))
+    return {name: folder / name for name in ("sudoku", "maze", "arc")}
+
+
+@pytest.fixture
+def sets(whole_sets, tmp_path) -> dict[str, Path]:
+    """Copies, to be damaged."""
+    for name, path in whole_sets.items():
+        for file in path.rglob("*"):
+            if file.is_file():
+                target = tmp_path / name / file.relative_to(path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
+    return {name: tmp_path / name for name in whole_sets}
+
+
+def change(directory: Path, split: str, field: str, edit) -> None:
+    path = directory / split / f"all__{field}.npy"
+    array = np.load(path)
+    edit(array)
+    np.save(path, array)
+
+
+def test_a_whole_set_is_counted_and_nothing_is_wrong_with_it(whole_sets):
+    facts = inspect(whole_sets["sudoku"], silent)
+    assert facts["data set"]["kind"] == "6x6 Sudokus"
+    assert facts["data set"]["recipe: num_aug"] == "3"
+    assert facts["data set"]["content"] == "as it was written (SHA-256)"
+    assert facts["train"] == {
+        "puzzles": "20",
+        "with augmentations": "80 (4 of each)",
+        "examples": "80 (1 of each)",
+        "puzzle identifiers": "1",
+        "examples that repeat another": "0",
+        "inputs with several labels": "0 more labels than inputs",
+        "empty cells": "18",
+        "labels that solve nothing": "0",
+        "puzzles without exactly one solution": "0 of 20 looked at",
+        "augmentations that are no symmetry of their original": "0 of 2,000 looked at",
+    }
+    assert facts[LEAKS] == {
+        "test inputs that are also train inputs": "0 of 10",
+        "test puzzles that are a symmetry of a train one": "0 of 10",
+    }
+    mazes = inspect(whole_sets["maze"], silent)
+    assert mazes["data set"]["kind"] == "7x7 mazes"
+    assert mazes["train"]["with augmentations"] == "160 (8 of each)"
+    assert mazes["train"]["mazes with several shortest paths"] == "0 of 20 looked at"
+    arc = inspect(whole_sets["arc"], silent)
+    assert arc["data set"]["kind"] == "ARC puzzles"
+    assert arc["test"]["with augmentations"] == "15 (3 of each)"
+    assert arc[LEAKS][OF_ARC].startswith("0 of")
+
+
+def test_what_occurs_twice_and_what_leaked_is_counted(sets):
+    sudoku = sets["sudoku"]
+    train, test = load_split(sudoku, "train"), load_split(sudoku, "test")
+
+    def repeat(array):
+        array[5] = array[4]
+
+    for field in ("inputs", "labels"):
+        change(sudoku, "train", field, repeat)
+    change(sudoku, "test", "inputs", lambda array: array.__setitem__(0, train.inputs[0]))
+    change(sudoku, "test", "inputs", lambda array: array.__setitem__(1, train.inputs[9]))  # an augmentation
+    change(sudoku, "test", "labels", lambda array: array.__setitem__(1, train.labels[9]))
+    change(sudoku, "test", "inputs", lambda array: array.__setitem__(3, test.inputs[2]))
+    facts = inspect(sudoku, silent)
+    assert facts["data set"]["content"] == "CHANGED since it was written (SHA-256)"
+    assert facts["train"]["examples that repeat another"] == "1"
+    assert facts["test"]["inputs with several labels"] == "1 more labels than inputs"
+    assert facts["test"]["labels that solve nothing"] == "2"
+    assert facts[LEAKS] == {
+        "test inputs that are also train inputs": "2 of 10",
+        "test puzzles that are a symmetry of a train one": "2 of 10",
+    }
+
+
+def test_faults_of_each_kind_are_counted(sets):
+    def clear(array):
+        array[0] = 1
+
+    change(sets["sudoku"], "train", "inputs", clear)
+    facts = inspect(sets["sudoku"], silent)["train"]
+    assert facts["puzzles without exactly one solution"] == "1 of 20 looked at"
+    # The 2000 looked at are spread evenly over 80 examples, so the three copies of the first are 75 or 76 of them.
+    unlike = int(facts["augmentations that are no symmetry of their original"].split()[0])
+    assert 74 <= unlike <= 77
+    change(
+        sets["maze"], "train", "labels", lambda array: array.__setitem__(0, load_split(sets["maze"], "train").inputs[0])
+    )
+    assert inspect(sets["maze"], silent)["train"]["labels that are no shortest path"] == "1 of 20 looked at"
+    change(sets["maze"], "train", "inputs", lambda array: array.__setitem__(0, 2))
+    assert inspect(sets["maze"], silent)["train"]["inputs that are no mazes"] == "1 of 20 looked at"
+
+
+def test_a_turned_maze_and_a_recoloured_arc_example_are_leaks(sets):
+    for field in ("inputs", "labels"):
+        turned = np.rot90(getattr(load_split(sets["maze"], "train"), field)[8].reshape(7, 7)).ravel()
+        change(sets["maze"], "test", field, lambda array, turned=turned: array.__setitem__(2, turned))
+    assert inspect(sets["maze"], silent)[LEAKS]["test puzzles that are a symmetry of a train one"] == "1 of 10"
+    train = load_split(sets["arc"], "train")
+    example = train.puzzle_indices[train.group_indices[1]]
+    colours = np.concatenate([[0, 1, 2], 3 + np.random.default_rng(0).permutation(9)]).astype(np.uint8)
+    for field in ("inputs", "labels"):
+        canvas = colours[getattr(train, field)[example].reshape(30, 30).T].ravel()
+        change(sets["arc"], "test", field, lambda array, canvas=canvas: array.__setitem__(0, canvas))
+    leaks = inspect(sets["arc"], silent)[LEAKS]
+    assert leaks[OF_ARC].startswith("1 of")
+
+
+def test_row_marks_are_equal_for_equal_rows_only():
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 12, (9000, 30)).astype(np.uint8)
+    rows[7000] = rows[3]
+    marks = row_marks(rows)
+    assert marks[7000] == marks[3] and len(np.unique(marks)) == 8999
+    # Differences in one cell, in the same bit of two cells, and the order of cells all matter.
+    near = np.zeros((4, 30), np.int64)
+    near[1, 3], near[2, 2], near[3, [2, 3]] = 128, 128, 128
+    assert len(np.unique(row_marks(near))) == 4
+    assert (row_marks(rows.astype(np.int32)) == marks).all()
+
+
+def test_examples_are_drawn_and_nothing_is_written(whole_sets, capsys):
+    for name, directory in whole_sets.items():
+        before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+        main(Inspect(directory, examples=2))
+        out = capsys.readouterr().out
+        assert out.count("solution") >= 4 and "train example 0" in out and "test example 0" in out
+        assert f"size on disk: {sum(p.stat().st_size for p in before if p.is_file()) / 1e6:,.1f} MB" in out
+        assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+        assert "\x1b" not in out, name
+    main(Inspect(whole_sets["maze"], examples=0))
+    assert "example 0" not in capsys.readouterr().out
+
+
+def test_sets_from_elsewhere_and_of_unknown_kinds_are_inspected_too(sets, capsys):
+    (sets["sudoku"] / "recipe.json").unlink()
+    assert inspect(sets["sudoku"], silent)["data set"]["recipe"] == "none: not made here"
+    for split in ("train", "test"):
+        path = sets["sudoku"] / split / "dataset.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 40}))
+    facts = inspect(sets["sudoku"], silent)
+    assert facts["data set"]["kind"] == "36 tokens of 40 kinds"
+    assert facts[LEAKS]["the same under the puzzle's symmetries"] == "not known for this kind of puzzle"
+    main(Inspect(sets["sudoku"]))
+    assert "example 0" not in capsys.readouterr().out
+
+
+def test_a_hostile_recipe_stays_on_its_lines(sets):
+    path = sets["sudoku"] / "recipe.json"
+    record = read_recipe(sets["sudoku"])
+    assert record is not None
+    record["recipe"]["seed"] = "\x1b[31m\nforged: 1" + "x" * 10_000
+    path.write_text(json.dumps(record))
+    shown = inspect(sets["sudoku"], silent)["data set"]["recipe: seed"]
+    assert shown.isprintable() and len(shown) < 1000
+
+
+def test_what_cannot_be_inspected_is_one_line(tmp_path, whole_sets, capsys):
+    for arguments, message in (
+        ([str(tmp_path / "none")], "no data set at"),
+        ([str(whole_sets["maze"]), "--examples", "-1"], "--examples -1: expected at least 0"),
+    ):
+        assert trm(["build-data", "inspect", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("trm: ") and captured.err.count("\n") == 1 and message in captured.err
+    assert trm(["build-data", "inspect", str(whole_sets["sudoku"])]) == 0
+    assert "6x6 Sudokus" in capsys.readouterr().out
+    assert sys.stdout is not None

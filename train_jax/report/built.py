@@ -1,0 +1,67 @@
+"""Data sets as text for a terminal: what a builder says at its end, what an inspection found, a few examples."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from train_jax.puzzles.format import SPLITS, PuzzleSet, load_split
+from train_jax.puzzles.inspection import originals_of
+from train_jax.puzzles.sudoku import grids_of, sudoku_of
+from train_jax.puzzles.writing import read_recipe
+from train_jax.report.kinds import look_at, look_of
+from train_jax.report.terminal import drawn, in_rows
+
+
+def told(directory: Path, built: bool, seconds: float) -> str:
+    """How much is there, what was noticed on the way, and the hash."""
+    lines = [f"{directory} " + (f"built in {seconds:.1f} s" if built else "was already there")]
+    lines += [f"  {split:<5} {_counts(load_split(directory, split))}" for split in SPLITS]
+    record = read_recipe(directory) or {}
+    for name, value in record.get("findings", {}).items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {count}" for key, count in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(value) or "none"
+        lines.append(f"  {name.replace('_', ' ')}: {value}")
+    return "\n".join([*lines, f"  sha256 {record.get('content_sha256')}"])
+
+
+def _counts(puzzles: PuzzleSet) -> str:
+    text = f"{puzzles.num_groups:>9,} puzzles, "
+    if puzzles.num_puzzles not in (puzzles.num_groups, puzzles.num_examples):
+        text += f"{puzzles.num_puzzles:>11,} with augmentations, "
+    text += f"{puzzles.num_examples:>11,} examples"
+    if sudoku_of(puzzles.metadata) is not None:
+        empty = (grids_of(puzzles.inputs[originals_of(puzzles)]) == 0).sum(axis=1)
+        empties = f"{empty.min()}" if empty.min() == empty.max() else f"{empty.min()} to {empty.max()}"
+        text += f", {empties} of {puzzles.metadata.seq_len} cells empty"
+    return text
+
+
+def inspected(directory: Path, facts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Headings, and a line for every fact."""
+    lines = [str(directory)]
+    for heading, of_it in facts.items():
+        lines += ["", heading, *(f"  {name}: {value}" for name, value in of_it.items())]
+    return "\n".join(lines)
+
+
+def samples(directory: Path, count: int, width: int, *, styled: bool) -> Iterator[str]:
+    """`count` examples of each split, evenly spaced, with their solutions; none of a kind that cannot be drawn."""
+    for split in SPLITS if count else ():
+        puzzles = load_split(directory, split)
+        look = look_of(puzzles.metadata)
+        if look is None:
+            return
+        for row in np.unique(np.linspace(0, puzzles.num_examples - 1, count).astype(int)).tolist():
+            tokens = puzzles.inputs[row], puzzles.labels[row]
+            own = look_at(look, tokens)
+            question, solution = (own.values(each) for each in tokens)
+            fixed = own.fixed(question)
+            blocks = [
+                [f"{split} example {row}", *drawn(own, question, fixed=fixed, styled=styled)],
+                ["solution", *drawn(own, solution, fixed=fixed & (question == solution), styled=styled)],
+            ]
+            yield in_rows(blocks, width)

@@ -1,0 +1,60 @@
+"""Sudokus as they are drawn and judged."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Integer
+
+from train_jax.puzzles.sudoku import Geometry, contradiction_in, grids_of, is_solution
+from train_jax.report.looks import Grid, Mask, wrong_cells
+
+
+@dataclass(frozen=True)
+class SudokuLook:
+    """Values are digits, 0 for an empty cell."""
+
+    geometry: Geometry
+    fills_question = True
+    praise = "every given kept, every row, column and box complete"
+
+    @property
+    def name(self) -> str:
+        return f"{self.geometry} Sudoku"
+
+    @property
+    def rows(self) -> int:
+        return self.geometry.size
+
+    @property
+    def cols(self) -> int:
+        return self.geometry.size
+
+    @property
+    def box(self) -> tuple[int, int]:
+        return self.geometry.box_rows, self.geometry.box_cols
+
+    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
+        return grids_of(tokens)
+
+    def fixed(self, question: Grid) -> Mask:
+        return question > 0
+
+    def character(self, value: int) -> str:
+        return str(value) if value else "."
+
+    def colour(self, value: int) -> str:
+        return ""
+
+    def objections(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str]:
+        """By the rules: another solution than the one known is right too."""
+        overwritten = int((answer != question)[question > 0].sum())
+        in_range = np.where(answer <= self.geometry.size, answer, 0).astype(np.uint8)
+        if not overwritten and is_solution(in_range[None], self.geometry)[0]:
+            return []
+        reasons = wrong_cells(answer, solution)
+        if overwritten:
+            reasons.append(f"{overwritten} of the givens overwritten")
+        if not answer.all():
+            reasons.append(f"{(answer == 0).sum()} cells left empty")
+        contradiction = contradiction_in(in_range, self.geometry)
+        return [*reasons, contradiction] if contradiction else reasons
