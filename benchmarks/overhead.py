@@ -103,7 +103,7 @@ class Measured:
             device_count=1,
         )
         self._batch = devices.split({k: v.numpy() for k, v in example_batch(config, config.batch_size, seed=0).items()})
-        self._key = jax.random.key(0)
+        self._key = devices.key(0)
         learner = new_learner(objective.params, objective.buffers, self._optimizer)
         carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, self._batch)
         # Donated arrays go away: each side gets copies.

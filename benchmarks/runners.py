@@ -64,7 +64,7 @@ def round_of(runner: Any, together: int, steps: int) -> Any:
     learner = devices.replicate(new_learner(objective.params, objective.buffers, optimizer))
     carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batch)
     stacked = batch if together == 1 else {k: np.stack([v] * together, axis=1) for k, v in batch.items()}
-    state, placed, key = (learner, devices.spread(carry)), devices.spread(stacked), devices.replicate(jax.random.key(0))
+    state, placed, key = (learner, devices.spread(carry)), devices.spread(stacked), devices.key(0)
 
     def take() -> float:
         nonlocal state

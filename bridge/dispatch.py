@@ -506,13 +506,17 @@ def _functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, 
     return target, _functional_op(func), args, kwargs
 
 
-_TORCHAX = torchax.default_env()
+@functools.cache
+def _torchax() -> Any:
+    """The library of lowerings; made late, because making it claims the devices, and never part of a trace."""
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        return torchax.default_env()
 
 
 @functools.cache
 def _torchax_lowering(func: Any) -> Callable | None:
     for key in (func, func.overloadpacket):
-        op = _TORCHAX._ops.get(key)
+        op = _torchax()._ops.get(key)
         if op is not None and op.is_jax_function and not op.needs_env:
             return op.func
     return None
@@ -522,7 +526,7 @@ def _torchax_lowering(func: Any) -> Callable | None:
 def _decomposition(func: Any) -> Callable | None:
     from torch._decomp import decomposition_table
 
-    op = _TORCHAX._decomps.get(func) or _TORCHAX._decomps.get(func.overloadpacket)
+    op = _torchax()._decomps.get(func) or _torchax()._decomps.get(func.overloadpacket)
     return op.func if op is not None else decomposition_table.get(func)
 
 

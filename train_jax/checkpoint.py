@@ -1,4 +1,8 @@
-"""The only file that knows Orbax: saving and restoring everything a run needs to go on bit for bit."""
+"""The only file that knows Orbax: saving and restoring everything a run needs to go on bit for bit.
+
+With several processes each writes its part of one checkpoint, which is the same as one process would have written: a
+run may go on with other processes, as long as they have as many devices.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,16 @@ class Checkpoints:
     def __init__(self, folder: RunFolder):
         self.folder = folder.checkpoints
         options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options)
+        handlers = {"state": ocp.StandardCheckpointHandler(), "notes": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options, item_handlers=handlers)
 
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
 
     def save(self, step: int, state: Trainee, notes: Mapping[str, Any]) -> None:
-        """Copies the arrays to the host now, writes them in the background."""
-        # As NumPy: donated buffers may be reused by the next step while Orbax is still writing.
-        arrays = {name: np.asarray(array) for name, array in _by_name(state).items()}
-        self._manager.save(
-            step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), notes=ocp.args.JsonSave(dict(notes)))
-        )
+        """Takes `state` as `Devices.spanning` gives it; writes in the background."""
+        args = ocp.args.Composite(state=ocp.args.StandardSave(_by_name(state)), notes=ocp.args.JsonSave(dict(notes)))
+        self._manager.save(step, args=args)
 
     def restore(self, step: int, like: Trainee) -> tuple[Trainee, dict[str, Any]]:
         """`(state, notes)` as saved; `like` has the structure, shapes and dtypes to expect.
@@ -48,10 +50,13 @@ class Checkpoints:
         return self._as(like, {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}, step)
 
     def _read(self, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(), notes=ocp.args.JsonRestore())
         try:
+            # As NumPy, whole on every process: on which devices it was saved does not matter.
+            found = self._manager.item_metadata(step)["state"]
+            like = {name: np.empty(array.shape, array.dtype) for name, array in found.items()}
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(like), notes=ocp.args.JsonRestore())
             restored = self._manager.restore(step, args=args)
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, OSError, AttributeError, TypeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"the checkpoint {self.folder / str(step)} cannot be read ({reason}); "

@@ -6,11 +6,15 @@ several processes every one of them runs this with its own devices, and a step s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from train_jax.errors import UserError
@@ -18,6 +22,25 @@ from train_jax.puzzles.batches import check_divides
 from train_jax.step import AXIS, EvalStep, TrainStep
 
 Runner = Literal["pmap", "shard_map"]
+
+JOIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+"""Environment variables that make a process one of several: where the first one listens, how many, which one."""
+
+
+def join_processes() -> None:
+    """Joins the other processes of the run where the environment says that there are any.
+
+    Comes before anything else asks JAX for devices. Raises `UserError` for variables that are not all there.
+    """
+    address, count, number = (os.environ.get(name, "") for name in JOIN)
+    if not (address or count or number):
+        return
+    if not (address and count.isdecimal() and number.isdecimal() and int(number) < int(count)):
+        raise UserError(
+            f"{', '.join(f'{name}={os.environ.get(name)}' for name in JOIN)}: expected host:port, a number of "
+            "processes and one from 0 below it; set all three, or none"
+        )
+    jax.distributed.initialize(address, int(count), int(number), cluster_detection_method="deactivate")
 
 
 class Devices:
@@ -42,6 +65,11 @@ class Devices:
         return len(self._everywhere)
 
     @property
+    def writes(self) -> bool:
+        """Whether this is the process that writes the run's files."""
+        return jax.process_index() == 0
+
+    @property
     def kind(self) -> str:
         return f"{self.count} x {self.local[0].device_kind}"
 
@@ -51,8 +79,15 @@ class Devices:
         return global_batch_size // self.count
 
     def train(self, step: TrainStep) -> Any:
-        """`(learner, carry, batch, key) -> (learner, carry, metrics)` on all devices; the old state is given up."""
-        return self._run(step, (None, 0, 0, None), (None, 0, None), donate=(0, 1))
+        """`(learner, carry, batch, key) -> (learner, carry, metrics)` on all devices; the old state is given up.
+
+        `key`: as `key` gives it.
+        """
+
+        def with_key(learner: Any, carry: Any, batch: Any, key_data: jax.Array) -> Any:
+            return step(learner, carry, batch, jax.random.wrap_key_data(key_data))
+
+        return self._run(with_key, (None, 0, 0, None), (None, 0, None), donate=(0, 1))
 
     def evaluate(self, step: EvalStep) -> Any:
         """`(learner, batch) -> (metrics, outputs)`; outputs keep their device axis."""
@@ -93,21 +128,24 @@ class Devices:
 
     def replicate(self, tree: Any) -> Any:
         """The same arrays on every device, placed as the steps return them, so that no step compiles twice."""
-        sharding = NamedSharding(self._mesh, PartitionSpec())
+        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
 
-        def place(x: Any) -> jax.Array:
-            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # of which device_put knows one process only
-                return jax.random.wrap_key_data(jax.device_put(jax.random.key_data(x), sharding))
-            return jax.device_put(x, sharding)
-
-        return jax.tree.map(place, tree)
+    def key(self, seed: int) -> jax.Array:
+        """A run's random key, on every device; as plain numbers, since `pmap` of several processes fetches others."""
+        return self.replicate(jax.random.key_data(jax.random.key(seed)))
 
     def spread(self, tree: Any) -> Any:
         """This process's arrays with a leading device axis, each part on its device."""
         sharding = NamedSharding(self._mesh, PartitionSpec(AXIS))
         if self._mesh.size == len(self.local):
             return jax.device_put(tree, sharding)
-        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), tree)
+
+        def place(x: Any) -> jax.Array:
+            if isinstance(x, jax.Array) and not x.is_fully_addressable:
+                return x  # a step made it, and it lies where it should
+            return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+        return jax.tree.map(place, tree)
 
     def fetch(self, tree: Any) -> Any:
         """To the host: what is the same everywhere whole, what is spread as this process's part."""
@@ -119,6 +157,61 @@ class Devices:
             return np.concatenate([np.asarray(shard.data) for shard in shards])
 
         return jax.tree.map(local, jax.device_get(tree) if jax.process_count() == 1 else tree)
+
+    def own_part(self, tree: Any) -> Any:
+        """This process's share of host arrays that have a leading axis for the devices of all."""
+        if jax.process_count() == 1:
+            return tree
+        here = len(self.local)
+        return jax.tree.map(lambda x: x[jax.process_index() * here :][:here], tree)
+
+    def spanning(self, tree: Any, axis: int | None) -> Any:
+        """What each process holds as arrays over all of them, to be saved together; alone, a copy on the host.
+
+        `axis`: None for what is the same on every device, 0 for what has a leading device axis.
+        """
+        if jax.process_count() == 1:  # a copy, because the next step may take the memory while it is being written
+            return jax.tree.map(np.asarray, tree)
+        mesh = Mesh(np.array(self._everywhere), (AXIS,))
+        sharding = NamedSharding(mesh, _spec(axis))
+
+        def spanned(x: jax.Array) -> jax.Array:
+            if not x.is_fully_addressable:
+                return x
+            shape = x.shape if axis is None else (self.count, *x.shape[1:])
+            parts = [shard.data for shard in x.addressable_shards]
+            return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+        return jax.tree.map(spanned, tree)
+
+    def gathered(self, arrays: dict[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:
+        """The host arrays of all processes, in their order along `axis`; every process has the same shapes."""
+        if jax.process_count() == 1:
+            return arrays
+        found = multihost_utils.process_allgather(arrays)
+        return {name: np.concatenate(list(array), axis=axis) for name, array in found.items()}
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """All processes go on, or none: a `UserError` inside in one of them is one in every one."""
+        mistake = None
+        try:
+            yield
+        except UserError as error:
+            mistake = error
+        failed = self.gathered({"failed": np.array([mistake is not None])}, axis=0)["failed"]
+        if mistake is not None:
+            raise mistake
+        if failed.any():
+            raise UserError(
+                f"process {int(failed.argmax())} of {len(failed)} could not go on; what it printed says why"
+            )
+
+    def agree(self, text: str, what: str) -> None:
+        """Raises `UserError` in every process where `text`, which says `what`, is not the same in all."""
+        found = self.gathered({"text": np.array([zlib.crc32(text.encode())])}, axis=0)["text"]
+        if len(set(found.tolist())) > 1:
+            raise UserError(f"the {len(found)} processes were started with different {what}; start all with the same")
 
     def keep_pace(self, under_way: list[Any]) -> None:
         """Wait until only a few of the steps are under way whose results these are.

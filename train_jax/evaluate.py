@@ -22,7 +22,7 @@ KEPT_BYTES = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found. Metrics are those of all hosts, arrays hold the examples that this host has seen."""
+    """What an evaluation found, on every host the same: means over all examples, answers in the data set's order."""
 
     metrics: dict[str, float]
     """Means over the examples: `accuracy` (tokens), `exact_accuracy` (whole puzzles), `q_halt_accuracy`, `steps`,
@@ -56,16 +56,23 @@ def evaluate(
     small = np.uint8 if data.metadata.vocab_size <= 256 else np.uint16
     done, kept = 0, slice(None)
     for batch, valid in data.eval_batches(batch_size=batch_size, shard=devices.shard(), limit=limit):
-        metrics, outputs = eval_step(learner, devices.split(batch))
-        for name, value in metrics.items():
+        metrics, outputs = eval_step(learner, devices.spread(devices.split(batch)))
+        for name, value in devices.fetch(metrics).items():
             sums[name] = sums.get(name, 0.0) + float(value)
-        preds = _joined(outputs["preds"])
-        if len(preds) * total * data.metadata.seq_len > KEPT_BYTES:
+        outputs = {name: _joined(array) for name, array in devices.fetch(outputs).items()}
+        if len(outputs["preds"]) * total * data.metadata.seq_len > KEPT_BYTES:
             kept = slice(-1, None)
-        found["preds"].append(preds[kept, valid].astype(small))
-        found["q_halt_logits"].append(_joined(outputs["q_halt_logits"])[kept, valid])
-        found["inputs"].append(batch["inputs"][None, valid].astype(small))
-        found["identifiers"].append(batch["puzzle_identifiers"][None, valid])
+        answers = {
+            "preds": outputs["preds"][kept].astype(small),
+            "q_halt_logits": outputs["q_halt_logits"][kept],
+            "inputs": batch["inputs"][None].astype(small),
+            "identifiers": batch["puzzle_identifiers"][None],
+            "valid": valid[None],
+        }
+        answers = devices.gathered(answers, axis=1)
+        valid = answers.pop("valid")[0]
+        for name, array in answers.items():
+            found[name].append(array[:, valid])
         done = min(done + batch_size, total)
         progress(done, total)
     arrays = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 from train_jax.checkpoint import Checkpoints
-from train_jax.config import RunConfig
+from train_jax.config import RunConfig, to_json
 from train_jax.devices import Devices
 from train_jax.errors import UserError
 from train_jax.evaluate import Evaluation, evaluate, save_evaluation
@@ -23,37 +22,37 @@ from train_jax.optim import dense_optimizer, trained
 from train_jax.programs import Programs, objective_for, programs_for, scales_loss
 from train_jax.puzzles.batches import epochs_to_steps
 from train_jax.puzzles.mixture import Mixture, load_mixture
-from train_jax.run_folder import open_run, write_text
+from train_jax.run_folder import RunFolder, open_run, write_text
 from train_jax.state import Learner, Trainee, new_learner
 from train_jax.step import make_eval_step
 from train_jax.step_metrics import Groups, parameter_groups, window_means
 from train_jax.stopwatch import Stopwatch
-from train_jax.tracking import Tracker, duration
+from train_jax.tracking import Silence, Tracker, duration
 
 
 def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]:
     """Train until the run is finished; returns the figures of the last evaluation. A finished run returns at once."""
     devices = devices or Devices(runner=config.compute.runner)
-    train_set, test_set = (load_mixture(config.data_dir, split, config.data_weights) for split in ("train", "test"))
-    for size in (config.global_batch_size, config.eval_batch_size):
-        devices.local_batch_size(size)
-    total_steps = config.steps or epochs_to_steps(train_set.examples_per_epoch, config.epochs, config.global_batch_size)
-    # What cannot be trained is said before a folder of the run is made.
-    train_set.rows_of_parts(config.global_batch_size)
-    objective = objective_for(config, train_set, devices)
-    optimizer = dense_optimizer(config.optim, total_steps)
-    programs = programs_for(config, objective, optimizer, train_set, devices, total_steps)
-    folder = open_run(config)
+    with devices.together():
+        train_set, test_set = (load_mixture(config.data_dir, split, config.data_weights) for split in ("train", "test"))
+        size = config.global_batch_size
+        for each in (size, config.eval_batch_size):
+            devices.local_batch_size(each)
+        total_steps = config.steps or epochs_to_steps(train_set.examples_per_epoch, config.epochs, size)
+        # What cannot be trained is said before a folder of the run is made.
+        train_set.rows_of_parts(size)
+        objective = objective_for(config, train_set, devices)
+        optimizer = dense_optimizer(config.optim, total_steps)
+        programs = programs_for(config, objective, optimizer, train_set, devices, total_steps)
+    folder = _opened(config, train_set, sum(p.size for p in objective.params.values()), devices)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
-    write_text(folder.data, json.dumps(dataclasses.asdict(train_set.metadata), indent=1))
-    write_machine(folder, devices=devices.kind, parameters=sum(p.size for p in objective.params.values()))
     eval_step = devices.evaluate(make_eval_step(objective, config.arch.halt_max_steps))
 
     # ---- state: fresh, or where the run stopped
     def batch_at(step: int) -> dict[str, np.ndarray]:
-        size, shard = config.global_batch_size, devices.shard()
-        return devices.split(train_set.train_batch(seed=config.seed, step=step, batch_size=size, shard=shard))
+        found = train_set.train_batch(seed=config.seed, step=step, batch_size=size, shard=devices.shard())
+        return devices.split(found)
 
     def batches_at(first: int) -> dict[str, np.ndarray]:
         """What the dispatch after `first` steps trains on; with several steps a dispatch an axis for them."""
@@ -69,14 +68,13 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
         checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
         start, seconds = checkpoints.latest_step() or 0, 0.0
         if start:
-            (learner, carry), notes = checkpoints.restore(start, Trainee(learner, carry))
-            seconds = notes["train_seconds"]
+            (learner, carry), notes = checkpoints.restore(start, Trainee(learner, devices.spanning(carry, 0)))
+            carry, seconds = devices.own_part(carry), notes["train_seconds"]
         state = Trainee(devices.replicate(learner), devices.spread(carry))
 
         # ---- the loop
-        tracker = closing.enter_context(
-            contextlib.closing(Tracker(config, folder, start_step=start, total_steps=total_steps))
-        )
+        recorded = Tracker(config, folder, start_step=start, total_steps=total_steps) if devices.writes else Silence()
+        tracker = closing.enter_context(contextlib.closing(recorded))
         tracker.say(_banner(config, devices, objective.params, train_set, test_set, start, total_steps))
         score = Scorer(config, devices, eval_step, test_set, tracker)
         clock = Stopwatch(seconds)
@@ -85,15 +83,16 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
             Feed(lambda n: devices.spread(batches_at(starts[n])), len(starts), config.compute.batches_ahead)
         )
         groups = parameter_groups(trained(objective.params, config.optim))
-        report = partial(_report, tracker, clock, feed, groups, config)
+        report = partial(_report, tracker, clock, feed, groups, config, devices)
         with programs:
             learner = _steps(config, devices, programs, feed, checkpoints, score, clock, report, state, starts)
         with clock.paused(learner):
             evaluation = score(total_steps, learner, 0, clock.seconds)
             figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
-            save_evaluation(folder, "test", evaluation)
             checkpoints.wait()
-            write_text(folder.finished, json.dumps(figures, indent=1))
+            if devices.writes:
+                save_evaluation(folder, "test", evaluation)
+                write_text(folder.finished, json.dumps(figures, indent=1))
     return figures
 
 
@@ -111,14 +110,13 @@ def _steps(
 ) -> Learner:
     """Every step of the run, with what happens between them; returns what was learned."""
     learner, carry = state
-    key = devices.replicate(jax.random.key(config.seed))
+    key = devices.key(config.seed)
     window: list[tuple[int, Any]] = []
     for first in starts:
         step = min(first + starts.step, starts.stop)
         batch = feed.next()
         devices.keep_pace([metrics for _, metrics in window])
-        with jax.transfer_guard("disallow"):
-            learner, carry, metrics = programs(first, step - first, learner, carry, batch, key)
+        learner, carry, metrics = programs(first, step - first, learner, carry, batch, key)
         window.append((step, metrics))
         # A full window is fetched one dispatch late: the devices always have a step to do.
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
@@ -133,8 +131,23 @@ def _steps(
             with clock.paused(learner):
                 report(window)
                 window = []
-                checkpoints.save(step, Trainee(learner, carry), {"train_seconds": clock.seconds})
+                whole = Trainee(devices.spanning(learner, None), devices.spanning(carry, 0))
+                checkpoints.save(step, whole, {"train_seconds": clock.seconds})
     return learner
+
+
+def _opened(config: RunConfig, train_set: Mixture, parameters: int, devices: Devices) -> RunFolder:
+    """The run's folder with what says what the run is, seen by every process."""
+    devices.agree(to_json(config) + str(train_set.metadata), f"fields, or other data in {config.data_dir}")
+    with devices.together():
+        folder = open_run(config, writes=devices.writes)
+        if devices.writes and not folder.finished.exists():
+            write_text(folder.data, json.dumps(dataclasses.asdict(train_set.metadata), indent=1))
+            write_machine(folder, devices=devices.kind, parameters=parameters)
+    with devices.together():
+        if not folder.machine.exists():
+            raise UserError(f"{folder.path} is not what the first process sees there; give a --run-dir that all share")
+    return folder
 
 
 class Scorer:
@@ -159,10 +172,16 @@ class Scorer:
 
 
 def _report(
-    tracker: Tracker, clock: Stopwatch, feed: Feed, groups: Groups, config: RunConfig, window: list[tuple[int, Any]]
+    tracker: Tracker,
+    clock: Stopwatch,
+    feed: Feed,
+    groups: Groups,
+    config: RunConfig,
+    devices: Devices,
+    window: list[tuple[int, Any]],
 ) -> None:
     """Records a window of steps. Raises `UserError` when too many in a row had to be left out."""
-    fetched = [metrics for _, metrics in jax.device_get(window)]
+    fetched = devices.fetch([metrics for _, metrics in window])
     if config.compute.steps_per_dispatch > 1:  # stacked
         fetched = [{n: v[i] for n, v in stack.items()} for stack in fetched for i in range(len(stack["lr"]))]
     figures = window_means(fetched, groups, config.global_batch_size)

@@ -53,6 +53,7 @@ class Programs:
         self._devices, self._step_at, self.curriculum = devices, step_at, curriculum
         self._compiled: dict[tuple[tuple[int, int], int], Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._called: frozenset[Any] = frozenset()
         self.compile_seconds = 0.0
         """Spent compiling so far, in the background or not."""
 
@@ -65,7 +66,10 @@ class Programs:
         following = self.curriculum.after(step)
         if following is not None and (following, steps) not in self._compiled:
             self._start(following, steps, args)
-        return compiled(*args)
+        # Nothing may travel between host and devices while a step is handed over, unless it is being compiled.
+        known, self._called = compiled in self._called, self._called | {compiled}
+        with jax.transfer_guard("disallow" if known else "allow"):
+            return compiled(*args)
 
     @property
     def compiles(self) -> int:

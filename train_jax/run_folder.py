@@ -81,9 +81,10 @@ def write_bytes(path: Path, content: bytes) -> None:
     os.replace(scratch, path)
 
 
-def open_run(config: RunConfig) -> RunFolder:
+def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
     """The run's folder, with its config.json; started again with the same fields it is the same run.
 
+    `writes`: of several processes one writes, the others only look.
     Raises `UserError` when the folder holds a run that was started with other fields.
     """
     folder = RunFolder(Path(config.run_dir))
@@ -97,7 +98,7 @@ def open_run(config: RunConfig) -> RunFolder:
                 f"{folder.path} holds a run with other fields ({'; '.join(changed)}); "
                 "give another --run-dir, or remove it"
             )
-    if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config):
+    if writes and (not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config)):
         write_text(folder.config, to_json(config))
     return folder
 

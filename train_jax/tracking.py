@@ -62,6 +62,20 @@ class Tracker:
             self._wandb.finish()
 
 
+class Silence(Tracker):
+    """What a process has that is not the one to keep the record."""
+
+    def __init__(self): ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def progress(self, step: int, metrics: Mapping[str, float], *, step_seconds: float, examples: int) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def duration(seconds: float) -> str:
     """`47 s`, `3:07`, `2:05:33`."""
     seconds = round(seconds)

@@ -61,7 +61,7 @@ def trained(config, start, seed, devices, snapshots):
     ]
     learner = devices.replicate(new_learner(objective.params, objective.buffers, optimizer))
     carry = devices.spread(devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batches[0]))
-    key, (table,), found = jax.random.key(seed), objective.tables, {}
+    key, (table,), found = devices.key(seed), objective.tables, {}
     for number, batch in enumerate(batches, 1):
         learner, carry, metrics = step(learner, carry, batch, key)
         halting = metrics["q_halt_loss"] + metrics.get("q_continue_loss", 0.0)

@@ -85,7 +85,7 @@ def test_trm_in_float16_finds_its_scale_and_learns():
     for _ in range(40):
         if kept is None:
             kept = jax.tree.map(np.asarray, learner._replace(guard=None))
-        learner, carry, metrics = step(learner, carry, batch, jax.random.key(0))
+        learner, carry, metrics = step(learner, carry, batch, devices.key(0))
         skipped.append(bool(metrics["skipped_steps"]))
         scales.append(float(metrics["loss_scale"]))
         losses.append(float(metrics["lm_loss"]))

@@ -1,12 +1,10 @@
 """What a run compiles: one program for each recursion depth, one collective for the gradients, nothing fetched."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from train_jax.programs import Curriculum
@@ -43,30 +41,3 @@ def test_depths_of_the_curriculum():
     for step in range(100):
         assert curriculum.after(step) == next((d for d in depths[step:] if d != depths[step]), None)
     assert Curriculum((3, 6), (3, 6), 0).at(0) == (3, 6) and Curriculum((3, 6), (3, 6), 0).after(0) is None
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def on_processes(tmp_path, data_dir, processes, devices, runner):
-    port, out = free_port(), tmp_path / f"{processes}x{devices}.npz"
-    rest = [str(port), str(devices), runner, str(data_dir), str(out)]
-    command = [sys.executable, str(HERE / "processes_process.py"), str(processes)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    running = [subprocess.Popen([*command, str(n), *rest], **pipes) for n in range(processes)]
-    texts = [p.communicate(timeout=400)[0] for p in running]
-    assert all(p.returncode == 0 for p in running), "\n".join(texts)
-    return dict(np.load(out))
-
-
-@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
-def test_two_processes_of_four_devices_learn_what_one_device_does(tmp_path, data_dir, runner):
-    one = on_processes(tmp_path, data_dir, 1, 1, runner)
-    eight = on_processes(tmp_path, data_dir, 2, 4, runner)
-    assert one.keys() == eight.keys()
-    for name, array in one.items():
-        scale = max(float(np.abs(array).max(initial=0)), 1e-12)
-        np.testing.assert_allclose(eight[name], array, rtol=0, atol=1e-5 * scale, err_msg=name)

@@ -259,6 +259,11 @@ class Host:
     def split(self, batch):
         return batch
 
+    spread = fetch = split
+
+    def gathered(self, arrays, axis):
+        return arrays
+
 
 def answer_with_labels(_, batch):
     identifiers, labels = batch["puzzle_identifiers"], batch["labels"]

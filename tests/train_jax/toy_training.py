@@ -109,7 +109,7 @@ def main(out):
         learner = devices.replicate(new_learner(params, buffers, optimizer))
         first = devices.split(next(batches()))
         carry = devices.spread(devices.for_each(objective.initial_carry)(learner.params, learner.buffers, first))
-        key = jax.random.key(0)
+        key = devices.key(0)
         for number, batch in enumerate(batches()):
             if number == BAD and case != UNSPOILT:
                 found |= named(f"{case}/before", learner)

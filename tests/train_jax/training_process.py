@@ -1,6 +1,8 @@
 """Run in a process of its own: trains the tiny preset on so many virtual devices and writes down what it learned.
 
 python training_process.py DEVICES DATA_DIR RUN_DIR OUT.npz [field=value …]
+
+One of several where the environment says so (`JAX_COORDINATOR_ADDRESS` and so on).
 """
 
 import ast
@@ -17,10 +19,11 @@ import numpy as np  # noqa: E402
 
 from train_jax import modelling  # noqa: E402
 from train_jax.config import PRESETS  # noqa: E402
-from train_jax.devices import Devices  # noqa: E402
+from train_jax.devices import Devices, join_processes  # noqa: E402
 from train_jax.loop import train  # noqa: E402
 from train_jax.restore import restore  # noqa: E402
 
+join_processes()
 fields = dict(pair.split("=") for pair in sys.argv[5:])
 preset = PRESETS["tiny"]
 arch = {name: ast.literal_eval(fields.pop(name)) for name in list(fields) if hasattr(preset.arch, name)}
@@ -51,4 +54,5 @@ modelling.build = eager_to_halt
 train(config, Devices(devices, config.compute.runner))
 learner = restore(run_dir).learner
 named = jax.tree_util.tree_leaves_with_path(learner)
-np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named})
+if jax.process_index() == 0:
+    np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named})

@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import jax
 import tyro
 
 import bridge
-from train_jax.devices import Devices
+from train_jax.devices import Devices, join_processes
 from train_jax.errors import UserError
 from train_jax.evaluate import Evaluation, evaluate, save_evaluation
 from train_jax.predictions import Predictions, save_predictions
@@ -36,12 +35,14 @@ class Evaluate:
     limit: int = 0
     """Score only so many examples; 0 takes all."""
     predictions: str | None = None
-    """Write inputs, answers and halting logits to this .npz file; on several hosts one file each, for `trm score`."""
+    """Write inputs, answers and halting logits to this .npz file, for `trm score`."""
     submission: str | None = None
     """Write the two grids with the most votes for every ARC test input to this file, as Kaggle takes them."""
 
 
 def main(config: Evaluate) -> None:
+    join_processes()
+    devices = Devices()
     run = restore(config.run_dir)
     if config.weights is not None:
         try:
@@ -50,7 +51,6 @@ def main(config: Evaluate) -> None:
             raise UserError(str(error)) from error
     puzzles = _puzzles(config, run)
     arc = _arc_directory(config, run)
-    devices = Devices()
     found = evaluate(
         devices.evaluate(make_eval_step(run.objective, run.config.arch.halt_max_steps)),
         run.learner,
@@ -60,6 +60,8 @@ def main(config: Evaluate) -> None:
         limit=config.limit,
         progress=_progress,
     )
+    if not devices.writes:
+        return
     if arc is not None or config.predictions is not None:
         figures = _vote(config, arc, _predictions(puzzles, found))
         found = dataclasses.replace(found, metrics=found.metrics | figures)
@@ -104,10 +106,6 @@ def _arc_directory(config: Evaluate, run: Restored) -> Path | None:
     for path in (config.predictions, config.submission):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise UserError(f"{Path(path).parent} is not a folder; give a file in one that is there")
-    if config.submission is not None and jax.process_count() > 1:
-        raise UserError(
-            "--submission on several hosts: give --predictions, then `trm score` with the files of all hosts"
-        )
     return directory if votes else None
 
 
@@ -123,12 +121,10 @@ def _predictions(puzzles: Mixture, found: Evaluation) -> Predictions:
 
 
 def _vote(config: Evaluate, arc: Path | None, predictions: Predictions) -> dict[str, float]:
-    """Keeps the predictions where asked; the ARC figures where this host has all of them."""
-    host, hosts = jax.process_index(), jax.process_count()
+    """Keeps the predictions where asked; the ARC figures, if it is an ARC data set."""
     if config.predictions is not None:
-        path = Path(config.predictions)
-        save_predictions(path if hosts == 1 else path.with_name(f"{host}-of-{hosts}.{path.name}"), predictions)
-    if arc is None or hosts > 1:
+        save_predictions(config.predictions, predictions)
+    if arc is None:
         return {}
     scores = score_predictions(arc, [predictions])
     if config.submission is not None:

@@ -8,13 +8,18 @@ from typing import Any
 import tyro
 
 from train_jax.config import PRESETS, RunConfig, preset, with_model
+from train_jax.devices import Devices, join_processes
 from train_jax.errors import UserError
 from train_jax.loop import train
 from train_jax.tracking import duration
 
 
 def main(config: RunConfig) -> None:
-    figures = train(config)
+    join_processes()
+    devices = Devices(runner=config.compute.runner)
+    figures = train(config, devices)
+    if not devices.writes:
+        return
     print(
         f"finished: {config.run_dir}: exact accuracy {figures['exact_accuracy']:.4f} on {figures['count']:.0f} "
         f"held-out puzzles, {figures['train_steps']:.0f} steps in {duration(figures['train_seconds'])}"
