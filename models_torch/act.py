@@ -53,8 +53,10 @@ class ACT(nn.Module):
             for key, value in carry.current_data.items()
         }
         inner_carry = self.inner.reset_carry(fresh, carry.inner_carry)
-        inner_carry, logits, (q_halt, q_continue) = self.inner(inner_carry, data)
+        inner_carry, logits, (q_halt, q_continue), change = self.inner(inner_carry, data)
         outputs = {"logits": logits, "q_halt_logits": q_halt, "q_continue_logits": q_continue}
+        if change is not None:
+            outputs["cycle_change"] = change
 
         with torch.no_grad():
             steps = torch.where(fresh, 0, carry.steps) + 1
@@ -82,5 +84,5 @@ class ACT(nn.Module):
         self, inner_carry: Any, data: dict[str, Tensor], at_limit: Bool[Tensor, "batch"]
     ) -> PerSequence:
         """What going on is worth, in [0, 1]: the better value of the next step; at the limit, its halting."""
-        _, _, (next_halt, next_continue) = self.inner(inner_carry, data)
+        _, _, (next_halt, next_continue), _ = self.inner(inner_carry, data)
         return torch.sigmoid(torch.where(at_limit, next_halt, torch.maximum(next_halt, next_continue)))

@@ -4,6 +4,7 @@ from torch import nn
 
 from models_torch.config import ArchitectureConfig
 from models_torch.layers import Attention, CosSin, Latent, SwiGLU, rms_norm
+from models_torch.local_attention import LocalAttention
 
 
 class Block(nn.Module):
@@ -15,7 +16,7 @@ class Block(nn.Module):
         if config.mlp_t:
             self.mlp_t = SwiGLU(config.positions, config.expansion, config.mlp_multiple_of)
         else:
-            self.self_attn = Attention(config.hidden_size, config.head_dim, config.num_heads, config.num_heads)
+            self.self_attn = attention(config)
         self.mlp = SwiGLU(config.hidden_size, config.expansion, config.mlp_multiple_of)
 
     def forward(self, x: Latent, cos_sin: CosSin | None) -> Latent:
@@ -27,6 +28,16 @@ class Block(nn.Module):
         else:
             x = rms_norm(x + self.self_attn(x, cos_sin), epsilon)
         return rms_norm(x + self.mlp(x), epsilon)
+
+
+def attention(config: ArchitectureConfig) -> Attention:
+    """Over all positions, or over those around."""
+    sizes = config.hidden_size, config.head_dim, config.num_heads
+    if not config.attention_window:
+        return Attention(*sizes, config.num_heads)
+    return LocalAttention(
+        *sizes, window=config.attention_window, side=config.side, puzzle_positions=config.puzzle_positions
+    )
 
 
 class Level(nn.Module):

@@ -2,6 +2,7 @@
 
 # ruff: noqa: N815 (no_ACT_continue is the field's name)
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,7 @@ class ArchitectureConfig(ModelConfig):
     expansion: float = 4.0  # MLP width in multiples of its input, before the SwiGLU's two thirds
     mlp_multiple_of: int = 256  # MLP widths are rounded up to a multiple of this many channels
     mlp_t: bool = False  # mix positions by an MLP over them instead of attention
+    attention_window: int = 0  # side of the square of cells that a cell attends to, beside puzzle positions; 0: all
 
     pos_encodings: str = "rope"  # none, rope or learned; rope has no effect on the MLP mixer
     rope_theta: float = 10000.0  # longest rotary wavelength, in positions over 2 pi
@@ -66,13 +68,17 @@ class ArchitectureConfig(ModelConfig):
 
     halt_exploration_prob: float = 0.1  # share of steps that draw a random minimum of ACT steps
     no_ACT_continue: bool = False  # halt on q_halt > 0; False: on q_halt > q_continue, bootstrapped (HRM)
+    cycle_penalty: float = 0.0  # weight in the loss of the answer's mean squared change over its last H-cycle
 
     def __post_init__(self):
         super().__post_init__()
         self.require_one_of("pos_encodings", POSITION_ENCODINGS)
         self.require_at_least_one("hidden_size", "num_heads", "mlp_multiple_of")
         self._check_heads()
+        self._check_window()
         self._check_puzzle_positions()
+        if not 0 <= self.cycle_penalty < math.inf:
+            raise ValueError(f"cycle_penalty is {self.cycle_penalty}; use at least 0")
 
     def _check_heads(self) -> None:
         if self.mlp_t:
@@ -87,6 +93,24 @@ class ArchitectureConfig(ModelConfig):
             raise ValueError(
                 f"hidden_size {self.hidden_size} gives {self.num_heads} heads of {self.head_dim} channels, and rope "
                 f"turns channels in pairs; use a hidden_size of {(self.head_dim + 1) * self.num_heads}"
+            )
+
+    def _check_window(self) -> None:
+        if not self.attention_window:
+            return
+        if self.attention_window < 0 or self.attention_window % 2 == 0:
+            raise ValueError(
+                f"attention_window is {self.attention_window}; use an odd number, which has a middle, or 0"
+            )
+        if self.mlp_t:
+            raise ValueError(
+                f"attention_window {self.attention_window} is for attention and mlp_t mixes positions without; "
+                "use mlp_t False, or attention_window 0"
+            )
+        if self.side**2 != self.seq_len:
+            raise ValueError(
+                f"attention_window {self.attention_window} needs a square grid and {self.seq_len} tokens are none; "
+                "use attention_window 0"
             )
 
     def _check_puzzle_positions(self) -> None:
@@ -106,6 +130,11 @@ class ArchitectureConfig(ModelConfig):
     def head_dim(self) -> int:
         """Channels of an attention head."""
         return self.hidden_size // self.num_heads
+
+    @property
+    def side(self) -> int:
+        """Cells of a side of the grid, where it is a square."""
+        return math.isqrt(self.seq_len)
 
     @property
     def puzzle_positions(self) -> int:

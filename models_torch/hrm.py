@@ -58,7 +58,9 @@ class HRMInner(Inner):
             z_L = self.L_level(z_L + above, cos_sin)
         return z_L
 
-    def think(self, carry: HRMInnerCarry, question: Latent, cos_sin: CosSin | None) -> tuple[HRMInnerCarry, Latent]:
+    def think(
+        self, carry: HRMInnerCarry, question: Latent, cos_sin: CosSin | None
+    ) -> tuple[HRMInnerCarry, Latent, Latent]:
         z_H, z_L = carry.z_H, carry.z_L
         # The gradient at the equilibrium, cut after its first term (the paper's "one-step gradient").
         with torch.no_grad():
@@ -67,8 +69,9 @@ class HRMInner(Inner):
                 z_H = self.H_level(z_H + z_L, cos_sin)
             z_L = self.refine(z_L, z_H + question, self.config.L_cycles - 1, cos_sin)
         z_L = self.refine(z_L, z_H + question, 1, cos_sin)
+        before = z_H
         z_H = self.H_level(z_H + z_L, cos_sin)
-        return HRMInnerCarry(z_H, z_L), z_H
+        return HRMInnerCarry(z_H, z_L), z_H, before
 
 
 class HRM(ACT):

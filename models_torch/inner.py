@@ -78,8 +78,11 @@ class Inner(nn.Module):
         names = [field.name for field in dataclasses.fields(self.carry_class)]
         return self.carry_class(**{name: self.get_buffer(f"{name.removeprefix('z_')}_init") for name in names})
 
-    def think(self, carry: Any, question: Latent, cos_sin: CosSin | None) -> tuple[Any, Latent]:
-        """The latents after one ACT step, with whatever gradients the architecture gives them, and the answer."""
+    def think(self, carry: Any, question: Latent, cos_sin: CosSin | None) -> tuple[Any, Latent, Latent]:
+        """The latents after one ACT step, with whatever gradients the architecture gives them, and the answer.
+
+        Last, what the answer was before the last H-cycle, without a gradient.
+        """
         raise NotImplementedError
 
     def embed(self, inputs: Int[Tensor, "batch seq"], puzzle_identifiers: Int[Tensor, "batch"]) -> Latent:
@@ -107,11 +110,17 @@ class Inner(nn.Module):
 
     def forward(
         self, carry: Any, data: dict[str, Tensor]
-    ) -> tuple[Any, Float[Tensor, "batch seq vocab"], tuple[PerSequence, PerSequence]]:
-        """New carry (cut off from its history), answer logits, halt and continue logits in float32."""
+    ) -> tuple[Any, Float[Tensor, "batch seq vocab"], tuple[PerSequence, PerSequence], PerSequence | None]:
+        """New carry (cut off from its history), answer logits, halt and continue logits in float32.
+
+        Last, the mean square of the answer's change over the last H-cycle; None where the loss does not weigh it.
+        """
         cos_sin = None if self.rotary_emb is None else self.rotary_emb()
         question = self.embed(data["inputs"], data["puzzle_identifiers"])
-        carry, answer = self.think(carry, question, cos_sin)
+        carry, answer, before = self.think(carry, question, cos_sin)
         logits = self.lm_head(answer)[:, self.config.puzzle_positions :]
         q_halt, q_continue = at_least_float32(self.q_head(answer[:, 0])).unbind(dim=-1)
-        return map_latents(Tensor.detach, carry), logits, (q_halt, q_continue)
+        change = None
+        if self.config.cycle_penalty:
+            change = (at_least_float32(answer) - at_least_float32(before)).square().mean(dim=(1, 2))
+        return map_latents(Tensor.detach, carry), logits, (q_halt, q_continue), change

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 CosSin = tuple[Float[Tensor, "seq half_head_dim"], Float[Tensor, "seq half_head_dim"]]
 Latent = Float[Tensor, "batch positions hidden"]
 PerSequence = Float[Tensor, "batch"]
+Heads = Float[Tensor, "batch heads seq head_dim"]
 
 # The standard deviation of a unit normal cut off at +-2: sqrt(1 - 4 pdf(2) / (cdf(2) - cdf(-2))).
 _STD_OF_UNIT_NORMAL_CUT_AT_2 = 0.8796256610342398
@@ -147,10 +148,9 @@ class Attention(nn.Module):
         query, key, value = heads.split((self.num_heads, self.num_key_value_heads, self.num_key_value_heads), dim=2)
         if cos_sin is not None:
             query, key = rotate(query, cos_sin), rotate(key, cos_sin)
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            enable_gqa=self.num_key_value_heads != self.num_heads,
-        )
+        mixed = self.mix(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+    def mix(self, query: Heads, key: Heads, value: Heads) -> Heads:
+        """Values averaged as each query likes their keys."""
+        return F.scaled_dot_product_attention(query, key, value, enable_gqa=self.num_key_value_heads != self.num_heads)

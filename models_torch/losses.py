@@ -59,20 +59,21 @@ class ACTLossHead(nn.Module):
     """A model with adaptive computation time together with its loss and metrics.
 
     The loss is a *sum* over the batch: of each sequence's mean token loss over its counted labels, plus
-    half of the halting loss. The trainer divides by the global batch, so the step means the same however
-    the batch is split.
+    half of the halting loss, plus `cycle_penalty` times the answer's change where the model tells it. The
+    trainer divides by the global batch, so the step means the same however the batch is split.
 
     The model takes `(carry, batch)` and returns `(carry, outputs)`; the carry holds `halted`, `steps` and
-    `current_data["labels"]`, the outputs `logits`, `q_halt_logits`, and where halting is bootstrapped also
-    `q_continue_logits` and `target_q_continue`.
+    `current_data["labels"]`, the outputs `logits`, `q_halt_logits`, where halting is bootstrapped also
+    `q_continue_logits` and `target_q_continue`, and for the penalty `cycle_change`, a number for each sequence.
     """
 
-    def __init__(self, model: nn.Module, loss_type: str):
+    def __init__(self, model: nn.Module, loss_type: str, cycle_penalty: float = 0.0):
         super().__init__()
         if loss_type not in LOSSES:
             raise ValueError(f"unknown loss {loss_type!r}; use one of {', '.join(LOSSES)}")
         self.model: Any = model
         self.token_loss = LOSSES[loss_type]
+        self.cycle_penalty = cycle_penalty
 
     def initial_carry(self, batch: dict[str, Tensor]) -> Any:
         """The model's carry before the first step, for batches shaped like `batch`."""
@@ -119,6 +120,12 @@ class ACTLossHead(nn.Module):
             halting_loss = halting_loss + q_continue_loss
             metrics["q_continue_loss"] = q_continue_loss.detach()
 
+        loss = lm_loss + 0.5 * halting_loss
+        if "cycle_change" in outputs:
+            cycle_loss = outputs["cycle_change"].sum()
+            loss = loss + self.cycle_penalty * cycle_loss
+            metrics["cycle_loss"] = cycle_loss.detach()
+
         available = outputs | {"preds": preds}
         returned = {key: available[key].detach() for key in return_keys if key in available}
-        return new_carry, lm_loss + 0.5 * halting_loss, metrics, returned, new_carry.halted.all()
+        return new_carry, loss, metrics, returned, new_carry.halted.all()

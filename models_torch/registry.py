@@ -81,7 +81,7 @@ def build(name: str, config: Any) -> nn.Module:
     """
     if outside.is_outside(name):
         return outside.build(name, config)
-    return ACTLossHead(architecture(name).model(config), config.loss_type)
+    return ACTLossHead(architecture(name).model(config), config.loss_type, config.cycle_penalty)
 
 
 def example_batch(config: ModelConfig, batch_size: int, seed: int) -> dict[str, Tensor]:

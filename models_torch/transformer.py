@@ -50,9 +50,9 @@ class TransformerInner(Inner):
 
     def think(
         self, carry: TransformerInnerCarry, question: Latent, cos_sin: CosSin | None
-    ) -> tuple[TransformerInnerCarry, Latent]:
+    ) -> tuple[TransformerInnerCarry, Latent, Latent]:
         z_H = self.H_level(carry.z_H + question, cos_sin)
-        return TransformerInnerCarry(z_H), z_H
+        return TransformerInnerCarry(z_H), z_H, carry.z_H
 
 
 class Transformer(ACT):

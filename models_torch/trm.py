@@ -59,15 +59,18 @@ class TRMInner(Inner):
             z_L = self.L_level(z_L + (z_H + question), cos_sin)
         return self.L_level(z_H + z_L, cos_sin), z_L
 
-    def think(self, carry: TRMInnerCarry, question: Latent, cos_sin: CosSin | None) -> tuple[TRMInnerCarry, Latent]:
+    def think(
+        self, carry: TRMInnerCarry, question: Latent, cos_sin: CosSin | None
+    ) -> tuple[TRMInnerCarry, Latent, Latent]:
         z_H, z_L = carry.z_H, carry.z_L
         # Only the last H-cycle has gradients (the paper's "deep recursion"): the earlier ones bring z close
         # to the answer at no memory.
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):
                 z_H, z_L = self.h_cycle(z_H, z_L, question, cos_sin)
+        before = z_H
         z_H, z_L = self.h_cycle(z_H, z_L, question, cos_sin)
-        return TRMInnerCarry(z_H, z_L), z_H
+        return TRMInnerCarry(z_H, z_L), z_H, before
 
 
 class TRM(ACT):

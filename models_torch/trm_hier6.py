@@ -66,14 +66,15 @@ class TRMHier6Inner(Inner):
 
     def think(
         self, carry: TRMHier6InnerCarry, question: Latent, cos_sin: CosSin | None
-    ) -> tuple[TRMHier6InnerCarry, Latent]:
+    ) -> tuple[TRMHier6InnerCarry, Latent, Latent]:
         z_H = carry.z_H
         pads = (carry.z_L1, carry.z_L2, carry.z_L3, carry.z_L4, carry.z_L5, carry.z_L6)
         with torch.no_grad():  # only the last H-cycle has gradients, as in TRM
             for _ in range(self.config.H_cycles - 1):
                 z_H, pads = self.h_cycle(z_H, pads, question, cos_sin)
+        before = z_H
         z_H, pads = self.h_cycle(z_H, pads, question, cos_sin)
-        return TRMHier6InnerCarry(z_H, *pads), z_H
+        return TRMHier6InnerCarry(z_H, *pads), z_H, before
 
 
 class TRMHier6(ACT):

@@ -47,13 +47,14 @@ class TRMSingleZInner(Inner):
 
     def think(
         self, carry: TRMSingleZInnerCarry, question: Latent, cos_sin: CosSin | None
-    ) -> tuple[TRMSingleZInnerCarry, Latent]:
+    ) -> tuple[TRMSingleZInnerCarry, Latent, Latent]:
         z = carry.z_L
         with torch.no_grad():  # only the last H-cycle has gradients, as in TRM
             for _ in range(self.config.H_cycles - 1):
                 z = self.h_cycle(z, question, cos_sin)
+        before = z
         z = self.h_cycle(z, question, cos_sin)
-        return TRMSingleZInnerCarry(z), z
+        return TRMSingleZInnerCarry(z), z, before
 
 
 class TRMSingleZ(ACT):

@@ -329,6 +329,7 @@ def test_one_act_step_is_the_one_in_the_book_and_gradients_begin_where_it_says(n
     inner.think = lambda carry, question, cos_sin: (
         carry,
         BY_THE_BOOK[name](inner, latents(carry), question, cos_sin),
+        question,  # what it was before does not count here
     )
     _, expected_loss, _, expected_outputs, _ = head(carry, batch, ["logits"])
     expected = gradients(head, expected_loss)
@@ -425,3 +426,48 @@ def test_adam_learns_one_batch(name):
 def test_bad_configurations_say_what_to_do(name, changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(registry.ARCHITECTURES[name].tiny_config, **changes)
+
+
+# the penalty on the answer's change
+
+
+@EVERY
+def test_the_penalty_is_on_the_change_over_the_last_h_cycle(name):
+    """What the answer was before is what one H-cycle fewer gives, and has no gradient."""
+    head, config = make_head(name, cycle_penalty=0.3)
+    inner, batch = head.model.inner, registry.example_batch(config, config.batch_size, seed=0)
+    carry = head.initial_carry(batch)
+    question = inner.embed(batch["inputs"], batch["puzzle_identifiers"])
+    start = inner.reset_carry(carry.halted, carry.inner_carry)
+    cos_sin = None if inner.rotary_emb is None else inner.rotary_emb()
+    _, answer, before = inner.think(start, question, cos_sin)
+    assert answer.requires_grad and not before.requires_grad
+    if name == "transformer":
+        expected = start.z_H
+    else:
+        assert config.H_cycles == 2
+        inner.config = dataclasses.replace(config, H_cycles=1)
+        expected = inner.think(start, question, cos_sin)[1].detach()
+        inner.config = config
+    torch.testing.assert_close(before, expected.expand_as(before), rtol=0, atol=0)
+
+    _, loss, metrics, *_ = head(carry, batch)
+    head.cycle_penalty = 0.0
+    _, without, *_ = head(carry, batch)
+    change = (answer - before).square().mean(dim=(1, 2)).sum()
+    assert change > 1e-3
+    torch.testing.assert_close(metrics["cycle_loss"], change.detach())
+    torch.testing.assert_close(loss, without + 0.3 * change)
+    weight = next(p for key, p in inner.named_parameters() if key.endswith("down_proj.weight"))
+    penalised, plain, penalty = (
+        torch.autograd.grad(value, weight, retain_graph=True)[0] for value in (loss, without, 0.3 * change)
+    )
+    assert penalty.abs().max() > 1e-4
+    torch.testing.assert_close(penalised, plain + penalty, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_penalty_nothing_is_computed():
+    head, config = make_head("trm")
+    batch = registry.example_batch(config, config.batch_size, seed=0)
+    _, _, metrics, *_ = head(head.initial_carry(batch), batch)
+    assert "cycle_loss" not in metrics
