@@ -102,3 +102,23 @@ def test_a_checkpoint_of_another_model(capsys, tmp_path, data_dir):
 def test_a_broken_config(capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model": "trm"}))
     assert "config.json cannot be read" in mistake(capsys, "evaluate", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train tiny --steps abc", "'abc'; expected --steps INT; see trm train tiny --help"),
+        ("train tiny --stepz 3", "--stepz, 3; perhaps --steps INT; see trm train tiny --help"),
+        ("train tiny --wandb maybe", "'maybe' for argument '--wandb'. Expected one of ('auto', 'online'"),
+        ("train tiny --arch.attention-window 4", "attention_window is 4; use an odd number"),
+        ("evaluate", "The run, as `trm train` made it. (required); see trm evaluate --help"),
+        ("build-data", "Expected one of {sudoku, maze, arc, inspect}; see trm build-data --help"),
+        ("build-data soduku", "'soduku'; one of sudoku, maze, arc, inspect"),
+        ("build-data sudoku --size", "'--size'. Expected 1 values; see trm build-data sudoku --help"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_status_2(capsys, monkeypatch, line, message):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(line.split()) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith("trm: ") and told.err.count("\n") == 1 and message in told.err

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.puzzles import maze_dataset, sudoku_dataset
 from train_jax.puzzles.arc_dataset import build_arc
@@ -285,8 +286,14 @@ def main(config: SudokuData | MazeData | ArcData | Inspect) -> None:
 
 
 def cli(argv: list[str]) -> None:
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        raise UserError(f"unknown kind of data {argv[0]!r}; one of {', '.join(COMMANDS)}")
     main(
-        tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="trm build-data", description="Makes, converts or inspects a data set.", args=argv
+        parse(
+            COMMANDS,
+            argv,
+            prog="trm build-data",
+            reader=tyro.extras.subcommand_cli_from_dict,
+            description="Makes, converts or inspects a data set.",
         )
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 import bridge
+from train_jax.command_line import parse
 from train_jax.devices import Devices, join_processes
 from train_jax.errors import UserError
 from train_jax.evaluate import Evaluation, evaluate, save_evaluation
@@ -138,7 +139,7 @@ def _progress(done: int, total: int) -> None:
 
 
 def cli(argv: list[str]) -> None:
-    main(tyro.cli(Evaluate, args=argv, prog="trm evaluate"))
+    main(parse(Evaluate, argv, prog="trm evaluate"))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 import bridge
+from train_jax.command_line import parse
 from train_jax.devices import Devices
 from train_jax.errors import UserError
 from train_jax.evaluate import evaluate
@@ -54,7 +55,7 @@ def main(config: Export) -> None:
 
 
 def cli(argv: list[str]) -> None:
-    main(tyro.cli(Export, args=argv, prog="trm export"))
+    main(parse(Export, argv, prog="trm export"))
 
 
 if __name__ == "__main__":

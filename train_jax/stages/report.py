@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.measured import measure
 from train_jax.report.page import page
@@ -37,7 +38,7 @@ def main(config: Report) -> None:
 
 
 def cli(argv: list[str]) -> None:
-    main(tyro.cli(Report, args=argv, prog="trm report"))
+    main(parse(Report, argv, prog="trm report"))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.scoring import score, write_submission
 
@@ -43,7 +44,7 @@ def main(config: Score) -> None:
 
 
 def cli(argv: list[str]) -> None:
-    main(tyro.cli(Score, args=argv, prog="trm score"))
+    main(parse(Score, argv, prog="trm score"))
 
 
 if __name__ == "__main__":

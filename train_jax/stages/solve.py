@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.puzzles.mixture import data_dirs, load_part
 from train_jax.questions import Question, from_file, from_test_set, from_text, known_look
@@ -102,7 +103,7 @@ def _as_trained(question: Question, config: Solve, run: Restored) -> int | None:
 
 
 def cli(argv: list[str]) -> None:
-    main(tyro.cli(Solve, args=argv, prog="trm solve"))
+    main(parse(Solve, argv, prog="trm solve"))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from train_jax.command_line import parse
 from train_jax.export_check import ExportCheck
 from train_jax.run_folder import read_run
 from train_jax.tracking import duration, read_metrics
@@ -48,7 +49,7 @@ def relative(path: Path) -> Path:
 
 
 def cli(argv: list[str]) -> None:
-    main(tyro.cli(Summary, args=argv, prog="trm summary"))
+    main(parse(Summary, argv, prog="trm summary"))
 
 
 if __name__ == "__main__":

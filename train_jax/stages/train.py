@@ -7,6 +7,7 @@ from typing import Any
 
 import tyro
 
+from train_jax.command_line import parse
 from train_jax.config import PRESETS, RunConfig, preset, with_model
 from train_jax.devices import Devices, join_processes
 from train_jax.errors import UserError
@@ -32,9 +33,9 @@ def cli(argv: list[str]) -> None:
         raise UserError(f"trm train needs a preset first; one of {', '.join(PRESETS)}")
     default = preset(name or next(iter(PRESETS)))
     main(
-        tyro.cli(
+        parse(
             RunConfig,
-            args=rest,
+            rest,
             default=with_model(default, model_in(rest) or default.model),
             prog=f"trm train {name or 'PRESET'}",
             description=f"Train a model. Presets: {', '.join(PRESETS)}. Defaults below are those of the preset. "
