@@ -1,4 +1,4 @@
-"""Scores a learner on a test set: every example once, every sequence to the halt limit, averaged weights."""
+"""Scores a learner on a test set: every example once, averaged weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from train_jax.devices import Devices
+from train_jax.halting import HaltingCurve, curve_of, to_json
 from train_jax.puzzles.format import PuzzleSet
 from train_jax.puzzles.mixture import Mixture, mixture_of
 from train_jax.run_folder import RunFolder, write_text
@@ -26,7 +28,8 @@ class Evaluation:
 
     metrics: dict[str, float]
     """Means over the examples: `accuracy` (tokens), `exact_accuracy` (whole puzzles), `q_halt_accuracy`, `steps`,
-    `lm_loss`, `q_halt_loss`; and `count`, the examples."""
+    `lm_loss`, `q_halt_loss`; and `count`, the examples. Where sequences halt early, `computed_steps` instead of losses:
+    those that an example's device took for its batch."""
     predictions: np.ndarray
     """Tokens after each ACT step (or after the last one), (ACT steps, examples, seq_len), uint8 or uint16."""
     q_halt_logits: np.ndarray
@@ -35,6 +38,8 @@ class Evaluation:
     """Tokens asked, (examples, seq_len)."""
     puzzle_identifiers: np.ndarray
     """(examples,), int32; as the model knows them."""
+    halting_curve: HaltingCurve | None = None
+    """What halting earlier would give, over all hosts; None where the step did halt, or no example has labels."""
 
 
 def evaluate(
@@ -52,12 +57,17 @@ def evaluate(
     data = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
     total = min(limit or data.num_examples, data.num_examples)
     sums: dict[str, float] = {}
+    curve = None
     found: dict[str, list[np.ndarray]] = {name: [] for name in ("preds", "q_halt_logits", "inputs", "identifiers")}
     small = np.uint8 if data.metadata.vocab_size <= 256 else np.uint16
     done, kept = 0, slice(None)
     for batch, valid in data.eval_batches(batch_size=batch_size, shard=devices.shard(), limit=limit):
-        metrics, outputs = eval_step(learner, devices.spread(devices.split(batch)))
-        for name, value in devices.fetch(metrics).items():
+        shares = devices.spread(devices.split(batch | {"is_example": valid}))
+        metrics, outputs = eval_step(learner, shares)
+        metrics = devices.fetch(metrics)
+        part = jax.tree.map(lambda x: np.asarray(x, float), metrics.pop("halting_curve", None))
+        curve = part if curve is None else jax.tree.map(np.add, curve, part)
+        for name, value in metrics.items():
             sums[name] = sums.get(name, 0.0) + float(value)
         outputs = {name: _joined(array) for name, array in devices.fetch(outputs).items()}
         if len(outputs["preds"]) * total * data.metadata.seq_len > KEPT_BYTES:
@@ -77,7 +87,12 @@ def evaluate(
         progress(done, total)
     arrays = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
     return Evaluation(
-        means(sums, total), arrays["preds"], arrays["q_halt_logits"], arrays["inputs"][0], arrays["identifiers"][0]
+        means(sums, total),
+        arrays["preds"],
+        arrays["q_halt_logits"],
+        arrays["inputs"][0],
+        arrays["identifiers"][0],
+        None if curve is None else curve_of(curve),
     )
 
 
@@ -87,6 +102,9 @@ def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> No
     scratch = path.with_name("partial.npz")
     np.savez_compressed(scratch, predictions=evaluation.predictions, q_halt_logits=evaluation.q_halt_logits)
     scratch.replace(path)
+    folder.halting_curve(split).unlink(missing_ok=True)  # not that of other weights beside these answers
+    if evaluation.halting_curve is not None:
+        write_text(folder.halting_curve(split), to_json(evaluation.halting_curve))
     write_text(folder.evaluation(split), json.dumps(evaluation.metrics, indent=1))
 
 

@@ -35,9 +35,10 @@ def build_objective(config: RunConfig, data: Metadata, local_batch_size: int) ->
     """The module as the trainer sees it. Raises `UserError` for a `compute.remat` that names nothing."""
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
     try:
-        return objective_of(bridge.export(build_module(config, data, local_batch_size), recompute=recompute))
+        fn = bridge.export(build_module(config, data, local_batch_size), recompute=recompute)
     except (bridge.BridgeError, re.error) as error:
         raise UserError(f"compute.remat: {error}") from error
+    return objective_of(fn, bootstrapped_halting=not getattr(config.arch, "no_ACT_continue", True))
 
 
 def at_depth(config: RunConfig, depth: tuple[int, int]) -> RunConfig:

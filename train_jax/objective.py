@@ -42,6 +42,8 @@ class Objective:
 
     fn: bridge.Functional
     tables: tuple[PuzzleTable, ...]
+    bootstrapped_halting: bool = False
+    """Whether a sequence halts where `q_halt` is above `q_continue` instead of above 0."""
 
     @property
     def params(self) -> Arrays:
@@ -91,20 +93,21 @@ class Objective:
         return Step(loss, carry, metrics, buffers)
 
     def evaluate(self, params: Arrays, buffers: Arrays, carry: Any, batch: Batch) -> tuple[Any, dict, dict]:
-        """One ACT step in evaluation mode: carry, metrics, outputs (`preds`, `q_halt_logits`)."""
+        """One ACT step in evaluation mode: carry, metrics, outputs (`preds`, `q_halt_logits`, and `q_continue_logits` of
+        a bootstrapped halting)."""
         outputs, _ = self.fn(
             params | self.local_rows,
             buffers | self._local_ids,
             carry=carry,
             batch=batch,
-            return_keys=("preds", "q_halt_logits"),
+            return_keys=("preds", "q_halt_logits", *["q_continue_logits"] * self.bootstrapped_halting),
             train=False,
         )
         carry, _, metrics, returned, _ = outputs
         return carry, metrics, returned
 
 
-def objective_of(fn: bridge.Functional) -> Objective:
+def objective_of(fn: bridge.Functional, *, bootstrapped_halting: bool = False) -> Objective:
     """Finds the sparse embeddings by the names their tensors have, in published checkpoints and ours."""
     tables = []
     for name in fn.params:
@@ -112,4 +115,4 @@ def objective_of(fn: bridge.Functional) -> Objective:
         table = PuzzleTable(f"{prefix}.weights", name, f"{prefix}.local_ids")
         if last == "local_weights" and table.weights in fn.buffers and table.local_ids in fn.buffers:
             tables.append(table)
-    return Objective(fn, tuple(tables))
+    return Objective(fn, tuple(tables), bootstrapped_halting)

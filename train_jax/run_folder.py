@@ -67,6 +67,14 @@ class RunFolder:
     def predictions(self, split: str) -> Path:
         return self.path / "evaluation" / f"{split}_predictions.npz"
 
+    def halting_curve(self, split: str) -> Path:
+        """What halting earlier than the limit would give, out of an evaluation to the limit."""
+        return self.path / "evaluation" / f"{split}_halting_curve.json"
+
+    def halted_early(self, split: str) -> Path:
+        """The figures of the last evaluation that halted early."""
+        return self.path / "evaluation" / f"{split}_halted_early.json"
+
 
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from train_jax.config import OptimConfig
 from train_jax.errors import UserError
 from train_jax.gradients import gradients_of
 from train_jax.guard import judged, kept_if
+from train_jax.halting import curve_sums, halting_logits, scores
 from train_jax.objective import Batch, Objective
 from train_jax.optim import RowGradients, average, schedule, sparse_sign_sgd, summed_by_row, trained
 from train_jax.state import Arrays, Learner
@@ -178,10 +179,13 @@ def _agreed(after: jax.Array, before: jax.Array) -> jax.Array:
 def make_eval_step(objective: Objective, max_steps: int) -> EvalStep:
     """`(learner, batch) -> (metrics, outputs)` after `max_steps` ACT steps with the averaged weights.
 
-    Metrics are sums over all replicas; outputs are this replica's, a leading axis for the ACT steps.
+    Metrics are sums over all replicas, with `halting_curve` what halting earlier would give; outputs are this
+    replica's, a leading axis for the ACT steps. `batch` may tell in `is_example` which rows are no padding.
     """
 
     def eval_step(learner: Learner, batch: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
+        batch, _ = _without_mask(batch)
+
         def act_step(carry, _):
             carry, metrics, outputs = objective.evaluate(learner.ema, learner.buffers, carry, batch)
             return carry, (metrics, outputs)
@@ -190,6 +194,77 @@ def make_eval_step(objective: Objective, max_steps: int) -> EvalStep:
         _, (metrics, outputs) = jax.lax.scan(act_step, carry, length=max_steps)
         # Nothing halts in evaluation before the limit, so only the last step's metrics count anybody.
         last = jax.tree.map(lambda m: m[-1], metrics)
-        return jax.lax.psum(last, AXIS), outputs
+        curve = curve_sums(outputs["preds"], batch["labels"], halting_logits(outputs))
+        return jax.lax.psum(last | {"halting_curve": curve}, AXIS), outputs
 
     return eval_step
+
+
+class _Halting(NamedTuple):
+    """A batch in which sequences halt one after the other."""
+
+    carry: Any
+    act_steps: jax.Array
+    """Taken by the batch."""
+    halted: jax.Array
+    steps: jax.Array
+    """Taken by each sequence until it halted."""
+    outputs: dict[str, jax.Array]
+    """What each sequence said when it halted, or last."""
+
+
+def make_halting_eval_step(objective: Objective, max_steps: int, threshold_logit: float) -> EvalStep:
+    """The same, where a sequence's answer is the one of the first ACT step with a halting logit above the threshold.
+
+    A replica stops when all of its sequences have halted. Among the metrics `steps` are those that sequences took,
+    `computed_steps` those that their replica did. Outputs have a leading axis of 1, and `steps`.
+    """
+
+    def eval_step(learner: Learner, batch: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
+        batch, is_example = _without_mask(batch)
+
+        def act_step(carry: Any) -> tuple[Any, dict[str, jax.Array]]:
+            carry, _, outputs = objective.evaluate(learner.ema, learner.buffers, carry, batch)
+            return carry, outputs
+
+        def goes_on(state: _Halting) -> jax.Array:
+            return (state.act_steps < max_steps) & ~state.halted.all()
+
+        # No collective in here: replicas leave after different numbers of rounds, and one would wait for the others.
+        def one_more(state: _Halting) -> _Halting:
+            carry, outputs = act_step(state.carry)
+            act_steps = state.act_steps + 1
+            kept = {
+                name: jnp.where(state.halted.reshape(-1, *[1] * (new.ndim - 1)), state.outputs[name], new)
+                for name, new in outputs.items()
+            }
+            steps = jnp.where(state.halted, state.steps, act_steps)
+            halts = halting_logits(outputs) > threshold_logit
+            return _Halting(carry, act_steps, state.halted | halts, steps, kept)
+
+        carry = objective.initial_carry(learner.ema, learner.buffers, batch)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(act_step, carry)[1])
+        none = jnp.zeros(len(is_example), jnp.int32)
+        state = jax.lax.while_loop(
+            goes_on, one_more, _Halting(carry, jnp.zeros((), jnp.int32), ~is_example, none, nothing)
+        )
+        found = scores(state.outputs["preds"], batch["labels"])
+        believed = state.outputs["q_halt_logits"] >= 0
+        metrics = {
+            "count": found.labelled.sum(),
+            "accuracy": found.accuracy.sum(),
+            "exact_accuracy": found.exact.sum(),
+            "q_halt_accuracy": (found.labelled & (believed == found.exact)).sum(),
+            "steps": jnp.where(found.labelled, state.steps, 0).sum(),
+            "computed_steps": found.labelled.sum() * state.act_steps,
+        }
+        outputs = state.outputs | {"steps": state.steps}
+        return jax.lax.psum(metrics, AXIS), {name: value[None] for name, value in outputs.items()}
+
+    return eval_step
+
+
+def _without_mask(batch: Batch) -> tuple[Batch, jax.Array]:
+    """What a module knows of a batch, and which of its rows are examples: all, if it does not say."""
+    mask = batch.get("is_example", jnp.ones(len(batch["inputs"]), bool))
+    return {name: value for name, value in batch.items() if name != "is_example"}, mask

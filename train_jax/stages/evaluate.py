@@ -1,6 +1,7 @@
 """`trm evaluate RUN_DIR`: score a run's newest checkpoint on its test set, with its averaged weights."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,16 +13,19 @@ from train_jax.command_line import parse
 from train_jax.devices import Devices, join_processes
 from train_jax.errors import UserError
 from train_jax.evaluate import Evaluation, evaluate, save_evaluation
+from train_jax.halting import table, threshold_logit
 from train_jax.predictions import Predictions, save_predictions
 from train_jax.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.restore import Restored, restore
 from train_jax.scoring import score_predictions, write_submission
-from train_jax.step import make_eval_step
+from train_jax.run_folder import write_text
+from train_jax.step import EvalStep, make_eval_step, make_halting_eval_step
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Score a run's newest checkpoint: every example once, every sequence to the halt limit, averaged weights."""
+    """Score a run's newest checkpoint: every example once, averaged weights, every sequence to the halt limit, with the
+    curve of accuracy against mean ACT steps that halting earlier would give."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
@@ -35,6 +39,12 @@ class Evaluate:
     """Examples in a batch, all devices together; 0 takes the run's."""
     limit: int = 0
     """Score only so many examples; 0 takes all."""
+    halt_early: bool = False
+    """Take a sequence's answer at the first ACT step where the model itself says halt, and compute no further than a
+    batch on a device needs."""
+    halt_threshold: float | None = None
+    """How sure of its answer the model has to be for that, a probability; 0.5 if not given, as in training. 1 is never
+    reached. Implies --halt-early."""
     predictions: str | None = None
     """Write inputs, answers and halting logits to this .npz file, for `trm score`."""
     submission: str | None = None
@@ -42,6 +52,7 @@ class Evaluate:
 
 
 def main(config: Evaluate) -> None:
+    halts, threshold = _halting(config)
     join_processes()
     devices = Devices()
     run = restore(config.run_dir)
@@ -53,7 +64,7 @@ def main(config: Evaluate) -> None:
     puzzles = _puzzles(config, run)
     arc = _arc_directory(config, run)
     found = evaluate(
-        devices.evaluate(make_eval_step(run.objective, run.config.arch.halt_max_steps)),
+        devices.evaluate(_step(run, threshold if halts else None)),
         run.learner,
         puzzles,
         devices,
@@ -67,10 +78,31 @@ def main(config: Evaluate) -> None:
         figures = _vote(config, arc, _predictions(puzzles, found))
         found = dataclasses.replace(found, metrics=found.metrics | figures)
     if config.weights is None and config.data_dir is None and not config.limit:
-        save_evaluation(run.folder, config.split, found)
-    print(f"{config.run_dir} at step {run.step}, {config.split} set, averaged weights:")
+        if halts:
+            figures = found.metrics | {"threshold": threshold}
+            write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
+        else:
+            save_evaluation(run.folder, config.split, found)
+    until = f", halting when surer than {threshold:g}" if halts else ""
+    print(f"{config.run_dir} at step {run.step}, {config.split} set, averaged weights{until}:")
     for name, value in found.metrics.items():
         print(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
+    if found.halting_curve is not None and len(found.halting_curve.by_steps) > 1:
+        print("\n".join(["", *(f"  {line}" for line in table(found.halting_curve))]))
+
+
+def _halting(config: Evaluate) -> tuple[bool, float]:
+    """Whether sequences halt early, and at which probability. Raises `UserError` for one that is none."""
+    threshold = 0.5 if config.halt_threshold is None else config.halt_threshold
+    threshold_logit(threshold)
+    return config.halt_early or config.halt_threshold is not None, threshold
+
+
+def _step(run: Restored, threshold: float | None) -> EvalStep:
+    limit = run.config.arch.halt_max_steps
+    if threshold is None:
+        return make_eval_step(run.objective, limit)
+    return make_halting_eval_step(run.objective, limit, threshold_logit(threshold))
 
 
 def _puzzles(config: Evaluate, run: Restored) -> Mixture:
