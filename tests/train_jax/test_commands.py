@@ -95,6 +95,14 @@ def test_a_checkpoint_of_another_model(capsys, tmp_path, data_dir):
     assert main(["evaluate", run, "--weights", weights]) == 0
     shown = capsys.readouterr().out
     assert "PyTorch agrees: the same answer on 8 of 8 puzzles" in shown and "exact_accuracy" in shown
+    assert "halts when surer than  mean steps   exact   token" in shown and "all after 4" in shown
+    there = {path: path.read_bytes() for path in (tmp_path / "run" / "evaluation").iterdir()}
+    assert main(["evaluate", run, "--halt-threshold", "1"]) == 0
+    assert "halting when surer than 1:" in capsys.readouterr().out
+    early = json.loads((tmp_path / "run" / "evaluation" / "test_halted_early.json").read_text())
+    assert (early["threshold"], early["steps"], early["computed_steps"]) == (1, 4, 4)
+    assert all(path.read_bytes() == content for path, content in there.items())
+    assert "--halt-threshold 2 is no probability" in mistake(capsys, "evaluate", run, "--halt-threshold", "2")
     (tmp_path / "run" / "config.json").write_text(to_json(config).replace('"L_layers": 1', '"L_layers": 2'))
     assert "is of another model" in mistake(capsys, "evaluate", run)
 

@@ -17,8 +17,8 @@ from train_jax.halting import table, threshold_logit
 from train_jax.predictions import Predictions, save_predictions
 from train_jax.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.restore import Restored, restore
-from train_jax.scoring import score_predictions, write_submission
 from train_jax.run_folder import write_text
+from train_jax.scoring import score_predictions, write_submission
 from train_jax.step import EvalStep, make_eval_step, make_halting_eval_step
 
 
