@@ -3,8 +3,6 @@
 Pure functions of arrays, on the device; and the curve of accuracy against mean ACT steps that comes of their sums.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -39,12 +37,12 @@ class CurveSums(NamedTuple):
     """Over the examples that have labels."""
 
     count: Float[Array, ""]
-    steps: Float[Array, thresholds]
-    accuracy: Float[Array, thresholds]
-    exact: Float[Array, thresholds]
-    fixed_accuracy: Float[Array, steps]
+    steps: Float[Array, "thresholds"]
+    accuracy: Float[Array, "thresholds"]
+    exact: Float[Array, "thresholds"]
+    fixed_accuracy: Float[Array, "steps"]
     """Of the answers after the first ACT step, the second, …"""
-    fixed_exact: Float[Array, steps]
+    fixed_exact: Float[Array, "steps"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def halting_logits(outputs: Mapping[str, Array]) -> Float[Array, "*steps batch"]
     return logits - outputs["q_continue_logits"] if "q_continue_logits" in outputs else logits
 
 
-def first_halt(halts: Bool[Array, "steps batch"]) -> Int[Array, batch]:
+def first_halt(halts: Bool[Array, "steps batch"]) -> Int[Array, "batch"]:
     """The number from 0 of the step at which each sequence halts: at the last one at the latest."""
     return jnp.argmax(halts.at[-1].set(True), axis=0)
 

@@ -93,8 +93,8 @@ class Objective:
         return Step(loss, carry, metrics, buffers)
 
     def evaluate(self, params: Arrays, buffers: Arrays, carry: Any, batch: Batch) -> tuple[Any, dict, dict]:
-        """One ACT step in evaluation mode: carry, metrics, outputs (`preds`, `q_halt_logits`, and `q_continue_logits` of
-        a bootstrapped halting)."""
+        """One ACT step in evaluation mode: carry, metrics, outputs (`preds`, `q_halt_logits`, and `q_continue_logits`
+        of a bootstrapped halting)."""
         outputs, _ = self.fn(
             params | self.local_rows,
             buffers | self._local_ids,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Bool, Integer
 
 from train_jax.puzzles.arc import FIRST_COLOUR_TOKEN, PAD_TOKEN, SIDE, VOCAB_SIZE, sizes_of
-from train_jax.report.looks import Grid, Mask
+from train_jax.report.looks import Grid, Grids, Mask, Masks
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class ArcLook:
     box = None
     fills_question = False
     praise = "every cell as in the solution"
+    otherwise_right = "right as it is read in voting, with a cell wrong outside the grid"
 
     @property
     def name(self) -> str:
@@ -52,6 +53,30 @@ class ArcLook:
         wrong = int((cut[0] != cut[1]).sum())
         return [f"{wrong} of {rows * cols} cells wrong"] if wrong else []
 
+    def compared(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
+        """The grid and the end tokens around it; what a model writes farther out is never read."""
+        return solutions != PAD_TOKEN
+
+    def asked(self, questions: Grids, solutions: Grids) -> Masks:
+        return solutions != PAD_TOKEN
+
+    def difficulties(self, questions: Grids, solutions: Grids) -> dict[str, Integer[np.ndarray, "n"]]:
+        return {"cells of the solution": (solutions >= FIRST_COLOUR_TOKEN).sum(axis=1)}
+
+    def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
+        """Of whole canvases."""
+        found, wanted = sizes_of(answers), sizes_of(solutions)
+        same_rows, same_cols = (one == other for one, other in zip(found, wanted, strict=True))
+        coloured = solutions >= FIRST_COLOUR_TOKEN
+        return {
+            "no grid that can be read": found[0] == 0,
+            "too few or too many rows": ~same_rows & (found[0] > 0),
+            "too few or too many columns": ~same_cols & (found[0] > 0),
+            "the right size, cells of another colour": same_rows
+            & same_cols
+            & ((answers != solutions) & coloured).any(axis=1),
+        }
+
     def _size(self, grid: Grid) -> tuple[int, int]:
         canvas = np.full((SIDE, SIDE), PAD_TOKEN, np.uint8)
         canvas[: self.rows, : self.cols] = grid.reshape(self.rows, self.cols)
@@ -66,3 +91,13 @@ def arc_look_of(canvases: Sequence[Integer[np.ndarray, "n 900"]]) -> ArcLook:
     if not used.any():
         return ArcLook(1, 1)
     return ArcLook(*(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0)))
+
+
+def as_read(
+    answers: Integer[np.ndarray, "steps 900"], solution: Integer[np.ndarray, "900"]
+) -> Integer[np.ndarray, "steps 900"]:
+    """Without what lies outside the solution and outside the rectangle that is the answer: nothing trains it."""
+    rows, cols = sizes_of(answers)
+    row, col = np.divmod(np.arange(SIDE * SIDE), SIDE)
+    read = (row < rows[:, None]) & (col < cols[:, None])
+    return np.where(read | (solution != PAD_TOKEN), answers, PAD_TOKEN)

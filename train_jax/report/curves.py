@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 
 from train_jax.report.figures import number
@@ -26,6 +26,8 @@ class Series:
     """From 1; the colours are those of `look.py`."""
     marks: bool = False
     """A dot at every point, for values that were measured now and then."""
+    labels: Sequence[str] = ()
+    """What is written beside each point, of at most 800; "" for nothing. One that has no room is left out."""
 
 
 def plot(
@@ -42,7 +44,7 @@ def plot(
 
     What is not finite, or not above 0 on a logarithmic axis, is left out, and the line is broken there.
     """
-    drawn = [Series(s.name, _thinned(_drawable(s.points, log_y)), s.colour, s.marks) for s in series]
+    drawn = [replace(s, points=_thinned(_drawable(s.points, log_y))) for s in series]
     finite = [point for each in drawn for point in each.points if not math.isnan(point[1])]
     if not finite:
         return ""
@@ -80,6 +82,7 @@ def plot(
         parts.append(f'<path class="axis" d="M{x:.1f} {bottom:.1f}v4"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{number(tick)}</text>')
     parts.append(f'<text class="tick" x="{right:.1f}" y="{height - 4:.1f}" text-anchor="end">{escape(x_label)}</text>')
+    labelled: list[tuple[float, float, str]] = []
     for each in drawn:
         on_page = [(at_x(x), at_y(y)) if not math.isnan(y) else (x, y) for x, y in each.points]
         parts.append(f'<path class="line s{each.colour}" d="{_path(on_page)}"/>')
@@ -90,10 +93,23 @@ def plot(
                     f'<circle class="mark s{each.colour}" cx="{left:.1f}" cy="{top:.1f}" r="2.8">'
                     f"<title>{told}</title></circle>"
                 )
+        labelled += [(x, y, text) for (x, y), text in zip(on_page, each.labels, strict=False) if text]
+    parts += _labels(labelled, width)
     return (
         f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}" role="img" aria-label="{escape(title)}">' + "".join(parts) + "</svg>"
     )
+
+
+def _labels(points: Sequence[tuple[float, float, str]], width: float) -> Iterator[str]:
+    """To the lower right of their points, which a rising curve leaves free; none over another, the first ones first."""
+    taken: list[tuple[float, float, float]] = []
+    for x, y, text in points:
+        length = _LETTER * len(text)
+        left = min(x + 5, width - length)
+        if all(left > right or left + length < start or abs(y - top) > 10 for start, right, top in taken):
+            taken.append((left, left + length, y))
+            yield f'<text class="point" x="{left:.1f}" y="{y + 12:.1f}">{escape(text)}</text>'
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:

@@ -10,7 +10,7 @@ from train_jax.puzzles.arc import VOCAB_SIZE as ARC_VOCAB_SIZE
 from train_jax.puzzles.format import Metadata
 from train_jax.puzzles.maze import maze_size_of
 from train_jax.puzzles.sudoku import sudoku_of
-from train_jax.report.arc_look import ArcLook, arc_look_of
+from train_jax.report.arc_look import ArcLook, arc_look_of, as_read
 from train_jax.report.looks import Look
 from train_jax.report.maze_look import MazeLook
 from train_jax.report.sudoku_look import SudokuLook
@@ -40,6 +40,8 @@ def trace_of(
     solution: Integer[np.ndarray, "seq"] | None,
 ) -> Trace:
     """Tokens as a trace; `look`: of the data set."""
+    if isinstance(look, ArcLook) and solution is not None:
+        answers = as_read(answers, solution)
     canvases = [question, answers] if solution is None else [question, answers, solution]
     look = look_at(look, canvases)
     values = None if solution is None else look.values(solution)

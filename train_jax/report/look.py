@@ -69,6 +69,9 @@ svg text.given {{ fill: var(--given); font-weight: 700; }}
 svg text.wrong {{ fill: var(--wrong); }}
 svg rect.wrong {{ fill: var(--wrong-tint); }}
 svg rect.changed {{ fill: var(--changed-tint); }}
+svg rect.heat {{ fill: var(--wrong); }}
+svg text.share {{ font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 2.5px; }}
+svg .point {{ font-size: 10.5px; fill: var(--soft); }}
 svg rect.frame {{ fill: none; stroke: var(--rule); }}
 svg rect.mark {{ fill: none; stroke: var(--wrong); stroke-width: 1.6; }}
 {"".join(f"svg rect.{name} {{ fill: var(--{name}); }}" + chr(10) for name in CELLS)}"""
@@ -115,6 +118,10 @@ th {{ font-weight: 500; color: var(--soft); }}
 td {{ overflow-wrap: anywhere; }}
 .numbers th, .numbers td {{ text-align: right; padding: .16rem 0 .16rem 1.4rem; white-space: nowrap; }}
 .numbers th:first-child, .numbers td:first-child {{ padding-left: 0; }}
+.rules th:first-child, .rules td:first-child {{ text-align: left; white-space: normal; }}
+.bar {{ display: inline-block; height: .7em; background: var(--wrong); border-radius: 1px; }}
+.numbers td:has(> .bar) {{ text-align: left; padding-left: .8rem; }}
+.example {{ margin: 1.5rem 0 -.4rem; }}
 .columns {{ columns: 2 340px; column-gap: 2.4rem; margin-top: 1rem; }}
 .columns section {{ break-inside: avoid; margin-bottom: 1.6rem; }}
 .columns h3 {{ margin-top: 0; }}

@@ -10,6 +10,8 @@ from jaxtyping import Bool, Integer
 
 Grid = Integer[np.ndarray, "cells"]
 Mask = Bool[np.ndarray, "cells"]
+Grids = Integer[np.ndarray, "n cells"]
+Masks = Bool[np.ndarray, "n cells"]
 
 
 class Look(Protocol):
@@ -59,6 +61,27 @@ class Look(Protocol):
 
     def objections(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
         """Why the answer is not right, in words; empty where it is, None where that cannot be told."""
+        ...
+
+    @property
+    def otherwise_right(self) -> str:
+        """What an answer is that breaks no rule and still differs from the solution."""
+        ...
+
+    def compared(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
+        """The cells in which an answer has to agree with the solution."""
+        ...
+
+    def asked(self, questions: Grids, solutions: Grids) -> Masks:
+        """Of these, the ones that the question does not tell."""
+        ...
+
+    def difficulties(self, questions: Grids, solutions: Grids) -> dict[str, Integer[np.ndarray, "n"]]:
+        """How hard the questions are, by one measure or several, each under its name."""
+        ...
+
+    def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
+        """For each rule that an answer can break, in words, which ones do."""
         ...
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import statistics
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from jaxtyping import Bool, Float, Integer
 
 from train_jax.config import RunConfig
 from train_jax.errors import UserError
-from train_jax.puzzles.format import Metadata, load_split
+from train_jax.halting import HaltingCurve, from_json
+from train_jax.puzzles.format import Metadata, load_split, read_identifiers
 from train_jax.puzzles.mixture import data_dirs
+from train_jax.report.arc_look import ArcLook
 from train_jax.report.kinds import look_of, trace_of
 from train_jax.report.trace import Trace
 from train_jax.run_folder import RunFolder, read_run
@@ -29,17 +32,32 @@ class Answers:
     labels: Integer[np.ndarray, "examples seq"]
     predictions: Integer[np.ndarray, "steps examples seq"]
     q_halt_logits: Float[np.ndarray, "steps examples"]
+    first_step: int = 1
+    """The ACT step of the first of them: of large sets only the last answers are kept."""
+    puzzle_identifiers: Integer[np.ndarray, "puzzles"] | None = None
+    """Of the puzzles that begin at `puzzle_indices`, where they have names."""
+    puzzle_indices: Integer[np.ndarray, "puzzles+1"] | None = None
+    names: Sequence[str] = ()
+    """By identifier."""
 
-    def trace(self, example: int) -> Trace | None:
-        """One puzzle, step by step; None if it is of no kind that can be drawn."""
+    def name(self, example: int) -> str:
+        """The puzzle's; "" where puzzles have none."""
+        if self.puzzle_identifiers is None or self.puzzle_indices is None or not self.names:
+            return ""
+        puzzle = np.searchsorted(self.puzzle_indices, example, side="right") - 1
+        return self.names[int(self.puzzle_identifiers[puzzle])]
+
+    def trace(self, example: int, *, last: bool = False) -> Trace | None:
+        """One puzzle, step by step or its last answer alone; None if it is of no kind that can be drawn."""
         look = look_of(self.data)
         if look is None:
             return None
+        steps = slice(-1 if last else 0, None)
         return trace_of(
             look,
             self.inputs[example],
-            self.predictions[:, example],
-            self.q_halt_logits[:, example],
+            self.predictions[steps, example],
+            self.q_halt_logits[steps, example],
             self.labels[example],
         )
 
@@ -72,6 +90,10 @@ class Measured:
     answers: Answers | None
     answers_missing: str
     """Why there are none."""
+    halting_curve: HaltingCurve | None
+    """What halting earlier than the limit would give, out of the last evaluation on the whole test set."""
+    halted_early: dict[str, float] | None
+    """Figures of the last evaluation that did, with its `threshold`."""
 
     def curve(self, name: str, over: str = "step") -> list[tuple[float, float]]:
         return [(r[over], r[name]) for r in self.records if name in r and over in r]
@@ -121,12 +143,14 @@ def measure(run_dir: str) -> Measured:
         machine=_json(folder.machine),
         answers=answers,
         answers_missing=missing,
+        halting_curve=_curve(folder.halting_curve("test")),
+        halted_early=_json(folder.halted_early("test")),
     )
 
 
 def by_act_step(answers: Answers) -> ActSteps:
     """One ACT step at a time, so that half a million puzzles need no more memory than their labels."""
-    counted = _counted(answers)
+    counted = counted_labels(answers.labels, answers.data.ignore_label_id)
     labelled = counted.any(axis=1)
     label_counts = counted.sum(axis=1)[labelled]
     token, exact, solved = [], [], []
@@ -155,13 +179,14 @@ def kept(solved: Bool[np.ndarray, "steps examples"]) -> Bool[np.ndarray, "exampl
 
 def first_unsolved(answers: Answers, solved: Bool[np.ndarray, "steps examples"]) -> int | None:
     """The first puzzle that was not solved in the end."""
-    failed = ~solved[-1] & _counted(answers).any(axis=1)
+    failed = ~solved[-1] & counted_labels(answers.labels, answers.data.ignore_label_id).any(axis=1)
     return int(np.argmax(failed)) if failed.any() else None
 
 
-def _counted(answers: Answers) -> Bool[np.ndarray, "examples seq"]:
-    ignored = answers.data.ignore_label_id
-    return np.ones(answers.labels.shape, bool) if ignored is None else answers.labels != ignored
+def counted_labels(
+    labels: Integer[np.ndarray, "examples seq"], ignored: int | None
+) -> Bool[np.ndarray, "examples seq"]:
+    return np.ones(labels.shape, bool) if ignored is None else labels != ignored
 
 
 def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None) -> Answers:
@@ -176,7 +201,17 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
     if len(data_dirs(config.data_dir)) > 1:
         raise UserError("answers are shown for runs on one data set; `trm evaluate --data-dir` scores each")
     puzzles = load_split(config.data_dir, "test")
-    answers = Answers(puzzles.metadata, puzzles.inputs, puzzles.labels, predictions, logits)
+    answers = Answers(
+        puzzles.metadata,
+        puzzles.inputs,
+        puzzles.labels,
+        predictions,
+        logits,
+        max(1, config.arch.halt_max_steps - len(predictions) + 1),
+        puzzles.puzzle_identifiers,
+        puzzles.puzzle_indices,
+        _names(config.data_dir, puzzles.metadata),
+    )
     if predictions.shape[1:] != puzzles.labels.shape or logits.shape != predictions.shape[:2] or not len(predictions):
         raise UserError(
             f"the predictions are for {predictions.shape[1:]} tokens, the test set in {config.data_dir} has "
@@ -190,6 +225,25 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
             "`trm evaluate` scores the run on the set that is there now"
         )
     return answers
+
+
+def _names(data_dir: str, data: Metadata) -> Sequence[str]:
+    """Of ARC's tasks; puzzles of other kinds have none that says anything."""
+    if not isinstance(look_of(data), ArcLook):
+        return ()
+    try:
+        names = read_identifiers(data_dir)
+    except UserError:
+        return ()
+    return names if len(names) >= data.num_puzzle_identifiers else ()
+
+
+def _curve(path: Path) -> HaltingCurve | None:
+    found = _json(path)
+    try:
+        return None if found is None else from_json(found)
+    except ValueError as error:
+        raise UserError(f"{path} holds {error}; remove it, `trm evaluate` writes it again") from error
 
 
 def _json(path: Path) -> Any:

@@ -9,7 +9,9 @@ from typing import Any
 
 from train_jax.report.boards import strip
 from train_jax.report.curves import Series, plot
+from train_jax.report.failure_section import failure_section
 from train_jax.report.figures import percent, spelled
+from train_jax.report.halting_section import halting_section
 from train_jax.report.kinds import look_of
 from train_jax.report.look import COLOURS, DRAWINGS, PAGE
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step, first_unsolved, kept, slowest_solved
@@ -30,6 +32,8 @@ def page(measured: Measured) -> str:
         _header(measured, name),
         _learning(measured),
         _thinking(measured),
+        halting_section(measured),
+        _failures(measured),
         _export_check(measured),
         _machine(measured),
         _configuration(measured),
@@ -51,6 +55,7 @@ def _header(measured: Measured, name: str) -> str:
         ("exact accuracy, held out", test.get("exact_accuracy"), percent, "puzzles with every cell right"),
         ("token accuracy, held out", test.get("accuracy"), percent, "cells right"),
         ("held-out puzzles", test.get("count"), "{:,.0f}".format, scored),
+        ("ARC pass@2", test.get("ARC/pass@2"), percent, "tasks, by vote over the augmentations"),
         ("training time", seconds, spelled, "compilation included, evaluation not"),
         ("optimizer steps", measured.steps or None, "{:,}".format, f"of {config.global_batch_size:,} examples"),
         ("examples per second", speed, "{:,.0f}".format, "median over training"),
@@ -115,8 +120,17 @@ def _thinking(measured: Measured) -> str:
     title = "<h2>After each ACT step</h2>\n"
     if answers is None:
         return f'{title}<p class="note">Not shown: {escape(measured.answers_missing)}.</p>\n'
+    if answers.first_step > 1:
+        reason = f"of a test set as large as this one only the answers after ACT step {answers.first_step} are kept"
+        return f'{title}<p class="note">Not shown: {reason}.</p>\n'
     found = by_act_step(answers)
     return title + _act_steps(found) + _puzzles(answers, found)
+
+
+def _failures(measured: Measured) -> str:
+    if measured.answers is None:
+        return f'<h2>Where it fails</h2>\n<p class="note">Not shown: {escape(measured.answers_missing)}.</p>\n'
+    return failure_section(measured.answers, by_act_step(measured.answers))
 
 
 def _act_steps(found: ActSteps) -> str:

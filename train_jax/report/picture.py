@@ -21,6 +21,8 @@ def picture(measured: Measured) -> str:
     answers = measured.answers
     if answers is None:
         raise UserError(f"no picture without the answers on the test set: {measured.answers_missing}")
+    if answers.first_step > 1:
+        raise UserError("no picture of a test set that is too large to keep every answer; leave --picture out")
     example = slowest_solved(by_act_step(answers).solved)
     trace = None if example is None else answers.trace(example)
     if trace is None:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Bool, Integer
 
 from train_jax.puzzles.sudoku import Geometry, contradiction_in, grids_of, is_solution
-from train_jax.report.looks import Grid, Mask, wrong_cells
+from train_jax.report.looks import Grid, Grids, Mask, Masks, wrong_cells
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class SudokuLook:
     geometry: Geometry
     fills_question = True
     praise = "every given kept, every row, column and box complete"
+    otherwise_right = "another solution of the puzzle"
 
     @property
     def name(self) -> str:
@@ -58,3 +59,25 @@ class SudokuLook:
             reasons.append(f"{(answer == 0).sum()} cells left empty")
         contradiction = contradiction_in(in_range, self.geometry)
         return [*reasons, contradiction] if contradiction else reasons
+
+    def compared(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
+        return np.ones(solutions.shape, bool)
+
+    def asked(self, questions: Grids, solutions: Grids) -> Masks:
+        return questions == 0
+
+    def difficulties(self, questions: Grids, solutions: Grids) -> dict[str, Integer[np.ndarray, "n"]]:
+        return {"empty cells": (questions == 0).sum(axis=1)}
+
+    def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
+        size, units = self.geometry.size, self.geometry.units
+        kinds = {"row": units[:size], "column": units[size : 2 * size], "box": units[2 * size :]}
+        broken = {
+            "a given overwritten": ((answers != questions) & (questions > 0)).any(axis=1),
+            "a cell left empty": (answers == 0).any(axis=1),
+        }
+        for kind, cells in kinds.items():
+            digits = np.sort(answers[:, cells], axis=2)
+            twice = (digits[..., 1:] == digits[..., :-1]) & (digits[..., 1:] > 0)
+            broken[f"a digit twice in a {kind}"] = twice.any(axis=(1, 2))
+        return broken

@@ -48,10 +48,10 @@ class Trace:
         return self.grid(step) != self.grid(step - 1)
 
     def wrong(self, step: int) -> Bool[np.ndarray, "cells"]:
-        """Cells that differ from the solution; none where that is not known."""
+        """Cells that should be as in the solution and are not; none where that is not known."""
         if self.solution is None or step == 0:
             return np.zeros(len(self.question), bool)
-        return self.grid(step) != self.solution
+        return (self.grid(step) != self.solution) & self.look.compared(self.solution)
 
     def objections(self, step: int) -> list[str] | None:
         """Why the grid is not right; empty where it is, None where that cannot be told."""

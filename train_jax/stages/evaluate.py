@@ -79,7 +79,7 @@ def main(config: Evaluate) -> None:
         found = dataclasses.replace(found, metrics=found.metrics | figures)
     if config.weights is None and config.data_dir is None and not config.limit:
         if halts:
-            figures = found.metrics | {"threshold": threshold}
+            figures = found.metrics | {"threshold": threshold, "step": run.step}
             write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
         else:
             save_evaluation(run.folder, config.split, found)

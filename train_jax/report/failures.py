@@ -1,0 +1,124 @@
+"""Where the answers of a run fail: in which cells, on which puzzles, against which rules; and examples of both."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+
+from train_jax.report.looks import Look
+from train_jax.report.measured import Answers, counted_labels
+
+BLOCK = 16_384
+"""Puzzles looked at together, so that half a million need little memory."""
+EXAMPLES = 3
+"""Drawn of each, solved and failed."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of so many puzzles so many failed."""
+
+    name: str
+    count: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Puzzles have failed whose answer after the last ACT step differs from a label."""
+
+    count: int
+    failed: int
+    wrong_cells: Integer[np.ndarray, "failed"]
+    """In each that failed."""
+    asked: Integer[np.ndarray, "cells"]
+    """Puzzles that leave a cell to be found."""
+    wrong: Integer[np.ndarray, "cells"]
+    """Of these, the ones in which it is wrong."""
+    by_difficulty: dict[str, list[Share]]
+    rules: dict[str, int]
+    """Failed answers that break each rule."""
+    ruleless: int
+    """Failed answers that break none."""
+    lost: int
+    """Failed puzzles that were solved after an earlier ACT step."""
+    believed: int
+    """Failed puzzles whose answer the model holds to be right."""
+    solved_examples: list[int]
+    failed_examples: list[int]
+
+    @property
+    def error_rate(self) -> Float[np.ndarray, "cells"]:
+        """By cell; NaN where no puzzle asks for it."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.asked > 0, self.wrong / np.maximum(self.asked, 1), np.nan)
+
+
+def failures_of(answers: Answers, look: Look, solved: Bool[np.ndarray, "steps examples"]) -> Failures:
+    """`look`: of the data set; `solved`: as `by_act_step` has it."""
+    labelled = counted_labels(answers.labels, answers.data.ignore_label_id).any(axis=1)
+    failed = labelled & ~solved[-1]
+    asked, wrong = np.zeros((2, look.rows * look.cols), int)
+    wrong_cells = np.zeros(len(failed), int)
+    difficulties: dict[str, list[np.ndarray]] = {}
+    rules: dict[str, int] = {}
+    ruleless = 0
+    for start in range(0, len(failed), BLOCK):
+        rows = slice(start, start + BLOCK)
+        question, answer, solution = (
+            look.values(np.asarray(tokens[rows]))
+            for tokens in (answers.inputs, answers.predictions[-1], answers.labels)
+        )
+        differs = (answer != solution) & look.compared(solution) & labelled[rows, None]
+        asks = look.asked(question, solution) & labelled[rows, None]
+        asked += asks.sum(axis=0)
+        wrong += (differs & asks).sum(axis=0)
+        wrong_cells[rows] = differs.sum(axis=1)
+        for name, values in look.difficulties(question, solution).items():
+            difficulties.setdefault(name, []).append(values)
+        mine = failed[rows]
+        broken = look.broken_rules(question[mine], answer[mine], solution[mine])
+        for name, which in broken.items():
+            rules[name] = rules.get(name, 0) + int(which.sum())
+        ruleless += int((~np.any(list(broken.values()), axis=0)).sum())
+    hard = {name: np.concatenate(parts) for name, parts in difficulties.items()}
+    hardest = next(iter(hard.values()))
+    return Failures(
+        count=int(labelled.sum()),
+        failed=int(failed.sum()),
+        wrong_cells=wrong_cells[failed],
+        asked=asked,
+        wrong=wrong,
+        by_difficulty={name: shares(values[labelled], failed[labelled]) for name, values in hard.items()},
+        rules=rules,
+        ruleless=ruleless,
+        lost=int((failed & solved.any(axis=0)).sum()),
+        believed=int((failed & (answers.q_halt_logits[-1] > 0)).sum()),
+        solved_examples=spread(np.flatnonzero(solved[-1]), hardest),
+        failed_examples=spread(np.flatnonzero(failed), wrong_cells),
+    )
+
+
+def shares(values: Integer[np.ndarray, "n"], failed: Bool[np.ndarray, "n"], most: int = 8) -> list[Share]:
+    """By value, or by ranges of values that hold about as many puzzles each where there are more than `most`."""
+    distinct = np.unique(values)
+    lows = distinct
+    if len(distinct) > most:
+        lows = np.unique(np.quantile(values, np.arange(most) / most, method="higher"))
+    bins = np.searchsorted(lows, values, side="right") - 1
+    found = []
+    for number, low in enumerate(lows.tolist()):
+        inside = bins == number
+        high = int(values[inside].max())
+        name = f"{low:,}" if high == low else f"{low:,} to {high:,}"
+        found.append(Share(name, int(inside.sum()), int(failed[inside].sum())))
+    return found
+
+
+def spread(examples: Integer[np.ndarray, "n"], values: Integer[np.ndarray, "all"], count: int = EXAMPLES) -> list[int]:
+    """The one of the lowest value, the one of the highest, and others evenly between them."""
+    if not len(examples):
+        return []
+    ordered = examples[np.argsort(values[examples], kind="stable")]
+    places = np.unique(np.round(np.linspace(0, len(ordered) - 1, min(count, len(ordered)))).astype(int))
+    return ordered[places].tolist()
