@@ -28,7 +28,7 @@ def failure_section(answers: Answers, found: ActSteps) -> str:
     if not failures.count:
         return f'{title}<p class="note">Not shown: no puzzle of the test set has a solution to compare with.</p>\n'
     parts = [title, f"<p>{_told(failures)}</p>\n"]
-    tables = [_table(f"by {name}", name, shares) for name, shares in failures.by_difficulty.items()]
+    tables = [_table(name, shares) for name, shares in failures.by_difficulty.items()]
     if failures.failed:
         tables.append(_rules(failures, look))
         parts.append(f'<div class="beside">{_map(failures, look)}<div>{"".join(tables)}</div></div>\n')
@@ -56,14 +56,16 @@ def _map(failures: Failures, look: Look) -> str:
     worst = int(np.nanargmax(rates)) if np.isfinite(rates).any() else 0
     row, col = divmod(worst, look.cols)
     told = f"worst in row {row + 1}, column {col + 1}: wrong in {percent(rates[worst])} of {failures.asked[worst]:,}"
+    drawing = heat(look, rates, failures.asked, label=f"Error rate by cell, {told}")
     return (
-        f"<figure>{heat(look, rates, failures.asked, label=f'Error rate by cell, {told}')}<figcaption>Error rate by "
-        f"cell, of the puzzles that ask for it; the darker the higher.<br><small>{told[0].upper()}{told[1:]}.</small>"
-        "</figcaption></figure>"
+        f"<figure>{drawing}<figcaption>Error rate by cell in %, of the puzzles that ask for it; a stronger colour is a "
+        f"higher one.<br><small>{told[0].upper()}{told[1:]}.</small></figcaption></figure>"
     )
 
 
-def _table(title: str, measure: str, shares: Sequence[Share]) -> str:
+def _table(measure: str, shares: Sequence[Share]) -> str:
+    if len(shares) == 1:
+        return f'<p class="note">{escape(measure.capitalize())}: {shares[0].name} in all of them.</p>\n'
     most = max(share.failed / share.count for share in shares) or 1.0
     rows = "".join(
         f"<tr><td>{share.name}</td><td>{share.count:,}</td><td>{share.failed:,}</td>"
@@ -71,7 +73,7 @@ def _table(title: str, measure: str, shares: Sequence[Share]) -> str:
         for share in shares
     )
     return (
-        f'<h3>{escape(title)}</h3>\n<table class="numbers"><thead><tr><th>{escape(measure)}</th><th>puzzles</th>'
+        f'<h3>by {escape(measure)}</h3>\n<table class="numbers"><thead><tr><th>{escape(measure)}</th><th>puzzles</th>'
         f"<th>failed</th><th>share</th><th></th></tr></thead><tbody>{rows}</tbody></table>\n"
     )
 
@@ -99,16 +101,23 @@ def _bar(share: float) -> str:
 def _examples(answers: Answers, look: Look, failures: Failures) -> str:
     parts = []
     kinds: Iterable[tuple[str, str, Sequence[int]]] = (
-        ("Solved", f"from the least to the most {next(iter(failures.by_difficulty))}", failures.solved_examples),
-        ("Failed", "from the fewest to the most wrong cells", failures.failed_examples),
+        ("Solved", _order(failures), failures.solved_examples),
+        ("Failed", "From the fewest to the most wrong cells", failures.failed_examples),
     )
     for title, order, examples in kinds:
         if examples:
             drawn = "".join(_example(answers, example) for example in examples)
-            parts.append(f'<h3>{title}</h3>\n<p class="note">{escape(order.capitalize())}.</p>\n{drawn}')
+            parts.append(
+                f'<h3>{title}</h3>\n<p class="note">{escape(order)}.</p>\n<div class="examples">{drawn}</div>\n'
+            )
     mark = "red" if look.box else "framed red"
     key = f'<p class="note">After the last ACT step. Wrong cells are {mark}.</p>\n'
     return f"<h2>Test examples</h2>\n{key}{''.join(parts)}" if parts else ""
+
+
+def _order(failures: Failures) -> str:
+    measure, shares = next(iter(failures.by_difficulty.items()))
+    return f"From the fewest to the most {measure}" if len(shares) > 1 else "From all over the test set"
 
 
 def _example(answers: Answers, example: int) -> str:
@@ -119,7 +128,7 @@ def _example(answers: Answers, example: int) -> str:
     side = 132 if trace.look.box else 190
     fixed = trace.fixed if trace.look.fills_question else None
     name = answers.name(example)
-    called = f"Test example {example}{f' ({escape(name)})' if name else ''}"
+    called = f"Test example {example:,}{f' ({name})' if name else ''}"
     objections = trace.objections(1) or []
     wrong = trace.wrong(1).any()
     boards = [
@@ -131,6 +140,6 @@ def _example(answers: Answers, example: int) -> str:
             ("solution", board(trace.look, trace.solution, label=f"{called}: the solution", fixed=fixed, side=side))
         )
     figures = "".join(f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>" for caption, drawing in boards)
-    reasons = "; ".join(objections) if wrong and objections else f"right: {trace.look.praise}"
-    said = f'<p class="example">{called}. <span class="note">{escape(reasons)}.</span></p>\n'
-    return f'{said}<div class="strip">{figures}</div>\n'
+    reasons = "; ".join(objections) if wrong and objections else trace.look.praise
+    said = f"{escape(called)}<br><small>{escape(reasons)}</small>"
+    return f'<section><p>{said}</p>\n<div class="strip">{figures}</div></section>\n'

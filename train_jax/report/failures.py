@@ -56,7 +56,7 @@ class Failures:
 
 def failures_of(answers: Answers, look: Look, solved: Bool[np.ndarray, "steps examples"]) -> Failures:
     """`look`: of the data set; `solved`: as `by_act_step` has it."""
-    labelled = counted_labels(answers.labels, answers.data.ignore_label_id).any(axis=1)
+    labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
     failed = labelled & ~solved[-1]
     asked, wrong = np.zeros((2, look.rows * look.cols), int)
     wrong_cells = np.zeros(len(failed), int)

@@ -121,7 +121,9 @@ td {{ overflow-wrap: anywhere; }}
 .rules th:first-child, .rules td:first-child {{ text-align: left; white-space: normal; }}
 .bar {{ display: inline-block; height: .7em; background: var(--wrong); border-radius: 1px; }}
 .numbers td:has(> .bar) {{ text-align: left; padding-left: .8rem; }}
-.example {{ margin: 1.5rem 0 -.4rem; }}
+.examples {{ display: flex; flex-wrap: wrap; gap: 1.2rem 2.6rem; }}
+.examples p {{ margin: .6rem 0 -.5rem; max-width: 26rem; line-height: 1.35; }}
+.examples small {{ color: var(--soft); }}
 .columns {{ columns: 2 340px; column-gap: 2.4rem; margin-top: 1rem; }}
 .columns section {{ break-inside: avoid; margin-bottom: 1.6rem; }}
 .columns h3 {{ margin-top: 0; }}

@@ -79,5 +79,5 @@ class SudokuLook:
         for kind, cells in kinds.items():
             digits = np.sort(answers[:, cells], axis=2)
             twice = (digits[..., 1:] == digits[..., :-1]) & (digits[..., 1:] > 0)
-            broken[f"a digit twice in a {kind}"] = twice.any(axis=(1, 2))
+            broken[f"a {kind} with a digit twice"] = twice.any(axis=(1, 2))
         return broken
