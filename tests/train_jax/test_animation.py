@@ -1,21 +1,21 @@
-"""ACT steps as a GIF (against a decoder written from the standard) and as a page; boards of every kind as SVG."""
+"""ACT steps as a GIF (read again) and as a page; boards of every kind as SVG."""
 
 import re
-import struct
 import xml.etree.ElementTree as ElementTree
+from io import BytesIO
 
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 
 from train_jax.puzzles.maze import GOAL, OPEN, PATH, START, WALL
 from train_jax.puzzles.sudoku import GEOMETRIES
 from train_jax.report.arc_look import ArcLook, arc_look_of
 from train_jax.report.boards import board, board_at
-from train_jax.report.gif import gif
 from train_jax.report.look import CELLS
 from train_jax.report.looks import Look
 from train_jax.report.maze_look import MazeLook
-from train_jax.report.pixels import CAPTION, COLOUR_OF, MARGIN, animation, caption, frame
+from train_jax.report.pixels import CAPTION, COLOUR_OF, LAST_MS, MARGIN, STEP_MS, animation, caption, frame
 from train_jax.report.player import player
 from train_jax.report.sudoku_look import SudokuLook
 from train_jax.report.terminal import drawn
@@ -42,92 +42,23 @@ def traces() -> dict[str, Trace]:
     }
 
 
-def decoded(data: bytes) -> tuple[list[np.ndarray], list[tuple[int, int, int]], list[int]]:
-    """Frames, palette and delays in hundredths of a second, read as the standard says."""
-    assert data[:6] == b"GIF89a"
-    width, height, packed = struct.unpack("<HHB", data[6:11])
-    assert packed & 0x80
-    size = 2 ** ((packed & 7) + 1)
-    palette = [tuple(data[13 + 3 * i : 16 + 3 * i]) for i in range(size)]
-    at, frames, delays = 13 + 3 * size, [], []
-    while data[at] != 0x3B:
-        if data[at] == 0x21:
-            if data[at + 1] == 0xF9:
-                delays.append(struct.unpack("<H", data[at + 4 : at + 6])[0])
-            at += 2
-            while data[at]:
-                at += 1 + data[at]
-            at += 1
-        else:
-            assert data[at] == 0x2C
-            assert struct.unpack("<HHHHB", data[at + 1 : at + 10]) == (0, 0, width, height, 0)
-            bits, at, blocks = data[at + 10], at + 11, b""
-            while data[at]:
-                blocks += data[at + 1 : at + 1 + data[at]]
-                at += 1 + data[at]
-            at += 1
-            frames.append(np.frombuffer(unpacked(blocks, bits), np.uint8).reshape(height, width))
-    assert at == len(data) - 1
-    return frames, palette, delays
-
-
-def unpacked(data: bytes, bits: int) -> bytes:
-    """Lempel-Ziv-Welch with a table of whole strings."""
-    stream = int.from_bytes(data, "little")
-    clear, end = 1 << bits, (1 << bits) + 1
-    out, table, width, before = b"", [], bits + 1, b""
-    while True:
-        code, stream = stream & (1 << width) - 1, stream >> width
-        if code == clear:
-            table, width, before = [bytes([i]) for i in range(clear)] + [b"", b""], bits + 1, b""
-            continue
-        if code == end:
-            assert stream < 256
-            return out
-        assert code < len(table) or (code == len(table) and before)
-        entry = table[code] if code < len(table) else before + before[:1]
-        out += entry
-        if before and len(table) < 4096:
-            table.append(before + entry[:1])
-            if len(table) == 1 << width and width < 12:
-                width += 1
-        before = entry
-
-
-@pytest.mark.parametrize("colours", [2, 3, 4, 7, 20, 256])
-@pytest.mark.parametrize("pattern", ["flat", "noise", "stripes"])
-def test_a_gif_decodes_to_its_frames(colours, pattern):
-    rng = np.random.default_rng(0)
-    shape = (61, 47)
-    frames = {
-        "flat": [np.full(shape, value % colours, np.uint8) for value in (0, 1)],
-        "noise": [rng.integers(0, colours, shape).astype(np.uint8) for _ in range(2)],
-        "stripes": [np.tile(np.arange(47) % colours, (61, 1)).astype(np.uint8)],
-    }[pattern]
-    palette = [(i, 255 - i, i // 2) for i in range(colours)]
-    found, table, delays = decoded(gif(frames, palette, [100 * (i + 1) for i in range(len(frames))]))
-    assert len(found) == len(frames) and all((one == other).all() for one, other in zip(found, frames, strict=True))
-    assert table[:colours] == palette
-    assert delays == [10 * (i + 1) for i in range(len(frames))]
-
-
-def test_a_long_noise_fills_the_table_more_than_once():
-    rng = np.random.default_rng(1)
-    picture = rng.integers(0, 200, (300, 300)).astype(np.uint8)
-    found, _, _ = decoded(gif([picture], [(i, i, i) for i in range(200)], [50]))
-    assert (found[0] == picture).all()
-
-
 @pytest.mark.parametrize("name", traces())
 def test_every_step_is_a_frame(name):
     trace = traces()[name]
-    frames, palette, delays = decoded(animation(trace))
-    assert len(frames) == trace.act_steps + 1
-    assert delays[-1] > delays[0] > 0
-    for step, found in enumerate(frames):
-        assert (found == frame(trace, step)).all()
-    assert palette[0] == (255, 255, 255)
-    assert palette[COLOUR_OF["arc1"]] == tuple(bytes.fromhex(CELLS["arc1"].light[1:]))
+    data = animation(trace)
+    with Image.open(BytesIO(data)) as found:
+        assert (found.format, found.info["loop"], getattr(found, "n_frames", 0)) == ("GIF", 0, trace.act_steps + 1)
+        delays = []
+        for step, each in enumerate(ImageSequence.Iterator(found)):
+            delays.append(each.info["duration"])
+            assert (np.asarray(each.convert("RGB")) == np.asarray(frame(trace, step).convert("RGB"))).all()
+    assert delays == [STEP_MS] * trace.act_steps + [LAST_MS]
+    assert animation(trace) == data
+
+
+def test_colours_are_those_of_the_page():
+    shown = frame(traces()["arc"], 3).convert("RGB").getpixel((MARGIN + 2 * 75 + 30, MARGIN + 30))
+    assert shown == tuple(bytes.fromhex(CELLS["arc9"].light[1:]))
 
 
 def middle(trace: Trace, picture: np.ndarray, cell: int) -> int:
@@ -138,18 +69,34 @@ def middle(trace: Trace, picture: np.ndarray, cell: int) -> int:
     return int(picture[MARGIN + row * side + 4, MARGIN + col * side + 4])
 
 
+def shown(trace: Trace, step: int) -> np.ndarray:
+    """Numbers in the palette."""
+    return np.asarray(frame(trace, step))
+
+
 def test_frames_show_walls_paths_colours_and_what_is_wrong():
     maze = traces()["maze"]
-    first, last = frame(maze, 1), frame(maze, 3)
+    first, last = shown(maze, 1), shown(maze, 3)
     assert middle(maze, last, 5) == COLOUR_OF["wall"] and middle(maze, last, 2) == COLOUR_OF["path"]
     assert middle(maze, last, 0) == COLOUR_OF["end"] and middle(maze, first, 2) == COLOUR_OF["paper"]
     assert (first == COLOUR_OF["wrong"]).any() and not (last == COLOUR_OF["wrong"]).any()
     arc = traces()["arc"]
-    assert middle(arc, frame(arc, 3), 2) == COLOUR_OF["arc9"]
+    assert middle(arc, shown(arc, 3), 2) == COLOUR_OF["arc9"]
     sudoku = traces()["sudoku"]
-    assert middle(sudoku, frame(sudoku, 1), 0) == COLOUR_OF["wrong-tint"]
-    assert caption(sudoku, 1) == "STEP 1  1 WRONG  HALT 0.12"
-    assert not (frame(traces()["unknown"], 1) == COLOUR_OF["wrong"]).any()
+    assert middle(sudoku, shown(sudoku, 1), 0) == COLOUR_OF["wrong-tint"]
+    assert middle(sudoku, shown(sudoku, 1), 2) == COLOUR_OF["changed-tint"]
+    assert caption(sudoku, 1) == "ACT step 1, 1 wrong, halt 0.12"
+    assert not (shown(traces()["unknown"], 1) == COLOUR_OF["wrong"]).any()
+
+
+def test_digits_stand_inside_their_cells_in_the_ink_of_their_kind():
+    sudoku, side = traces()["sudoku"], 75
+    for step, kind in ((1, "wrong"), (2, "found")):
+        cell = shown(sudoku, step)[MARGIN + 1 : MARGIN + side, MARGIN + 1 : MARGIN + side]
+        rows, cols = np.nonzero(cell == COLOUR_OF[kind])
+        assert rows.min() > 15 and rows.max() < side - 15 and cols.min() > 15 and cols.max() < side - 15
+        assert len(rows) > 100
+        assert set(np.unique(cell)) == {COLOUR_OF[kind], COLOUR_OF["wrong-tint" if kind == "wrong" else "changed-tint"]}
 
 
 @pytest.mark.parametrize("name", traces())
