@@ -53,7 +53,9 @@ def _told(failures: Failures) -> str:
 
 def _map(failures: Failures, look: Look) -> str:
     rates = failures.error_rate
-    worst = int(np.nanargmax(rates)) if np.isfinite(rates).any() else 0
+    if not np.isfinite(rates).any():
+        return ""
+    worst = int(np.nanargmax(rates))
     row, col = divmod(worst, look.cols)
     told = f"worst in row {row + 1}, column {col + 1}: wrong in {percent(rates[worst])} of {failures.asked[worst]:,}"
     drawing = heat(look, rates, failures.asked, label=f"Error rate by cell, {told}")

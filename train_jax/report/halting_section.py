@@ -30,8 +30,9 @@ def _told(curve: HaltingCurve) -> str:
     ]
     if trained is not None:
         told.append(f"At 0.5, where training halts, {_costs(trained)}.")
-    as_good = next((p for p in curve.by_threshold if p.exact_accuracy >= limit.exact_accuracy), None)
-    if as_good is not None and as_good is not trained and as_good.mean_steps < limit.mean_steps - 0.005:
+    surer = [p for p in curve.by_threshold if p.threshold and p.threshold > 0.5]
+    as_good = next((p for p in surer if p.exact_accuracy >= limit.exact_accuracy), None)
+    if as_good is not None and as_good.mean_steps < limit.mean_steps - 0.005:
         told.append(f"At {as_good.threshold:g} halting loses nothing: {_costs(as_good)}.")
     return " ".join(told)
 

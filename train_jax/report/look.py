@@ -69,6 +69,7 @@ svg text.given {{ fill: var(--given); font-weight: 700; }}
 svg text.wrong {{ fill: var(--wrong); }}
 svg rect.wrong {{ fill: var(--wrong-tint); }}
 svg rect.changed {{ fill: var(--changed-tint); }}
+svg.board rect {{ shape-rendering: crispEdges; }}
 svg rect.heat {{ fill: var(--wrong); }}
 svg text.share {{ font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 2.5px; }}
 svg .point {{ font-size: 10.5px; fill: var(--soft); }}

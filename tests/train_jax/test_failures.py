@@ -1,0 +1,286 @@
+"""Where answers fail: every count against answers whose faults were put there by hand, and the page in every state."""
+
+import dataclasses
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_report import Balanced, words
+
+from train_jax.config import preset, to_json
+from train_jax.errors import UserError
+from train_jax.halting import HaltingCurve, Point
+from train_jax.halting import to_json as curve_to_json
+from train_jax.puzzles.arc import END_TOKEN, SIDE
+from train_jax.puzzles.format import Metadata
+from train_jax.puzzles.maze import GOAL, OPEN, PATH, START, WALL
+from train_jax.puzzles.sudoku import GEOMETRIES, tokens_of
+from train_jax.puzzles.writing import write_dataset
+from train_jax.report.arc_look import ArcLook
+from train_jax.report.curves import Series, plot
+from train_jax.report.failure_section import failure_section
+from train_jax.report.failures import Failures, Share, failures_of, shares, spread
+from train_jax.report.heat import heat
+from train_jax.report.kinds import look_of, trace_of
+from train_jax.report.looks import Look
+from train_jax.report.maze_look import MazeLook
+from train_jax.report.measured import Answers, by_act_step, measure
+from train_jax.report.page import page
+from train_jax.report.picture import picture
+from train_jax.report.sudoku_look import SudokuLook
+from train_jax.run_folder import RunFolder
+
+SOLUTION = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
+QUESTION = np.where(np.arange(16) % 2, SOLUTION, 0).astype(np.uint8)
+
+
+def edited(grid: np.ndarray, **changes: int) -> np.ndarray:
+    """`c5=2`: cell 5 holds a 2."""
+    grid = grid.copy()
+    for cell, value in changes.items():
+        grid[int(cell[1:])] = value
+    return grid
+
+
+def answers_to(
+    questions: list[np.ndarray], predictions: list[list[np.ndarray]], labels: list[np.ndarray], vocab_size: int
+) -> Answers:
+    """`predictions`: by ACT step."""
+    count, length = len(labels), len(labels[0])
+    data = Metadata(length, vocab_size, 0, 0, 0, 1, count, 1.0, count, ("all",))
+    logits = np.linspace(1, -1, count)[None].repeat(len(predictions), axis=0).astype(np.float32)
+    return Answers(data, np.array(questions), np.array(labels), np.array(predictions), logits)
+
+
+def sudoku_answers() -> Answers:
+    """Four of six fail: a given overwritten into a clash, a cell left empty, another solution, one once right."""
+    wrong_given = edited(SOLUTION, c1=3)
+    empty = edited(SOLUTION, c0=0, c2=0)
+    exchanged = np.array([0, 2, 1, 3, 4], np.uint8)[SOLUTION]
+    open_question = np.where(SOLUTION > 2, SOLUTION, 0).astype(np.uint8)
+    last = [SOLUTION, wrong_given, empty, exchanged, edited(SOLUTION, c0=2), SOLUTION]
+    first = [SOLUTION, wrong_given, SOLUTION, SOLUTION, edited(SOLUTION, c0=2), wrong_given]
+    questions = [QUESTION, QUESTION, QUESTION, open_question, QUESTION, edited(QUESTION, c1=0)]
+    predictions = [[tokens_of(grid) for grid in step] for step in (first, last)]
+    return answers_to([tokens_of(q) for q in questions], predictions, [tokens_of(SOLUTION)] * 6, 6)
+
+
+def failures(answers: Answers) -> Failures:
+    look = look_of(answers.data)
+    assert look is not None
+    return failures_of(answers, look, by_act_step(answers).solved)
+
+
+def test_every_fault_of_sudokus_is_counted():
+    found = failures(sudoku_answers())
+    assert (found.count, found.failed, found.lost, found.believed, found.ruleless) == (6, 4, 2, 2, 1)
+    assert found.wrong_cells.tolist() == [1, 2, 8, 1]
+    assert found.rules == {
+        "a given overwritten": 1,
+        "a cell left empty": 1,
+        "a row with a digit twice": 2,
+        "a column with a digit twice": 2,
+        "a box with a digit twice": 2,
+    }
+    # Even cells are asked by five; of odd ones the second by the last, and 1s and 2s by the fourth.
+    assert found.asked.tolist() == [6, 2, 5, 0, 5, 0, 6, 1, 6, 1, 5, 0, 5, 0, 6, 1]
+    assert found.wrong.tolist() == [3, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
+    assert np.isnan(found.error_rate[3]) and found.error_rate[0] == 0.5
+    assert found.by_difficulty == {"empty cells": [Share("8", 5, 4), Share("9", 1, 0)]}
+    assert (found.solved_examples, found.failed_examples) == ([0, 5], [1, 2, 3])
+
+
+def test_puzzles_without_labels_are_left_out():
+    answers = sudoku_answers()
+    answers.labels[1] = 0
+    found = failures(answers)
+    assert (found.count, found.failed, found.rules["a given overwritten"]) == (5, 3, 0)
+    assert found.asked[0] == 5
+
+
+def test_rules_of_mazes():
+    maze = np.full((5, 5), WALL, np.uint8)
+    maze[0, :] = maze[2, :] = maze[1, 0] = maze[1, 4] = OPEN
+    maze[0, 0], maze[2, 0] = START, GOAL
+    maze = maze.ravel()
+    solution = edited(maze, c5=PATH)
+    around = np.where((maze == OPEN) & (np.arange(25) != 5), PATH, maze).astype(np.uint8)
+    answers = {
+        "none": solution,
+        "a wall, the start or the goal overwritten": edited(solution, c6=PATH),
+        "no path marked": maze,
+        "start and goal not joined": edited(maze, c1=PATH),
+        "cells marked that are not on the way": edited(solution, c1=PATH),
+        "a longer path than needed": around,
+    }
+    look = MazeLook(5)
+    grids = np.array(list(answers.values()))
+    broken = look.broken_rules(np.tile(maze, (6, 1)), grids, np.tile(solution, (6, 1)))
+    assert list(broken) == [name for name in answers if name != "none"]
+    for number, name in enumerate(answers):
+        assert [rule for rule, which in broken.items() if which[number]] == [name] * (name != "none")
+        assert (look.objections(maze, grids[number], solution) == []) == (name == "none")
+    assert look.difficulties(maze[None], solution[None]) == {"steps of the path": [2]}
+    no_maze = np.full((1, 25), OPEN, np.uint8)
+    assert not any(which.any() for which in look.broken_rules(no_maze, no_maze, no_maze).values())
+
+
+def canvas(rows: int, cols: int, colour: int) -> np.ndarray:
+    grid = np.zeros((SIDE, SIDE), np.uint8)
+    grid[:rows, :cols] = colour + 2
+    grid[rows, :cols] = grid[:rows, cols] = END_TOKEN
+    return grid.ravel()
+
+
+def test_rules_of_arc_and_what_no_one_reads():
+    solution = canvas(2, 3, 4)
+    noise = np.where(solution == 0, 7, solution).astype(np.uint8)
+    answers = np.array(
+        [canvas(3, 3, 4), canvas(2, 2, 4), edited(solution, c1=9), edited(solution, c0=END_TOKEN, c1=END_TOKEN), noise]
+    )
+    look = ArcLook()
+    broken = look.broken_rules(np.tile(solution, (5, 1)), answers, np.tile(solution, (5, 1)))
+    assert {name: np.flatnonzero(which).tolist() for name, which in broken.items()} == {
+        "no grid that can be read": [3],
+        "too few or too many rows": [0],
+        "too few or too many columns": [1],
+        "the right size, cells of another colour": [2],
+    }
+    assert look.broken_rules(answers[:1], np.zeros_like(answers[:1]), answers[:1])["no grid that can be read"].all()
+    found = failures(answers_to([solution] * 5, [list(answers)], [solution] * 5, 12))
+    assert (found.failed, found.ruleless, found.wrong_cells.tolist()) == (4, 0, [3, 2, 1, 2])
+    assert found.by_difficulty == {"cells of the solution": [Share("6", 5, 4)]}
+    trace = trace_of(look, solution, np.array([noise]), np.zeros(1), solution)
+    assert (trace.look.rows, trace.look.cols) == (3, 4) and not trace.wrong(1).any() and trace.solved(1)
+
+
+def test_shares_by_value_and_by_ranges():
+    values = np.array([3, 3, 5, 5, 5, 9])
+    assert shares(values, values > 4) == [Share("3", 2, 0), Share("5", 3, 3), Share("9", 1, 1)]
+    many = np.arange(1000)
+    found = shares(many, many >= 900, most=4)
+    assert [each.count for each in found] == [250] * 4 and [each.failed for each in found] == [0, 0, 0, 100]
+    assert [each.name for each in found] == ["0 to 249", "250 to 499", "500 to 749", "750 to 999"]
+    skewed = np.concatenate([np.zeros(990, int), np.arange(1, 11)])
+    assert sum(each.count for each in shares(skewed, skewed > 5)) == 1000
+    assert shares(skewed, skewed > 5)[0] == Share("0 to 10", 1000, 5)
+    assert spread(np.arange(10), 9 - np.arange(10)) == [9, 5, 0]
+    assert spread(np.array([4, 7]), np.zeros(8, int)) == [4, 7] and spread(np.array([], int), np.zeros(8, int)) == []
+
+
+@pytest.mark.parametrize("look", [SudokuLook(GEOMETRIES[4]), MazeLook(12)])
+def test_the_map_colours_by_share_and_says_the_numbers(look: Look):
+    cells = look.rows * look.cols
+    rates = np.linspace(0, 0.5, cells)
+    rates[1] = np.nan
+    counts = np.full(cells, 8)
+    root = ElementTree.fromstring(heat(look, rates, counts, label="a < b"))
+    assert root.get("aria-label") == "a < b"
+    drawn = [each for each in root.iter() if each.get("class") == "heat"]
+    depths = [float(each.get("fill-opacity", "nan")) for each in drawn]
+    assert len(drawn) == cells - 1 and depths[0] == 0 and depths[-1] == 1 and depths == sorted(depths)
+    assert drawn[-1][0].text == f"row {look.rows}, column {look.cols}: 50.00% of 8"
+    numbers = [each.text for each in root.iter() if each.get("class") == "share"]
+    assert (len(numbers), numbers[-1:]) == ((cells - 1, ["50"]) if look.cols == 4 else (0, []))
+    ElementTree.fromstring(heat(look, np.full(cells, np.nan), counts, label="x"))
+
+
+def test_the_section_says_all_of_it():
+    answers = sudoku_answers()
+    text = words(failure_section(answers, by_act_step(answers)))
+    for part in (
+        "4 of 6 test puzzles are not solved after the last ACT step (66.67%)",
+        "holds 2 of these answers to be right, and 2 had been right after an earlier step",
+        "Wrong cells in a puzzle that failed: 1 to 8, the median is 1.5",
+        "by empty cells empty cells puzzles failed share 8 5 4 80.00% 9 1 0 0.00%",
+        "a row with a digit twice 2 50.00%",
+        "none: another solution of the puzzle 1 25.00%",
+        "Worst in row 2, column 4: wrong in 100.00% of 1.",
+        "Test example 2 2 of 16 cells wrong; 2 cells left empty",
+        "From the fewest to the most empty cells",
+    ):
+        assert part in text, part
+    solved = dataclasses.replace(answers, predictions=answers.labels[None].repeat(2, axis=0))
+    text = words(failure_section(solved, by_act_step(solved)))
+    assert "Nowhere: all 6 test puzzles are solved." in text and "Failed" not in text and "Solved" in text
+    unknown = dataclasses.replace(answers, data=dataclasses.replace(answers.data, vocab_size=77))
+    assert "Not shown: the data set holds no Sudoku" in words(failure_section(unknown, by_act_step(unknown)))
+
+
+def test_the_name_of_an_arc_task_stands_beside_its_example():
+    solution = canvas(2, 3, 4)
+    answers = answers_to([solution] * 2, [[solution] * 2], [solution] * 2, 12)
+    named = dataclasses.replace(
+        answers, puzzle_identifiers=np.array([2, 1]), puzzle_indices=np.array([0, 1, 2]), names=["", "<b>1", "zwei"]
+    )
+    document = failure_section(named, by_act_step(named))
+    assert "Test example 0 (zwei)" in document and "Test example 1 (&lt;b&gt;1)" in document
+    assert answers.name(0) == ""
+
+
+CURVE = HaltingCurve(
+    tuple(Point(m, e, 0.9, t) for m, e, t in ((1, 0.5, 0.0), (1.5, 0.625, 0.5), (2.0, 0.75, 0.9), (4, 0.75, 1.0))),
+    tuple(Point(step, e, 0.9) for step, e in ((1, 0.5), (2, 0.6), (3, 0.7), (4, 0.75))),
+)
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> Path:
+    """A finished run over the six Sudokus."""
+    answers, folder = sudoku_answers(), RunFolder(tmp_path / "run")
+    arrays = {"inputs": answers.inputs, "labels": answers.labels, "puzzle_identifiers": np.zeros(6, np.int32)}
+    arrays |= {f"{name}_indices": np.arange(7, dtype=np.int32) for name in ("puzzle", "group")}
+    split = (answers.data, arrays)
+    write_dataset(tmp_path / "data", {"train": split, "test": split}, ["<blank>"], {"made": "by the tests"})
+    folder.evaluation("test").parent.mkdir(parents=True)
+    config = preset("tiny")
+    config = dataclasses.replace(config, arch=dataclasses.replace(config.arch, halt_max_steps=2))
+    folder.config.write_text(to_json(dataclasses.replace(config, data_dir=str(tmp_path / "data"))))
+    folder.evaluation("test").write_text(json.dumps({"exact_accuracy": 2 / 6, "accuracy": 0.9, "count": 6}))
+    logits = answers.q_halt_logits
+    np.savez_compressed(folder.predictions("test"), predictions=answers.predictions, q_halt_logits=logits)
+    folder.halting_curve("test").write_text(curve_to_json(CURVE))
+    return folder.path
+
+
+def test_a_page_in_every_state(run_dir):
+    folder = RunFolder(run_dir)
+    early = {"threshold": 0.9, "exact_accuracy": 0.75, "steps": 2.0, "computed_steps": 3.5, "step": 1200}
+    folder.halted_early("test").write_text(json.dumps(early))
+    document = page(measure(str(run_dir)))
+    text = words(document)
+    assert "script" not in Balanced(document).tags
+    assert "At 0.5, where training halts, 62.50% are solved after 1.50 steps on average." in text
+    assert "At 0.9 halting loses nothing: 75.00% are solved after 2.00 steps on average." in text
+    assert "surer than 0.9 2.00 75.00% 90.00%" in text and "all after 3 3.00 70.00% 90.00%" in text
+    assert "at step 1,200 of training, threshold 0.9: 75.00% exact after 2.00 steps on average; 3.50 were" in text
+    assert "4 of 6 test puzzles are not solved" in text
+    folder.halted_early("test").write_text("{}")
+    folder.halting_curve("test").unlink()
+    text = words(page(measure(str(run_dir))))
+    assert "Not shown: it comes of an evaluation on the whole test set" in text and "Computed that way" not in text
+    with np.load(folder.predictions("test")) as arrays:
+        predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
+    np.savez(folder.predictions("test"), predictions=predictions[-1:], q_halt_logits=logits[-1:])
+    text = words(page(measure(str(run_dir))))
+    assert "only the answers after ACT step 2 are kept" in text and "4 of 6 test puzzles are not solved" in text
+    with pytest.raises(UserError, match="too large to keep every answer"):
+        picture(measure(str(run_dir)))
+    folder.predictions("test").unlink()
+    text = words(page(measure(str(run_dir))))
+    assert text.count("Not shown: the run has not been evaluated on its whole test set") == 2
+    folder.halting_curve("test").write_text("[]")
+    with pytest.raises(UserError, match=r"halting_curve.json holds no halting curve.*; remove it"):
+        measure(str(run_dir))
+
+
+def test_points_are_labelled_where_there_is_room():
+    series = Series(
+        "a", [(1.0, 1.0), (1.001, 1.0), (3.0, 2.0), (4.0, 2.0)], marks=True, labels=("one", "two", "", "4<")
+    )
+    root = ElementTree.fromstring(plot([series], title="t", x_label="x"))
+    assert [each.text for each in root.iter() if each.get("class") == "point"] == ["one", "4<"]
+    last = [each for each in root.iter() if each.get("class") == "point"][-1]
+    assert float(last.get("x", "nan")) + 6.4 * 2 <= 440
