@@ -268,6 +268,10 @@ def test_a_page_in_every_state(run_dir):
     assert "only the answers after ACT step 2 are kept" in text and "4 of 6 test puzzles are not solved" in text
     with pytest.raises(UserError, match="too large to keep every answer"):
         picture(measure(str(run_dir)))
+    config = json.loads(folder.config.read_text())
+    folder.config.write_text(json.dumps(config | {"data_dir": f"{config['data_dir']},{config['data_dir']}"}))
+    assert words(page(measure(str(run_dir)))).count("Not shown: answers are shown for runs on one data set") == 2
+    folder.config.write_text(json.dumps(config))
     folder.predictions("test").unlink()
     text = words(page(measure(str(run_dir))))
     assert text.count("Not shown: the run has not been evaluated on its whole test set") == 2

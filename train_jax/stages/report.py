@@ -17,7 +17,8 @@ from train_jax.run_folder import write_text
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Write a run's report as one HTML file: figures, learning curves, a puzzle solved step by step, configuration."""
+    """Write a run's report as one HTML file: figures, learning curves, puzzles solved step by step, where answers
+    fail, what halting earlier would give, configuration."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
