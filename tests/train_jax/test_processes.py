@@ -83,7 +83,7 @@ def alone(tmp_path_factory, data_dir):
     return run_dir
 
 
-@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
+@pytest.mark.parametrize("runner", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)])
 def test_two_processes_of_four_devices_learn_what_one_device_does(tmp_path, data_dir, alone, runner):
     run_dir = tmp_path / "two"
     texts = train(run_dir, data_dir, 2, 4, f"runner='{runner}'")
@@ -114,11 +114,10 @@ def test_a_run_goes_on_with_other_processes(tmp_path, data_dir, alone):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "is not what the first process sees there"),
-        ({"--seed": "1"}, "started with different fields"),
-        ({"--data-dir": "nowhere"}, "nowhere"),
+        pytest.param({}, "is not what the first process sees there", marks=pytest.mark.slow, id="folder"),
+        pytest.param({"--seed": "1"}, "started with different fields", marks=pytest.mark.slow, id="seed"),
+        pytest.param({"--data-dir": "nowhere"}, "nowhere", id="data"),
     ],
-    ids=["folder", "seed", "data"],
 )
 def test_what_stops_one_process_stops_all_with_one_line(tmp_path, data_dir, fields, message):
     command = [sys.executable, "-m", "train_jax", "train", "tiny", "--wandb", "disabled"]
