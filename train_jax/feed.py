@@ -1,4 +1,4 @@
-"""Batches made and put on the devices by a thread of their own, a few ahead of the step that wants them."""
+"""What a run trains on, step by step, and a thread of its own that has it ready a few batches ahead of the step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,34 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+
+from train_jax.config import RunConfig
+from train_jax.devices import Devices
+from train_jax.puzzles.batches import Batch
+from train_jax.puzzles.mixture import Mixture
+
+
+class Batches:
+    """A run's batches for the devices of this process: a function of the step and of nothing that happened before."""
+
+    def __init__(self, config: RunConfig, data: Mixture, devices: Devices, total_steps: int):
+        self._config, self._data, self._devices, self._total_steps = config, data, devices, total_steps
+
+    def at(self, step: int) -> Batch:
+        """A leading axis for the devices."""
+        size, shard = self._config.global_batch_size, self._devices.shard()
+        found = self._data.train_batch(seed=self._config.seed, step=step, batch_size=size, shard=shard)
+        return self._devices.split(found)
+
+    def from_step(self, first: int) -> Batch:
+        """What the dispatch after `first` steps trains on; with several steps a dispatch an axis for them."""
+        together = self._config.compute.steps_per_dispatch
+        if together == 1:
+            return self.at(first)
+        batches = [self.at(step) for step in range(first, min(first + together, self._total_steps))]
+        return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
 
 
 class Feed:

@@ -9,25 +9,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from train_jax.checkpoint import Checkpoints
 from train_jax.config import RunConfig, to_json
 from train_jax.devices import Devices
 from train_jax.errors import UserError
-from train_jax.evaluate import Evaluation, evaluate, save_evaluation
-from train_jax.feed import Feed
+from train_jax.evaluate import Evaluation, save_evaluation
+from train_jax.feed import Batches, Feed
 from train_jax.machine import write_machine
 from train_jax.optim import dense_optimizer, trained
 from train_jax.programs import Programs, objective_for, programs_for, scales_loss
 from train_jax.puzzles.batches import epochs_to_steps
 from train_jax.puzzles.mixture import Mixture, load_mixture
+from train_jax.record import Record
 from train_jax.run_folder import RunFolder, open_run, write_text
 from train_jax.state import Learner, Trainee, new_learner
 from train_jax.step import make_eval_step
-from train_jax.step_metrics import Groups, parameter_groups, window_means
+from train_jax.step_metrics import parameter_groups
 from train_jax.stopwatch import Stopwatch
-from train_jax.tracking import Silence, Tracker, duration
+from train_jax.tracking import Silence, Tracker
 
 
 def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]:
@@ -48,22 +47,11 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
     eval_step = devices.evaluate(make_eval_step(objective, config.arch.halt_max_steps))
+    batches = Batches(config, train_set, devices, total_steps)
 
     # ---- state: fresh, or where the run stopped
-    def batch_at(step: int) -> dict[str, np.ndarray]:
-        found = train_set.train_batch(seed=config.seed, step=step, batch_size=size, shard=devices.shard())
-        return devices.split(found)
-
-    def batches_at(first: int) -> dict[str, np.ndarray]:
-        """What the dispatch after `first` steps trains on; with several steps a dispatch an axis for them."""
-        together = config.compute.steps_per_dispatch
-        if together == 1:
-            return batch_at(first)
-        batches = [batch_at(step) for step in range(first, min(first + together, total_steps))]
-        return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
-
     learner = new_learner(objective.params, objective.buffers, optimizer, scales_loss=scales_loss(config))
-    carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, devices.spread(batch_at(0)))
+    carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, devices.spread(batches.at(0)))
     with contextlib.ExitStack() as closing:
         checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
         start, seconds = checkpoints.latest_step() or 0, 0.0
@@ -75,19 +63,20 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
         # ---- the loop
         recorded = Tracker(config, folder, start_step=start, total_steps=total_steps) if devices.writes else Silence()
         tracker = closing.enter_context(contextlib.closing(recorded))
-        tracker.say(_banner(config, devices, objective.params, train_set, test_set, start, total_steps))
-        score = Scorer(config, devices, eval_step, test_set, tracker)
         clock = Stopwatch(seconds)
         starts = range(start, total_steps, config.compute.steps_per_dispatch)
         feed = closing.enter_context(
-            Feed(lambda n: devices.spread(batches_at(starts[n])), len(starts), config.compute.batches_ahead)
+            Feed(lambda n: devices.spread(batches.from_step(starts[n])), len(starts), config.compute.batches_ahead)
         )
-        groups = parameter_groups(trained(objective.params, config.optim))
-        report = partial(_report, tracker, clock, feed, groups, config, devices)
+        record = Record(
+            config, devices, tracker, clock, feed, parameter_groups(trained(objective.params, config.optim))
+        )
+        record.begin(objective.params, train_set, test_set, start, total_steps)
+        score = partial(record.score, eval_step=eval_step, puzzles=test_set)
         with programs:
-            learner = _steps(config, devices, programs, feed, checkpoints, score, clock, report, state, starts)
+            learner = _steps(config, devices, programs, feed, checkpoints, score, clock, record, state, starts)
         with clock.paused(learner):
-            evaluation = score(total_steps, learner, 0, clock.seconds)
+            evaluation = score(total_steps, learner, limit=0)
             figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
             checkpoints.wait()
             if devices.writes:
@@ -102,9 +91,9 @@ def _steps(
     programs: Programs,
     feed: Feed,
     checkpoints: Checkpoints,
-    score: Scorer,
+    score: Callable[..., Evaluation],
     clock: Stopwatch,
-    report: Callable[[list], None],
+    record: Record,
     state: Trainee,
     starts: range,
 ) -> Learner:
@@ -120,16 +109,16 @@ def _steps(
         window.append((step, metrics))
         # A full window is fetched one dispatch late: the devices always have a step to do.
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
-            report(window[:-1])
+            record.window(window[:-1])
             window = window[-1:]
         last = step == starts.stop
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
             with clock.paused(learner):
-                score(step, learner, config.eval_examples, clock.seconds)
+                score(step, learner, limit=config.eval_examples)
         if last or step % config.checkpoint_every_steps == 0:
             # Last, so that everything up to a checkpoint is on record; a continued run starts a window of its own.
             with clock.paused(learner):
-                report(window)
+                record.window(window)
                 window = []
                 whole = Trainee(devices.spanning(learner, None), devices.spanning(carry, 0))
                 checkpoints.save(step, whole, {"train_seconds": clock.seconds})
@@ -148,65 +137,3 @@ def _opened(config: RunConfig, train_set: Mixture, parameters: int, devices: Dev
         if not folder.machine.exists():
             raise UserError(f"{folder.path} is not what the first process sees there; give a --run-dir that all share")
     return folder
-
-
-class Scorer:
-    """Evaluates the learner and records what came out."""
-
-    def __init__(self, config: RunConfig, devices: Devices, eval_step: Any, puzzles: Mixture, tracker: Tracker):
-        self._config, self._devices, self._step = config, devices, eval_step
-        self._puzzles, self._tracker = puzzles, tracker
-
-    def __call__(self, step: int, learner: Any, limit: int, train_seconds: float) -> Evaluation:
-        found = evaluate(
-            self._step, learner, self._puzzles, self._devices, batch_size=self._config.eval_batch_size, limit=limit
-        )
-        metrics = {f"eval/{name}": value for name, value in found.metrics.items()}
-        self._tracker.log(step, metrics | {"train_seconds": train_seconds})
-        self._tracker.say(
-            f"step {step}: exact accuracy {found.metrics['exact_accuracy']:.4f}, token accuracy "
-            f"{found.metrics['accuracy']:.4f} on {found.metrics['count']:.0f} held-out puzzles "
-            f"after {duration(train_seconds)} of training"
-        )
-        return found
-
-
-def _report(
-    tracker: Tracker,
-    clock: Stopwatch,
-    feed: Feed,
-    groups: Groups,
-    config: RunConfig,
-    devices: Devices,
-    window: list[tuple[int, Any]],
-) -> None:
-    """Records a window of steps. Raises `UserError` when too many in a row had to be left out."""
-    fetched = devices.fetch([metrics for _, metrics in window])
-    if config.compute.steps_per_dispatch > 1:  # stacked
-        fetched = [{n: v[i] for n, v in stack.items()} for stack in fetched for i in range(len(stack["lr"]))]
-    figures = window_means(fetched, groups, config.global_batch_size)
-    metrics = {f"train/{name}": value for name, value in figures.items()}
-    step_seconds = clock.lap(len(fetched))
-    step = window[-1][0]
-    metrics["data_wait_share"] = feed.waited() / max(step_seconds * len(fetched), 1e-9)
-    tracker.log(step, metrics | {"train_seconds": clock.seconds, "step_seconds": step_seconds})
-    tracker.progress(step, metrics, step_seconds=step_seconds, examples=config.global_batch_size)
-    in_a_row = max(int(metrics["consecutive_skipped"]) for metrics in fetched)
-    if in_a_row >= config.optim.max_skipped_steps:
-        raise UserError(
-            f"{in_a_row} steps in a row up to step {step} had a loss or gradient that is not finite, "
-            f"{config.optim.max_skipped_steps} are too many; start another --run-dir with a lower --optim.lr than "
-            f"{config.optim.lr}, with --optim.clip-norm 1, or with --arch.forward-dtype float32"
-        )
-
-
-def _banner(
-    config: RunConfig, devices: Devices, params: dict, train_set: Mixture, test_set: Mixture, start: int, total: int
-) -> str:
-    size = sum(p.size for p in params.values())
-    resumed = f", continuing at step {start}" if start else ""
-    return (
-        f"{config.model} with {size:,} parameters on {devices.kind}; {train_set.num_groups:,} puzzles "
-        f"({train_set.num_examples:,} examples), {test_set.num_examples:,} held out; "
-        f"{total} steps of {config.global_batch_size}{resumed}"
-    )
