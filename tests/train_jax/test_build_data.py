@@ -78,7 +78,7 @@ def test_options_that_do_not_go_together_are_said(tmp_path):
         (SudokuData(num_aug=-1), "--num-aug -1: expected at least 0"),
         (SudokuData(seed=-1), "--seed -1: expected at least 0"),
         (SudokuData(subsample_size=5), "--subsample-size 5 needs --source"),
-        (SudokuData(min_difficulty=5), "--min-difficulty 5 needs --source"),
+        (SudokuData(min_difficulty=-5), "--min-difficulty -5: expected at least 0"),
         (SudokuData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
         (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables hold 9x9 Sudokus"),
         (SudokuData(source=str(tmp_path / "none")), "none is not there; give a folder or a bucket"),

@@ -65,6 +65,7 @@ def test_a_whole_set_is_counted_and_nothing_is_wrong_with_it(whole_sets):
         "empty cells": "18",
         "labels that solve nothing": "0",
         "puzzles without exactly one solution": "0 of 20 looked at",
+        "difficulty": "0 to 0 guesses, mean 0.0, median 0, 0.0% need one, of 20 looked at",
         "augmentations that are no symmetry of their original": "0 of 2,000 looked at",
     }
     assert facts[LEAKS] == {

@@ -15,6 +15,7 @@ from train_jax.puzzles.maze import are_mazes, maze_size_of
 from train_jax.puzzles.maze_check import are_shortest_paths, search
 from train_jax.puzzles.progress import Progress
 from train_jax.puzzles.sudoku import grids_of, is_solution, sudoku_of
+from train_jax.puzzles.sudoku_rating import told
 from train_jax.puzzles.sudoku_solver import solve
 from train_jax.puzzles.writing import content_sha256, read_recipe
 
@@ -142,11 +143,13 @@ def _sudokus(puzzles: PuzzleSet, first: np.ndarray, some: np.ndarray) -> Facts:
     assert geometry is not None
     questions, answers = (grids_of(array[first]) for array in (puzzles.inputs, puzzles.labels))
     right = is_solution(answers, geometry) & ((questions == 0) | (questions == answers)).all(axis=1)
-    several = (solve(grids_of(puzzles.inputs[some]), geometry).counts != 1).sum()
+    found = solve(grids_of(puzzles.inputs[some]), geometry)
+    unique = found.counts == 1
     return {
         "empty cells": _range((questions == 0).sum(axis=1)),
         "labels that solve nothing": f"{(~right).sum():,}",
-        "puzzles without exactly one solution": f"{several:,} of {len(some):,} looked at",
+        "puzzles without exactly one solution": f"{(~unique).sum():,} of {len(some):,} looked at",
+        "difficulty": f"{told(found.guesses[unique])}, of {unique.sum():,} looked at" if unique.any() else "not known",
     } | _unlike_their_original(puzzles, lambda rows: sudoku_symmetry.fingerprints(_digits(puzzles, rows), geometry))
 
 

@@ -15,6 +15,8 @@ PAD_TOKEN = 0
 BLANK_IDENTIFIER = 0
 IDENTIFIERS = ["<blank>"]
 """One rule for all, so they share the blank identifier."""
+FROM_ZERO = ("num_aug", "seed", "min_path", "min_difficulty")
+"""Options that may be 0."""
 
 
 def split_of(
@@ -44,9 +46,9 @@ def split_of(
 
 
 def check_counts(**counts: int) -> None:
-    """Options that are counts: `num_aug` and `seed` from 0, others from 1."""
+    """Options that are counts, from 0 or from 1."""
     for name, count in counts.items():
-        least = 0 if name in ("num_aug", "seed", "min_path") else 1
+        least = 0 if name in FROM_ZERO else 1
         if count < least:
             raise UserError(f"--{name.replace('_', '-')} {count}: expected at least {least}; use {least} or more")
 

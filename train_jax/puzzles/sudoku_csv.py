@@ -1,13 +1,15 @@
-"""Reads the public Sudoku-Extreme tables, strictly."""
+"""Reads the public Sudoku-Extreme tables, strictly: every answer has to be the only one."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Integer, UInt8
 
 from train_jax.errors import UserError
 from train_jax.puzzles.progress import Progress
 from train_jax.puzzles.sudoku import GEOMETRIES, is_solution
-from train_jax.puzzles.sudoku_generator import Originals
+from train_jax.puzzles.sudoku_solver import solve
 from train_jax.puzzles.tables import Row, bad_row, chunks_of, problem_with
 
 GEOMETRY = GEOMETRIES[9]
@@ -16,26 +18,55 @@ ROWS = 65_536
 """Of a table at a time."""
 
 
-def read_table(path: Path, *, min_difficulty: int | None, progress: Progress) -> Originals:
-    """The puzzles of a table whose rating is at least `min_difficulty`.
+class Table(NamedTuple):
+    """Rows of a table, with the lines that they stand on."""
 
-    Every row is checked, the ones left out too: `UserError` names the file, the line and what is wrong with it.
+    puzzles: UInt8[np.ndarray, "n cells"]
+    solutions: UInt8[np.ndarray, "n cells"]
+    ratings: Integer[np.ndarray, "n"]
+    lines: Integer[np.ndarray, "n"]
+
+    def rows(self, chosen: Integer[np.ndarray, "m"] | slice) -> "Table":
+        return Table(*(array[chosen] for array in self))
+
+
+def read_table(path: Path, *, min_difficulty: int | None, progress: Progress) -> Table:
+    """The rows of a table whose rating is at least `min_difficulty`.
+
+    Every row is checked, the ones left out too: `UserError` names the file, the line and what is wrong with it. Only
+    `guesses_of` finds a puzzle with several solutions.
     """
-    puzzles, solutions = [], []
+    parts = []
     lines_read = 0
     for chunk in chunks_of(path, rows=ROWS, remedy="use the Sudoku-Extreme tables"):
-        part, ratings = _read_chunk(path, chunk)
-        hard = slice(None) if min_difficulty is None else ratings >= min_difficulty
-        puzzles.append(part.puzzles[hard])
-        solutions.append(part.solutions[hard])
+        part = _read_chunk(path, chunk)
+        hard = slice(None) if min_difficulty is None else np.flatnonzero(part.ratings >= min_difficulty)
+        parts.append(part.rows(hard))
         lines_read += len(chunk)
         progress(f"rows of {path.name}", lines_read, 0)
-    if not sum(map(len, puzzles)):
+    if not sum(len(part.puzzles) for part in parts):
         raise UserError(f"{path} has no puzzle of at least difficulty {min_difficulty}; use a lower --min-difficulty")
-    return Originals(np.concatenate(puzzles), np.concatenate(solutions))
+    return Table(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _read_chunk(path: Path, chunk: list[Row]) -> tuple[Originals, np.ndarray]:
+def guesses_of(path: Path, table: Table, progress: Progress) -> Integer[np.ndarray, "n"]:
+    """How hard each puzzle is (`sudoku_rating.py`). Raises `UserError` for one that has another solution too.
+
+    About 0.1 ms for a hard one, so rows that are not used are better left out before.
+    """
+    found = [np.empty(0, np.int64)]
+    for start in range(0, len(table.puzzles), ROWS):
+        part = table.rows(slice(start, start + ROWS))
+        solutions = solve(part.puzzles, GEOMETRY, limit=2)
+        several = np.flatnonzero(solutions.counts != 1)
+        if len(several):
+            raise bad_row(path, int(part.lines[several[0]]), "the question has more than one solution")
+        found.append(solutions.guesses)
+        progress(f"puzzles of {path.name} solved", start + len(part.puzzles), len(table.puzzles))
+    return np.concatenate(found)
+
+
+def _read_chunk(path: Path, chunk: list[Row]) -> Table:
     """Checks a chunk column by column; the first bad row, whatever is wrong with it, is the one reported."""
     good, problem = _checked_by_text(chunk)
     questions, answers, ratings = zip(*good, strict=True) if good else ((), (), ())
@@ -51,7 +82,7 @@ def _read_chunk(path: Path, chunk: list[Row]) -> tuple[Originals, np.ndarray]:
         raise bad_row(path, chunk[bad[0]][0], what)
     if problem:
         raise bad_row(path, chunk[len(good)][0], problem)
-    return Originals(puzzles, solutions), np.array(ratings)
+    return Table(puzzles, solutions, np.array(ratings), np.array([line for line, _ in chunk]))
 
 
 def _checked_by_text(chunk: list[Row]) -> tuple[list[tuple[str, str, int]], str]:

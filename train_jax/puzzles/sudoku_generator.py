@@ -9,6 +9,7 @@ from train_jax.errors import UserError
 from train_jax.puzzles.hashing import first_of_each
 from train_jax.puzzles.progress import Progress
 from train_jax.puzzles.sudoku import Geometry
+from train_jax.puzzles.sudoku_rating import ratings
 from train_jax.puzzles.sudoku_solver import all_digits, candidates_of, digits_of, is_single, search, settle
 from train_jax.puzzles.sudoku_symmetry import fingerprints
 
@@ -19,6 +20,8 @@ BATCH = 4096
 SMALLEST_BATCH = 512
 LEAST_YIELD = 0.02
 """Give up when a batch of grids brings fewer new puzzles than this share of it."""
+RAREST = 4096
+"""Of puzzles of some difficulty: give up when fewer than one in so many random ones is so hard."""
 
 
 class Originals(NamedTuple):
@@ -29,46 +32,80 @@ class Originals(NamedTuple):
 
 
 def generate(
-    count: int, num_empty: int, geometry: Geometry, rng: np.random.Generator, *, progress: Progress
+    count: int,
+    num_empty: int | None,
+    geometry: Geometry,
+    rng: np.random.Generator,
+    *,
+    min_difficulty: int = 0,
+    progress: Progress,
 ) -> Originals:
     """`count` puzzles with `num_empty` empty cells and one solution each, no two equivalent under any symmetry.
 
+    `num_empty` None: as many as each grid allows. `min_difficulty`: only puzzles that need so many guesses
+    (`sudoku_rating.py`).
     Raises `UserError` when so many empty cells or so many different puzzles cannot be had.
     """
     most_empty = geometry.cells - FEWEST_GIVENS.get(geometry.size, 1)
-    if not 1 <= num_empty <= most_empty:
+    if num_empty is not None and not 1 <= num_empty <= most_empty:
         raise UserError(
             f"{num_empty} empty cells of {geometry.cells}: a {geometry} Sudoku with one solution has "
             f"1 to {most_empty}; use --num-empty {min(max(num_empty, 1), most_empty)} or one that is easier to reach"
         )
     found = [Originals(*[np.empty((0, geometry.cells), np.uint8)] * 2)]
     known = np.empty(0, np.uint64)
+    tried = hard = 0
     while len(known) < count:
         wanted = count - len(known)
-        tries = min(BATCH, max(SMALLEST_BATCH, wanted + wanted // 16))
+        tries = BATCH if min_difficulty else min(BATCH, max(SMALLEST_BATCH, wanted + wanted // 16))
         grids = random_grids(tries, geometry, rng)
-        puzzles, empties = dig(grids, num_empty, geometry, rng)
-        reached = empties == num_empty
-        marks = fingerprints(puzzles[reached], geometry)
+        puzzles, empties = dig(grids, num_empty or geometry.cells, geometry, rng)
+        good = np.flatnonzero(empties == num_empty) if num_empty else np.arange(tries)
+        if min_difficulty:
+            rated = ratings(puzzles[good], geometry)
+            tried, hard = tried + tries, hard + int((rated >= min_difficulty).sum())
+            if hard * RAREST < tried:
+                raise _too_hard(min_difficulty, hard, tried, rated, num_empty, geometry)
+            good = good[rated >= min_difficulty]
+        marks = fingerprints(puzzles[good], geometry)
         fresh = np.flatnonzero(first_of_each(marks, known=known))[:wanted]
-        if len(fresh) < min(wanted, LEAST_YIELD * tries):
-            raise _exhausted(len(known) + len(fresh), count, num_empty, geometry, empties)
-        found.append(Originals(puzzles[reached][fresh], grids[reached][fresh]))
+        if len(fresh) < min(wanted, 1 if min_difficulty else LEAST_YIELD * tries):
+            raise _exhausted(len(known) + len(fresh), count, num_empty, min_difficulty, geometry, empties)
+        found.append(Originals(puzzles[good][fresh], grids[good][fresh]))
         known = np.concatenate([known, marks[fresh]])
         progress(f"{geometry} puzzles", len(known), count)
     return Originals(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
 
-def _exhausted(found: int, count: int, num_empty: int, geometry: Geometry, empties) -> UserError:
-    if (empties == num_empty).mean() < LEAST_YIELD:
+def _too_hard(
+    min_difficulty: int,
+    hard: int,
+    tried: int,
+    rated: Integer[np.ndarray, "n"],
+    num_empty: int | None,
+    geometry: Geometry,
+) -> UserError:
+    return UserError(
+        f"--min-difficulty {min_difficulty}: {hard} of {tried} random {geometry} puzzles are so hard, expected at "
+        f"least one in {RAREST} (the hardest of the last ones has {rated.max(initial=0)}); use a lower one"
+        f"{' or leave --num-empty out' if num_empty else ''}"
+    )
+
+
+def _exhausted(
+    found: int, count: int, num_empty: int | None, min_difficulty: int, geometry: Geometry, empties
+) -> UserError:
+    if num_empty is not None and (empties == num_empty).mean() < LEAST_YIELD:
         usual = int(np.quantile(empties, 0.25))
         return UserError(
             f"{num_empty} empty cells were reached by {(empties == num_empty).sum()} of the last {len(empties)} "
             f"{geometry} grids, expected at least {LEAST_YIELD:.0%}; use --num-empty {usual}"
         )
+    empty = num_empty or "as many as possible"
+    hard = f" and difficulty {min_difficulty}" if min_difficulty else ""
     return UserError(
-        f"only {found} of {count} different {geometry} puzzles with {num_empty} empty cells were found before new ones "
-        "became rare; ask for fewer puzzles, another --num-empty or a larger --size"
+        f"only {found} of {count} different {geometry} puzzles with {empty} empty cells{hard} were found before new "
+        "ones became rare; ask for fewer puzzles, another --num-empty or a larger --size"
     )
 
 

@@ -32,6 +32,9 @@ class Solutions(NamedTuple):
 
     counts: Integer[np.ndarray, "n"]
     grids: UInt8[np.ndarray, "n cells"]
+    guesses: Integer[np.ndarray, "n"]
+    """How often the search had to try a digit; of a puzzle with fewer solutions than the limit it went over all of
+    its tree, so this says how hard the puzzle is (see `sudoku_rating.py`)."""
 
 
 def all_digits(geometry: Geometry) -> np.uint16:
@@ -124,6 +127,7 @@ def search(candidates: Candidates, geometry: Geometry, *, limit: int) -> Solutio
     n = candidates.shape[1]
     counts = np.zeros(n, np.int64)
     grids = np.zeros((n, geometry.cells), np.uint8)
+    guesses = np.zeros(n, np.int64)
     pending = [
         (candidates[:, start : start + BLOCK], np.arange(start, min(start + BLOCK, n))) for start in range(0, n, BLOCK)
     ]
@@ -139,9 +143,10 @@ def search(candidates: Candidates, geometry: Geometry, *, limit: int) -> Solutio
             solved_owners = owners[settled.solved_rows]
             counts += np.bincount(solved_owners, minlength=n)
             grids[solved_owners] = digits_of(settled.solved)
+            guesses += np.bincount(owners[settled.stalled_rows], minlength=n)
             owners = np.tile(owners[settled.stalled_rows], 2)
             block = np.concatenate(_branch(settled.stalled), axis=1)
-    return Solutions(np.minimum(counts, limit), grids)
+    return Solutions(np.minimum(counts, limit), grids, guesses)
 
 
 def _branch(candidates: Candidates) -> tuple[Candidates, Candidates]:

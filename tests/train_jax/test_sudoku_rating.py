@@ -1,0 +1,173 @@
+"""Difficulty: the guesses of another solver, asked for and told; data sets made without it stay the same."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from test_build_data import hash_of, public_rows, write_tables  # noqa: F401
+
+from train_jax.__main__ import main as trm
+from train_jax.errors import UserError
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.inspection import inspect
+from train_jax.puzzles.sudoku import GEOMETRIES, Geometry, grids_of
+from train_jax.puzzles.sudoku_generator import dig, generate, random_grids
+from train_jax.puzzles.sudoku_rating import rank_correlation, ratings, told
+from train_jax.puzzles.writing import read_recipe
+from train_jax.stages.build_data import SudokuData, main
+
+
+def silent(*_):
+    pass
+
+
+def guesses_by_hand(puzzle: np.ndarray, geometry: Geometry) -> int:
+    """The rating as its text tells it, on sets, one cell at a time; shares nothing but the units with the solver."""
+
+    def singles(options: list[set[int]]) -> bool:
+        """Fills in until nothing changes; False for a contradiction."""
+        changed = True
+        while changed:
+            before = [set(each) for each in options]
+            for cells in geometry.units:
+                for cell in cells:
+                    if len(options[cell]) == 1:
+                        for other in cells:
+                            if other != cell:
+                                options[other] -= options[cell]
+                for digit in range(1, geometry.size + 1):
+                    places = [cell for cell in cells if digit in options[cell]]
+                    if not places:
+                        return False
+                    if len(places) == 1:
+                        options[places[0]] = {digit}
+            changed = before != options
+        return all(options)
+
+    def tree(options: list[set[int]]) -> int:
+        if not singles(options) or all(len(each) == 1 for each in options):
+            return 0
+        fewest = min(len(each) for each in options if len(each) > 1)
+        cell = next(cell for cell, each in enumerate(options) if len(each) == fewest)
+        lowest, both = min(options[cell]), 1
+        for digits in ({lowest}, options[cell] - {lowest}):
+            both += tree([set(each) if other != cell else set(digits) for other, each in enumerate(options)])
+        return both
+
+    return tree([{int(digit)} if digit else set(range(1, geometry.size + 1)) for digit in puzzle])
+
+
+@pytest.mark.parametrize(("size", "count"), [(9, 24), (6, 60)])
+def test_a_rating_is_the_guesses_of_the_search_that_it_tells_of(size, count):
+    geometry, rng = GEOMETRIES[size], np.random.default_rng(5)
+    puzzles, _ = dig(random_grids(count, geometry, rng), geometry.cells, geometry, rng)
+    found = ratings(puzzles, geometry)
+    assert found.max() > 0
+    assert found.tolist() == [guesses_by_hand(puzzle, geometry) for puzzle in puzzles]
+
+
+def test_easier_puzzles_are_left_out_and_the_distribution_is_told(tmp_path, capsys):
+    main(SudokuData(output_dir=tmp_path / "set", size=6, num_train=30, num_test=10, min_difficulty=2, num_aug=1))
+    out = capsys.readouterr().out
+    facts = inspect(tmp_path / "set", silent)
+    for split, count in (("train", 30), ("test", 10)):
+        puzzles = load_split(tmp_path / "set", split)
+        grids = grids_of(puzzles.inputs[puzzles.group_indices[:-1]])
+        found = [guesses_by_hand(grid, GEOMETRIES[6]) for grid in grids]
+        assert len(found) == count and min(found) >= 2
+        words = f"{min(found)} to {max(found)} guesses, mean {np.mean(found):.1f}, median {np.median(found):g}, 100.0%"
+        assert f"{split} difficulty: {words} need one\n" in out
+        assert facts[split]["difficulty"].startswith(words)
+    assert facts["data set"]["recipe: min_difficulty"] == "2"
+
+
+def test_what_is_too_hard_is_said_with_a_remedy(tmp_path, capsys):
+    for arguments, message in (
+        (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are so hard"),
+        (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or leave --num-empty out"),
+        (["--size", "4", "--min-difficulty", "-1"], "--min-difficulty -1: expected at least 0"),
+        (["--min-difficulty", "-1", "--source", "x/y"], "--min-difficulty -1: expected at least 0"),
+        (["--min-difficulty", "5", "--num-empty", "70"], "70 empty cells of 81"),
+    ):
+        assert trm(["build-data", "sudoku", "--output-dir", str(tmp_path / "set"), *arguments]) == 2
+        said = capsys.readouterr().err
+        assert message in said and said.count("\n") == 1 and said.startswith("trm: ")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "content"),
+    [
+        ({"size": 9, "num_train": 20}, "c9e04a51f457cae66ae6a32e822a606e4695fcd227869cc750326e01b62e5cd2"),
+        ({"size": 6, "num_train": 20}, "e3e73be5b3d752281025366299d5216f35ff917d09983b586e24e73e2453e9fd"),
+    ],
+)
+def test_without_the_option_nothing_has_changed(tmp_path, options, content):
+    """A data set of an earlier version is known as the same: its recipe and its bytes."""
+    main(SudokuData(output_dir=tmp_path / "set", num_test=5, num_aug=2, **options))
+    record = read_recipe(tmp_path / "set")
+    assert record is not None and record["content_sha256"] == content
+    assert list(record["recipe"]) == [
+        "maker", "maker_version", "size", "num_train", "num_test", "num_empty", "num_aug", "seed",
+    ]  # fmt: skip
+
+
+def test_of_tables_both_ratings_are_told(tmp_path, public_rows, capsys):  # noqa: F811
+    tables = write_tables(tmp_path / "csv", public_rows[:30], public_rows[30:])
+    main(SudokuData(output_dir=tmp_path / "set", source=str(tables), min_difficulty=4))
+    puzzles = grids_of(load_split(tmp_path / "set", "train").inputs)
+    found = [guesses_by_hand(puzzle, GEOMETRIES[9]) for puzzle in puzzles]
+    out = capsys.readouterr().out
+    assert f"train difficulty: {told(np.array(found))}\n" in out
+    agreement = spearmanr(found, range(4, 30))[0] if len(set(found)) > 1 else 0.0
+    assert (
+        f"train rating in the table: 4 to 29, mean 16.5, median 16.5; rank correlation with guesses {agreement:.2f}"
+        in out
+    )
+
+
+def test_rank_correlation_is_spearmans():
+    rng = np.random.default_rng(0)
+    one = rng.integers(0, 6, 200)
+    other = one + rng.integers(0, 9, 200)
+    assert rank_correlation(one, other) == pytest.approx(spearmanr(one, other)[0], abs=1e-12)
+    assert rank_correlation(one, -one) == pytest.approx(-1)
+    assert rank_correlation(one, np.ones(200)) == 0.0
+
+
+def ambiguous(row: str) -> str:
+    """The row without givens in its first three rows, which may then be exchanged at will within their columns."""
+    source, question, answer, rating = row.split(",")
+    return ",".join([source, "." * 27 + question[27:], answer, rating])
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_a_puzzle_with_two_solutions_is_named_by_its_line_and_nothing_is_written(tmp_path, public_rows, name):  # noqa: F811
+    rows = [*public_rows[:16], ambiguous(public_rows[16]), *public_rows[17:]]
+    tables = write_tables(tmp_path / "csv", *(rows if name == split else public_rows for split in ("train", "test")))
+    with pytest.raises(UserError) as caught:
+        main(SudokuData(output_dir=tmp_path / "set", source=str(tables)))
+    assert f"{tables / name}.csv line 18: the question has more than one solution; correct or" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["csv"]
+    # Rows that are not used are not solved: it takes minutes for the millions of the public tables.
+    main(SudokuData(output_dir=tmp_path / "set", source=str(tables), min_difficulty=17))
+    assert len(hash_of(tmp_path / "set")) == 64
+
+
+def test_hard_puzzles_are_a_share_of_those_that_are_generated_anyway():
+    """A fixed seed and rule: what is asked for is drawn from the same puzzles, in their order."""
+    geometry = GEOMETRIES[6]
+    found = generate(25, None, geometry, np.random.default_rng(3), min_difficulty=1, progress=silent)
+    rng = np.random.default_rng(3)
+    puzzles, _ = dig(random_grids(4096, geometry, rng), geometry.cells, geometry, rng)
+    assert (found.puzzles == puzzles[ratings(puzzles, geometry) > 0][:25]).all()
+
+
+def test_a_folder_of_another_difficulty_is_another_data_set(tmp_path):
+    def build(min_difficulty: int | None, where: Path = tmp_path / "set") -> None:
+        main(SudokuData(output_dir=where, size=4, num_train=9, num_test=1, num_empty=8, min_difficulty=min_difficulty))
+
+    build(None)
+    with pytest.raises(UserError, match=r"min_difficulty is None, asked for 0"):
+        build(0)
