@@ -111,6 +111,9 @@ class RunConfig:
     data_weights: str = ""
     """Of several data sets, the share of each in a batch (3,1: three quarters and one); by default one pass over each
     takes equally long."""
+    augment: bool = False
+    """Every training example that is drawn gets a symmetry of its own, instead of copies stored in the data set; for
+    Sudokus and mazes. Evaluation is never augmented."""
     run_dir: str = "runs/sudoku-extreme"
     """Where the run lives; started again with the same fields, it continues where it stopped."""
     model: str = "trm"

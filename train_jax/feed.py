@@ -25,7 +25,9 @@ class Batches:
     def at(self, step: int) -> Batch:
         """A leading axis for the devices."""
         size, shard = self._config.global_batch_size, self._devices.shard()
-        found = self._data.train_batch(seed=self._config.seed, step=step, batch_size=size, shard=shard)
+        found = self._data.train_batch(
+            seed=self._config.seed, step=step, batch_size=size, shard=shard, augment=self._config.augment
+        )
         return self._devices.split(found)
 
     def from_step(self, first: int) -> Batch:

@@ -19,7 +19,7 @@ from train_jax.machine import write_machine
 from train_jax.optim import dense_optimizer, trained
 from train_jax.programs import Programs, objective_for, programs_for, scales_loss
 from train_jax.puzzles.batches import epochs_to_steps
-from train_jax.puzzles.mixture import Mixture, load_mixture
+from train_jax.puzzles.mixture import Mixture, check_augmentable, load_mixture
 from train_jax.record import Record
 from train_jax.run_folder import RunFolder, open_run, write_text
 from train_jax.state import Learner, Trainee, new_learner
@@ -40,6 +40,8 @@ def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]
         total_steps = config.steps or epochs_to_steps(train_set.examples_per_epoch, config.epochs, size)
         # What cannot be trained is said before a folder of the run is made.
         train_set.rows_of_parts(size)
+        if config.augment:
+            check_augmentable(config.data_dir, train_set)
         objective = objective_for(config, train_set, devices)
         optimizer = dense_optimizer(config.optim, total_steps)
         programs = programs_for(config, objective, optimizer, train_set, devices, total_steps)

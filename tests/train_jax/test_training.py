@@ -29,7 +29,9 @@ def difference(a, b):
 
 
 @pytest.mark.parametrize(
-    "variant", [("mlp_t=True",), ("mlp_t=False", "pos_encodings='rope'")], ids=["mixer", "attention"]
+    "variant",
+    [("mlp_t=True", "augment=True"), ("mlp_t=False", "pos_encodings='rope'")],
+    ids=["mixer", "attention"],
 )
 def test_eight_devices_learn_what_one_does(tmp_path, data_dir, variant):
     """The same global batch, exploration on, rows of the puzzle table repeated within and across devices."""
@@ -45,7 +47,7 @@ def test_eight_devices_learn_what_one_does(tmp_path, data_dir, variant):
 
 
 def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, data_dir):
-    fields = ("steps=60", "checkpoint_every_steps=10", "eval_every_steps=20")
+    fields = ("steps=60", "checkpoint_every_steps=10", "eval_every_steps=20", "augment=True")
     subprocess.run(training(tmp_path, "whole", 1, data_dir, *fields), check=True, capture_output=True)
     killed = subprocess.Popen(training(tmp_path, "killed", 1, data_dir, *fields), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from train_jax.errors import UserError
+from train_jax.puzzles.augmentation import Words, move_for, words_for
 from train_jax.puzzles.format import PuzzleSet
 
 IGNORED_LABEL = -100
@@ -55,11 +56,22 @@ def epochs_to_steps(per_epoch: float, epochs: float, batch_size: int) -> int:
     return steps
 
 
-def train_batch(puzzles: PuzzleSet, *, seed: int, step: int, batch_size: int, shard: tuple[int, int] = (0, 1)) -> Batch:
-    """What shard `(index, count)` trains on at `step`: its slice of the global batch of `batch_size` examples."""
-    return batch_of(
-        puzzles, *drawn(puzzles, seed=seed, step=step, batch_size=batch_size, rows=rows_of(shard, batch_size))
-    )
+def train_batch(
+    puzzles: PuzzleSet,
+    *,
+    seed: int,
+    step: int,
+    batch_size: int,
+    shard: tuple[int, int] = (0, 1),
+    augment: bool = False,
+) -> Batch:
+    """What shard `(index, count)` trains on at `step`: its slice of the global batch of `batch_size` examples.
+
+    `augment`: every example under a symmetry of its own (`augmentation.py`).
+    """
+    rows = rows_of(shard, batch_size)
+    found = drawn(puzzles, seed=seed, step=step, batch_size=batch_size, rows=rows)
+    return batch_of(puzzles, *found, words=words_for(seed, step, rows) if augment else None)
 
 
 def rows_of(shard: tuple[int, int], batch_size: int) -> slice:
@@ -174,13 +186,24 @@ def _epoch(
     return puzzles.puzzle_indices[owners] + shuffled[keep], owners
 
 
-def batch_of(puzzles: PuzzleSet, examples: Integer[np.ndarray, "local"], owners: Integer[np.ndarray, "local"]) -> Batch:
-    """These examples, of these puzzles, as the model takes them."""
+def batch_of(
+    puzzles: PuzzleSet,
+    examples: Integer[np.ndarray, "local"],
+    owners: Integer[np.ndarray, "local"],
+    *,
+    words: Words | None = None,
+) -> Batch:
+    """These examples, of these puzzles, as the model takes them; with `words` under the symmetries that these say."""
     inputs, labels = (np.empty((len(examples), puzzles.metadata.seq_len), np.int32) for _ in range(2))
+    move = None if words is None else move_for(puzzles.metadata)
     for start in range(0, len(examples), BLOCK):
-        block = examples[start : start + BLOCK]
-        inputs[start : start + BLOCK] = puzzles.inputs.take(block, axis=0)
-        labels[start : start + BLOCK] = _labels(puzzles.labels.take(block, axis=0), puzzles.metadata.ignore_label_id)
+        block = slice(start, start + BLOCK)
+        question, answer = (array.take(examples[block], axis=0) for array in (puzzles.inputs, puzzles.labels))
+        if move is not None and words is not None:
+            question, answer = (tokens.astype(np.uint8, copy=False) for tokens in (question, answer))
+            question, answer = move(question, answer, words[:, block])
+        inputs[block] = question
+        labels[block] = _labels(answer, puzzles.metadata.ignore_label_id)
     return {
         "inputs": inputs,
         "labels": labels,

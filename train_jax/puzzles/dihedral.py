@@ -11,10 +11,11 @@ TURNS = np.array(
 """By number: whether the grid is transposed, then its rows reversed, then its columns reversed."""
 
 
-def turned(grid: Shaped[np.ndarray, "rows cols"], turn: int) -> Shaped[np.ndarray, "..."]:
+def turned(grid: Shaped[np.ndarray, "... rows cols"], turn: int) -> Shaped[np.ndarray, "..."]:
+    """A view of a grid, or of many, under a turn."""
     transposed, rows_reversed, cols_reversed = TURNS[turn]
-    grid = grid.T if transposed else grid
-    return grid[:: -1 if rows_reversed else 1, :: -1 if cols_reversed else 1]
+    grid = grid.swapaxes(-1, -2) if transposed else grid
+    return grid[..., :: -1 if rows_reversed else 1, :: -1 if cols_reversed else 1]
 
 
 @lru_cache

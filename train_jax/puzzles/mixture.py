@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from train_jax.errors import UserError
+from train_jax.puzzles.augmentation import move_for, words_for
 from train_jax.puzzles.batches import (
     IGNORED_LABEL,
     Batch,
@@ -72,18 +73,25 @@ class Mixture:
             )
         return rows.tolist()
 
-    def train_batch(self, *, seed: int, step: int, batch_size: int, shard: tuple[int, int] = (0, 1)) -> Batch:
-        """What shard `(index, count)` trains on at `step`: a pure function of its arguments and the data."""
+    def train_batch(
+        self, *, seed: int, step: int, batch_size: int, shard: tuple[int, int] = (0, 1), augment: bool = False
+    ) -> Batch:
+        """What shard `(index, count)` trains on at `step`: a pure function of its arguments and the data.
+
+        `augment`: every example under a symmetry of its own, which belongs to its row of the whole batch.
+        """
         wanted = rows_of(shard, batch_size)
         batches, first = [], 0
         for number, rows in enumerate(self.rows_of_parts(batch_size)):
             own = slice(max(wanted.start - first, 0), min(wanted.stop - first, rows))
+            whole = slice(first + own.start, first + own.stop)
             first += rows
             if own.start < own.stop:
                 part = self.parts[number]
                 # A seed of its own, so that equal data sets are not drawn alike.
                 found = drawn(part, seed=seed + number * 2**32, step=step, batch_size=rows, rows=own)
-                batches.append(self._agreeing(number, batch_of(part, *found)))
+                words = words_for(seed, step, whole) if augment else None
+                batches.append(self._agreeing(number, batch_of(part, *found, words=words)))
         if len(batches) == 1:
             return batches[0]
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -129,6 +137,12 @@ def mixture_of(parts: Sequence[PuzzleSet], weights: Sequence[float] = ()) -> Mix
     return Mixture(
         metadata, tuple(parts), tuple(first), tuple(weights) or tuple(examples_per_epoch(part) for part in parts)
     )
+
+
+def check_augmentable(data_dir: str, mixture: Mixture) -> None:
+    """Raises `UserError` for a data set of a kind that cannot be augmented on the fly."""
+    for name, part in zip(data_dirs(data_dir), mixture.parts, strict=True):
+        move_for(part.metadata, name)
 
 
 def data_dirs(data_dir: str) -> list[str]:

@@ -6,9 +6,10 @@ and, where the boxes are square, transpose. A 6x6 grid of 2x3 boxes has no trans
 
 from functools import lru_cache
 from itertools import permutations, product
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Integer, UInt8, UInt64
+from jaxtyping import Bool, Integer, UInt8, UInt64
 
 from train_jax.puzzles.hashing import mix
 from train_jax.puzzles.sudoku import Geometry
@@ -30,6 +31,26 @@ def line_orders(groups: int, group_size: int) -> Integer[np.ndarray, "orders siz
     return np.array(orders, np.intp)
 
 
+def axis_orders(geometry: Geometry) -> tuple[Integer[np.ndarray, "orders size"], Integer[np.ndarray, "orders size"]]:
+    """Every order of the rows, and every one of the columns."""
+    size = geometry.size
+    return (
+        line_orders(size // geometry.box_rows, geometry.box_rows),
+        line_orders(size // geometry.box_cols, geometry.box_cols),
+    )
+
+
+class Symmetries(NamedTuple):
+    """One for each of n puzzles."""
+
+    row_order: Integer[np.ndarray, "n"]
+    """Of `axis_orders`, by number."""
+    col_order: Integer[np.ndarray, "n"]
+    transposed: Bool[np.ndarray, "n"]
+    digits: UInt8[np.ndarray, "n size"]
+    """What 1, 2, … become."""
+
+
 def augment(
     puzzles: UInt8[np.ndarray, "n cells"],
     solutions: UInt8[np.ndarray, "n cells"],
@@ -40,33 +61,45 @@ def augment(
     new_puzzles, new_solutions = np.empty_like(puzzles), np.empty_like(solutions)
     for start in range(0, len(puzzles), BLOCK):
         block = slice(start, start + BLOCK)
-        new_puzzles[block], new_solutions[block] = _augment_block(puzzles[block], solutions[block], geometry, rng)
+        symmetries = _drawn(len(puzzles[block]), geometry, rng)
+        new_puzzles[block], new_solutions[block] = moved(puzzles[block], solutions[block], geometry, symmetries)
     return new_puzzles, new_solutions
 
 
-def _augment_block(puzzles, solutions, geometry: Geometry, rng: np.random.Generator):
-    n, size = len(puzzles), geometry.size
-    row_orders = line_orders(size // geometry.box_rows, geometry.box_rows)
-    col_orders = line_orders(size // geometry.box_cols, geometry.box_cols)
-    rows = row_orders[rng.integers(len(row_orders), size=n)][:, :, None]
-    cols = col_orders[rng.integers(len(col_orders), size=n)][:, None, :]
-    row_stride, col_stride = np.full((n, 1, 1), size), np.ones((n, 1, 1), np.intp)
-    if geometry.has_square_boxes:
-        transposed = rng.integers(2, size=(n, 1, 1), dtype=bool)
-        row_stride = np.where(transposed, 1, size)
-        col_stride = np.where(transposed, size, 1)
-    source = (rows * row_stride + cols * col_stride).reshape(n, geometry.cells)
-    source += np.arange(n)[:, None] * geometry.cells
+def _drawn(n: int, geometry: Geometry, rng: np.random.Generator) -> Symmetries:
+    """The order of draws decides the bytes of every data set with augmentations."""
+    row_order, col_order = (rng.integers(len(orders), size=n) for orders in axis_orders(geometry))
+    transposed = rng.integers(2, size=n, dtype=bool) if geometry.has_square_boxes else np.zeros(n, bool)
+    digits = rng.permuted(np.tile(np.arange(1, geometry.size + 1, dtype=np.uint8), (n, 1)), axis=1)
+    return Symmetries(row_order, col_order, transposed, digits)
 
-    # One look-up serves puzzle and solution: the table's upper half holds the same digits for cells that are given.
-    given_from = size + 1
-    cells = solutions + np.uint8(given_from) * (puzzles > 0)
-    renamed = np.zeros((n, 2, given_from), np.uint8)
-    renamed[:, :, 1:] = rng.permuted(np.tile(np.arange(1, size + 1, dtype=np.uint8), (n, 1)), axis=1)[:, None]
-    cells = cells.ravel().take(source)
-    is_given = cells >= given_from
-    new_solutions = renamed.ravel().take(cells + np.arange(n)[:, None] * (2 * given_from))
-    return new_solutions * is_given, new_solutions
+
+def moved(
+    puzzles: UInt8[np.ndarray, "n cells"],
+    solutions: UInt8[np.ndarray, "n cells"],
+    geometry: Geometry,
+    symmetries: Symmetries,
+    *,
+    first_digit: int = 1,
+) -> tuple[UInt8[np.ndarray, "n cells"], UInt8[np.ndarray, "n cells"]]:
+    """Every puzzle with its solution under its symmetry.
+
+    `first_digit`: the value that digit 1 has in these arrays; values below stay what they are, wherever they stand.
+    """
+    n, size = len(puzzles), geometry.size
+    rows, cols = (
+        orders[which] for orders, which in zip(axis_orders(geometry), (symmetries[0], symmetries[1]), strict=True)
+    )
+    first = np.arange(n)[:, None]
+    row_stride, col_stride = (np.where(symmetries.transposed[:, None], *pair) for pair in ((1, size), (size, 1)))
+    source = (rows * row_stride + first * geometry.cells)[:, :, None] + (cols * col_stride)[:, None, :]
+    # Values fit four bits, so one look-up moves a cell of both.
+    both = ((solutions << np.uint8(4)) | puzzles).ravel().take(source.reshape(n, geometry.cells))
+    renamed = np.zeros((n, 16), np.uint8)
+    renamed[:, :first_digit] = np.arange(first_digit)
+    renamed[:, first_digit : first_digit + size] = symmetries.digits + np.uint8(first_digit - 1)
+    at = first * 16
+    return renamed.ravel().take((both & np.uint8(15)) + at), renamed.ravel().take((both >> np.uint8(4)) + at)
 
 
 def fingerprints(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> UInt64[np.ndarray, "n"]:
