@@ -2,8 +2,9 @@
 
     python -m benchmarks.fuzz_data [--cases 10000] [--seed 0]
 
-A case damages one file of a small ARC source, data set or predictions file (bytes, JSON structure, arrays), then runs
-what a user would run. Prints how the cases ended; exit status 1 if one ended in anything but success or a user's error.
+A case damages one file of a small ARC source, table of Sudokus or mazes, data set or predictions file (bytes, JSON
+structure, arrays, rows and cells), then runs what a user would run. Prints how the cases ended; exit status 1 if one
+ended in anything but success or a user's error.
 """
 
 import argparse
@@ -25,10 +26,17 @@ import numpy as np
 
 from train_jax.errors import UserError
 from train_jax.predictions import Predictions, save_predictions
+from train_jax.puzzles import maze_dataset, sudoku_dataset
 from train_jax.puzzles.arc_dataset import build_arc
 from train_jax.puzzles.batches import train_batch
 from train_jax.puzzles.format import FIELDS, load_split
+from train_jax.puzzles.inspection import inspect
+from train_jax.puzzles.maze import text_of
+from train_jax.puzzles.maze_generator import generate as mazes
 from train_jax.puzzles.mixture import load_mixture
+from train_jax.puzzles.sudoku import GEOMETRIES
+from train_jax.puzzles.sudoku_generator import generate as sudokus
+from train_jax.report.built import inspected, samples, told
 from train_jax.scoring import score
 
 ODD_VALUES: list[Any] = [
@@ -110,6 +118,36 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
     return json.dumps(content).encode("utf-8", "surrogatepass")
 
 
+def damage_table(raw: bytes, rng: random.Random) -> bytes:
+    """A row, a column or a cell replaced, removed, repeated, exchanged or quoted."""
+    rows = [line.split(b",") for line in raw.split(b"\n")]
+    row = rng.randrange(len(rows) - 1)
+    column = rng.randrange(len(rows[row]))
+    text = rows[row][column]
+    at = rng.randrange(len(text) + 1)
+    odd = rng.choice(
+        [b"", b"\0", b'"', b",", b"\r", b"\n", b"0", b"9", b".", b" ", b"#", b"S", b"o", b"\xff", b"x" * 70_000]
+    )
+    kind = rng.randrange(8)
+    if kind == 0:
+        rows[row][column] = text[:at] + odd + text[at + len(odd[:1]) :]
+    elif kind == 1:
+        rows[row][column] = text[:at] + odd + text[at:]
+    elif kind == 2:
+        rows[row][column] = odd * rng.choice([1, len(text)])
+    elif kind == 3:  # fewer givens or walls: several solutions, another path
+        rows[row][column] = text[:at] + rng.choice([b".", b" "]) * (len(text) - at)
+    elif kind == 4:
+        del rows[row][column]
+    elif kind == 5:
+        rows[row].insert(column, rng.choice([text, odd]))
+    elif kind == 6:
+        rows[row], rows[-2] = rows[-2], rows[row]
+    else:
+        rows.insert(rng.randrange(len(rows)), rows[row])
+    return b"\n".join(b",".join(each) for each in rows)
+
+
 def damage_array(path: Path, rng: random.Random) -> str:
     kind = rng.choice(list(TRANSFORMS))
     array = np.load(path)
@@ -129,8 +167,26 @@ def damage(path: Path, rng: random.Random) -> str:
     if path.suffix == ".json" and rng.random() < 0.75:
         path.write_bytes(damage_json(path.read_bytes(), rng))
         return "json"
+    if path.suffix == ".csv" and rng.random() < 0.75:
+        path.write_bytes(damage_table(path.read_bytes(), rng))
+        return "table"
     path.write_bytes(damage_bytes(path.read_bytes(), rng))
     return "bytes"
+
+
+def silent(*_: object) -> None:
+    pass
+
+
+OPTIONS: dict[str, Any] = {"subsample_size": None, "seed": 0, "overwrite": False, "progress": silent}
+BUILD_TABLES: dict[str, Callable[[Path, Path], bool]] = {
+    "sudoku": lambda source, output: sudoku_dataset.build_from_tables(
+        output, str(source), min_difficulty=None, num_aug=1, **OPTIONS
+    ),
+    "maze": lambda source, output: maze_dataset.build_from_tables(
+        output, str(source), min_path=None, augment=True, **OPTIONS
+    ),
+}
 
 
 class Setting:
@@ -139,7 +195,10 @@ class Setting:
     def __init__(self, folder: Path):
         self.source, self.data = folder / "source", folder / "data"
         self.predictions = folder / "predictions.npz"
+        self.tables = {kind: folder / f"{kind}-tables" for kind in BUILD_TABLES}
+        self.sets = {"arc": self.data} | {kind: folder / f"{kind}-set" for kind in BUILD_TABLES}
         self.source.mkdir(parents=True)
+        self.make_tables()
         rng = random.Random(0)
         for subset in ("training", "evaluation"):
             challenges, solutions = {}, {}
@@ -157,6 +216,25 @@ class Setting:
         found = (test.puzzle_identifiers, np.asarray(test.inputs), np.asarray(test.labels))
         save_predictions(self.predictions, Predictions(*found, np.zeros(len(found[0]), np.float32)))
 
+    def make_tables(self) -> None:
+        rng = np.random.default_rng(0)
+        made = {
+            "sudoku": [
+                ["".join(map(str, each)) for each in array]
+                for array in sudokus(12, 45, GEOMETRIES[9], rng, progress=silent)
+            ],
+            "maze": [
+                [text_of(each).replace("\n", "") for each in array]
+                for array in mazes(12, 6, 8, "corridors", rng, silent)
+            ],
+        }
+        for kind, texts in made.items():
+            self.tables[kind].mkdir()
+            rows = [f"made,{question},{answer},{7}\n" for question, answer in zip(*texts, strict=True)]
+            for name, part in (("train", rows[:8]), ("test", rows[8:])):
+                (self.tables[kind] / f"{name}.csv").write_text("".join(["source,question,answer,rating\n", *part]))
+            BUILD_TABLES[kind](self.tables[kind], self.sets[kind])
+
     def build(self, source: Path, output: Path) -> None:
         subsets = ("training", "evaluation")
         build_arc(output, source, subsets=subsets, test_subsets=subsets[1:], num_aug=2, seed=0, workers=1)
@@ -165,7 +243,11 @@ class Setting:
         """By what is run: the files that may be damaged for it."""
         arrays = [Path(split) / f"all__{field}.npy" for split in ("train", "test") for field in FIELDS]
         metadata = [Path(split) / "dataset.json" for split in ("train", "test")]
+        tables = [Path("train.csv"), Path("test.csv")]
         return {
+            "sudoku": tables,
+            "maze": tables,
+            "inspect": arrays + metadata * 2 + [Path("recipe.json")] * 4,
             "build": [path.relative_to(self.source) for path in sorted(self.source.iterdir())],
             "load": arrays + metadata * 3,
             "score": [Path("test_puzzles.json"), Path("identifiers.json"), Path("test/dataset.json"), self.predictions],
@@ -174,6 +256,13 @@ class Setting:
     def run(self, what: str, folder: Path) -> None:
         if what == "build":
             self.build(folder, folder.parent / "built")
+        elif what in BUILD_TABLES:
+            BUILD_TABLES[what](folder, folder.parent / "built")
+        elif what == "inspect":
+            found = inspected(folder, inspect(folder, silent)) + told(folder, False, 1.0)
+            found += "".join(samples(folder, 1, 100, styled=False))
+            if not all(line.isprintable() for line in found.split("\n")):
+                raise AssertionError(f"not fit for a terminal: {found!r}")
         elif what == "load":
             data = load_mixture(str(folder), "train")
             for step in range(3):
@@ -196,8 +285,10 @@ def listing(folder: Path) -> set[str]:
 
 def run_case(setting: Setting, rng: random.Random, folder: Path) -> tuple[str, str]:
     """One case in an empty folder: (what was damaged and how, how it ended). A bad end is a text of several lines."""
-    what = rng.choice(["build", "build", "load", "load", "score"])
-    whole = setting.source if what == "build" else setting.data
+    what = rng.choice(["build", "build", "load", "load", "score", "sudoku", "maze", "inspect", "inspect"])
+    whole = {"build": setting.source, **setting.tables}.get(what, setting.data)
+    if what == "inspect":
+        whole = rng.choice(list(setting.sets.values()))
     shutil.copytree(whole, folder / "given")
     shutil.copy(setting.predictions, folder / setting.predictions.name)
     target = rng.choice(setting.targets()[what])

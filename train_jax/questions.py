@@ -20,6 +20,7 @@ from train_jax.report.kinds import look_of
 from train_jax.report.looks import Look
 from train_jax.report.maze_look import MazeLook
 from train_jax.report.sudoku_look import SudokuLook
+from train_jax.untrusted import DamagedError, read_whole
 
 LARGEST_TEXT_BYTES = 2**20
 
@@ -81,11 +82,10 @@ def from_file(path: Path, look: Look, *, data_dir: str, index: int = 0) -> Quest
     if isinstance(look, ArcLook):
         return _arc(path, look, data_dir, index)
     try:
-        if path.stat().st_size > LARGEST_TEXT_BYTES:
-            raise UserError(f"{path} has {path.stat().st_size:,} bytes; give a text file with one puzzle")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give a text file with one puzzle") from None
+        text = read_whole(path, largest_bytes=LARGEST_TEXT_BYTES).decode("utf-8")
+    except (FileNotFoundError, DamagedError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
+        raise UserError(f"{path} cannot be read ({reason}); give a text file with one puzzle") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text; give a text file with one puzzle") from None
     return dataclasses.replace(from_text(text, look), name=f"{look.name} in {path}")

@@ -1,4 +1,4 @@
-"""Reads numpy files that somebody else made: no pickles, no warnings, any damage as one short reason."""
+"""Reads files that somebody else made: no pickles, no warnings, nothing endless, any damage as one short reason."""
 
 import contextlib
 import tokenize
@@ -20,6 +20,24 @@ RuntimeErrors. Found by `python -m benchmarks.fuzz_data`."""
 
 class DamagedError(Exception):
     """A file that cannot be read; the text says why, in a few words."""
+
+
+def read_whole(path: Path, *, largest_bytes: int) -> bytes:
+    """Raises `FileNotFoundError`, or `DamagedError` for what is larger, is no ordinary file or cannot be read.
+
+    A data set may hold a link to a device, which has no size and no end, or to a pipe, which waits for ever.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise DamagedError("Is a directory" if path.is_dir() else "it is no ordinary file")
+        size = path.stat().st_size
+        if size > largest_bytes:
+            raise DamagedError(f"{size:,} bytes, expected at most {largest_bytes:,}")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DamagedError(error.strerror or type(error).__name__) from None
 
 
 def map_array(path: Path) -> np.ndarray:

@@ -14,12 +14,21 @@ from arc_files import write_source
 from test_format import METADATA, RECIPE, arrays, rewrite_json
 
 from benchmarks.fuzz_data import fuzz
+from train_jax import predictions
+from train_jax.__main__ import main as trm
 from train_jax.errors import UserError, brief
 from train_jax.puzzles import arc_json
 from train_jax.puzzles.arc_dataset import build_arc
-from train_jax.puzzles.arc_json import read_subset
+from train_jax.puzzles.arc_json import read_subset, read_task
 from train_jax.puzzles.format import load_split, read_identifiers
-from train_jax.puzzles.writing import read_recipe, write_dataset
+from train_jax.puzzles.inspection import inspect
+from train_jax.puzzles.sudoku import GEOMETRIES
+from train_jax.puzzles.writing import is_built, read_recipe, write_dataset
+from train_jax.questions import from_file
+from train_jax.report.built import inspected, told
+from train_jax.report.maze_look import MazeLook
+from train_jax.report.sudoku_look import SudokuLook
+from train_jax.untrusted import DamagedError, read_whole
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
 
@@ -129,7 +138,7 @@ def test_a_huge_file_is_not_even_read(tmp_path):
     with path.open("wb") as file:
         file.truncate(2**36)
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"has 68,719,476,736 bytes, expected at most 33,554,432"):
+    with pytest.raises(UserError, match="68,719,476,736 bytes, expected at most 33,554,432"):
         read_subset(tmp_path, "evaluation")
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
@@ -266,6 +275,130 @@ def test_identifiers_and_recipes_with_tricks_are_refused(data_set):
     assert read_recipe(data_set) is None
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"recipe": RECIPE, "findings": []},
+        {"findings": {}},
+        {"recipe": RECIPE, "findings": {"a\n\x1b[31mb": ["\ud800", 1, {}]}},
+        {"recipe": {"\n\x1b[31m": "\ud800" * 9999}},
+        {"recipe": {"a": [[]] * 9999}, "content_sha256": "\x1b[2J" * 9999},
+    ],
+    ids=range(5),
+)
+def test_a_recipe_of_somebody_else_stays_on_its_lines(data_set, record, tmp_path):
+    (data_set / "recipe.json").write_text(json.dumps(record))
+    found = [told(data_set, False, 1.0), inspected(data_set, inspect(data_set, lambda *_: None))]
+    try:
+        assert is_built(data_set, RECIPE)
+    except UserError as error:
+        found.append(str(error))
+    for text in found:
+        assert all(line.isprintable() and len(line) < 1200 for line in text.splitlines()), text
+
+
+def test_links_to_what_has_no_end_are_not_read(data_set, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for target in (Path("/dev/zero"), tmp_path / "pipe"):
+        for name in ("identifiers.json", "recipe.json", "task.json", "train/dataset.json"):
+            (data_set / name).unlink(missing_ok=True)
+            (data_set / name).symlink_to(target)
+        for read in (
+            lambda: read_identifiers(data_set),
+            lambda: read_task(data_set / "task.json"),
+            lambda target=target: from_file(target, MazeLook(5), data_dir=""),
+        ):
+            with pytest.raises(UserError, match=r"cannot be read .it is no ordinary file.; "):
+                read()
+        with pytest.raises(UserError, match="no data set at"):
+            load_split(data_set, "train")
+        assert read_recipe(data_set) is None
+        with pytest.raises(DamagedError, match="no ordinary file"):
+            read_whole(target, largest_bytes=9)
+
+
+def sudoku_row() -> str:
+    return f"made,{'.' * 40}{SUDOKU[40:]},{SUDOKU},3"
+
+
+SUDOKU = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+MAZE_ROW = f",S G{'#' * 22},SoG{'#' * 22},2"
+HEADER = "source,question,answer,rating"
+TABLES = {
+    "nothing": (b"", "line 1: expected the header"),
+    "binary": (bytes(range(256)) * 9, "line 1: expected the header"),
+    "UTF-16": (f"{HEADER}\n".encode("utf-16"), "line 1: expected the header"),
+    "a mark of byte order": (f"{HEADER}\n".encode("utf-8-sig"), "line 1: expected the header"),
+    "other columns": (b"question,answer\n1,2\n", "line 1: expected the header source,question,answer,rating; use"),
+    "no rows": (f"{HEADER}\n".encode(), "has a header and no rows"),
+    "zeros": (f"{HEADER}\n,\0,\0,\0\n".encode(), "line 2: the question has 1 cells"),
+    "zeros in cells": (f"{HEADER}\n,{{zeros}},{{zeros}},1\n".encode(), "line 2: the question "),
+    "no text": (f"{HEADER}\n,{{odd}},{{odd}},1\n".encode(), "line 2: the question "),
+    "a line without an end": (f"{HEADER}\n,".encode() + b"." * 2**20, "line 2: longer than 65,536 characters"),
+    "a header without an end": (b"." * 2**20, "line 1: longer than 65,536 characters"),
+    "a field over many lines": (f'{HEADER}\n,"'.encode() + b".\n" * 2**18, "field larger than field limit"),
+    "many columns": (f"{HEADER}\n{',' * 9999}\n".encode(), "line 2: "),
+    "a stray quote": (f'{HEADER}\n,"a"b,c,1\n'.encode(), "line 2: "),
+    "a return in a line": (f"{HEADER}\n,a\rb,c,1\n".encode(), "line 2: "),
+}
+
+
+@pytest.mark.parametrize("kind", ["sudoku", "maze"])
+@pytest.mark.parametrize("case", TABLES)
+def test_tables_with_tricks_are_refused(tmp_path, kind, case, capsys):
+    content, message = TABLES[case]
+    cells = 81 if kind == "sudoku" else 25
+    content = content.replace(b"{zeros}", bytes(cells)).replace(b"{odd}", b"\xff" * cells)
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    whole = f"{HEADER}\n{sudoku_row() if kind == 'sudoku' else MAZE_ROW}\n".encode()
+    for bad in ("train.csv", "test.csv"):
+        for name in ("train.csv", "test.csv"):
+            (tables / name).write_bytes(content if name == bad else whole)
+        tracemalloc.start()
+        assert trm(["build-data", kind, "--source", str(tables), "--output-dir", str(tmp_path / "set")]) == 2
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+        tracemalloc.stop()
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.count("\n") == 1 and captured.err[:-1].isprintable()
+        assert captured.err.startswith(f"trm: {tables / bad} ") and message in captured.err, captured.err
+        assert len(captured.err) < 500
+        assert [entry.name for entry in tmp_path.iterdir()] == ["tables"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "\n", "\0" * 81, "." * 80 + "\0", "\ufeff" + "." * 81, "\u0661" * 81, "\u00b2" * 81, "\uff11" * 81,
+        "." * 82, "." * 10**6, "\n" * 10**6, "-" * 10**6, "55" + "." * 79, "1234567.." + "." * 7 + "89" + "." * 63,
+        "\x1b[31m" + "." * 81, "S", "SG", "S.G..\n" * 5, "\u2028".join([".....", "S...G"]), ".....\n" * 50,
+    ],
+    ids=range(20),
+)  # fmt: skip
+def test_texts_with_tricks_are_refused(tmp_path, text):
+    path = tmp_path / "puzzle.txt"
+    path.write_text(text, encoding="utf-8")
+    for look in (SudokuLook(GEOMETRIES[9]), MazeLook(5)):
+        with pytest.raises(UserError) as caught:
+            from_file(path, look, data_dir="")
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 400
+
+
+def test_predictions_that_unpack_to_too_much_are_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictions, "LARGEST_BYTES", 2**20)
+    zeros = np.zeros((2**12, 2**14), np.uint8)
+    found = predictions.Predictions(np.zeros(2**12, np.int32), zeros, zeros, np.zeros(2**12, np.float32))
+    predictions.save_predictions(tmp_path / "p.npz", found)
+    assert (tmp_path / "p.npz").stat().st_size < 2**20
+    tracemalloc.start()
+    with pytest.raises(
+        UserError, match=r"holds no predictions \(134,\d+,\d+ bytes unpacked, expected at most 1,048,576"
+    ):
+        predictions.load_predictions(tmp_path / "p.npz")
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
 def test_a_value_is_shown_in_brief():
     deep: list = []
     for _ in range(10_000):
@@ -295,4 +428,4 @@ def test_damaged_files_are_read_or_refused():
     assert not bad, bad[0]
     assert sum(count for (_, end), count in ends.items() if end == "read") > 10
     assert sum(count for (_, end), count in ends.items() if end == "refused in one line") > 150
-    assert {how.split(":")[0] for how, _ in ends} == {"build", "load", "score"}
+    assert {how.split(":")[0] for how, _ in ends} == {"build", "load", "score", "sudoku", "maze", "inspect"}

@@ -303,7 +303,11 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
         (maze_run, ["--file", str(tmp_path / "none.txt")], "cannot be read (No such file or directory)"),
         (maze_run, ["--file", str(tmp_path)], "cannot be read (Is a directory)"),
         (maze_run, ["--file", written("binary", b"\xff\xfe\x00")], "is no text; give a text file with one puzzle"),
-        (maze_run, ["--file", written("long", "." * 2**21)], "has 2,097,152 bytes"),
+        (
+            maze_run,
+            ["--file", written("long", "." * 2**21)],
+            "cannot be read (2,097,152 bytes, expected at most 1,048,576)",
+        ),
         (
             maze_run,
             ["--file", written("six", "\n".join(["S.G###"] + ["######"] * 5))],

@@ -11,6 +11,7 @@ import numpy as np
 
 from train_jax.errors import UserError, brief
 from train_jax.puzzles.arc import COLOURS, SIDE, UNKNOWN, Example, Grid, Puzzle
+from train_jax.untrusted import DamagedError, read_whole
 
 LARGEST_FILE_BYTES = 2**25
 """Eight times the largest official file; a list of empty lists takes about thirty times its size in memory."""
@@ -70,12 +71,10 @@ def read_subset(source: str | Path, subset: str) -> Subset:
 
 def _read_json(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        size = path.stat().st_size
-        if size > LARGEST_FILE_BYTES:
-            raise UserError(f"{path} has {size:,} bytes, expected at most {LARGEST_FILE_BYTES:,}; {REMEDY}")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {REMEDY}") from None
+        raw = read_whole(path, largest_bytes=LARGEST_FILE_BYTES)
+    except (FileNotFoundError, DamagedError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
+        raise UserError(f"{path} cannot be read ({reason}); {REMEDY}") from None
     try:
         content = json.loads(raw, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ from jaxtyping import Integer
 
 from train_jax.errors import UserError, brief
 from train_jax.puzzles.row_file import RowFile
-from train_jax.untrusted import DamagedError, map_array
+from train_jax.untrusted import DamagedError, map_array, read_whole
 
 SPLITS = ("train", "test")
 FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
@@ -151,13 +151,10 @@ def read_identifiers(directory: str | Path) -> list[str]:
 
 def _read_json(path: Path) -> Any:
     try:
-        size = path.stat().st_size
-        _check(size <= LARGEST_JSON_BYTES, path, f"{size:,} bytes, expected at most {LARGEST_JSON_BYTES:,}")
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); build the data set again with `trm build-data`"
-        ) from None
+        return json.loads(read_whole(path, largest_bytes=LARGEST_JSON_BYTES))
+    except (FileNotFoundError, DamagedError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
+        raise UserError(f"{path} cannot be read ({reason}); build the data set again with `trm build-data`") from None
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: not JSON ({str(error)[:100]}); build the data set again with `trm build-data`"

@@ -57,7 +57,9 @@ def row_marks(rows: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
     marks = np.empty(n, np.uint64)
     salts = mix(np.arange(-(-cells // 4), dtype=np.uint64))
     for start in range(0, n, BLOCK):
-        block = rows[start : start + BLOCK].astype(np.uint16)  # two bytes for a token, so vocabularies may be large
+        block = rows[start : start + BLOCK].astype(
+            np.uint16, order="C"
+        )  # two bytes for a token: vocabularies may be large
         words = np.pad(block, ((0, 0), (0, -cells % 4))).view(np.uint64)
         marks[start : start + BLOCK] = mix(words + salts).sum(axis=1)
     return marks
@@ -78,7 +80,7 @@ def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> F
     if record is None:
         return facts | {"recipe": "none: not made here"}
     for name, value in record["recipe"].items():
-        facts |= {f"recipe: {name}": _one_line(value)}
+        facts |= {f"recipe: {one_line(name)}": one_line(value)}
     if all(len(puzzles.metadata.sets) == 1 for puzzles in sets.values()):
         progress("hashing", 0, 0)
         same = content_sha256(_on_disk(directory, sets)) == record.get("content_sha256")
@@ -86,11 +88,12 @@ def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> F
     return facts
 
 
-def _one_line(value: Any) -> str:
+def one_line(value: Any) -> str:
     """A recipe's value, of hashes only the beginning; a recipe is a file, and may hold anything."""
     if isinstance(value, dict):
         value = ", ".join(f"{key} {str(each)[:12]}" for key, each in value.items())
-    return str(value)[:500].encode("unicode_escape").decode()
+    shown = str(value)[:500]
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)[:500]
 
 
 def _on_disk(directory: Path, sets: dict[str, PuzzleSet]) -> dict[str, Any]:

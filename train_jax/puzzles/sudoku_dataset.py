@@ -31,7 +31,7 @@ def build_generated(
     num_train: int,
     num_test: int,
     num_empty: int | None,
-    min_difficulty: int | None,
+    min_difficulty: int | None = None,
     num_aug: int,
     seed: int,
     overwrite: bool,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
 from train_jax.errors import UserError
 
@@ -16,6 +17,8 @@ COLUMNS = ["source", "question", "answer", "rating"]
 NAMES = {"train": "train.csv", "test": "test.csv"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 URL = re.compile(r"([a-z][a-z0-9+.-]*)://.+")
+LONGEST_LINE = 2**16
+"""Characters, twelve times those of a 50x50 maze with its answer; a line without an end is not read to its end."""
 CLIENTS = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs"}
 """The package that fsspec needs for a kind of bucket."""
 
@@ -30,7 +33,13 @@ def local_tables(source: str, *, hub_example: str) -> Iterator[dict[str, Path]]:
     What comes from a bucket is kept as long as the block lasts.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        yield _find(source, hub_example, Path(scratch))
+        tables = _find(source, hub_example, Path(scratch))
+        try:
+            yield tables
+        except OSError as error:
+            raise UserError(
+                f"--source {source} cannot be read ({error.strerror}); give a folder with train.csv and test.csv"
+            ) from None
 
 
 def _find(source: str, hub_example: str, scratch: Path) -> dict[str, Path]:
@@ -109,7 +118,7 @@ def chunks_of(path: Path, *, rows: int, remedy: str) -> Iterator[list[Row]]:
     """The rows of a table below its header, `rows` at a time. Raises `UserError` for what is no such table."""
     # Latin-1 takes any byte, so that a bad one is reported by its line and not by its offset in the file.
     with path.open(newline="", encoding="latin-1") as file:
-        lines = _rows(path, csv.reader(file, strict=True))
+        lines = _rows(path, csv.reader(_lines(path, file), strict=True))
         if next(lines, (1, []))[1] != COLUMNS:
             raise UserError(f"{path} line 1: expected the header {','.join(COLUMNS)}; {remedy}")
         empty = True
@@ -118,6 +127,15 @@ def chunks_of(path: Path, *, rows: int, remedy: str) -> Iterator[list[Row]]:
             yield chunk
         if empty:
             raise UserError(f"{path} has a header and no rows; {remedy}")
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise bad_row(path, number, f"longer than {LONGEST_LINE:,} characters")
+        yield line
 
 
 def _rows(path: Path, reader) -> Iterator[Row]:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from train_jax.errors import UserError
-from train_jax.puzzles.format import FIELDS, SPLITS, Metadata, write_json, write_split
+from train_jax.errors import UserError, brief
+from train_jax.puzzles.format import FIELDS, LARGEST_JSON_BYTES, SPLITS, Metadata, write_json, write_split
 from train_jax.puzzles.row_file import RowFile
+from train_jax.untrusted import DamagedError, read_whole
 
 ENTRIES = {*SPLITS, "identifiers.json", "test_puzzles.json", "recipe.json"}
 """What a data set consists of; a directory that holds anything else is never replaced."""
@@ -46,14 +47,18 @@ def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: boo
 
 
 def read_recipe(directory: str | Path) -> dict[str, Any] | None:
-    """What `recipe.json` says (`recipe`, `content_sha256`, `findings`), or None without it or without a split."""
+    """What `recipe.json` says (`recipe`, `content_sha256`, `findings`), or None without it or without a split.
+
+    `recipe` and `findings` are objects; what is in them, somebody else may have written.
+    """
     directory = Path(directory)
     try:
-        found = json.loads((directory / "recipe.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(read_whole(directory / "recipe.json", largest_bytes=LARGEST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError, DamagedError):
         return None
-    whole = isinstance(found, dict) and all((directory / split / "dataset.json").is_file() for split in SPLITS)
-    return found if whole and isinstance(found.get("recipe"), dict) else None
+    if not isinstance(found, dict) or not all((directory / split / "dataset.json").is_file() for split in SPLITS):
+        return None
+    return found if isinstance(found.get("recipe"), dict) and isinstance(found.get("findings", {}), dict) else None
 
 
 def _difference(found: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str:
@@ -61,7 +66,8 @@ def _difference(found: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str:
         return "a data set that was not made here (recipe.json or a split is missing)"
     there, asked = found["recipe"], _as_json(recipe)
     name = next(name for name in [*asked, *there] if there.get(name) != asked.get(name))
-    return f"a data set of another recipe ({name} is {there.get(name)!r}, asked for {asked.get(name)!r})"
+    values = (brief(recipe.get(name)) for recipe in (there, asked))
+    return "a data set of another recipe ({} is {}, asked for {})".format(brief(name).strip("'"), *values)
 
 
 def _as_json(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from train_jax.puzzles.format import SPLITS, PuzzleSet, load_split
-from train_jax.puzzles.inspection import originals_of
+from train_jax.puzzles.inspection import one_line, originals_of
 from train_jax.puzzles.sudoku import grids_of, sudoku_of
 from train_jax.puzzles.writing import read_recipe
 from train_jax.report.kinds import look_at, look_of
@@ -20,12 +20,10 @@ def told(directory: Path, built: bool, seconds: float) -> str:
     lines += [f"  {split:<5} {_counts(load_split(directory, split))}" for split in SPLITS]
     record = read_recipe(directory) or {}
     for name, value in record.get("findings", {}).items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {count}" for key, count in value.items())
-        elif isinstance(value, list):
-            value = ", ".join(value) or "none"
-        lines.append(f"  {name.replace('_', ' ')}: {value}")
-    return "\n".join([*lines, f"  sha256 {record.get('content_sha256')}"])
+        if isinstance(value, list):
+            value = ", ".join(map(str, value)) or "none"
+        lines.append(f"  {one_line(name.replace('_', ' '))}: {one_line(value)}")
+    return "\n".join([*lines, f"  sha256 {one_line(record.get('content_sha256'))}"])
 
 
 def _counts(puzzles: PuzzleSet) -> str:
