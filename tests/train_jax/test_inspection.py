@@ -150,6 +150,7 @@ def test_row_marks_are_equal_for_equal_rows_only():
     near[1, 3], near[2, 2], near[3, [2, 3]] = 128, 128, 128
     assert len(np.unique(row_marks(near))) == 4
     assert (row_marks(rows.astype(np.int32)) == marks).all()
+    assert (row_marks(np.asfortranarray(rows)) == marks).all()
 
 
 def test_examples_are_drawn_and_nothing_is_written(whole_sets, capsys):
