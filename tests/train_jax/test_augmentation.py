@@ -215,7 +215,13 @@ def test_ignored_labels_are_ignored_where_they_went(folders):
         move_for(replace(sudoku.metadata, ignore_label_id=-100), "x")
 
 
-def test_a_run_is_augmented_in_training_only(folders, tmp_path, monkeypatch, capsys):
+def test_a_run_is_augmented_where_it_trains_and_nowhere_else(folders, tmp_path, monkeypatch, capsys):
+    """Whole runs with the option, on one device and on eight, killed and continued, are in test_training.py."""
+
+    def told(self, **arguments):
+        raise UserError(f"asked for a batch with augment {arguments['augment']}")
+
+    monkeypatch.setattr(Mixture, "train_batch", told)
     command = [
         "train",
         "tiny",
@@ -226,19 +232,14 @@ def test_a_run_is_augmented_in_training_only(folders, tmp_path, monkeypatch, cap
         "--wandb",
         "disabled",
     ]
-    asked = []
-
-    def recorded(self, **arguments):
-        asked.append(arguments["augment"])
-        return plain(self, **arguments)
-
-    plain = Mixture.train_batch
-    monkeypatch.setattr(Mixture, "train_batch", recorded)
-    assert trm([*command, "--augment", "--steps", "3", "--eval-batch-size", "6"]) == 0
-    assert asked and all(asked)
-    capsys.readouterr()
-    assert trm([*command, "--steps", "3", "--eval-batch-size", "6"]) == 2
-    assert "augment True there, False asked" in capsys.readouterr().err
+    command += ["--eval-batch-size", "6"]
+    for arguments, message in (
+        (["--augment"], "asked for a batch with augment True"),
+        ([], "augment True there, False asked"),
+        (["--run-dir", str(tmp_path / "other")], "asked for a batch with augment False"),
+    ):
+        assert trm([*command, *arguments]) == 2
+        assert message in capsys.readouterr().err
     test = load_mixture(str(folders[0]), "test")
     (batch, _), *_ = test.eval_batches(batch_size=6)
     assert (batch["inputs"] == test.parts[0].inputs).all()
