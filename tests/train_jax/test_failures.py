@@ -88,7 +88,10 @@ def test_every_fault_of_sudokus_is_counted():
     assert found.asked.tolist() == [6, 2, 5, 0, 5, 0, 6, 1, 6, 1, 5, 0, 5, 0, 6, 1]
     assert found.wrong.tolist() == [3, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
     assert np.isnan(found.error_rate[3]) and found.error_rate[0] == 0.5
-    assert found.by_difficulty == {"empty cells": [Share("8", 5, 4), Share("9", 1, 0)]}
+    assert found.by_difficulty == {
+        "empty cells": [Share("8", 5, 4), Share("9", 1, 0)],
+        "guesses of a solver": [Share("3", 6, 4)],
+    }
     assert (found.solved_examples, found.failed_examples) == ([0, 5], [1, 2, 3])
 
 
@@ -122,7 +125,7 @@ def test_rules_of_mazes():
     for number, name in enumerate(answers):
         assert [rule for rule, which in broken.items() if which[number]] == [name] * (name != "none")
         assert (look.objections(maze, grids[number], solution) == []) == (name == "none")
-    assert look.difficulties(maze[None], solution[None]) == {"steps of the path": [2]}
+    assert look.difficulties(maze[None], solution[None], thorough=True) == {"steps of the path": [2]}
     no_maze = np.full((1, 25), OPEN, np.uint8)
     assert not any(which.any() for which in look.broken_rules(no_maze, no_maze, no_maze).values())
 

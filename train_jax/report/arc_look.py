@@ -60,7 +60,9 @@ class ArcLook:
     def asked(self, questions: Grids, solutions: Grids) -> Masks:
         return solutions != PAD_TOKEN
 
-    def difficulties(self, questions: Grids, solutions: Grids) -> dict[str, Integer[np.ndarray, "n"]]:
+    def difficulties(
+        self, questions: Grids, solutions: Grids, *, thorough: bool
+    ) -> dict[str, Integer[np.ndarray, "n"]]:
         return {"cells of the solution": (solutions >= FIRST_COLOUR_TOKEN).sum(axis=1)}
 
     def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:

@@ -54,6 +54,10 @@ class Failures:
             return np.where(self.asked > 0, self.wrong / np.maximum(self.asked, 1), np.nan)
 
 
+RATED = 20_000
+"""Puzzles up to which difficulties are told that take a solver's work: seconds for the hardest ones."""
+
+
 def failures_of(answers: Answers, look: Look, solved: Bool[np.ndarray, "steps examples"]) -> Failures:
     """`look`: of the data set; `solved`: as `by_act_step` has it."""
     labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
@@ -74,7 +78,7 @@ def failures_of(answers: Answers, look: Look, solved: Bool[np.ndarray, "steps ex
         asked += asks.sum(axis=0)
         wrong += (differs & asks).sum(axis=0)
         wrong_cells[rows] = differs.sum(axis=1)
-        for name, values in look.difficulties(question, solution).items():
+        for name, values in look.difficulties(question, solution, thorough=len(failed) <= RATED).items():
             difficulties.setdefault(name, []).append(values)
         mine = failed[rows]
         broken = look.broken_rules(question[mine], answer[mine], solution[mine])

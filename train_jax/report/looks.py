@@ -76,8 +76,10 @@ class Look(Protocol):
         """Of these, the ones that the question does not tell."""
         ...
 
-    def difficulties(self, questions: Grids, solutions: Grids) -> dict[str, Integer[np.ndarray, "n"]]:
-        """How hard the questions are, by one measure or several, each under its name."""
+    def difficulties(
+        self, questions: Grids, solutions: Grids, *, thorough: bool
+    ) -> dict[str, Integer[np.ndarray, "n"]]:
+        """How hard the questions are, by one measure or several, each under its name; `thorough`: slow ones too."""
         ...
 
     def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:

@@ -75,7 +75,9 @@ class MazeLook:
     def asked(self, questions: Grids, solutions: Grids) -> Masks:
         return questions == OPEN
 
-    def difficulties(self, questions: Grids, solutions: Grids) -> dict[str, Integer[np.ndarray, "n"]]:
+    def difficulties(
+        self, questions: Grids, solutions: Grids, *, thorough: bool
+    ) -> dict[str, Integer[np.ndarray, "n"]]:
         return {"steps of the path": (solutions == PATH).sum(axis=1) + 1}
 
     def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:

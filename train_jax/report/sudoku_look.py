@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from train_jax.puzzles.sudoku import Geometry, contradiction_in, grids_of, is_solution
+from train_jax.puzzles.sudoku_rating import ratings
 from train_jax.report.looks import Grid, Grids, Mask, Masks, wrong_cells
 
 
@@ -66,8 +67,13 @@ class SudokuLook:
     def asked(self, questions: Grids, solutions: Grids) -> Masks:
         return questions == 0
 
-    def difficulties(self, questions: Grids, solutions: Grids) -> dict[str, Integer[np.ndarray, "n"]]:
-        return {"empty cells": (questions == 0).sum(axis=1)}
+    def difficulties(
+        self, questions: Grids, solutions: Grids, *, thorough: bool
+    ) -> dict[str, Integer[np.ndarray, "n"]]:
+        found = {"empty cells": (questions == 0).sum(axis=1)}
+        if thorough:
+            found["guesses of a solver"] = ratings(questions.astype(np.uint8), self.geometry)
+        return found
 
     def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
         size, units = self.geometry.size, self.geometry.units
