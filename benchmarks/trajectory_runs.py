@@ -28,6 +28,7 @@ Found = dict[str, np.ndarray]
 """What a job leaves: figures of every step by name, `STEP/params/NAME`, `STEP/ema/NAME`, `STEP/table/weights`."""
 
 STEPS = 100
+BATCH_SIZE = 16
 HALT_MAX_STEPS = 3
 IDENTIFIERS = 6
 
@@ -77,7 +78,7 @@ def tiny_run(case: Case, data_dir: Path, **changes: Any) -> RunConfig:
         arch=architecture(case.model).config_class(**(fields | case.fields | changes)),
         optim=case.optim,
         steps=STEPS,
-        global_batch_size=16,
+        global_batch_size=BATCH_SIZE,
     )
 
 

@@ -18,7 +18,7 @@ from train_jax.machine import write_machine
 from train_jax.puzzles.format import load_split
 from train_jax.puzzles.sudoku import GEOMETRIES
 from train_jax.report.boards import board, strip
-from train_jax.report.curves import Series, log_ticks, nice_ticks, plot
+from train_jax.report.curves import Band, Series, log_ticks, nice_ticks, plot
 from train_jax.report.figures import number, spelled
 from train_jax.report.measured import Answers, by_act_step, first_unsolved, kept, measure, slowest_solved
 from train_jax.report.page import SIZED_BY_DATA, page
@@ -284,6 +284,15 @@ def test_ticks_are_round_and_cover_the_data():
         assert ticks[0] <= low and len(ticks) <= 9
     assert [number(x) for x in (0, 0.3, 12_000, 1e-4, 1.2e-3, 2e7)] == ["0", "0.3", "12,000", "1e-4", "1.2e-3", "2e7"]
     assert [spelled(x) for x in (47.2, 224, 7500)] == ["47 s", "3 min 44 s", "2 h 5 min"]
+
+
+def test_a_band_lies_behind_the_lines_and_inside_the_axes():
+    drawing = plot([Series("a", [(0, 2), (10, 3)])], band=Band("<b>", [(0, 1, 4), (10, 2, 6)]), title="t", x_label="x")
+    assert drawing.index('class="band"') < drawing.rindex('class="line')
+    assert "&lt;b&gt;" in drawing and "<b>" not in drawing
+    edges = re.findall(r"[ML][\d.]+ ([\d.]+)", re.findall(r'class="band" d="([^"]*)"', drawing)[-1])
+    low_left, low_right, high_right, high_left = map(float, edges)
+    assert 212 >= low_left > low_right > high_left > high_right >= 42
 
 
 @pytest.mark.parametrize("log_y", [False, True])

@@ -30,9 +30,18 @@ class Series:
     """What is written beside each point, of at most 800; "" for nothing. One that has no room is left out."""
 
 
+@dataclass(frozen=True)
+class Band:
+    """What lies between two lines, shaded behind them all: its name in the legend, its edges, finite, as (x, y, y)."""
+
+    name: str
+    edges: Sequence[tuple[float, float, float]]
+
+
 def plot(
     series: Sequence[Series],
     *,
+    band: Band | None = None,
     title: str,
     x_label: str,
     log_y: bool = False,
@@ -45,7 +54,8 @@ def plot(
     What is not finite, or not above 0 on a logarithmic axis, is left out, and the line is broken there.
     """
     drawn = [replace(s, points=_thinned(_drawable(s.points, log_y))) for s in series]
-    finite = [point for each in drawn for point in each.points if not math.isnan(point[1])]
+    around = [(x, y) for x, y, _ in band.edges] + [(x, y) for x, _, y in reversed(band.edges)] if band else []
+    finite = around + [point for each in drawn for point in each.points if not math.isnan(point[1])]
     if not finite:
         return ""
     x_low, x_high = _widened(min(0.0, *(x for x, _ in finite)), max(x for x, _ in finite))
@@ -69,7 +79,7 @@ def plot(
     def at_y(y: float) -> float:
         return bottom - (upward(y) - upward(y_low)) / (upward(y_high) - upward(y_low)) * (bottom - _TOP)
 
-    parts = [f'<text class="title" x="0" y="14">{escape(title)}</text>', _legend(drawn)]
+    parts = [f'<text class="title" x="0" y="14">{escape(title)}</text>', _legend(drawn, band)]
     for tick in y_ticks:
         y = at_y(tick)
         parts.append(f'<path class="grid" d="M{_LEFT:.1f} {y:.1f}H{right:.1f}"/>')
@@ -83,6 +93,8 @@ def plot(
         parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{number(tick)}</text>')
     parts.append(f'<text class="tick" x="{right:.1f}" y="{height - 4:.1f}" text-anchor="end">{escape(x_label)}</text>')
     labelled: list[tuple[float, float, str]] = []
+    if around:
+        parts.append(f'<path class="band" d="{_path([(at_x(x), at_y(y)) for x, y in around])}Z"/>')
     for each in drawn:
         on_page = [(at_x(x), at_y(y)) if not math.isnan(y) else (x, y) for x, y in each.points]
         parts.append(f'<path class="line s{each.colour}" d="{_path(on_page)}"/>')
@@ -169,9 +181,9 @@ def _path(points: Points) -> str:
     return "".join(commands)
 
 
-def _legend(series: Sequence[Series]) -> str:
+def _legend(series: Sequence[Series], band: Band | None) -> str:
     """Nothing for one line, which the title names."""
-    if len(series) < 2:
+    if len(series) < 2 and band is None:
         return ""
     parts, x = [], 0.0
     for each in series:
@@ -180,4 +192,7 @@ def _legend(series: Sequence[Series]) -> str:
             parts.append(f'<circle class="mark s{each.colour}" cx="{x + 8:.1f}" cy="27" r="2.8"/>')
         parts.append(f'<text class="tick" x="{x + 21:.1f}" y="30.5">{escape(each.name)}</text>')
         x += 21 + _LETTER * len(each.name) + 14
+    if band:
+        parts.append(f'<path class="band" d="M{x:.1f} 22h16v10h-16Z"/>')
+        parts.append(f'<text class="tick" x="{x + 21:.1f}" y="30.5">{escape(band.name)}</text>')
     return "".join(parts)

@@ -62,6 +62,7 @@ svg .line {{ stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
 svg path.s1 {{ stroke: var(--s1); }} svg circle.s1 {{ fill: var(--s1); }}
 svg path.s2 {{ stroke: var(--s2); }} svg circle.s2 {{ fill: var(--s2); }}
 svg path.s3 {{ stroke: var(--s3); }} svg circle.s3 {{ fill: var(--s3); }}
+svg path.band {{ fill: var(--soft); opacity: .28; }}
 svg .thin {{ stroke: var(--rule); }}
 svg .thick {{ stroke: var(--ink); stroke-width: 1.6; stroke-linecap: square; }}
 svg text.digit {{ fill: var(--found); }}
