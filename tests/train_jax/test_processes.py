@@ -47,7 +47,7 @@ def on_processes(commands, folders=(None, None)):
 
 
 def train(run_dir, data_dir, processes, devices, *fields):
-    command = [sys.executable, str(PROCESS), str(devices), str(data_dir), str(run_dir), f"{run_dir}.npz"]
+    command = [sys.executable, str(PROCESS), str(data_dir), str(devices), str(run_dir), f"{run_dir}.npz"]
     statuses, texts = on_processes([[*command, *FIELDS, *fields]] * processes)
     assert statuses == [0] * processes, "\n".join(texts)
     return texts

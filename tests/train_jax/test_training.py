@@ -14,9 +14,12 @@ import pytest
 PROCESS = Path(__file__).with_name("training_process.py")
 
 
+def run(tmp_path, name, devices, *fields):
+    return [str(devices), str(tmp_path / name), str(tmp_path / f"{name}.npz"), *fields]
+
+
 def training(tmp_path, name, devices, data_dir, *fields):
-    command = [sys.executable, str(PROCESS), str(devices), str(data_dir), str(tmp_path / name)]
-    return [*command, str(tmp_path / f"{name}.npz"), *fields]
+    return [sys.executable, str(PROCESS), str(data_dir), *run(tmp_path, name, devices, *fields)]
 
 
 def learned(tmp_path, name):
@@ -36,8 +39,8 @@ def difference(a, b):
 def test_eight_devices_learn_what_one_does(tmp_path, data_dir, variant):
     """The same global batch, exploration on, rows of the puzzle table repeated within and across devices."""
     fields = ("steps=20", "halt_exploration_prob=0.5", "eval_every_steps=0", *variant)
-    for name, devices in (("one", 1), ("eight", 8)):
-        subprocess.run(training(tmp_path, name, devices, data_dir, *fields), check=True, capture_output=True)
+    both = [*training(tmp_path, "one", 1, data_dir, *fields), "--", *run(tmp_path, "eight", 8, *fields)]
+    subprocess.run(both, check=True, capture_output=True)
     one, eight = learned(tmp_path, "one"), learned(tmp_path, "eight")
     table = next(k for k in one if "puzzle_emb.weights" in k)
     assert len(np.unique(one[table], axis=0)) > 3, "the puzzle rows did not move: nothing was compared"
@@ -46,10 +49,19 @@ def test_eight_devices_learn_what_one_does(tmp_path, data_dir, variant):
     assert worst <= 1e-5, f"{name} differs by {worst:.1e}"
 
 
-def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, data_dir):
-    fields = ("steps=60", "checkpoint_every_steps=10", "eval_every_steps=20", "augment=True")
-    subprocess.run(training(tmp_path, "whole", 1, data_dir, *fields), check=True, capture_output=True)
-    killed = subprocess.Popen(training(tmp_path, "killed", 1, data_dir, *fields), stdout=subprocess.DEVNULL)
+FIELDS = ("steps=60", "checkpoint_every_steps=10", "eval_every_steps=20", "augment=True")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data_dir):
+    """The folder of a run, called whole, that nobody stopped."""
+    folder = tmp_path_factory.mktemp("finished")
+    subprocess.run(training(folder, "whole", 1, data_dir, *FIELDS), check=True, capture_output=True)
+    return folder
+
+
+def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, whole, data_dir):
+    killed = subprocess.Popen(training(tmp_path, "killed", 1, data_dir, *FIELDS), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (tmp_path / "killed" / "checkpoints" / "20" / "commit_success.txt").exists():
         assert killed.poll() is None and time.monotonic() < deadline, "it was over before it could be killed"
@@ -58,22 +70,22 @@ def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, data_dir):
     killed.wait()
     assert not (tmp_path / "killed" / "FINISHED").exists()
     again = subprocess.run(
-        training(tmp_path, "killed", 1, data_dir, *fields), check=True, capture_output=True, text=True
+        training(tmp_path, "killed", 1, data_dir, *FIELDS), check=True, capture_output=True, text=True
     )
     assert "continuing at step" in again.stdout
-    whole, killed = learned(tmp_path, "whole"), learned(tmp_path, "killed")
-    for name in whole:
-        np.testing.assert_array_equal(whole[name], killed[name], err_msg=name)
-    records = {n: [json.loads(x) for x in (tmp_path / n / "metrics.jsonl").open()] for n in ("whole", "killed")}
-    keys = [[(r["step"], sorted(r)) for r in records[n]] for n in ("whole", "killed")]
+    expected, found = learned(whole, "whole"), learned(tmp_path, "killed")
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    records = [[json.loads(x) for x in (f / "metrics.jsonl").open()] for f in (whole / "whole", tmp_path / "killed")]
+    keys = [[(r["step"], sorted(r)) for r in of_run] for of_run in records]
     assert keys[0] == keys[1], "a step is recorded twice or not at all"
-    losses = [[r.get("train/lm_loss") for r in records[n]] for n in ("whole", "killed")]
+    losses = [[r.get("train/lm_loss") for r in of_run] for of_run in records]
     assert losses[0] == losses[1]
 
 
-def test_a_finished_run_is_left_alone(tmp_path, data_dir):
-    command = training(tmp_path, "run", 1, data_dir, "steps=10", "eval_every_steps=0")
+def test_a_finished_run_is_left_alone(tmp_path, whole, data_dir):
+    """By another process than the one that made it."""
+    command = training(whole, "whole", 1, data_dir, *FIELDS)
+    before = {p: p.stat().st_mtime_ns for p in sorted((whole / "whole").rglob("*")) if p.is_file()}
     subprocess.run(command, check=True, capture_output=True)
-    before = {p: p.stat().st_mtime_ns for p in sorted((tmp_path / "run").rglob("*")) if p.is_file()}
-    subprocess.run(command, check=True, capture_output=True)
-    assert before == {p: p.stat().st_mtime_ns for p in sorted((tmp_path / "run").rglob("*")) if p.is_file()}
+    assert before == {p: p.stat().st_mtime_ns for p in sorted((whole / "whole").rglob("*")) if p.is_file()}
