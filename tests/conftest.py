@@ -1,5 +1,33 @@
-"""For every test: one thread for PyTorch; its tensors are tiny, and threads that wait for a busy core cost tenfold."""
+"""For every test: one thread for PyTorch, and what is costly to make is made once, however many processes test."""
 
+import fcntl
+import os
+import shutil
+
+import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """`made_once(name, make)`: the folder that `make(folder)` filled, by whichever process came first.
+
+    Tests of a module may run in several processes, and each would set up a fixture of the module for itself.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def folder_of(name, make):
+        folder, done = shared / name, shared / f"{name}.done"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # what another one began and failed at
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return folder_of

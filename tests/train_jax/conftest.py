@@ -12,10 +12,13 @@ IDENTIFIERS = 6
 
 
 @pytest.fixture(scope="session")
-def data_dir(tmp_path_factory):
+def data_dir(made_once):
+    return made_once("puzzles", write_puzzles)
+
+
+def write_puzzles(folder):
     assert GEOMETRIES
     rng = np.random.default_rng(0)
-    folder = tmp_path_factory.mktemp("data") / "puzzles"
     originals = generate(72, 8, geometry_of_size(4), rng, progress=lambda *_: None)
     splits = {}
     for split, rows in (("train", slice(0, 64)), ("test", slice(64, 72))):
@@ -31,4 +34,3 @@ def data_dir(tmp_path_factory):
         }
         splits[split] = (metadata, arrays)
     write_dataset(folder, splits, ["<blank>", *map(str, range(1, IDENTIFIERS))], {"made": "by the tests"})
-    return folder

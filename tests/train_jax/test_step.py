@@ -18,12 +18,14 @@ every_spoilt = pytest.mark.parametrize("case", [case for case in CASES if case !
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(made_once):
     """Everything that every step of every case gave, by `case/number/part/name`."""
-    out = tmp_path_factory.mktemp("toy") / "out.npz"
-    command = [sys.executable, toy_training.__file__, str(out)]
-    subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent)
-    return dict(np.load(out))
+
+    def train(folder):
+        command = [sys.executable, toy_training.__file__, str(folder / "out.npz")]
+        subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent)
+
+    return dict(np.load(made_once("toy", train) / "out.npz"))
 
 
 def learner(ran, prefix):

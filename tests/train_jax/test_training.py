@@ -53,11 +53,13 @@ FIELDS = ("steps=60", "checkpoint_every_steps=10", "eval_every_steps=20", "augme
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, data_dir):
+def whole(made_once, data_dir):
     """The folder of a run, called whole, that nobody stopped."""
-    folder = tmp_path_factory.mktemp("finished")
-    subprocess.run(training(folder, "whole", 1, data_dir, *FIELDS), check=True, capture_output=True)
-    return folder
+
+    def train(folder):
+        subprocess.run(training(folder, "whole", 1, data_dir, *FIELDS), check=True, capture_output=True)
+
+    return made_once("finished", train)
 
 
 def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, whole, data_dir):
