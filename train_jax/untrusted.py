@@ -48,6 +48,7 @@ def map_array(path: Path) -> np.ndarray:
     with _any_damage():
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
+            array.close()
             raise ValueError("expected one array, found an archive")
         return array
 
