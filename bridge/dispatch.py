@@ -20,13 +20,22 @@ import jax
 import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
-import torchax
 from jax.core import Tracer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
+from bridge.operations import (
+    decomposition,
+    draws_numbers,
+    functional_of,
+    functional_op,
+    is_composite,
+    kind_of,
+    shapes_by_data,
+    torchax_lowering,
+)
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.semantics import BridgeTensor, as_view, blank, fresh, jax_dtype, stop_gradient
 from bridge.views import view_steps
@@ -126,12 +135,12 @@ class Dispatch(TorchDispatchMode):
         try:
             return self._run(func, args, kwargs)
         except _TRACE_ERRORS as error:
-            what = "makes a shape that depends on data" if _shapes_by_data(func) else "needs a traced tensor's values"
+            what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
             raise self.error(f"`{func.name()}` {what}", _SHAPE_REMEDY) from error
         except NotImplementedError as error:
             if self.survey is not None:
                 return self._skip(func, args, kwargs, str(error))
-            if _shapes_by_data(func):
+            if shapes_by_data(func):
                 raise self.error(f"`{func.name()}` makes a shape that depends on data", _SHAPE_REMEDY) from error
             raise self.error(f"`{func.name()}` has no translation ({error})", _UNSUPPORTED_REMEDY) from error
 
@@ -147,16 +156,16 @@ class Dispatch(TorchDispatchMode):
         if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
             return self._scalar(func, args[0])
         ours = func in DECOMPOSITIONS and func.name() not in self._off
-        if ours and (func not in LOWERINGS or _draws_numbers(func, args, kwargs)):
+        if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
             with self:
                 return DECOMPOSITIONS[func](*args, **kwargs)
-        if _is_composite(func) and func not in LOWERINGS and func not in RANDOM:
+        if is_composite(func) and func not in LOWERINGS and func not in RANDOM:
             # Met inside a decomposition, where PyTorch's autograd layer no longer takes it apart.
             with self:
                 return func.decompose(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._reshape_in_place(func, args, kwargs)
-        kind = _kind_of(func)
+        kind = kind_of(func)
         if kind == "view":
             return self._view(func, args, kwargs)
         if kind == "write":
@@ -238,14 +247,14 @@ class Dispatch(TorchDispatchMode):
     def _reshape_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
         target = args[0]
-        view = self._view(_functional_op(func), args, kwargs)
+        view = self._view(functional_op(func), args, kwargs)
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             func(*args, **kwargs)  # PyTorch's own record of the shape
         target.become(view)
         return target
 
     def _write(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        target, functional, args, kwargs = _functional_of(func, args, kwargs)
+        target, functional, args, kwargs = functional_of(func, args, kwargs)
         inputs: list[BridgeTensor] = []
         _map((args, *kwargs.values()), _value(inputs))
         self._check_write(func, target, args, kwargs)
@@ -283,14 +292,14 @@ class Dispatch(TorchDispatchMode):
             ours = LOWERINGS.get(func)
             if ours is not None:
                 return ours
-        return _torchax_lowering(func)
+        return torchax_lowering(func)
 
     def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        decomposition = _decomposition(func)
-        if decomposition is None:
+        made_of = decomposition(func)
+        if made_of is None:
             raise NotImplementedError("neither a lowering nor a decomposition")
         with self:
-            result = decomposition(*args, **kwargs)
+            result = made_of(*args, **kwargs)
         if result is NotImplemented:
             raise NotImplementedError("its decomposition does not take these arguments")
         return result
@@ -432,104 +441,6 @@ def _meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 @functools.cache
-def _is_composite(func: Any) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-
-
-@functools.cache
-def _kind_of(func: Any) -> str:
-    for argument in func._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            return "write"
-    if any(r.alias_info is not None for r in func._schema.returns):
-        return "view"
-    return "compute"
-
-
-def _shapes_by_data(func: Any) -> bool:
-    return torch.Tag.dynamic_output_shape in func.tags or func is aten.index.Tensor
-
-
-def _draws_numbers(func: Any, args: tuple, kwargs: dict) -> bool:
-    names = [a.name for a in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return bool(given.get("dropout_p"))
-
-
-_RENAMED = {"normal_": "normal_functional", "bernoulli_.float": "bernoulli.p"}
-
-
-@functools.cache
-def _functional_op(func: Any) -> Any:
-    """The operation without the write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
-    name, overload = func._schema.name.removeprefix("aten::"), func._overloadname
-    full = f"{name}.{overload}"
-    renamed = _RENAMED.get(full) or _RENAMED.get(name)
-    if renamed is not None:
-        name, _, overload = renamed.partition(".")
-        return getattr(getattr(aten, name), overload or "default")
-    wanted = [
-        (a.name, str(a.type))
-        for a in func._schema.arguments
-        if not (a.alias_info is not None and a.alias_info.is_write and a.kwarg_only)
-    ]
-    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else getattr(aten, name)
-    for candidate in packet.overloads() if packet is not None else ():
-        op = getattr(packet, candidate)
-        if _kind_of(op) != "write" and [(a.name, str(a.type)) for a in op._schema.arguments] == wanted:
-            return op
-    raise NotImplementedError(f"{full} has no functional form")
-
-
-def is_draw(func: Any) -> bool:
-    """Whether an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    try:
-        return (_functional_op(func) if _kind_of(func) == "write" else func) in RANDOM
-    except NotImplementedError:
-        return False
-
-
-def _functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
-    """(tensor written, functional op, its args, its kwargs)."""
-    written = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    if len(written) != 1 or "[]" in str(written[0].type):
-        raise NotImplementedError("it writes several tensors at once")
-    if func in (aten.copy_.default,):
-        return args[0], aten.copy.default, args, kwargs
-    if written[0].kwarg_only:
-        kwargs = dict(kwargs)
-        target = kwargs.pop(written[0].name)
-    else:
-        target = args[0]
-    return target, _functional_op(func), args, kwargs
-
-
-@functools.cache
-def _torchax() -> Any:
-    """The library of lowerings; made late, because making it claims the devices, and never part of a trace."""
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        return torchax.default_env()
-
-
-@functools.cache
-def _torchax_lowering(func: Any) -> Callable | None:
-    for key in (func, func.overloadpacket):
-        op = _torchax()._ops.get(key)
-        if op is not None and op.is_jax_function and not op.needs_env:
-            return op.func
-    return None
-
-
-@functools.cache
-def _decomposition(func: Any) -> Callable | None:
-    from torch._decomp import decomposition_table
-
-    op = _torchax()._decomps.get(func) or _torchax()._decomps.get(func.overloadpacket)
-    return op.func if op is not None else decomposition_table.get(func)
-
-
 class _Active(threading.local):
     dispatch: Dispatch | None = None
 

@@ -17,8 +17,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridge.carries import convert
-from bridge.dispatch import array_of, is_draw
+from bridge.dispatch import array_of
 from bridge.export import export
+from bridge.operations import is_draw
 
 Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 """(outputs, args, kwargs) of one step -> args and kwargs of the next; written for either side's arrays."""
