@@ -1,5 +1,6 @@
 """Difficulty: the guesses of another solver, asked for and told; data sets made without it stay the same."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from test_build_data import hash_of, public_rows, write_tables  # noqa: F401
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
+from train_jax.puzzles import sudoku_generator
 from train_jax.puzzles.format import load_split
 from train_jax.puzzles.inspection import inspect
 from train_jax.puzzles.sudoku import GEOMETRIES, Geometry, grids_of
@@ -159,7 +161,7 @@ def test_hard_puzzles_are_a_share_of_those_that_are_generated_anyway():
     """A fixed seed and rule: what is asked for is drawn from the same puzzles, in their order."""
     geometry = GEOMETRIES[6]
     found = generate(25, None, geometry, np.random.default_rng(3), min_difficulty=1, progress=silent)
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(3).spawn(1)[0]
     puzzles, _ = dig(random_grids(4096, geometry, rng), geometry.cells, geometry, rng)
     assert (found.puzzles == puzzles[ratings(puzzles, geometry) > 0][:25]).all()
 
@@ -171,3 +173,15 @@ def test_a_folder_of_another_difficulty_is_another_data_set(tmp_path):
     build(None)
     with pytest.raises(UserError, match=r"min_difficulty is None, asked for 0"):
         build(0)
+
+
+def test_how_many_processes_look_for_hard_puzzles_changes_none(monkeypatch):
+    found = []
+    for count in (1, 3):
+        monkeypatch.setattr(sudoku_generator, "BATCH", 256)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=count: set(range(n)), raising=False)
+        rng = np.random.default_rng(5)
+        found.append((generate(90, None, GEOMETRIES[6], rng, min_difficulty=1, progress=silent), rng.random()))
+    (one, after_one), (three, after_three) = found
+    assert (one.puzzles == three.puzzles).all() and (one.solutions == three.solutions).all()
+    assert after_one == after_three, "what is drawn afterwards has changed"

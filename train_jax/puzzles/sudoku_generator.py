@@ -1,5 +1,12 @@
 """Makes Sudokus with exactly one solution, no two of them equivalent, from a seed."""
 
+import collections
+import contextlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Generator
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -55,26 +62,73 @@ def generate(
     found = [Originals(*[np.empty((0, geometry.cells), np.uint8)] * 2)]
     known = np.empty(0, np.uint64)
     tried = hard = 0
-    while len(known) < count:
-        wanted = count - len(known)
-        tries = BATCH if min_difficulty else min(BATCH, max(SMALLEST_BATCH, wanted + wanted // 16))
-        grids = random_grids(tries, geometry, rng)
-        puzzles, empties = dig(grids, num_empty or geometry.cells, geometry, rng)
-        good = np.flatnonzero(empties == num_empty) if num_empty else np.arange(tries)
-        if min_difficulty:
-            rated = ratings(puzzles[good], geometry)
-            tried, hard = tried + tries, hard + int((rated >= min_difficulty).sum())
-            if hard * RAREST < tried:
-                raise _too_hard(min_difficulty, hard, tried, rated, num_empty, geometry)
-            good = good[rated >= min_difficulty]
-        marks = fingerprints(puzzles[good], geometry)
-        fresh = np.flatnonzero(first_of_each(marks, known=known))[:wanted]
-        if len(fresh) < min(wanted, 1 if min_difficulty else LEAST_YIELD * tries):
-            raise _exhausted(len(known) + len(fresh), count, num_empty, min_difficulty, geometry, empties)
-        found.append(Originals(puzzles[good][fresh], grids[good][fresh]))
-        known = np.concatenate([known, marks[fresh]])
-        progress(f"{geometry} puzzles", len(known), count)
+    with contextlib.closing(_rated_batches(num_empty, geometry, rng)) as rated_batches:
+        while len(known) < count:
+            wanted = count - len(known)
+            tries = BATCH if min_difficulty else min(BATCH, max(SMALLEST_BATCH, wanted + wanted // 16))
+            batch = next(rated_batches) if min_difficulty else _dug(tries, num_empty, geometry, rng)
+            good = np.flatnonzero(batch.empties == num_empty) if num_empty else np.arange(tries)
+            if min_difficulty:
+                rated = batch.ratings[good]
+                tried, hard = tried + tries, hard + int((rated >= min_difficulty).sum())
+                if hard * RAREST < tried:
+                    raise _too_hard(min_difficulty, hard, tried, rated, num_empty, geometry)
+                good = good[rated >= min_difficulty]
+            marks = fingerprints(batch.puzzles[good], geometry)
+            fresh = np.flatnonzero(first_of_each(marks, known=known))[:wanted]
+            if len(fresh) < min(wanted, 1 if min_difficulty else LEAST_YIELD * tries):
+                raise _exhausted(len(known) + len(fresh), count, num_empty, min_difficulty, geometry, batch.empties)
+            found.append(Originals(batch.puzzles[good][fresh], batch.grids[good][fresh]))
+            known = np.concatenate([known, marks[fresh]])
+            progress(f"{geometry} puzzles", len(known), count)
     return Originals(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+
+
+class _Dug(NamedTuple):
+    """Random grids, the puzzles left of them, how many cells these lost, and how hard they are where that is asked."""
+
+    grids: UInt8[np.ndarray, "n cells"]
+    puzzles: UInt8[np.ndarray, "n cells"]
+    empties: Integer[np.ndarray, "n"]
+    ratings: Integer[np.ndarray, "n"]
+
+
+def _dug(
+    tries: int, num_empty: int | None, geometry: Geometry, rng: np.random.Generator, *, rated: bool = False
+) -> _Dug:
+    grids = random_grids(tries, geometry, rng)
+    puzzles, empties = dig(grids, num_empty or geometry.cells, geometry, rng)
+    return _Dug(grids, puzzles, empties, ratings(puzzles, geometry) if rated else np.empty(0, int))
+
+
+def _rated_batches(num_empty: int | None, geometry: Geometry, rng: np.random.Generator) -> Generator[_Dug, None, None]:
+    """Batches without end, a process for each core at work on those to come; how many these are changes no puzzle."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Processes, because solving is many small steps, between which threads wait for the interpreter.
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+
+    def start() -> Future[_Dug]:
+        return pool.submit(_dug, BATCH, num_empty, geometry, rng.spawn(1)[0], rated=True)
+
+    try:
+        under_way = collections.deque(start() for _ in range(count))
+        while True:
+            yield under_way.popleft().result()
+            under_way.append(start())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A build that is killed takes its helpers along."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _too_hard(
