@@ -4,6 +4,7 @@ Nothing heavy is imported before the stage is known, so that `trm --help` answer
 """
 
 import importlib
+import os
 import sys
 
 from train_jax.errors import UserError
@@ -37,9 +38,13 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"unknown stage {name!r}; one of {', '.join(STAGES)}")
         stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
         stage.cli(argv[1:])
+        sys.stdout.flush()
     except UserError as error:
         print(f"trm: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who read the output has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("trm: interrupted", file=sys.stderr)
         return 130

@@ -130,3 +130,10 @@ def test_what_cannot_be_read_is_one_line_and_status_2(capsys, monkeypatch, line,
     assert main(line.split()) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("trm: ") and told.err.count("\n") == 1 and message in told.err
+
+
+def test_a_reader_who_has_had_enough_is_no_error(data_dir):
+    command = [sys.executable, "-m", "train_jax", "build-data", "inspect", str(data_dir)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running.stdout.close()  # as `head` does
+    assert running.stderr.read() == "" and running.wait() == 141
