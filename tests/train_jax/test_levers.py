@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 PROCESS = Path(__file__).with_name("training_process.py")
 FIELDS = (
@@ -48,6 +49,7 @@ def worst(a, b):
     return max((float(np.abs(a[k] - b[k]).max() / max(np.abs(a[k]).max(), 1e-12)), k) for k in a if a[k].size)
 
 
+@pytest.mark.slow
 def test_levers_do_not_change_what_is_learned(tmp_path, data_dir):
     """An accumulation of four is one batch of four times the size. Less exploration does change it, and is seen to."""
     levers = {name: (4, *fields) for name, fields in LEVERS.items()} | {FOUR: (1, "accumulation_steps=4")}
