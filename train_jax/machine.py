@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from train_jax.cores import cores
 from train_jax.run_folder import RunFolder, write_text
 
 PACKAGES = ("torch", "torchax", "jax", "jaxlib", "optax", "orbax-checkpoint", "numpy")
@@ -21,7 +21,7 @@ def write_machine(folder: RunFolder, *, devices: str, parameters: int) -> None:
         "devices": devices,
         "parameters": parameters,
         "processor": _processor(),
-        "cores": _cores(),
+        "cores": cores(),
         "versions": {"python": platform.python_version()} | _versions(),
     }
     write_text(folder.machine, json.dumps(facts, indent=1))
@@ -45,8 +45,3 @@ def _processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,7 +6,6 @@ of workers nor the other puzzles change them.
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from train_jax.cores import cores
 from train_jax.errors import UserError
 from train_jax.puzzles.arc import CELLS, PAD_TOKEN, UNKNOWN, VOCAB_SIZE, Example, Puzzle
 from train_jax.puzzles.arc_canvas import Places, place, place_as_published, render
@@ -82,7 +82,7 @@ def build_arc(
     with new_dataset(directory, recipe, overwrite=overwrite) as building, ExitStack() as files:
         if building is None:
             return False
-        workers = workers or len(os.sched_getaffinity(0))
+        workers = workers or cores()
         drawn = _in_parallel(
             lambda group: draw(group.puzzle, num_aug, _generator(seed, group.name, "symmetries")),
             groups, workers, "puzzles augmented", progress,

@@ -18,6 +18,7 @@ from train_jax.puzzles.sudoku import grids_of, is_solution, sudoku_of
 from train_jax.puzzles.sudoku_rating import told
 from train_jax.puzzles.sudoku_solver import solve
 from train_jax.puzzles.writing import content_sha256, read_recipe
+from train_jax.untrusted import map_array
 
 BLOCK = 4096
 LOOKED_AT = 2000
@@ -48,7 +49,7 @@ def kind_of(puzzles: PuzzleSet) -> str:
         return f"{geometry} Sudokus"
     if size is not None:
         return f"{size}x{size} mazes"
-    return "ARC puzzles" if _is_arc(puzzles) else f"{data.seq_len} tokens of {data.vocab_size} kinds"
+    return "ARC puzzles" if arc.holds_arc(puzzles.metadata) else f"{data.seq_len} tokens of {data.vocab_size} kinds"
 
 
 def row_marks(rows: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
@@ -57,9 +58,8 @@ def row_marks(rows: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
     marks = np.empty(n, np.uint64)
     salts = mix(np.arange(-(-cells // 4), dtype=np.uint64))
     for start in range(0, n, BLOCK):
-        block = rows[start : start + BLOCK].astype(
-            np.uint16, order="C"
-        )  # two bytes for a token: vocabularies may be large
+        # Two bytes for a token: vocabularies may be large.
+        block = rows[start : start + BLOCK].astype(np.uint16, order="C")
         words = np.pad(block, ((0, 0), (0, -cells % 4))).view(np.uint64)
         marks[start : start + BLOCK] = mix(words + salts).sum(axis=1)
     return marks
@@ -101,7 +101,7 @@ def _on_disk(directory: Path, sets: dict[str, PuzzleSet]) -> dict[str, Any]:
 
     def arrays(split: str) -> dict[str, np.ndarray]:
         paths = {field: array_path(directory / split, sets[split].metadata, field) for field in FIELDS}
-        return {field: np.load(path, mmap_mode="r", allow_pickle=False) for field, path in paths.items()}
+        return {field: map_array(path) for field, path in paths.items()}
 
     return {split: (puzzles.metadata, arrays(split)) for split, puzzles in sets.items()}
 
@@ -197,7 +197,7 @@ def _leaks(sets: dict[str, PuzzleSet], train: UInt64[np.ndarray, "n"], test: UIn
         return facts | {"the same under the puzzle's symmetries": "not known for this kind of puzzle"}
     known = set(marks["train"])
     met = sum(mark in known for mark in marks["test"])
-    if _is_arc(sets["test"]):
+    if arc.holds_arc(sets["test"].metadata):
         what = "test examples that are a symmetry of a train one, of the same puzzle or another"
     else:
         what = "test puzzles that are a symmetry of a train one"
@@ -211,16 +211,12 @@ def _symmetry_marks(puzzles: PuzzleSet) -> list[Any] | None:
         return sudoku_symmetry.fingerprints(_digits(puzzles, first), geometry).tolist()
     if maze_size_of(puzzles.metadata) is not None:
         return maze_symmetry.fingerprints(_tokens(puzzles.inputs, first)).tolist()
-    if not _is_arc(puzzles):
+    if not arc.holds_arc(puzzles.metadata):
         return None
     ends = puzzles.puzzle_indices[puzzles.group_indices[:-1] + 1]
     rows = np.concatenate([np.arange(start, end) for start, end in zip(first, ends, strict=True)])
     grids = ([_arc_grid(canvas) for canvas in array[rows]] for array in (puzzles.inputs, puzzles.labels))
     return [canonical(arc.Example(*pair)) for pair in zip(*grids, strict=True)]
-
-
-def _is_arc(puzzles: PuzzleSet) -> bool:
-    return (puzzles.metadata.seq_len, puzzles.metadata.vocab_size) == (arc.CELLS, arc.VOCAB_SIZE)
 
 
 def _arc_grid(canvas: Integer[np.ndarray, "900"]) -> arc.Grid:

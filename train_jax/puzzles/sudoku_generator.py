@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Integer, UInt8
 
+from train_jax.cores import cores
 from train_jax.errors import UserError
 from train_jax.puzzles.hashing import first_of_each
 from train_jax.puzzles.progress import Progress
@@ -103,7 +104,7 @@ def _dug(
 
 def _rated_batches(num_empty: int | None, geometry: Geometry, rng: np.random.Generator) -> Generator[_Dug, None, None]:
     """Batches without end, a process for each core at work on those to come; how many these are changes no puzzle."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores()
     # Processes, because solving is many small steps, between which threads wait for the interpreter.
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
 

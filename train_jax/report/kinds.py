@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Integer
 
-from train_jax.puzzles.arc import CELLS as ARC_CELLS
-from train_jax.puzzles.arc import VOCAB_SIZE as ARC_VOCAB_SIZE
+from train_jax.puzzles.arc import holds_arc
 from train_jax.puzzles.format import Metadata
 from train_jax.puzzles.maze import maze_size_of
 from train_jax.puzzles.sudoku import sudoku_of
@@ -24,7 +23,7 @@ def look_of(data: Metadata) -> Look | None:
         return SudokuLook(geometry)
     if size is not None:
         return MazeLook(size)
-    return ArcLook() if (data.seq_len, data.vocab_size) == (ARC_CELLS, ARC_VOCAB_SIZE) else None
+    return ArcLook() if holds_arc(data) else None
 
 
 def look_at(look: Look, examples: Sequence[Integer[np.ndarray, "..."]]) -> Look:
