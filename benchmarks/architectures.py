@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from train_jax.config import RunConfig, preset, with_model
 from train_jax.loop import train
-from train_jax.puzzles.sudoku import geometry_of_size
-from train_jax.puzzles.sudoku_dataset import build_generated
+from train_jax.run.config import RunConfig, preset, with_model
+from train_jax.tasks.puzzles.sudoku.dataset import build_generated
+from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "trm, MLP mixer": ("trm", {"mlp_t": True, "pos_encodings": "none"}),

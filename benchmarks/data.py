@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import published
-from train_jax.predictions import Predictions, save_predictions
-from train_jax.puzzles.format import PuzzleSet, load_split
-from train_jax.puzzles.sudoku import geometry_of_size
-from train_jax.puzzles.sudoku_generator import generate
+from train_jax.tasks.puzzles.format import PuzzleSet, load_split
+from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
+from train_jax.tasks.puzzles.sudoku.generator import generate
+from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
 
 HEADING = "## Speed"
 """Of the page that `--markdown` names, everything from here on is replaced."""
@@ -39,14 +39,14 @@ BUSY = 1.0
 
 OURS = {
     "arc": """
-from train_jax.puzzles.arc_dataset import build_arc
+from train_jax.tasks.puzzles.arc.dataset import build_arc
 from pathlib import Path
 source, output, subsets, test_subset, num_aug, seed, workers = sys.argv[1:]
 measured(lambda: build_arc(Path(output), source, subsets=subsets.split(","), test_subsets=[test_subset],
                            num_aug=int(num_aug), seed=int(seed), workers=int(workers)))
 """,
     "sudoku": """
-from train_jax.puzzles.sudoku_dataset import build_from_tables
+from train_jax.tasks.puzzles.sudoku.dataset import build_from_tables
 from pathlib import Path
 tables, output, num_aug = sys.argv[1:]
 measured(lambda: build_from_tables(Path(output), tables, subsample_size=None, min_difficulty=None, num_aug=int(num_aug),
@@ -54,16 +54,16 @@ measured(lambda: build_from_tables(Path(output), tables, subsample_size=None, mi
 """,
     "augment": """
 import numpy as np
-from train_jax.puzzles.sudoku import geometry_of_size
-from train_jax.puzzles.sudoku_symmetry import augment, axis_orders
+from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.tasks.puzzles.sudoku.symmetry import augment, axis_orders
 given, geometry = np.load(sys.argv[1]), geometry_of_size(9)
 puzzles, solutions = given["puzzles"], given["solutions"]
 axis_orders(geometry)
 measured(lambda: augment(puzzles, solutions, geometry, np.random.default_rng(0)) and None)
 """,
     "sampler": """
-from train_jax.puzzles.batches import train_batch
-from train_jax.puzzles.format import load_split
+from train_jax.tasks.puzzles.batches import train_batch
+from train_jax.tasks.puzzles.format import load_split
 directory, batch_size, batches, augment = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "augment" in sys.argv
 puzzles = load_split(directory, "train")
 def work(first):
@@ -73,8 +73,8 @@ work(0)
 measured(lambda: work(batches))
 """,
     "vote": """
-from train_jax.predictions import load_predictions
-from train_jax.scoring import score_predictions
+from train_jax.tasks.puzzles.predictions import load_predictions
+from train_jax.tasks.puzzles.voting import score_predictions
 directory, predictions = sys.argv[1:]
 found = load_predictions(predictions)
 measured(lambda: score_predictions(directory, [found]).figures)

@@ -25,19 +25,20 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.predictions import Predictions, save_predictions
-from train_jax.puzzles import maze_dataset, sudoku_dataset
-from train_jax.puzzles.arc_dataset import build_arc
-from train_jax.puzzles.batches import train_batch
-from train_jax.puzzles.format import FIELDS, load_split
-from train_jax.puzzles.inspection import inspect
-from train_jax.puzzles.maze import text_of
-from train_jax.puzzles.maze_generator import generate as mazes
-from train_jax.puzzles.mixture import load_mixture
-from train_jax.puzzles.sudoku import GEOMETRIES
-from train_jax.puzzles.sudoku_generator import generate as sudokus
 from train_jax.report.built import inspected, samples, told
-from train_jax.scoring import score
+from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.batches import train_batch
+from train_jax.tasks.puzzles.format import FIELDS, load_split
+from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.maze import dataset as maze_dataset
+from train_jax.tasks.puzzles.maze.generator import generate as mazes
+from train_jax.tasks.puzzles.maze.grid import text_of
+from train_jax.tasks.puzzles.mixture import load_mixture
+from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
+from train_jax.tasks.puzzles.sudoku import dataset as sudoku_dataset
+from train_jax.tasks.puzzles.sudoku.generator import generate as sudokus
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.tasks.puzzles.voting import score
 
 ODD_VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 9, 10, 31, 2**31, 2**63, 2**64, 10**400, 0.5, 1e400, float("nan"), "", "0",

@@ -44,12 +44,12 @@ def round_of(runner: Any, together: int, steps: int) -> Any:
 
     import bridge
     from models_torch.registry import build, example_batch
-    from train_jax.config import PRESETS
-    from train_jax.devices import Devices
-    from train_jax.objective import objective_of
-    from train_jax.optim import dense_optimizer
-    from train_jax.state import new_learner
-    from train_jax.step import make_train_step, several_steps
+    from train_jax.core.objective import objective_of
+    from train_jax.core.state import new_learner
+    from train_jax.core.step import make_train_step, several_steps
+    from train_jax.optim.optimizer import dense_optimizer
+    from train_jax.run.config import PRESETS
+    from train_jax.runtime.devices import Devices
 
     devices, config = Devices(runner=runner), PRESETS["tiny"]
     arch = dataclasses.replace(config.arch, batch_size=2, seq_len=16, vocab_size=6, num_puzzle_identifiers=5)

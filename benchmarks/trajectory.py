@@ -49,7 +49,7 @@ from benchmarks.trajectory_runs import (
     write_start,
 )
 from train_jax.report.curves import Band, Series, plot
-from train_jax.report.look import COLOURS, DRAWINGS
+from train_jax.report.theme import COLOURS, DRAWINGS
 
 SMOOTHED_STEPS = 10
 WEIGHTS_SEED = 4

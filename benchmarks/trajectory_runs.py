@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from models_torch.registry import architecture, build
-from train_jax.config import OptimConfig, RunConfig, sized_for, to_json
-from train_jax.puzzles.mixture import load_mixture
-from train_jax.puzzles.sudoku import geometry_of_size
-from train_jax.puzzles.sudoku_dataset import split_arrays
-from train_jax.puzzles.sudoku_generator import Originals, generate
-from train_jax.puzzles.writing import write_dataset
+from train_jax.run.config import OptimConfig, RunConfig, sized_for, to_json
+from train_jax.tasks.puzzles.mixture import load_mixture
+from train_jax.tasks.puzzles.sudoku.dataset import split_arrays
+from train_jax.tasks.puzzles.sudoku.generator import Originals, generate
+from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.tasks.puzzles.writing import write_dataset
 
 Side = Literal["torch", "jax"]
 LOOPS = Path(__file__).parents[1] / "tests" / "train_jax"

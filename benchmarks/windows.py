@@ -20,12 +20,12 @@ import tyro
 import bridge
 from models_torch.registry import build, example_batch
 from models_torch.trm import TRMConfig
-from train_jax.config import OptimConfig
-from train_jax.devices import Devices
-from train_jax.objective import objective_of
-from train_jax.optim import dense_optimizer
-from train_jax.state import new_learner
-from train_jax.step import make_train_step
+from train_jax.core.objective import objective_of
+from train_jax.core.state import new_learner
+from train_jax.core.step import make_train_step
+from train_jax.optim.optimizer import dense_optimizer
+from train_jax.run.config import OptimConfig
+from train_jax.runtime.devices import Devices
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,24 +9,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from train_jax.checkpoint import Checkpoints
-from train_jax.config import RunConfig, to_json
-from train_jax.devices import Devices
+from train_jax.core.metrics import parameter_groups
+from train_jax.core.state import Learner, Trainee, new_learner
+from train_jax.core.step import make_eval_step
 from train_jax.errors import UserError
-from train_jax.evaluate import Evaluation, save_evaluation
-from train_jax.feed import Batches, Feed
-from train_jax.machine import write_machine
-from train_jax.optim import dense_optimizer, trained
-from train_jax.programs import Programs, objective_for, programs_for, scales_loss
-from train_jax.puzzles.batches import epochs_to_steps
-from train_jax.puzzles.mixture import Mixture, check_augmentable, load_mixture
-from train_jax.record import Record
-from train_jax.run_folder import RunFolder, open_run, write_text
-from train_jax.state import Learner, Trainee, new_learner
-from train_jax.step import make_eval_step
-from train_jax.step_metrics import parameter_groups
-from train_jax.stopwatch import Stopwatch
-from train_jax.tracking import Silence, Tracker
+from train_jax.optim.optimizer import dense_optimizer, trained
+from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.config import RunConfig, to_json
+from train_jax.run.folder import RunFolder, open_run, write_text
+from train_jax.run.machine import write_machine
+from train_jax.run.record import Record
+from train_jax.run.tracking import Silence, Tracker
+from train_jax.runtime.devices import Devices
+from train_jax.runtime.feed import Batches, Feed
+from train_jax.runtime.programs import Programs, objective_for, programs_for, scales_loss
+from train_jax.runtime.stopwatch import Stopwatch
+from train_jax.tasks.puzzles.batches import epochs_to_steps
+from train_jax.tasks.puzzles.evaluation import Evaluation, save_evaluation
+from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
 
 
 def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]:

@@ -14,11 +14,11 @@ import torch
 
 import bridge
 from models_torch.registry import architecture, build, example_batch
-from train_jax.config import OptimConfig
-from train_jax.objective import objective_of
-from train_jax.optim import dense_optimizer
-from train_jax.state import new_learner
-from train_jax.step import AXIS, make_train_step
+from train_jax.core.objective import objective_of
+from train_jax.core.state import new_learner
+from train_jax.core.step import AXIS, make_train_step
+from train_jax.optim.optimizer import dense_optimizer
+from train_jax.run.config import OptimConfig
 
 VARIANTS = {
     "attention": ("trm", {"H_cycles": 3}),

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from train_jax.puzzles.format import Metadata
-from train_jax.puzzles.sudoku import GEOMETRIES, geometry_of_size
-from train_jax.puzzles.sudoku_generator import generate
-from train_jax.puzzles.writing import write_dataset
+from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.sudoku.generator import generate
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, geometry_of_size
+from train_jax.tasks.puzzles.writing import write_dataset
 
 IDENTIFIERS = 6
 

@@ -13,11 +13,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from train_jax.devices import Devices  # noqa: E402
-from train_jax.evaluate import evaluate  # noqa: E402
-from train_jax.predictions import Predictions, save_predictions  # noqa: E402
-from train_jax.puzzles.format import load_split  # noqa: E402
-from train_jax.step import AXIS  # noqa: E402
+from train_jax.core.step import AXIS  # noqa: E402
+from train_jax.runtime.devices import Devices  # noqa: E402
+from train_jax.tasks.puzzles.evaluation import evaluate  # noqa: E402
+from train_jax.tasks.puzzles.format import load_split  # noqa: E402
+from train_jax.tasks.puzzles.predictions import Predictions, save_predictions  # noqa: E402
 
 
 def eval_step(learner, batch):

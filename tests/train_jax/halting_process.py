@@ -14,8 +14,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np  # noqa: E402
 from toy_halting import HALT, STEPS, ToyObjective, evaluated  # noqa: E402
 
-from train_jax.devices import Devices, Runner  # noqa: E402
-from train_jax.step import make_halting_eval_step  # noqa: E402
+from train_jax.core.step import make_halting_eval_step  # noqa: E402
+from train_jax.runtime.devices import Devices, Runner  # noqa: E402
 
 objective: Any = ToyObjective()
 step = make_halting_eval_step(objective, STEPS, 0.0)

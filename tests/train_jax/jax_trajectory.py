@@ -25,14 +25,14 @@ from torch import nn  # noqa: E402
 
 import bridge  # noqa: E402
 from bridge import dispatch  # noqa: E402
-from train_jax.config import from_json  # noqa: E402
-from train_jax.devices import Devices  # noqa: E402
-from train_jax.modelling import build_module  # noqa: E402
-from train_jax.objective import objective_of  # noqa: E402
-from train_jax.optim import dense_optimizer  # noqa: E402
-from train_jax.puzzles.mixture import load_mixture  # noqa: E402
-from train_jax.state import new_learner  # noqa: E402
-from train_jax.step import make_train_step  # noqa: E402
+from train_jax.core.objective import objective_of  # noqa: E402
+from train_jax.core.state import new_learner  # noqa: E402
+from train_jax.core.step import make_train_step  # noqa: E402
+from train_jax.optim.optimizer import dense_optimizer  # noqa: E402
+from train_jax.run.config import from_json  # noqa: E402
+from train_jax.run.model import build_module  # noqa: E402
+from train_jax.runtime.devices import Devices  # noqa: E402
+from train_jax.tasks.puzzles.mixture import load_mixture  # noqa: E402
 
 
 def trained(config, start, seed, devices, snapshots):

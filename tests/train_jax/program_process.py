@@ -17,9 +17,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from jax._src import array  # noqa: E402
 
-from train_jax import loop, programs  # noqa: E402
-from train_jax.config import PRESETS  # noqa: E402
-from train_jax.devices import Devices  # noqa: E402
+from train_jax import loop  # noqa: E402
+from train_jax.run.config import PRESETS  # noqa: E402
+from train_jax.runtime import programs  # noqa: E402
+from train_jax.runtime.devices import Devices  # noqa: E402
 
 fields = {name: ast.literal_eval(value) for name, value in (pair.split("=") for pair in sys.argv[4:])}
 compute = {name: fields.pop(name) for name in list(fields) if hasattr(PRESETS["tiny"].compute, name)}

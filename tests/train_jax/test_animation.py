@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from train_jax.puzzles.maze import GOAL, OPEN, PATH, START, WALL
-from train_jax.puzzles.sudoku import GEOMETRIES
-from train_jax.report.arc_look import ArcLook, arc_look_of
 from train_jax.report.boards import board, board_at
-from train_jax.report.look import CELLS
-from train_jax.report.looks import Look
-from train_jax.report.maze_look import MazeLook
 from train_jax.report.pixels import CAPTION, COLOUR_OF, LAST_MS, MARGIN, STEP_MS, animation, caption, frame
 from train_jax.report.player import player
-from train_jax.report.sudoku_look import SudokuLook
 from train_jax.report.terminal import drawn
-from train_jax.report.trace import Trace
+from train_jax.report.theme import CELLS
+from train_jax.tasks.puzzles.arc.kind import ArcLook, arc_look_of
+from train_jax.tasks.puzzles.kind import Look
+from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
+from train_jax.tasks.puzzles.maze.kind import MazeLook
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.trace import Trace
 
 SUDOKU = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
 MAZE = np.full(25, WALL, np.uint8)

@@ -13,15 +13,15 @@ from arc_files import OFFICIAL, PUBLISHED, SUBSETS, write_files, write_source
 
 from benchmarks import published
 from train_jax.errors import UserError
-from train_jax.puzzles.arc import CELLS, UNKNOWN, Example, Puzzle, sizes_of
-from train_jax.puzzles.arc_canvas import Places, place, placements, render
-from train_jax.puzzles.arc_dataset import build_arc
-from train_jax.puzzles.arc_json import read_subset
-from train_jax.puzzles.arc_symmetry import Symmetries, canonical, draw, invariant, names_of, parse_names, undo
-from train_jax.puzzles.dihedral import turned
-from train_jax.puzzles.format import FIELDS, PuzzleSet, load_split
-from train_jax.puzzles.writing import read_recipe
 from train_jax.stages.build_data import ArcData, main
+from train_jax.tasks.puzzles.arc.canvas import Places, place, placements, render
+from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.arc.grid import CELLS, UNKNOWN, Example, Puzzle, sizes_of
+from train_jax.tasks.puzzles.arc.json import read_subset
+from train_jax.tasks.puzzles.arc.symmetry import Symmetries, canonical, draw, invariant, names_of, parse_names, undo
+from train_jax.tasks.puzzles.dihedral import turned
+from train_jax.tasks.puzzles.format import FIELDS, PuzzleSet, load_split
+from train_jax.tasks.puzzles.writing import read_recipe
 
 ALL = tuple(SUBSETS)
 TESTED = ("evaluation",)
@@ -365,7 +365,7 @@ def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, so
 
 KILLED = """
 import os, signal, sys
-import train_jax.puzzles.arc_dataset as maker
+import train_jax.tasks.puzzles.arc.dataset as maker
 from pathlib import Path
 count, write = [0], maker.RowFile.write
 def write_some(self, first_row, rows):

@@ -12,15 +12,15 @@ from test_batches import puzzle_set
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
-from train_jax.puzzles.augmentation import digit_orders, move_for, words_for
-from train_jax.puzzles.batches import IGNORED_LABEL, train_batch
-from train_jax.puzzles.format import Metadata, PuzzleSet, load_split
-from train_jax.puzzles.mixture import Mixture, load_mixture, mixture_of
-from train_jax.puzzles.sudoku import GEOMETRIES, grids_of, is_solution, tokens_of
-from train_jax.puzzles.sudoku_generator import generate
-from train_jax.puzzles.sudoku_symmetry import fingerprints
-from train_jax.puzzles.writing import write_dataset
 from train_jax.stages.build_data import MazeData, SudokuData, main
+from train_jax.tasks.puzzles.augmentation import digit_orders, move_for, words_for
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL, train_batch
+from train_jax.tasks.puzzles.format import Metadata, PuzzleSet, load_split
+from train_jax.tasks.puzzles.mixture import Mixture, load_mixture, mixture_of
+from train_jax.tasks.puzzles.sudoku.generator import generate
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution, tokens_of
+from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
+from train_jax.tasks.puzzles.writing import write_dataset
 
 
 def silent(*_):

@@ -11,8 +11,8 @@ from arc_files import PUBLISHED
 
 from benchmarks import published
 from train_jax.errors import UserError
-from train_jax.puzzles import batches
-from train_jax.puzzles.batches import (
+from train_jax.tasks.puzzles import batches
+from train_jax.tasks.puzzles.batches import (
     IGNORED_LABEL,
     check_divides,
     epochs_to_steps,
@@ -20,7 +20,7 @@ from train_jax.puzzles.batches import (
     examples_per_epoch,
     train_batch,
 )
-from train_jax.puzzles.format import Metadata, PuzzleSet
+from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
 
 GROUPS = 10
 

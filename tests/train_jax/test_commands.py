@@ -9,8 +9,8 @@ import time
 import pytest
 
 from train_jax.__main__ import STAGES, main
-from train_jax.config import PRESETS, to_json
-from train_jax.run_folder import open_run
+from train_jax.run.config import PRESETS, to_json
+from train_jax.run.folder import open_run
 
 
 def trm(*argv):

@@ -8,11 +8,11 @@ import pytest
 from models_torch.outside import OutsideConfig
 from models_torch.registry import ARCHITECTURES, config_class
 from train_jax.__main__ import main
-from train_jax.config import PRESETS, RunConfig, from_json, preset, sized_for, to_json, with_model
 from train_jax.errors import UserError
-from train_jax.puzzles.format import Metadata
-from train_jax.run_folder import open_run
+from train_jax.run.config import PRESETS, RunConfig, from_json, preset, sized_for, to_json, with_model
+from train_jax.run.folder import open_run
 from train_jax.stages.train import cli
+from train_jax.tasks.puzzles.format import Metadata
 
 DATA = Metadata(36, 8, 0, 0, 0, 5, 1, 1.0, 1, ("all",))
 OUTSIDE = "outside_models:Thinker"

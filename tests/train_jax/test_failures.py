@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 from test_report import Balanced, words
 
-from train_jax.config import preset, to_json
 from train_jax.errors import UserError
-from train_jax.halting import HaltingCurve, Point
-from train_jax.halting import to_json as curve_to_json
-from train_jax.puzzles.arc import END_TOKEN, SIDE
-from train_jax.puzzles.format import Metadata
-from train_jax.puzzles.maze import GOAL, OPEN, PATH, START, WALL
-from train_jax.puzzles.sudoku import GEOMETRIES, tokens_of
-from train_jax.puzzles.writing import write_dataset
-from train_jax.report.arc_look import ArcLook
 from train_jax.report.curves import Series, plot
 from train_jax.report.failure_section import failure_section
 from train_jax.report.failures import Failures, Share, failures_of, shares, spread
 from train_jax.report.heat import heat
-from train_jax.report.kinds import look_of, trace_of
-from train_jax.report.looks import Look
-from train_jax.report.maze_look import MazeLook
 from train_jax.report.measured import Answers, by_act_step, measure
 from train_jax.report.page import page
 from train_jax.report.picture import picture
-from train_jax.report.sudoku_look import SudokuLook
-from train_jax.run_folder import RunFolder
+from train_jax.run.config import preset, to_json
+from train_jax.run.folder import RunFolder
+from train_jax.tasks.puzzles.arc.grid import END_TOKEN, SIDE
+from train_jax.tasks.puzzles.arc.kind import ArcLook
+from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.halting import HaltingCurve, Point
+from train_jax.tasks.puzzles.halting import to_json as curve_to_json
+from train_jax.tasks.puzzles.kind import Look
+from train_jax.tasks.puzzles.kinds import look_of, trace_of
+from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
+from train_jax.tasks.puzzles.maze.kind import MazeLook
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, tokens_of
+from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.writing import write_dataset
 
 SOLUTION = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
 QUESTION = np.where(np.arange(16) % 2, SOLUTION, 0).astype(np.uint8)

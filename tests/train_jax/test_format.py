@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from train_jax.errors import UserError
-from train_jax.puzzles.format import FIELDS, Metadata, load_split
-from train_jax.puzzles.writing import content_sha256, is_built, read_recipe, write_dataset
+from train_jax.tasks.puzzles.format import FIELDS, Metadata, load_split
+from train_jax.tasks.puzzles.writing import content_sha256, is_built, read_recipe, write_dataset
 
 METADATA = Metadata(
     seq_len=4,
@@ -226,7 +226,7 @@ def test_an_empty_directory_is_filled(tmp_path):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-import test_format, train_jax.puzzles.writing as writing
+import test_format, train_jax.tasks.puzzles.writing as writing
 writing.content_sha256 = lambda splits: os.kill(os.getpid(), signal.SIGKILL)
 writing.write_dataset({place!r}, test_format.splits(), ["<blank>"], {{"maker": "killed"}}, overwrite={overwrite})
 """

@@ -13,16 +13,16 @@ import torch
 import bridge
 from models_torch.registry import ARCHITECTURES, build, example_batch
 from train_jax.__main__ import main
-from train_jax.config import OptimConfig
-from train_jax.devices import Devices
+from train_jax.core.guard import FIRST_SCALE, LARGEST_SCALE, judged, new_guard
+from train_jax.core.metrics import means, parameter_groups, window_means
+from train_jax.core.objective import objective_of
+from train_jax.core.state import new_learner
+from train_jax.core.step import make_train_step
 from train_jax.errors import UserError
-from train_jax.guard import FIRST_SCALE, LARGEST_SCALE, judged, new_guard
-from train_jax.objective import objective_of
-from train_jax.optim import dense_optimizer
-from train_jax.restore import restore
-from train_jax.state import new_learner
-from train_jax.step import make_train_step
-from train_jax.step_metrics import means, parameter_groups, window_means
+from train_jax.optim.optimizer import dense_optimizer
+from train_jax.run.config import OptimConfig
+from train_jax.run.restore import restore
+from train_jax.runtime.devices import Devices
 
 OVERFLOW = [*"...!.......!!.....!...!!!!..........."]
 """A run with overflows (!) and good steps."""

@@ -13,15 +13,24 @@ import numpy as np
 import pytest
 from toy_halting import CONTINUE, HALT, LENGTH, RIGHT_CELLS, STEPS, Learner, ToyObjective, evaluated
 
-from train_jax.config import preset, with_model
-from train_jax.devices import Devices
+from train_jax.core.step import make_eval_step, make_halting_eval_step
 from train_jax.errors import UserError
-from train_jax.evaluate import evaluate
-from train_jax.halting import THRESHOLDS, curve_of, curve_sums, from_json, table, telling, threshold_logit, to_json
-from train_jax.modelling import build_objective
-from train_jax.puzzles.batches import IGNORED_LABEL, eval_batches
-from train_jax.puzzles.format import load_split
-from train_jax.step import make_eval_step, make_halting_eval_step
+from train_jax.run.config import preset, with_model
+from train_jax.run.model import build_objective
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL, eval_batches
+from train_jax.tasks.puzzles.evaluation import evaluate
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.halting import (
+    THRESHOLDS,
+    curve_of,
+    curve_sums,
+    from_json,
+    table,
+    telling,
+    threshold_logit,
+    to_json,
+)
 
 HERE = Path(__file__).parent
 ALL = list(range(len(HALT)))

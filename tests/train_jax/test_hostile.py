@@ -14,21 +14,21 @@ from arc_files import write_source
 from test_format import METADATA, RECIPE, arrays, rewrite_json
 
 from benchmarks.fuzz_data import fuzz
-from train_jax import predictions
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError, brief
-from train_jax.puzzles import arc_json
-from train_jax.puzzles.arc_dataset import build_arc
-from train_jax.puzzles.arc_json import read_subset, read_task
-from train_jax.puzzles.format import load_split, read_identifiers
-from train_jax.puzzles.inspection import inspect
-from train_jax.puzzles.sudoku import GEOMETRIES
-from train_jax.puzzles.writing import is_built, read_recipe, write_dataset
-from train_jax.questions import from_file
 from train_jax.report.built import inspected, told
-from train_jax.report.maze_look import MazeLook
-from train_jax.report.sudoku_look import SudokuLook
-from train_jax.untrusted import DamagedError, read_whole
+from train_jax.run.untrusted import DamagedError, read_whole
+from train_jax.tasks.puzzles import predictions
+from train_jax.tasks.puzzles.arc import json as arc_json
+from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.arc.json import read_subset, read_task
+from train_jax.tasks.puzzles.format import load_split, read_identifiers
+from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.maze.kind import MazeLook
+from train_jax.tasks.puzzles.puzzle_input import from_file
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.writing import is_built, read_recipe, write_dataset
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
 

@@ -9,10 +9,10 @@ import pytest
 from arc_files import write_source
 
 from train_jax.__main__ import main as trm
-from train_jax.puzzles.format import load_split
-from train_jax.puzzles.inspection import inspect, row_marks
-from train_jax.puzzles.writing import read_recipe
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.inspection import inspect, row_marks
+from train_jax.tasks.puzzles.writing import read_recipe
 
 LEAKS = "between train and test"
 OF_ARC = "test examples that are a symmetry of a train one, of the same puzzle or another"

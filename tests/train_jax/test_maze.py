@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from train_jax.errors import UserError
-from train_jax.puzzles import maze_generator
-from train_jax.puzzles.dihedral import cell_orders
-from train_jax.puzzles.maze import (
+from train_jax.tasks.puzzles.dihedral import cell_orders
+from train_jax.tasks.puzzles.maze import generator as maze_generator
+from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
+from train_jax.tasks.puzzles.maze.generator import boards_of, cells_of, corridors, generate, reached_one_way, waves
+from train_jax.tasks.puzzles.maze.grid import (
     GOAL,
     OPEN,
     PATH,
@@ -20,9 +22,7 @@ from train_jax.puzzles.maze import (
     text_of,
     tokens_of,
 )
-from train_jax.puzzles.maze_check import are_shortest_paths, search
-from train_jax.puzzles.maze_generator import boards_of, cells_of, corridors, generate, reached_one_way, waves
-from train_jax.puzzles.maze_symmetry import all_turns, fingerprints
+from train_jax.tasks.puzzles.maze.symmetry import all_turns, fingerprints
 
 RING = """
 ######

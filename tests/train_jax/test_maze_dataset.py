@@ -11,14 +11,16 @@ from arc_files import PUBLISHED
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
-from train_jax.puzzles import maze_dataset, maze_generator, tables
-from train_jax.puzzles.format import FIELDS, load_split
-from train_jax.puzzles.maze import GOAL, OPEN, PATH, START, maze_size_of, text_of
-from train_jax.puzzles.maze_check import are_shortest_paths, search
-from train_jax.puzzles.maze_generator import generate
-from train_jax.puzzles.maze_symmetry import fingerprints
-from train_jax.puzzles.writing import read_recipe
 from train_jax.stages.build_data import MazeData, main
+from train_jax.tasks.puzzles import tables
+from train_jax.tasks.puzzles.format import FIELDS, load_split
+from train_jax.tasks.puzzles.maze import dataset as maze_dataset
+from train_jax.tasks.puzzles.maze import generator as maze_generator
+from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
+from train_jax.tasks.puzzles.maze.generator import generate
+from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, maze_size_of, text_of
+from train_jax.tasks.puzzles.maze.symmetry import fingerprints
+from train_jax.tasks.puzzles.writing import read_recipe
 
 SIZE = 8
 

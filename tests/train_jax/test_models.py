@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from train_jax import loop
 from train_jax.__main__ import main
-from train_jax.checkpoint import Checkpoints
-from train_jax.restore import restore
+from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.restore import restore
 
 TINY = ["--wandb", "disabled", "--steps", "6", "--eval-every-steps", "0", "--eval-batch-size", "8",
         "--checkpoint-every-steps", "3", "--log-every-steps", "2", "--global-batch-size", "8"]  # fmt: skip
@@ -80,7 +80,7 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
 
 
 def build(run_dir):
-    from train_jax.modelling import build_module
+    from train_jax.run.model import build_module
 
     restored = restore(str(run_dir))
     return build_module(restored.config, restored.data, 8)

@@ -10,9 +10,9 @@ import pytest
 import torch_optimizers
 from torch_optimizers import SHAPES
 
-from train_jax.config import OptimConfig
 from train_jax.errors import UserError
-from train_jax.optim import average, dense_optimizer, schedule, sparse_sign_sgd, summed_by_row
+from train_jax.optim.optimizer import average, dense_optimizer, schedule, sparse_sign_sgd, summed_by_row
+from train_jax.run.config import OptimConfig
 
 STEPS = 50
 BASE = OptimConfig(lr=1e-2, warmup_steps=5, lr_min_ratio=0.1, weight_decay=0.3)

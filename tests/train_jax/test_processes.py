@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train_jax.devices import join_processes
 from train_jax.errors import UserError
+from train_jax.runtime.devices import join_processes
 
 PROCESS = Path(__file__).with_name("training_process.py")
 FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train_jax.programs import Curriculum
+from train_jax.runtime.programs import Curriculum
 
 HERE = Path(__file__).parent
 

@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 
 from models_torch.trm import TRMConfig
-from train_jax.config import preset, sized_for, to_json
 from train_jax.errors import UserError
-from train_jax.machine import write_machine
-from train_jax.puzzles.format import load_split
-from train_jax.puzzles.sudoku import GEOMETRIES
 from train_jax.report.boards import board, strip
 from train_jax.report.curves import Band, Series, log_ticks, nice_ticks, plot
 from train_jax.report.figures import number, spelled
 from train_jax.report.measured import Answers, by_act_step, first_unsolved, kept, measure, slowest_solved
 from train_jax.report.page import SIZED_BY_DATA, page
 from train_jax.report.picture import chosen_steps, picture
-from train_jax.report.sudoku_look import SudokuLook
-from train_jax.report.trace import Trace
-from train_jax.run_folder import RunFolder
+from train_jax.run.config import preset, sized_for, to_json
+from train_jax.run.folder import RunFolder
+from train_jax.run.machine import write_machine
 from train_jax.stages.build_data import SudokuData
 from train_jax.stages.build_data import main as build_data
 from train_jax.stages.report import Report, cli, main
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.trace import Trace
 
 PUZZLES, ACT_STEPS = 12, 4
 LOOK = SudokuLook(GEOMETRIES[4])

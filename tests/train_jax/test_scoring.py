@@ -13,22 +13,22 @@ from arc_files import OFFICIAL, PUBLISHED, write_source
 
 from benchmarks import published
 from train_jax.__main__ import main
-from train_jax.checkpoint import Checkpoints
-from train_jax.config import preset
+from train_jax.core.state import Trainee, new_learner
 from train_jax.errors import UserError
-from train_jax.evaluate import evaluate
-from train_jax.modelling import build_objective
-from train_jax.optim import dense_optimizer
-from train_jax.predictions import Predictions, load_predictions, save_predictions
-from train_jax.puzzles.arc import Puzzle
-from train_jax.puzzles.arc_canvas import Places, render
-from train_jax.puzzles.arc_dataset import build_arc
-from train_jax.puzzles.arc_json import read_test_puzzles
-from train_jax.puzzles.arc_symmetry import parse_names
-from train_jax.puzzles.format import load_split, read_identifiers
-from train_jax.run_folder import open_run
-from train_jax.scoring import PASSES, count_votes, grid_of, key_of, score, score_predictions
-from train_jax.state import Trainee, new_learner
+from train_jax.optim.optimizer import dense_optimizer
+from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.config import preset
+from train_jax.run.folder import open_run
+from train_jax.run.model import build_objective
+from train_jax.tasks.puzzles.arc.canvas import Places, render
+from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.arc.grid import Puzzle
+from train_jax.tasks.puzzles.arc.json import read_test_puzzles
+from train_jax.tasks.puzzles.arc.symmetry import parse_names
+from train_jax.tasks.puzzles.evaluation import evaluate
+from train_jax.tasks.puzzles.format import load_split, read_identifiers
+from train_jax.tasks.puzzles.predictions import Predictions, load_predictions, save_predictions
+from train_jax.tasks.puzzles.voting import PASSES, count_votes, grid_of, key_of, score, score_predictions
 
 AUGMENTATIONS = 11
 

@@ -10,31 +10,31 @@ import pytest
 from arc_files import write_source
 
 from train_jax.__main__ import main as trm
-from train_jax.checkpoint import Checkpoints
-from train_jax.config import preset
-from train_jax.devices import Devices
+from train_jax.core.state import Trainee, new_learner
+from train_jax.core.step import make_eval_step
 from train_jax.errors import UserError
-from train_jax.evaluate import evaluate
-from train_jax.modelling import build_objective
-from train_jax.optim import dense_optimizer
-from train_jax.puzzles.format import Metadata, load_split, read_identifiers
-from train_jax.puzzles.maze import OPEN, PATH, text_of
-from train_jax.puzzles.maze import parse as parse_maze
-from train_jax.puzzles.sudoku import GEOMETRIES, grids_of
-from train_jax.questions import _canvas, from_file, from_text, known_look
-from train_jax.report.arc_look import ArcLook, arc_look_of
-from train_jax.report.maze_look import MazeLook
-from train_jax.report.sudoku_look import SudokuLook
+from train_jax.optim.optimizer import dense_optimizer
 from train_jax.report.terminal import thinking, verdict
-from train_jax.report.trace import Trace
-from train_jax.restore import restore
-from train_jax.run_folder import RunFolder, open_run
+from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.config import preset
+from train_jax.run.folder import RunFolder, open_run
+from train_jax.run.model import build_objective
+from train_jax.run.restore import restore
+from train_jax.runtime.devices import Devices
 from train_jax.stages.build_data import ArcData, MazeData, SudokuData
 from train_jax.stages.build_data import main as build_data
 from train_jax.stages.solve import Solve, main
-from train_jax.state import Trainee, new_learner
-from train_jax.step import make_eval_step
-from train_jax.thinking import think
+from train_jax.tasks.puzzles.arc.kind import ArcLook, arc_look_of
+from train_jax.tasks.puzzles.evaluation import evaluate
+from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
+from train_jax.tasks.puzzles.maze.grid import OPEN, PATH, text_of
+from train_jax.tasks.puzzles.maze.grid import parse as parse_maze
+from train_jax.tasks.puzzles.maze.kind import MazeLook
+from train_jax.tasks.puzzles.puzzle_input import _canvas, from_file, from_text, known_look
+from train_jax.tasks.puzzles.solving import think
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of
+from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.trace import Trace
 
 SOLUTION = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
 QUESTION = np.where(np.arange(16) % 2, SOLUTION, 0).astype(np.uint8)

@@ -10,7 +10,7 @@ import torch_optimizers
 import toy_training
 from toy_training import BAD, BATCH, CASES, STEPS, TABLE, UNSPOILT
 
-from train_jax.step_metrics import parameter_groups
+from train_jax.core.metrics import parameter_groups
 
 DENSE = tuple(torch_optimizers.SHAPES)
 every_case = pytest.mark.parametrize("case", CASES)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from train_jax.errors import UserError
-from train_jax.puzzles.hashing import first_of_each
-from train_jax.puzzles.sudoku import (
+from train_jax.tasks.puzzles.hashing import first_of_each
+from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
+from train_jax.tasks.puzzles.sudoku.grid import (
     GEOMETRIES,
     contradiction_in,
     geometry_of_size,
@@ -17,9 +18,8 @@ from train_jax.puzzles.sudoku import (
     render,
     tokens_of,
 )
-from train_jax.puzzles.sudoku_generator import dig, generate, random_grids
-from train_jax.puzzles.sudoku_solver import solve
-from train_jax.puzzles.sudoku_symmetry import augment, fingerprints, line_orders
+from train_jax.tasks.puzzles.sudoku.solver import solve
+from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints, line_orders
 
 EXAMPLE = """
 53. .7. ...  6.. 195 ...  .98 ... .6.

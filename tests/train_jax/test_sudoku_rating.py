@@ -10,14 +10,14 @@ from test_build_data import hash_of, public_rows, write_tables  # noqa: F401
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
-from train_jax.puzzles import sudoku_generator
-from train_jax.puzzles.format import load_split
-from train_jax.puzzles.inspection import inspect
-from train_jax.puzzles.sudoku import GEOMETRIES, Geometry, grids_of
-from train_jax.puzzles.sudoku_generator import dig, generate, random_grids
-from train_jax.puzzles.sudoku_rating import rank_correlation, ratings, told
-from train_jax.puzzles.writing import read_recipe
 from train_jax.stages.build_data import SudokuData, main
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
+from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, Geometry, grids_of
+from train_jax.tasks.puzzles.sudoku.rating import rank_correlation, ratings, told
+from train_jax.tasks.puzzles.writing import read_recipe
 
 
 def silent(*_):

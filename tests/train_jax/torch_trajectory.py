@@ -18,8 +18,8 @@ import torch
 import torch_optimizers
 
 from models_torch.registry import build
-from train_jax.config import from_json, sized_for
-from train_jax.puzzles.mixture import load_mixture
+from train_jax.run.config import from_json, sized_for
+from train_jax.tasks.puzzles.mixture import load_mixture
 
 
 def trained(config, start, draws, snapshots):

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from train_jax.devices import Devices
-from train_jax.evaluate import evaluate
-from train_jax.puzzles.format import Metadata, PuzzleSet
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.puzzles.evaluation import evaluate
+from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
 
 STEPS = 4
 LENGTH = 6

@@ -13,7 +13,7 @@ from torch import nn
 from torch_optimizers import SHAPES
 
 from models_torch.sparse_embedding import SparseEmbedding
-from train_jax.config import OptimConfig
+from train_jax.run.config import OptimConfig
 
 DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50
 BAD = 20
@@ -89,11 +89,11 @@ def main(out):
     import jax.numpy as jnp
 
     import bridge
-    from train_jax.devices import Devices
-    from train_jax.objective import objective_of
-    from train_jax.optim import dense_optimizer
-    from train_jax.state import new_learner
-    from train_jax.step import make_train_step
+    from train_jax.core.objective import objective_of
+    from train_jax.core.state import new_learner
+    from train_jax.core.step import make_train_step
+    from train_jax.optim.optimizer import dense_optimizer
+    from train_jax.runtime.devices import Devices
 
     devices = Devices(DEVICES)
     objective = objective_of(bridge.export(Toy(BATCH // DEVICES)))

@@ -20,11 +20,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-from train_jax import modelling  # noqa: E402
-from train_jax.config import PRESETS  # noqa: E402
-from train_jax.devices import Devices, join_processes  # noqa: E402
 from train_jax.loop import train  # noqa: E402
-from train_jax.restore import restore  # noqa: E402
+from train_jax.run import model as modelling  # noqa: E402
+from train_jax.run.config import PRESETS  # noqa: E402
+from train_jax.run.restore import restore  # noqa: E402
+from train_jax.runtime.devices import Devices, join_processes  # noqa: E402
 
 build = modelling.build
 

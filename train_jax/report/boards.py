@@ -6,8 +6,8 @@ from itertools import groupby
 
 import numpy as np
 
-from train_jax.report.looks import Grid, Look, Mask
-from train_jax.report.trace import Trace, halting_probability
+from train_jax.tasks.puzzles.kind import Grid, Look, Mask
+from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 
 def board(

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from train_jax.puzzles.format import SPLITS, PuzzleSet, load_split
-from train_jax.puzzles.inspection import one_line, originals_of
-from train_jax.puzzles.sudoku import grids_of, sudoku_of
-from train_jax.puzzles.writing import read_recipe
-from train_jax.report.kinds import look_at, look_of
 from train_jax.report.terminal import drawn, in_rows
+from train_jax.tasks.puzzles.format import SPLITS, PuzzleSet, load_split
+from train_jax.tasks.puzzles.inspection import one_line, originals_of
+from train_jax.tasks.puzzles.kinds import look_at, look_of
+from train_jax.tasks.puzzles.sudoku.grid import grids_of, sudoku_of
+from train_jax.tasks.puzzles.writing import read_recipe
 
 
 def told(directory: Path, built: bool, seconds: float) -> str:

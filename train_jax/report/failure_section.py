@@ -11,9 +11,9 @@ from train_jax.report.boards import board, board_at
 from train_jax.report.failures import Failures, Share, failures_of
 from train_jax.report.figures import percent
 from train_jax.report.heat import heat
-from train_jax.report.kinds import look_of
-from train_jax.report.looks import Look
 from train_jax.report.measured import ActSteps, Answers
+from train_jax.tasks.puzzles.kind import Look
+from train_jax.tasks.puzzles.kinds import look_of
 
 _UNKNOWN = "the data set holds no Sudoku of 4x4, 6x6 or 9x9, no square maze and no ARC canvas"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from train_jax.report.looks import Look
 from train_jax.report.measured import Answers, counted_labels
+from train_jax.tasks.puzzles.kind import Look
 
 BLOCK = 16_384
 """Puzzles looked at together, so that half a million need little memory."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from train_jax.halting import HaltingCurve, Point, telling
 from train_jax.report.curves import Series, plot
 from train_jax.report.figures import percent
 from train_jax.report.measured import Measured
+from train_jax.tasks.puzzles.halting import HaltingCurve, Point, telling
 
 
 def halting_section(measured: Measured) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from train_jax.report.figures import percent
-from train_jax.report.looks import Look
+from train_jax.tasks.puzzles.kind import Look
 
 NUMBERED_COLS = 9
 """So many columns leave room for numbers."""

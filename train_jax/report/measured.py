@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from train_jax.config import RunConfig
 from train_jax.errors import UserError
-from train_jax.halting import HaltingCurve, from_json
-from train_jax.puzzles.format import Metadata, load_split, read_identifiers
-from train_jax.puzzles.mixture import data_dirs
-from train_jax.report.arc_look import ArcLook
-from train_jax.report.kinds import look_of, trace_of
-from train_jax.report.trace import Trace
-from train_jax.run_folder import RunFolder, read_run
-from train_jax.tracking import read_metrics
+from train_jax.run.config import RunConfig
+from train_jax.run.folder import RunFolder, read_run
+from train_jax.run.tracking import read_metrics
+from train_jax.tasks.puzzles.arc.kind import ArcLook
+from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
+from train_jax.tasks.puzzles.halting import HaltingCurve, from_json
+from train_jax.tasks.puzzles.kinds import look_of, trace_of
+from train_jax.tasks.puzzles.mixture import data_dirs
+from train_jax.tasks.puzzles.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ from train_jax.report.curves import Series, plot
 from train_jax.report.failure_section import failure_section
 from train_jax.report.figures import percent, spelled
 from train_jax.report.halting_section import halting_section
-from train_jax.report.kinds import look_of
-from train_jax.report.look import COLOURS, DRAWINGS, PAGE
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step, first_unsolved, kept, slowest_solved
+from train_jax.report.theme import COLOURS, DRAWINGS, PAGE
+from train_jax.tasks.puzzles.kinds import look_of
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
 """Fields of an architecture that the data set and the devices decide: what config.json holds for them is not used."""

@@ -8,9 +8,9 @@ from train_jax.errors import UserError
 from train_jax.report.boards import board_at
 from train_jax.report.curves import Series, plot
 from train_jax.report.figures import spelled
-from train_jax.report.look import COLOURS, DRAWINGS
 from train_jax.report.measured import Measured, by_act_step, slowest_solved
-from train_jax.report.trace import Trace
+from train_jax.report.theme import COLOURS, DRAWINGS
+from train_jax.tasks.puzzles.trace import Trace
 
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
 _BOARD, _GAP, _CAPTION = 122, 22, 20

@@ -6,8 +6,8 @@ from typing import Any
 
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from train_jax.report.look import CELLS
-from train_jax.report.trace import Trace, halting_probability
+from train_jax.report.theme import CELLS
+from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 LONGER_SIDE = 300
 """Pixels, about: cells have whole ones."""

@@ -3,8 +3,8 @@
 from html import escape
 
 from train_jax.report.boards import board_at, strip
-from train_jax.report.look import COLOURS, DRAWINGS, PAGE
-from train_jax.report.trace import Trace, halting_probability
+from train_jax.report.theme import COLOURS, DRAWINGS, PAGE
+from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 STEP_SECONDS = 0.6
 LAST_STEPS = 4

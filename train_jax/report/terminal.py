@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from train_jax.puzzles.sudoku import BOLD, PLAIN, RED
-from train_jax.report.look import CELLS
-from train_jax.report.looks import Grid, Look, Mask
-from train_jax.report.trace import Trace, halting_probability
+from train_jax.report.theme import CELLS
+from train_jax.tasks.puzzles.kind import Grid, Look, Mask
+from train_jax.tasks.puzzles.sudoku.grid import BOLD, PLAIN, RED
+from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 UNDERLINE = "\x1b[4m"
 ANSI = re.compile(r"\x1b\[[\d;]*m")

@@ -12,14 +12,15 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.puzzles import maze_dataset, sudoku_dataset
-from train_jax.puzzles.arc_dataset import build_arc
-from train_jax.puzzles.inspection import inspect
-from train_jax.puzzles.maze import LARGEST, SMALLEST
-from train_jax.puzzles.maze_generator import Kind, usual_min_path
-from train_jax.puzzles.progress import ProgressLine
-from train_jax.puzzles.sudoku import geometry_of_size
 from train_jax.report.built import inspected, samples, told
+from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.maze import dataset as maze_dataset
+from train_jax.tasks.puzzles.maze.generator import Kind, usual_min_path
+from train_jax.tasks.puzzles.maze.grid import LARGEST, SMALLEST
+from train_jax.tasks.puzzles.progress import ProgressLine
+from train_jax.tasks.puzzles.sudoku import dataset as sudoku_dataset
+from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
 
 DEFAULTS_BY_SIZE = {
     4: {"num_train": 500, "num_test": 250, "num_empty": 8},

@@ -10,16 +10,16 @@ import tyro
 
 import bridge
 from train_jax.command_line import parse
-from train_jax.devices import Devices, join_processes
+from train_jax.core.step import EvalStep, make_eval_step, make_halting_eval_step
 from train_jax.errors import UserError
-from train_jax.evaluate import Evaluation, evaluate, save_evaluation
-from train_jax.halting import table, threshold_logit
-from train_jax.predictions import Predictions, save_predictions
-from train_jax.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
-from train_jax.restore import Restored, restore
-from train_jax.run_folder import write_text
-from train_jax.scoring import score_predictions, write_submission
-from train_jax.step import EvalStep, make_eval_step, make_halting_eval_step
+from train_jax.run.folder import write_text
+from train_jax.run.restore import Restored, restore
+from train_jax.runtime.devices import Devices, join_processes
+from train_jax.tasks.puzzles.evaluation import Evaluation, evaluate, save_evaluation
+from train_jax.tasks.puzzles.halting import table, threshold_logit
+from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
+from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
+from train_jax.tasks.puzzles.voting import score_predictions, write_submission
 
 
 @dataclasses.dataclass(frozen=True)

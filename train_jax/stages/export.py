@@ -10,14 +10,14 @@ import tyro
 
 import bridge
 from train_jax.command_line import parse
-from train_jax.devices import Devices
+from train_jax.core.step import make_eval_step
 from train_jax.errors import UserError
-from train_jax.evaluate import evaluate
-from train_jax.export_check import check_export
-from train_jax.puzzles.mixture import load_mixture
-from train_jax.restore import restore
-from train_jax.run_folder import write_text
-from train_jax.step import make_eval_step
+from train_jax.run.folder import write_text
+from train_jax.run.restore import restore
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.puzzles.evaluation import evaluate
+from train_jax.tasks.puzzles.export_check import check_export
+from train_jax.tasks.puzzles.mixture import load_mixture
 
 
 @dataclasses.dataclass(frozen=True)

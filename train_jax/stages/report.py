@@ -12,7 +12,7 @@ from train_jax.errors import UserError
 from train_jax.report.measured import measure
 from train_jax.report.page import page
 from train_jax.report.picture import picture
-from train_jax.run_folder import write_text
+from train_jax.run.folder import write_text
 
 
 @dataclasses.dataclass(frozen=True)

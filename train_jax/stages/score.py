@@ -8,7 +8,7 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.scoring import score, write_submission
+from train_jax.tasks.puzzles.voting import score, write_submission
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,15 +11,15 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.puzzles.mixture import data_dirs, load_part
-from train_jax.questions import Question, from_file, from_test_set, from_text, known_look
-from train_jax.report.kinds import trace_of
 from train_jax.report.pixels import animation
 from train_jax.report.player import player
 from train_jax.report.terminal import thinking, verdict
-from train_jax.restore import Restored, restore
-from train_jax.run_folder import write_bytes, write_text
-from train_jax.thinking import think
+from train_jax.run.folder import write_bytes, write_text
+from train_jax.run.restore import Restored, restore
+from train_jax.tasks.puzzles.kinds import trace_of
+from train_jax.tasks.puzzles.mixture import data_dirs, load_part
+from train_jax.tasks.puzzles.puzzle_input import Question, from_file, from_test_set, from_text, known_look
+from train_jax.tasks.puzzles.solving import think
 
 
 @dataclasses.dataclass(frozen=True)

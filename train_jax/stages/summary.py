@@ -9,9 +9,9 @@ from typing import Annotated
 import tyro
 
 from train_jax.command_line import parse
-from train_jax.export_check import ExportCheck
-from train_jax.run_folder import read_run
-from train_jax.tracking import duration, read_metrics
+from train_jax.run.folder import read_run
+from train_jax.run.tracking import duration, read_metrics
+from train_jax.tasks.puzzles.export_check import ExportCheck
 
 
 @dataclasses.dataclass(frozen=True)

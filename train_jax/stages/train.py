@@ -8,11 +8,11 @@ from typing import Any
 import tyro
 
 from train_jax.command_line import parse
-from train_jax.config import PRESETS, RunConfig, preset, with_model
-from train_jax.devices import Devices, join_processes
 from train_jax.errors import UserError
 from train_jax.loop import train
-from train_jax.tracking import duration
+from train_jax.run.config import PRESETS, RunConfig, preset, with_model
+from train_jax.run.tracking import duration
+from train_jax.runtime.devices import Devices, join_processes
 
 
 def main(config: RunConfig) -> None:

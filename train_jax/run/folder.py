@@ -1,0 +1,134 @@
+"""A run on disk: the one place that knows its paths, and whether a folder holds this run or another."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from train_jax.errors import UserError
+from train_jax.run.config import RunConfig, from_json, to_json
+
+_MAY_CHANGE = {
+    "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps",
+    "wandb", "wandb_project", "optim.max_skipped_steps",
+}  # fmt: skip
+"""Fields that do not change what is learned, so a run may be continued with other values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def data(self) -> Path:
+        """The training set's metadata: what the model was sized for, wherever the data has gone since."""
+        return self.path / "dataset.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def finished(self) -> Path:
+        """There when training and the last evaluation are done; holds their figures."""
+        return self.path / "FINISHED"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights.safetensors"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report" / "index.html"
+
+    @property
+    def export_check(self) -> Path:
+        return self.path / "evaluation" / "export_check.json"
+
+    @property
+    def machine(self) -> Path:
+        """What the run was made on: devices, software, the model's size."""
+        return self.path / "machine.json"
+
+    def evaluation(self, split: str) -> Path:
+        return self.path / "evaluation" / f"{split}.json"
+
+    def predictions(self, split: str) -> Path:
+        return self.path / "evaluation" / f"{split}_predictions.npz"
+
+    def halting_curve(self, split: str) -> Path:
+        """What halting earlier than the limit would give, out of an evaluation to the limit."""
+        return self.path / "evaluation" / f"{split}_halting_curve.json"
+
+    def halted_early(self, split: str) -> Path:
+        """The figures of the last evaluation that halted early."""
+        return self.path / "evaluation" / f"{split}_halted_early.json"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".partial")
+    scratch.write_bytes(content)
+    os.replace(scratch, path)
+
+
+def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
+    """The run's folder, with its config.json; started again with the same fields it is the same run.
+
+    `writes`: of several processes one writes, the others only look.
+    Raises `UserError` when the folder holds a run that was started with other fields.
+    """
+    folder = RunFolder(Path(config.run_dir))
+    if folder.config.exists():
+        before = from_json(folder.config.read_text())
+        changed = _changes(dataclasses.asdict(before), dataclasses.asdict(config))
+        if before.model != config.model:  # the fields of two architectures have nothing to say to each other
+            changed = [change for change in changed if not change.startswith("arch.")]
+        if changed:
+            raise UserError(
+                f"{folder.path} holds a run with other fields ({'; '.join(changed)}); "
+                "give another --run-dir, or remove it"
+            )
+    if writes and (not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config)):
+        write_text(folder.config, to_json(config))
+    return folder
+
+
+def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
+    """An existing run. Raises `UserError` if there is none."""
+    folder = RunFolder(Path(run_dir))
+    if not folder.config.is_file():
+        raise UserError(
+            f"no run at {run_dir} ({folder.config} is missing); train one with `trm train PRESET --run-dir {run_dir}`"
+        )
+    return folder, dataclasses.replace(from_json(folder.config.read_text()), run_dir=str(run_dir))
+
+
+def _changes(before: dict, now: dict, prefix: str = "") -> list[str]:
+    changes = []
+    for name in now | before:
+        value = now.get(name)
+        if prefix + name in _MAY_CHANGE:
+            continue
+        if isinstance(value, dict) and isinstance(before.get(name), dict):
+            changes += _changes(before[name], value, f"{prefix}{name}.")
+        elif before.get(name) != value:
+            changes.append(f"{prefix}{name} {before.get(name)} there, {value} asked")
+    return changes

@@ -1,0 +1,135 @@
+"""The only file that knows wandb. Metrics go to metrics.jsonl always, to the console, and to wandb when it is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from train_jax.run.config import RunConfig
+from train_jax.run.folder import RunFolder
+
+_CONSOLE_EVERY_SECONDS = 5.0
+
+
+class Tracker:
+    """The record of one run. Continuing at `start_step` drops what was written past it, so no step is there twice."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, *, start_step: int, total_steps: int):
+        self._total_steps = total_steps
+        self._last_line = 0.0
+        kept = [line for line in _lines(folder) if self._stays(json.loads(line), start_step)]
+        self._file = folder.metrics.open("w")
+        self._file.writelines(kept)
+        self._file.flush()
+        self._wandb = _start_wandb(config, folder)
+
+    def _stays(self, record: Mapping[str, float], start_step: int) -> bool:
+        last_evaluation = record["step"] == self._total_steps and "eval/count" in record  # will be made again
+        return record["step"] <= start_step and not last_evaluation
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        record = {"step": step, **{name: float(value) for name, value in metrics.items()}}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if self._wandb is not None:
+            self._wandb.log(dict(metrics), step=step)
+
+    def progress(self, step: int, metrics: Mapping[str, float], *, step_seconds: float, examples: int) -> None:
+        """One line: where we are, what is learned, how fast, how long it will still take."""
+        now = time.monotonic()
+        if now - self._last_line < _CONSOLE_EVERY_SECONDS and step < self._total_steps:
+            return
+        self._last_line = now
+        left = (self._total_steps - step) * step_seconds
+        self.say(
+            f"step {step:>{len(str(self._total_steps))}}/{self._total_steps}"
+            f"  loss {metrics['train/lm_loss']:.4f}  exact {metrics.get('train/exact_accuracy', 0.0):.3f}"
+            f"  {step_seconds * 1e3:.0f} ms/step  {examples / step_seconds:,.0f} examples/s"
+            f"  {duration(left)} left"
+        )
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+class Silence(Tracker):
+    """What a process has that is not the one to keep the record."""
+
+    def __init__(self): ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def progress(self, step: int, metrics: Mapping[str, float], *, step_seconds: float, examples: int) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def duration(seconds: float) -> str:
+    """`47 s`, `3:07`, `2:05:33`."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _lines(folder: RunFolder) -> list[str]:
+    """Complete lines only: a crash may have cut the last one."""
+    if not folder.metrics.exists():
+        return []
+    return [line for line in folder.metrics.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+
+
+def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
+    """Every record of a run, in order."""
+    return [json.loads(line) for line in _lines(folder)]
+
+
+def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
+    if config.wandb == "disabled":
+        return None
+    try:
+        import wandb
+    except ImportError:
+        return None
+    mode = config.wandb
+    if mode == "auto":
+        mode = "online" if os.environ.get("WANDB_API_KEY") or _has_netrc_key() else "offline"
+    # The run's own id, so that a continued run goes on in the same place.
+    identifier = "".join(c if c.isalnum() else "-" for c in str(folder.path))[-64:]
+    try:
+        return wandb.init(
+            project=config.wandb_project,
+            id=identifier,
+            name=folder.path.name,
+            resume="allow" if mode == "online" else None,
+            dir=str(folder.path),
+            config=dataclasses.asdict(config),
+            mode=mode,
+            settings=wandb.Settings(silent=True, x_disable_stats=True),
+        )
+    except Exception as error:  # logging elsewhere must not stop the training here
+        print(f"wandb did not start ({error}); metrics are in {folder.metrics}", file=sys.stderr)
+        return None
+
+
+def _has_netrc_key() -> bool:
+    path = os.path.expanduser(os.environ.get("NETRC", "~/.netrc"))
+    try:
+        with open(path) as file:
+            return "api.wandb.ai" in file.read()
+    except OSError:
+        return False

@@ -1,0 +1,288 @@
+"""Turns ARC puzzles into a data set: which puzzle goes where, its augmentations, their tokens, all cores at work.
+
+Without augmentations the arrays are those that the published builder writes with the same seed, byte for byte. With
+them, originals stay the same and every puzzle's augmentations come from a generator of its own, so neither the number
+of workers nor the other puzzles change them.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from train_jax.errors import UserError
+from train_jax.runtime.cores import cores
+from train_jax.tasks.puzzles.arc.canvas import Places, place, place_as_published, render
+from train_jax.tasks.puzzles.arc.grid import CELLS, PAD_TOKEN, UNKNOWN, VOCAB_SIZE, Example, Puzzle
+from train_jax.tasks.puzzles.arc.json import Subset, read_subset
+from train_jax.tasks.puzzles.arc.symmetry import Symmetries, canonical, draw, invariant, names_of
+from train_jax.tasks.puzzles.format import Metadata, array_path, write_json, write_split
+from train_jax.tasks.puzzles.row_file import RowFile
+from train_jax.tasks.puzzles.writing import content_sha256, is_built, new_dataset, write_record
+
+MAKER_VERSION = 1
+"""Part of every recipe: raise it when the same options come to give other arrays."""
+BLANK_IDENTIFIER = 0
+SEEDS = 2**32
+
+Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """An original puzzle on its way into the data set."""
+
+    name: str
+    puzzle: Puzzle
+    splits: dict[str, list[Example]]
+    """The examples that go into each split. What is asked of a tested puzzle never goes into "train"."""
+    places: Places
+    """Of the original in the train split."""
+
+
+def build_arc(
+    directory: Path,
+    source: str | Path,
+    *,
+    subsets: Sequence[str],
+    test_subsets: Sequence[str],
+    num_aug: int,
+    seed: int,
+    workers: int = 0,
+    overwrite: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> bool:
+    """Makes a data set from the official files; returns False when it was there already.
+
+    The test examples of `test_subsets` make the test split; everything else is trained on. `workers`: threads, 0 for
+    one on each core. Raises `UserError` when the options or files cannot be used, or as `is_built` does.
+    """
+    _check_options(subsets, test_subsets, num_aug, seed, workers)
+    read = [read_subset(source, subset) for subset in subsets]
+    recipe = {
+        "maker": "arc",
+        "maker_version": MAKER_VERSION,
+        "files_sha256": {name: digest for subset in read for name, digest in subset.sha256.items()},
+        "subsets": list(subsets),
+        "test_subsets": list(test_subsets),
+        "num_aug": num_aug,
+        "seed": seed,
+    }
+    if is_built(directory, recipe, overwrite=overwrite):
+        return False
+    groups, findings = arrange(read, test_subsets, seed)
+    with new_dataset(directory, recipe, overwrite=overwrite) as building, ExitStack() as files:
+        if building is None:
+            return False
+        workers = workers or cores()
+        drawn = _in_parallel(
+            lambda group: draw(group.puzzle, num_aug, _generator(seed, group.name, "symmetries")),
+            groups, workers, "puzzles augmented", progress,
+        )  # fmt: skip
+        splits = _lay_out(building, groups, drawn, files)
+        _in_parallel(
+            lambda index: _write_group(groups[index], drawn[index], index, splits, seed),
+            range(len(groups)), workers, "puzzles written", progress,
+        )  # fmt: skip
+        findings["puzzles_with_fewer_augmentations_than_asked"] = sum(len(each.turns) <= num_aug for each in drawn)
+        names = [name for group, each in zip(groups, drawn, strict=True) for name in names_of(group.name, each)]
+        write_json(building / "identifiers.json", ["<blank>", *names])
+        write_json(building / "test_puzzles.json", _test_puzzles(groups), indent=None)
+        arrays = {split: (layout.metadata, layout.arrays) for split, layout in splits.items()}
+        for split, (metadata, of_split) in arrays.items():
+            write_split(building / split, metadata, of_split)
+        progress("hashing", 0, 0)
+        write_record(building, recipe, content_sha256(arrays), findings)
+    return True
+
+
+def _check_options(subsets: Sequence[str], test_subsets: Sequence[str], num_aug: int, seed: int, workers: int) -> None:
+    for name, value, end in (("num-aug", num_aug, 10**6), ("seed", seed, SEEDS), ("workers", workers, 2**10)):
+        if not 0 <= value < end:
+            raise UserError(f"--{name} {value}: expected 0 to {end - 1}; use a number in that range")
+    for name, values in (("subsets", subsets), ("test-subsets", test_subsets)):
+        if not values or len(set(values)) < len(values):
+            raise UserError(f"--{name} {' '.join(values)}: expected different names; give each one once")
+    missing = [name for name in test_subsets if name not in subsets]
+    if missing:
+        raise UserError(
+            f"--test-subsets {missing[0]} is not among --subsets {' '.join(subsets)}; add it there: the demonstrations "
+            "of tested puzzles are trained on"
+        )
+
+
+def arrange(read: Sequence[Subset], test_subsets: Sequence[str], seed: int) -> tuple[list[Group], dict[str, Any]]:
+    """The puzzles in the order of the data set, and what was noticed on the way.
+
+    Raises `UserError` when a tested puzzle is also, with its solutions, in a subset that is trained on.
+    """
+    rng = np.random.RandomState(seed)  # the published builder's generator, for the sake of the same order and places
+    _check_names(read, test_subsets)
+    chosen: list[tuple[Puzzle, dict[str, list[Example]]]] = []
+    seen: set[str] = set()
+    for subset in read:
+        order = list(range(len(subset.puzzles)))
+        rng.shuffle(order)
+        for puzzle in (subset.puzzles[index] for index in order):
+            if puzzle.name in seen:
+                continue
+            seen.add(puzzle.name)
+            if subset.name in test_subsets:
+                chosen.append((puzzle, {name: puzzle.sections[name] for name in ("train", "test")}))
+            else:
+                known = [example for example in puzzle.examples if example.output is not UNKNOWN]
+                chosen.append((puzzle, {"train": known}))
+    groups = [Group(puzzle.name, puzzle, splits, place_as_published(splits["train"], rng)) for puzzle, splits in chosen]
+    return groups, _findings(read, groups)
+
+
+def _check_names(read: Sequence[Subset], test_subsets: Sequence[str]) -> None:
+    tested = {puzzle.name: subset.name for subset in read if subset.name in test_subsets for puzzle in subset.puzzles}
+    for subset in read:
+        for puzzle in subset.puzzles:
+            if tested.get(puzzle.name, subset.name) != subset.name:
+                raise UserError(
+                    f"puzzle {puzzle.name} of the test subset {tested[puzzle.name]} is also in {subset.name}, with its "
+                    f"solutions; leave {subset.name} out of --subsets, or test on another subset"
+                )
+
+
+def _findings(read: Sequence[Subset], groups: Sequence[Group]) -> dict[str, Any]:
+    tested = [(group.name, example) for group in groups for example in group.splits.get("test", [])]
+    known = [(name, example) for name, example in tested if example.output is not UNKNOWN]
+    suspects = {invariant(example) for _, example in known}
+    trained_on: dict[bytes, set[str]] = {}
+    for group in groups:
+        for example in group.splits["train"]:
+            if invariant(example) in suspects:
+                trained_on.setdefault(canonical(example), set()).add(group.name)
+    others = [(name, trained_on.get(canonical(example), set()) - {name}) for name, example in known]
+    met = [f"{name} in {', '.join(sorted(other))}" for name, other in others if other]
+    in_train = sum(len(group.splits["train"]) for group in groups)
+    in_files = sum(len(puzzle.examples) for subset in read for puzzle in subset.puzzles)
+    counts = {subset.name: len(subset.puzzles) for subset in read}
+    return {
+        "puzzles": counts,
+        "puzzles_left_out_because_another_subset_has_them": sum(counts.values()) - len(groups),
+        "original_examples": {"train": in_train, "test": len(tested)},
+        "original_examples_left_out": in_files - in_train - len(tested),
+        "test_examples_without_a_solution": len(tested) - len(known),
+        "test_examples_that_another_puzzle_trains_on": met,
+    }
+
+
+def _generator(seed: int, name: str, purpose: str) -> np.random.Generator:
+    digest = hashlib.sha256(f"{seed} {name} {purpose}".encode()).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], np.uint64)))
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """One split: its index arrays, its token files, and where in them each group begins."""
+
+    metadata: Metadata
+    arrays: Mapping[str, np.ndarray | RowFile]
+    inputs: RowFile
+    labels: RowFile
+    first_row: dict[int, int]
+    """Group number -> its first example."""
+
+
+def _lay_out(
+    building: Path, groups: Sequence[Group], drawn: Sequence[Symmetries], files: ExitStack
+) -> dict[str, Layout]:
+    in_group = np.array([len(each.turns) for each in drawn])
+    first_identifier = np.concatenate([[1], 1 + np.cumsum(in_group)]).tolist()
+    layouts, sizes = {}, {}
+    for split in ("train", "test"):
+        members = np.array([number for number, group in enumerate(groups) if split in group.splits])
+        examples = np.array([len(groups[number].splits[split]) for number in members])
+        per_puzzle = np.repeat(examples, in_group[members])
+        identifiers = [np.arange(first_identifier[n], first_identifier[n + 1]) for n in members]
+        sizes[split] = members, examples, per_puzzle, np.concatenate(identifiers)
+    _check_room(building.parent, 2 * CELLS * sum(int(each[2].sum()) for each in sizes.values()))
+    for split, (members, examples, per_puzzle, identifiers) in sizes.items():
+        rows = int(per_puzzle.sum())
+        metadata = Metadata(
+            seq_len=CELLS,
+            vocab_size=VOCAB_SIZE,
+            pad_id=PAD_TOKEN,
+            ignore_label_id=PAD_TOKEN,
+            blank_identifier_id=BLANK_IDENTIFIER,
+            num_puzzle_identifiers=first_identifier[-1],
+            total_groups=len(members),
+            mean_puzzle_examples=rows / len(per_puzzle),
+            total_puzzles=len(per_puzzle),
+            sets=("all",),
+        )
+        inputs, labels = (
+            RowFile(array_path(building / split, metadata, field), (rows, CELLS), np.dtype(np.uint8))
+            for field in ("inputs", "labels")
+        )
+        files.callback(inputs.close)
+        files.callback(labels.close)
+        ends = np.cumsum(examples * in_group[members])
+        arrays = {
+            "inputs": inputs,
+            "labels": labels,
+            "puzzle_identifiers": identifiers.astype(np.int32),
+            "puzzle_indices": np.concatenate([[0], np.cumsum(per_puzzle)]).astype(np.int32),
+            "group_indices": np.concatenate([[0], np.cumsum(in_group[members])]).astype(np.int32),
+        }
+        first_row = dict(zip(members.tolist(), (ends - examples * in_group[members]).tolist(), strict=True))
+        layouts[split] = Layout(metadata, arrays, inputs, labels, first_row)
+    return layouts
+
+
+def _check_room(parent: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(parent).free
+    if needed_bytes > free_bytes:
+        raise UserError(
+            f"{parent} has {free_bytes / 1e9:.1f} GB of room, expected at least {needed_bytes / 1e9:.1f} GB; "
+            "make room, choose another --output-dir or a smaller --num-aug"
+        )
+
+
+def _write_group(group: Group, symmetries: Symmetries, index: int, splits: Mapping[str, Layout], seed: int) -> None:
+    for split, examples in group.splits.items():
+        places = Places(*np.zeros((2, len(symmetries.turns), len(examples)), np.intp))
+        if split == "train":  # a test set is scored where it lies, in the corner
+            others = place(examples, symmetries.turns[1:], _generator(seed, group.name, "places"))
+            places = Places(*(np.concatenate(pair) for pair in zip(group.places, others, strict=True)))
+        layout = splits[split]
+        for file, grids in zip((layout.inputs, layout.labels), zip(*examples, strict=True), strict=True):
+            file.write(layout.first_row[index], render(grids, symmetries, places))
+
+
+def _test_puzzles(groups: Iterable[Group]) -> dict[str, Any]:
+    return {
+        group.name: {
+            name: [{"input": example.input.tolist(), "output": example.output.tolist()} for example in examples]
+            for name, examples in group.puzzle.sections.items()
+        }
+        for group in groups
+        if "test" in group.splits
+    }
+
+
+def _in_parallel(
+    task: Callable[[Item], T], items: Sequence[Item], workers: int, what: str, progress: Progress
+) -> list[T]:
+    """Threads, not processes: numpy lets go of the interpreter where the time is spent, and threads die with us."""
+    results = []
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for result in pool.map(task, items):
+            results.append(result)
+            progress(what, len(results), len(items))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return results

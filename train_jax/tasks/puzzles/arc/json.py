@@ -1,0 +1,173 @@
+"""Reads the official ARC files (`…_{subset}_challenges.json`, `…_{subset}_solutions.json`), strictly."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from train_jax.errors import UserError, brief
+from train_jax.run.untrusted import DamagedError, read_whole
+from train_jax.tasks.puzzles.arc.grid import COLOURS, SIDE, UNKNOWN, Example, Grid, Puzzle
+
+LARGEST_FILE_BYTES = 2**25
+"""Eight times the largest official file; a list of empty lists takes about thirty times its size in memory."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+REMEDY = "use the official ARC files"
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """One pair of files."""
+
+    name: str
+    puzzles: list[Puzzle]
+    sha256: dict[str, str]
+    """Of the files, by their names."""
+
+
+def find_files(source: str | Path, subset: str) -> tuple[Path, Path]:
+    """Challenges and solutions of a subset; `source` is their folder, or what their paths begin with.
+
+    The solutions need not exist.
+    """
+    if not NAME.fullmatch(subset):
+        raise UserError(f"subset {subset[:80]!r} is not a name; use one such as training, evaluation or concept")
+    source = Path(source)
+    ending = f"_{subset}_challenges.json"
+    found = sorted(source.glob(f"*{ending}")) if source.is_dir() else [source.with_name(source.name + ending)]
+    if len(found) > 1:
+        raise UserError(
+            f"{source} has both {found[0].name} and {found[1].name}; give --source with the beginning of the name, "
+            f"{source / found[0].name.removesuffix(ending)}"
+        )
+    if not found or not found[0].is_file():
+        raise UserError(
+            f"{found[0] if found else source / f'*{ending}'} is missing; give --source the folder with the official "
+            "ARC files (arc-agi_training_challenges.json and so on)"
+        )
+    return found[0], found[0].with_name(found[0].name.removesuffix("challenges.json") + "solutions.json")
+
+
+def read_subset(source: str | Path, subset: str) -> Subset:
+    """All puzzles of a subset, in the order of the file. Raises `UserError` for the first thing that is wrong."""
+    path, solutions_path = find_files(source, subset)
+    puzzles, digests = {}, {}
+    content, digests[path.name] = _read_json(path)
+    solutions: dict[str, Any] | None = None
+    if solutions_path.is_file():
+        solutions, digests[solutions_path.name] = _read_json(solutions_path)
+    if not content:
+        raise UserError(f"{path} holds no puzzles; {REMEDY}")
+    for name, puzzle in content.items():
+        puzzles[name] = _puzzle(path, name, puzzle, solved=False)
+        if solutions is not None:
+            puzzles[name] = _solved(solutions_path, puzzles[name], solutions)
+    return Subset(subset, list(puzzles.values()), digests)
+
+
+def _read_json(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        raw = read_whole(path, largest_bytes=LARGEST_FILE_BYTES)
+    except (FileNotFoundError, DamagedError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
+        raise UserError(f"{path} cannot be read ({reason}); {REMEDY}") from None
+    try:
+        content = json.loads(raw, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON that can be read ({str(error)[:100]}); {REMEDY}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected puzzles by name, found a {type(content).__name__}; {REMEDY}")
+    return content, hashlib.sha256(raw).hexdigest()
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"{name[:40]!r} occurs twice in an object")
+        content[name] = value
+    return content
+
+
+def read_test_puzzles(directory: str | Path) -> list[Puzzle]:
+    """The tested puzzles of a data set, from its `test_puzzles.json`; a solution that is not public is a black cell."""
+    path = Path(directory) / "test_puzzles.json"
+    if not path.is_file():
+        raise UserError(f"{path} is missing; votes are counted on ARC data sets, made by `trm build-data arc`")
+    content, _ = _read_json(path)
+    if not content:
+        raise UserError(f"{path} holds no puzzles; build the data set again with `trm build-data arc`")
+    return [_puzzle(path, name, puzzle, solved=True) for name, puzzle in content.items()]
+
+
+def read_task(path: Path) -> Puzzle:
+    """One task as it is published alone: an object with train and test, in a file that has the puzzle's name."""
+    content, _ = _read_json(path)
+    return _puzzle(path, path.stem, content, solved=False)
+
+
+def _puzzle(path: Path, name: str, puzzle: Any, *, solved: bool) -> Puzzle:
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"{path}: {name[:80]!r} is no puzzle name; expected up to 64 letters, digits, dots, dashes and "
+            f"underscores; {REMEDY}"
+        )
+    where = f"{path}: puzzle {name}"
+    if not isinstance(puzzle, dict) or set(puzzle) != {"train", "test"}:
+        found = sorted(puzzle) if isinstance(puzzle, dict) else type(puzzle).__name__
+        raise UserError(f"{where}: expected an object with train and test, found {str(found)[:80]}; {REMEDY}")
+    sections = {}
+    for section, examples in puzzle.items():
+        if not isinstance(examples, list) or not examples:
+            found = "an empty list" if examples == [] else f"a {type(examples).__name__}"
+            raise UserError(f"{where}: {section} is {found}, expected a list of examples; {REMEDY}")
+        sections[section] = [
+            _example(f"{where}, {section} example {number}", example, needs_output=solved or section == "train")
+            for number, example in enumerate(examples, 1)
+        ]
+    return Puzzle(name, sections)
+
+
+def _example(where: str, example: Any, *, needs_output: bool) -> Example:
+    keys = set(example) if isinstance(example, dict) else set()
+    if "input" not in keys or keys - {"input", "output"} or (needs_output and "output" not in keys):
+        found = sorted(keys) if isinstance(example, dict) else type(example).__name__
+        wanted = "input and output" if needs_output else "input, and output if it is known"
+        raise UserError(f"{where}: expected an object with {wanted}, found {str(found)[:80]}; {REMEDY}")
+    output = _grid(f"{where}: output", example["output"]) if "output" in example else UNKNOWN
+    return Example(_grid(f"{where}: input", example["input"]), output)
+
+
+def _solved(path: Path, puzzle: Puzzle, solutions: dict[str, Any]) -> Puzzle:
+    where = f"{path}: puzzle {puzzle.name}"
+    grids, questions = solutions.get(puzzle.name), puzzle.sections["test"]
+    if not isinstance(grids, list) or len(grids) != len(questions):
+        found = len(grids) if isinstance(grids, list) else "none"
+        raise UserError(f"{where}: expected a list of {len(questions)} solutions, found {found}; {REMEDY}")
+    answered = [
+        Example(question.input, _grid(f"{where}, solution {number}", grid))
+        for number, (question, grid) in enumerate(zip(questions, grids, strict=True), 1)
+    ]
+    return Puzzle(puzzle.name, {name: answered if name == "test" else part for name, part in puzzle.sections.items()})
+
+
+def _grid(where: str, value: Any) -> Grid:
+    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
+        raise UserError(f"{where} is not a list of rows; {REMEDY}")
+    rows, cols = len(value), len(value[0]) if value else 0
+    if not (1 <= rows <= SIDE and 1 <= cols <= SIDE):
+        raise UserError(f"{where} has {rows} rows and {cols} columns, expected 1 to {SIDE} of each; {REMEDY}")
+    for number, row in enumerate(value, 1):
+        if len(row) != cols:
+            raise UserError(f"{where}: row {number} has {len(row)} cells, expected {cols} as in the first; {REMEDY}")
+        # `type`, because True is an int to isinstance.
+        wrong = [cell for cell in row if type(cell) is not int or not 0 <= cell < COLOURS]
+        if wrong:
+            raise UserError(
+                f"{where}: row {number} holds {brief(wrong[0])}, expected colours 0 to {COLOURS - 1}; {REMEDY}"
+            )
+    return np.array(value, np.uint8)

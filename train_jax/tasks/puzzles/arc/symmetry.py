@@ -1,0 +1,173 @@
+"""The symmetries of ARC: eight ways to turn a grid, permutations of the colours, and puzzle names that tell which.
+
+Colour 0 is the background and keeps its place. The name of an augmented puzzle is `NAME|||tT|||PERMUTATION`: the
+turn `T` first, then colour c becomes the c-th digit; published scoring reads the same.
+"""
+
+import re
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Integer, UInt8, UInt64
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.arc.grid import CELLS, COLOURS, FIRST_COLOUR_TOKEN, SIDE, Example, Puzzle
+from train_jax.tasks.puzzles.dihedral import TURNS, turned
+from train_jax.tasks.puzzles.hashing import first_of_each, mix
+
+SEPARATOR = "|||"
+AUGMENTED = re.compile(r"(.+)\|\|\|t([0-7])\|\|\|([0-9]{10})")
+DRAWN_AT_ONCE = 256
+DRAWN_PER_WANTED = 5
+"""So many are drawn, at least, before a puzzle is said to have no more different ones; the published number."""
+
+OUTSIDE = 255
+"""What `undo` puts beyond the grid."""
+
+
+class Symmetries(NamedTuple):
+    """The puzzles of a group as symmetries of its original; the first is the original itself."""
+
+    turns: UInt8[np.ndarray, "n"]
+    colours: UInt8[np.ndarray, "n 10"]
+    """Colour c becomes `colours[:, c]`."""
+
+
+ORIGINAL = Symmetries(np.zeros(1, np.uint8), np.arange(COLOURS, dtype=np.uint8)[None])
+
+
+def undo(
+    tokens: UInt8[np.ndarray, "n 900"],
+    rows: Integer[np.ndarray, "n"],
+    cols: Integer[np.ndarray, "n"],
+    symmetries: Symmetries,
+) -> tuple[UInt8[np.ndarray, "n 900"], Integer[np.ndarray, "n"], Integer[np.ndarray, "n"]]:
+    """Grids in the upper left corner of their canvases as they were before each row's symmetry; colours, no tokens.
+
+    Returns rows and columns too. Beyond the grid there is `OUTSIDE`, so equal rows are equal grids.
+    """
+    transposed, rows_reversed, cols_reversed = TURNS[symmetries.turns].T
+    row_step, col_step = np.where(rows_reversed, -SIDE, SIDE), np.where(cols_reversed, -1, 1)
+    start = np.where(rows_reversed, rows - 1, 0) * SIDE + np.where(cols_reversed, cols - 1, 0)
+    down, right = np.where(transposed, col_step, row_step), np.where(transposed, row_step, col_step)
+    rows, cols = np.where(transposed, cols, rows), np.where(transposed, rows, cols)
+
+    line = np.arange(SIDE)
+    source = (start[:, None] + down[:, None] * line)[:, :, None] + (right[:, None] * line)[:, None, :]
+    inside = (line < rows[:, None])[:, :, None] & (line < cols[:, None])[:, None, :]
+    source += (np.arange(len(tokens)) * CELLS)[:, None, None]
+    was = np.full((len(tokens), 256), OUTSIDE, np.uint8)
+    new_tokens = symmetries.colours + np.intp(FIRST_COLOUR_TOKEN)
+    np.put_along_axis(was, new_tokens, np.arange(COLOURS, dtype=np.uint8)[None], axis=1)
+    found = tokens.ravel().take(np.where(inside, source, 0))
+    colours = was.ravel().take(found + (np.arange(len(tokens)) * was.shape[1])[:, None, None])
+    return np.where(inside, colours, np.uint8(OUTSIDE)).reshape(-1, CELLS), rows, cols
+
+
+def names_of(name: str, symmetries: Symmetries) -> list[str]:
+    """The names of a group's puzzles; the first is that of the original."""
+    digits = [colours.tobytes().decode() for colours in symmetries.colours + np.uint8(ord("0"))]
+    augmented = zip(symmetries.turns[1:], digits[1:], strict=True)
+    return [name, *(f"{name}{SEPARATOR}t{turn}{SEPARATOR}{permutation}" for turn, permutation in augmented)]
+
+
+def parse_names(names: Sequence[str]) -> tuple[list[str], Symmetries]:
+    """The original's name and the symmetry of every name. Raises `UserError` for one that `names_of` does not write."""
+    originals, turns, permutations = [], [], []
+    for name in names:
+        found = AUGMENTED.fullmatch(name)
+        original, turn, permutation = found.groups() if found else (name, "0", "0123456789")
+        if SEPARATOR in original or len(set(permutation)) != COLOURS:
+            raise UserError(
+                f"puzzle identifier {name[:80]!r} is neither a name nor an augmented one (NAME|||t0|||0123456789); "
+                "use the identifiers.json of an ARC data set"
+            )
+        originals.append(original)
+        turns.append(int(turn))
+        permutations.append(permutation)
+    colours = np.frombuffer("".join(permutations).encode(), np.uint8) - np.uint8(ord("0"))
+    return originals, Symmetries(np.array(turns, np.uint8), colours.reshape(-1, COLOURS))
+
+
+def draw(puzzle: Puzzle, num_aug: int, rng: np.random.Generator) -> Symmetries:
+    """The original and up to `num_aug` symmetries drawn uniformly, such that no two give the same puzzle.
+
+    The same: the same examples in any order. A puzzle that looks alike under many symmetries gets fewer. A smaller
+    `num_aug` gives the first of those of a larger one.
+    """
+    if num_aug == 0:
+        return ORIGINAL
+    sums = _sums(puzzle)
+    kept, marks = ORIGINAL, _fingerprints(sums, ORIGINAL)
+    for _ in range(-(-DRAWN_PER_WANTED * num_aug // DRAWN_AT_ONCE)):
+        turns = rng.integers(len(TURNS), size=DRAWN_AT_ONCE, dtype=np.uint8)
+        colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (DRAWN_AT_ONCE, 1))
+        colours[:, 1:] = rng.permuted(colours[:, 1:], axis=1)
+        drawn = Symmetries(turns, colours)
+        found = _fingerprints(sums, drawn)
+        fresh = first_of_each(found, known=marks)
+        marks = np.concatenate([marks, found[fresh]])
+        kept = Symmetries(*(np.concatenate([old, new[fresh]]) for old, new in zip(kept, drawn, strict=True)))
+        if len(marks) > num_aug:
+            break
+    return Symmetries(*(array[: num_aug + 1] for array in kept))
+
+
+@lru_cache(maxsize=32)
+def _cell_numbers(rows: int, cols: int) -> UInt64[np.ndarray, "2 cells turns 10"]:
+    """A random number for every colour that a cell may have after a turn, of inputs and of outputs (Zobrist hashing).
+
+    The cells that a grid has are part of its hash, hence its shape.
+    """
+    rng = np.random.Generator(np.random.Philox(key=0))
+    canvas = rng.integers(2**64, size=(2, SIDE, SIDE, COLOURS), dtype=np.uint64)
+    numbers = np.empty((2, rows * cols, len(TURNS), COLOURS), np.uint64)
+    for turn in range(len(TURNS)):
+        came_from = turned(np.arange(rows * cols).reshape(rows, cols), turn)
+        numbers[:, came_from, turn] = canvas[:, : came_from.shape[0], : came_from.shape[1]]
+    return numbers
+
+
+def _sums(puzzle: Puzzle) -> UInt64[np.ndarray, "turns examples 10 10"]:
+    """`[turn, example, old, new]`: what the cells of colour `old` add to the example's hash when they become `new`.
+
+    Hashing the grids of an augmentation is then ten look-ups for each example, whatever their size.
+    """
+    examples = puzzle.examples
+    sums = np.zeros((len(TURNS), len(examples), COLOURS, COLOURS), np.uint64)
+    for number, example in enumerate(examples):
+        for kind, grid in enumerate(example):
+            numbers, cells = _cell_numbers(*grid.shape)[kind], grid.ravel()
+            for colour in np.flatnonzero(np.bincount(cells)):
+                sums[:, number, colour] += numbers[cells == colour].sum(axis=0)
+    return sums
+
+
+def _fingerprints(sums: UInt64[np.ndarray, "turns examples 10 10"], symmetries: Symmetries) -> UInt64[np.ndarray, "n"]:
+    """A number for every symmetry, equal when the puzzles it gives are equal; by chance at 2**-64 a pair."""
+    of_example = np.zeros((len(symmetries.turns), sums.shape[1]), np.uint64)
+    for colour in range(COLOURS):
+        of_example += sums[symmetries.turns, :, colour, symmetries.colours[:, colour]]
+    return mix(mix(of_example).sum(axis=1))
+
+
+def invariant(example: Example) -> Hashable:
+    """Equal for two examples that a symmetry turns into each other; seldom for others. Quicker than `canonical`."""
+    counts = [np.bincount(grid.ravel(), minlength=COLOURS).tolist() for grid in example]
+    black, *others = zip(*counts, strict=True)
+    return tuple(sorted(example.input.shape)), tuple(sorted(example.output.shape)), black, *sorted(others)
+
+
+def canonical(example: Example) -> bytes:
+    """Equal for two examples exactly when a symmetry turns one into the other."""
+    forms = []
+    for turn in range(len(TURNS)):
+        grids = [turned(grid, turn) for grid in example]
+        cells = np.concatenate([grid.ravel() for grid in grids])
+        present, first = np.unique(cells[cells > 0], return_index=True)
+        renamed = np.zeros(COLOURS, np.uint8)
+        renamed[present[np.argsort(first)]] = np.arange(1, len(present) + 1)
+        forms.append(bytes([*grids[0].shape, *grids[1].shape]) + renamed[cells].tobytes())
+    return min(forms)

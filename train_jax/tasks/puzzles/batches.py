@@ -1,0 +1,247 @@
+"""Batches as a pure function of (data set, seed, step, shard): no iterator state, any step at once."""
+
+import bisect
+import threading
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Bool, Integer
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.augmentation import Words, move_for, words_for
+from train_jax.tasks.puzzles.format import PuzzleSet
+
+IGNORED_LABEL = -100
+"""A label that counts for nothing in the loss, as PyTorch's cross-entropy has it."""
+
+BLOCK = 128
+"""Rows that are read and widened at a time, so that they stay in the processor's cache."""
+
+Batch = dict[str, Integer[np.ndarray, "..."]]
+"""`inputs` and `labels` int32 [local, seq_len], `puzzle_identifiers` int32 [local]."""
+
+
+def check_divides(batch_size: int, count: int, what: str) -> None:
+    """Raises `UserError` with batch sizes and a count that would do, unless `batch_size` divides over `count` things.
+
+    The batch sizes offered give every one an even share, so that twice the count divides them too.
+    """
+    if batch_size < 1:
+        raise UserError(f"global batch {batch_size} is not a batch size; use {count} or a multiple of it")
+    if batch_size % count == 0:
+        return
+    step = 2 * count if batch_size > 2 * count else count
+    below = batch_size // step * step
+    sizes = f"{below} or {below + step}" if below else f"{below + step}"
+    divisors = [divisor for divisor in range(1, batch_size + 1) if batch_size % divisor == 0]
+    nearest = min(divisors, key=lambda divisor: (abs(divisor - count), -divisor))
+    noun = what.removesuffix("s") if nearest == 1 else what
+    raise UserError(f"global batch {batch_size} does not divide over {count} {what}; use {sizes}, or {nearest} {noun}")
+
+
+def examples_per_epoch(puzzles: PuzzleSet) -> float:
+    """What an epoch draws on average: one puzzle of every group, all of its examples; counted as published."""
+    return puzzles.num_groups * puzzles.num_examples / puzzles.num_puzzles
+
+
+def epochs_to_steps(per_epoch: float, epochs: float, batch_size: int) -> int:
+    """The whole steps in so many epochs of `per_epoch` examples."""
+    steps = int(epochs * per_epoch / batch_size)
+    if steps < 1:
+        raise UserError(
+            f"{epochs} epochs of {per_epoch:.6g} examples are less than one batch of {batch_size}; "
+            f"use at least {batch_size / per_epoch:.3g} epochs"
+        )
+    return steps
+
+
+def train_batch(
+    puzzles: PuzzleSet,
+    *,
+    seed: int,
+    step: int,
+    batch_size: int,
+    shard: tuple[int, int] = (0, 1),
+    augment: bool = False,
+) -> Batch:
+    """What shard `(index, count)` trains on at `step`: its slice of the global batch of `batch_size` examples.
+
+    `augment`: every example under a symmetry of its own (`augmentation.py`).
+    """
+    rows = rows_of(shard, batch_size)
+    found = drawn(puzzles, seed=seed, step=step, batch_size=batch_size, rows=rows)
+    return batch_of(puzzles, *found, words=words_for(seed, step, rows) if augment else None)
+
+
+def rows_of(shard: tuple[int, int], batch_size: int) -> slice:
+    """The rows of the global batch that belong to shard `(index, count)`."""
+    index, count = shard
+    check_divides(batch_size, count, "shards")
+    local = batch_size // count
+    return slice(index * local, (index + 1) * local)
+
+
+def drawn(
+    puzzles: PuzzleSet, *, seed: int, step: int, batch_size: int, rows: slice
+) -> tuple[Integer[np.ndarray, "local"], Integer[np.ndarray, "local"]]:
+    """The examples in these rows of the batch of `step`, and the puzzles that they belong to.
+
+    Every epoch visits the groups in an order of its own and draws one puzzle of each; a batch takes all examples of
+    puzzle after puzzle, in random order, until it is full. Of the puzzle that does not fit whole, only a random part
+    is used, as in the published sampler. Unlike there no short batch is dropped: epoch follows epoch without a gap.
+
+    Where every puzzle has one example, step s simply begins at position s * batch_size.
+    """
+    begins = _epoch_begins(puzzles, seed, batch_size)
+    first, last = step * batch_size + rows.start, step * batch_size + rows.stop
+    examples, owners = [], []
+    epoch = begins.epoch_at(first)
+    while begins[epoch] < last:
+        begin = begins[epoch]
+        part = slice(max(first - begin, 0), last - begin)
+        of_epoch = _epoch(puzzles, seed, epoch, begin % batch_size, batch_size)
+        examples.append(of_epoch[0][part])
+        owners.append(of_epoch[1][part])
+        epoch += 1
+    return np.concatenate(examples), np.concatenate(owners)
+
+
+class _EpochBegins:
+    """Epoch -> how many examples come before it, counting only those that batches use.
+
+    How many an epoch uses depends on where in a batch it begins, so this is a chain. Its links are cheap (a step in a
+    million is found in seconds, and once), and found ones are kept.
+    """
+
+    def __init__(self, puzzles: PuzzleSet, seed: int, batch_size: int):
+        self._puzzles, self._seed, self._batch_size = puzzles, seed, batch_size
+        self._known = [0]
+        self._lock = threading.Lock()
+
+    def __getitem__(self, epoch: int) -> int:
+        if self._puzzles.largest_puzzle == 1:
+            return epoch * self._puzzles.num_groups
+        with self._lock:
+            while len(self._known) <= epoch:
+                self._extend()
+            return self._known[epoch]
+
+    def epoch_at(self, position: int) -> int:
+        """The epoch that the example at `position` belongs to."""
+        if self._puzzles.largest_puzzle == 1:
+            return position // self._puzzles.num_groups
+        with self._lock:
+            while self._known[-1] <= position:
+                self._extend()
+            return bisect.bisect_right(self._known, position) - 1
+
+    def _extend(self) -> None:
+        begin = self._known[-1]
+        _, sizes = _visits(self._puzzles, _generator(self._seed, len(self._known) - 1))
+        self._known.append(begin + int(_used(sizes, begin % self._batch_size, self._batch_size).sum()))
+
+
+_epoch_begins = lru_cache(maxsize=8)(_EpochBegins)
+
+
+def _generator(seed: int, epoch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, epoch], np.uint64)))
+
+
+def _visits(
+    puzzles: PuzzleSet, rng: np.random.Generator
+) -> tuple[Integer[np.ndarray, "groups"], Integer[np.ndarray, "groups"]]:
+    """The puzzles that an epoch draws, in order, and how many examples each has."""
+    groups = rng.permutation(puzzles.num_groups)
+    chosen = rng.integers(puzzles.group_indices[groups], puzzles.group_indices[groups + 1])
+    return chosen, puzzles.puzzle_indices[chosen + 1] - puzzles.puzzle_indices[chosen]
+
+
+def _used(sizes: Integer[np.ndarray, "groups"], taken: int, batch_size: int) -> Integer[np.ndarray, "groups"]:
+    """How many examples of each puzzle the batches use, when `taken` are in the first batch already."""
+    used, ends = sizes.copy(), np.cumsum(sizes)
+    full_at = batch_size - taken
+    while full_at <= ends[-1]:
+        last = int(np.searchsorted(ends, full_at))
+        used[last] -= ends[last] - full_at
+        full_at = int(ends[last]) + batch_size
+    return used
+
+
+@lru_cache(maxsize=8)
+def _epoch(
+    puzzles: PuzzleSet, seed: int, epoch: int, taken: int, batch_size: int
+) -> tuple[Integer[np.ndarray, "examples"], Integer[np.ndarray, "examples"]]:
+    """The examples that batches use of an epoch, in order, and the puzzles that they belong to."""
+    rng = _generator(seed, epoch)
+    chosen, sizes = _visits(puzzles, rng)
+    if puzzles.largest_puzzle == 1:
+        return puzzles.puzzle_indices[chosen], chosen
+    visit = np.repeat(np.arange(len(chosen)), sizes)
+    rank = np.arange(len(visit)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    shuffled = rank[np.argsort(visit + rng.random(len(visit)))]
+    keep = rank < _used(sizes, taken, batch_size)[visit]
+    owners = chosen[visit[keep]]
+    return puzzles.puzzle_indices[owners] + shuffled[keep], owners
+
+
+def batch_of(
+    puzzles: PuzzleSet,
+    examples: Integer[np.ndarray, "local"],
+    owners: Integer[np.ndarray, "local"],
+    *,
+    words: Words | None = None,
+) -> Batch:
+    """These examples, of these puzzles, as the model takes them; with `words` under the symmetries that these say."""
+    inputs, labels = (np.empty((len(examples), puzzles.metadata.seq_len), np.int32) for _ in range(2))
+    move = None if words is None else move_for(puzzles.metadata)
+    for start in range(0, len(examples), BLOCK):
+        block = slice(start, start + BLOCK)
+        question, answer = (array.take(examples[block], axis=0) for array in (puzzles.inputs, puzzles.labels))
+        if move is not None and words is not None:
+            question, answer = (tokens.astype(np.uint8, copy=False) for tokens in (question, answer))
+            question, answer = move(question, answer, words[:, block])
+        inputs[block] = question
+        labels[block] = _labels(answer, puzzles.metadata.ignore_label_id)
+    return {
+        "inputs": inputs,
+        "labels": labels,
+        "puzzle_identifiers": puzzles.puzzle_identifiers[owners].astype(np.int32),
+    }
+
+
+def _labels(tokens: Integer[np.ndarray, "n seq"], ignored: int | None) -> Integer[np.ndarray, "n seq"]:
+    if ignored is None:
+        return tokens
+    if ignored == 0 and tokens.dtype == np.uint8 and tokens.max() < 128:
+        # The same as below, in bytes: `where` takes ten times as long.
+        return (tokens == 0).view(np.int8) * np.int8(IGNORED_LABEL) + tokens.view(np.int8)
+    return np.where(tokens == ignored, np.int32(IGNORED_LABEL), tokens.astype(np.int32))
+
+
+def eval_batches(
+    puzzles: PuzzleSet, *, batch_size: int, shard: tuple[int, int] = (0, 1), limit: int = 0
+) -> Iterator[tuple[Batch, Bool[np.ndarray, "local"]]]:
+    """Every example once and in order, in batches of one shape, each with the mask of its rows that are examples.
+
+    The last batches are filled with padding that has no label, so all shards yield equally many. `limit`: only so many
+    examples, 0 for all.
+    """
+    rows = rows_of(shard, batch_size)
+    total = min(limit or puzzles.num_examples, puzzles.num_examples)
+    metadata = puzzles.metadata
+    filling = {
+        "inputs": metadata.pad_id,
+        "labels": IGNORED_LABEL,
+        "puzzle_identifiers": metadata.blank_identifier_id,
+    }
+    for start in range(0, total, batch_size):
+        examples = np.arange(start + rows.start, min(start + rows.stop, total))
+        owners = np.searchsorted(puzzles.puzzle_indices, examples, side="right") - 1
+        batch = batch_of(puzzles, examples, owners)
+        missing = rows.stop - rows.start - len(examples)
+        for name, value in filling.items():
+            widths = [(0, missing)] + [(0, 0)] * (batch[name].ndim - 1)
+            batch[name] = np.pad(batch[name], widths, constant_values=value)
+        yield batch, np.arange(rows.stop - rows.start) < len(examples)

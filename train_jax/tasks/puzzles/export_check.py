@@ -1,0 +1,78 @@
+"""Does plain PyTorch, given the exported file, answer as the JAX side does? Counted puzzle by puzzle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from train_jax.run.config import RunConfig
+from train_jax.run.model import build_module
+from train_jax.tasks.puzzles.evaluation import Evaluation
+from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.mixture import Mixture
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCheck:
+    """What the comparison found."""
+
+    puzzles: int
+    agree: int
+    """Puzzles whose every token is the same after the last ACT step."""
+    torch_exact_accuracy: float
+    """Share that PyTorch solves."""
+    max_logit_difference: float
+    """Largest |JAX - PyTorch| of the halting logits after the last ACT step."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.agree >= 0.999 * self.puzzles
+
+    def __str__(self) -> str:
+        return (
+            f"PyTorch {'agrees' if self.agrees else 'DISAGREES'}: the same answer on {self.agree} of {self.puzzles} "
+            f"puzzles ({self.agree / self.puzzles:.2%}, float32), exact accuracy there {self.torch_exact_accuracy:.4f}"
+        )
+
+
+def check_export(
+    config: RunConfig,
+    data: Metadata,
+    weights: Path,
+    puzzles: Mixture,
+    ours: Evaluation,
+    *,
+    batch_size: int = 250,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ExportCheck:
+    """Loads `weights` strictly into the plain module of `config` and runs it, in PyTorch eager, on every puzzle."""
+    module = build_module(config, data, batch_size)
+    module.load_state_dict(load_file(weights), strict=True)
+    module.eval()
+    agree, solved, gap, done = 0, 0, 0.0, 0
+    for batch, valid in puzzles.eval_batches(batch_size=batch_size):
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
+        predictions, logits = _answer(module, tensors)
+        count = int(valid.sum())
+        rows = slice(done, done + count)
+        labels = batch["labels"][valid]
+        agree += int((predictions[valid] == ours.predictions[-1, rows]).all(axis=-1).sum())
+        solved += int(((predictions[valid] == labels) | (labels == -100)).all(axis=-1).sum())
+        gap = max(gap, float(np.abs(logits[valid] - ours.q_halt_logits[-1, rows]).max()))
+        done += count
+        progress(done, puzzles.num_examples)
+    return ExportCheck(done, agree, solved / done, gap)
+
+
+@torch.inference_mode()
+def _answer(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    carry = module.initial_carry(batch)  # pyright: ignore[reportCallIssue]
+    while True:
+        carry, _, _, outputs, all_halted = module(carry=carry, batch=batch, return_keys=("preds", "q_halt_logits"))
+        if all_halted:
+            return outputs["preds"].numpy(), outputs["q_halt_logits"].numpy()

@@ -1,0 +1,174 @@
+"""Halting at inference: the first ACT step at which a model says that its answer stands, and what that would cost.
+
+Pure functions of arrays, on the device; and the curve of accuracy against mean ACT steps that comes of their sums.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL
+
+_TAIL = sorted(round(m * 10.0**-k, k + 2) for k in range(2, 6) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
+THRESHOLDS = (0.0, *_TAIL, *(i / 20 for i in range(2, 19)), *(round(1 - p, 7) for p in reversed(_TAIL)), 1.0)
+"""Probabilities of the curve, close together near 0 and 1, where halting heads live. 0 takes the first answer; 1 is
+never reached, so it takes the last."""
+
+
+class Scores(NamedTuple):
+    """How good answers are, example by example; 0 for one without labels."""
+
+    labelled: Bool[Array, "*steps batch"]
+    accuracy: Float[Array, "*steps batch"]
+    """Share of the labels met."""
+    exact: Bool[Array, "*steps batch"]
+    """Whether all are."""
+
+
+class CurveSums(NamedTuple):
+    """Over the examples that have labels."""
+
+    count: Float[Array, ""]
+    steps: Float[Array, "thresholds"]
+    accuracy: Float[Array, "thresholds"]
+    exact: Float[Array, "thresholds"]
+    fixed_accuracy: Float[Array, "steps"]
+    """Of the answers after the first ACT step, the second, …"""
+    fixed_exact: Float[Array, "steps"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a way of halting costs and gives, means over the examples."""
+
+    mean_steps: float
+    exact_accuracy: float
+    accuracy: float
+    threshold: float | None = None
+    """A sequence halts when the model holds it likelier than this; None where all take equally many steps."""
+
+
+@dataclass(frozen=True)
+class HaltingCurve:
+    """Accuracy against mean ACT steps."""
+
+    by_threshold: tuple[Point, ...]
+    by_steps: tuple[Point, ...]
+    """Without halting: every sequence takes 1, 2, … steps."""
+
+
+def threshold_logit(probability: float) -> float:
+    """Raises `UserError` for what is no probability."""
+    if not 0 <= probability <= 1:
+        raise UserError(f"--halt-threshold {probability:g} is no probability; use a number from 0 to 1")
+    if probability in (0, 1):
+        return math.inf if probability else -math.inf
+    return math.log(probability) - math.log1p(-probability)
+
+
+def halting_logits(outputs: Mapping[str, Array]) -> Float[Array, "*steps batch"]:
+    """Above 0 where training would halt: `q_halt`, less `q_continue` where halting is bootstrapped."""
+    logits = outputs["q_halt_logits"]
+    return logits - outputs["q_continue_logits"] if "q_continue_logits" in outputs else logits
+
+
+def first_halt(halts: Bool[Array, "steps batch"]) -> Int[Array, "batch"]:
+    """The number from 0 of the step at which each sequence halts: at the last one at the latest."""
+    return jnp.argmax(halts.at[-1].set(True), axis=0)
+
+
+def scores(preds: Int[Array, "*steps batch seq"], labels: Int[Array, "batch seq"]) -> Scores:
+    """As the loss head counts them."""
+    counted = labels != IGNORED_LABEL
+    label_counts = counted.sum(axis=-1)
+    correct = (counted & (preds == labels)).sum(axis=-1)
+    labelled = jnp.broadcast_to(label_counts > 0, correct.shape)
+    return Scores(labelled, correct / jnp.maximum(label_counts, 1), labelled & (correct == label_counts))
+
+
+def curve_sums(
+    preds: Int[Array, "steps batch seq"], labels: Int[Array, "batch seq"], logits: Float[Array, "steps batch"]
+) -> CurveSums:
+    """What halting at each of the thresholds would give, and stopping after each step."""
+    found = scores(preds, labels)
+    limits = jnp.array([threshold_logit(threshold) for threshold in THRESHOLDS], logits.dtype)
+    at = jax.vmap(lambda limit: first_halt(logits > limit))(limits)
+    each = jnp.arange(labels.shape[0])
+
+    def total(values: Array) -> Array:
+        return values.astype(jnp.float32).sum(axis=-1)
+
+    return CurveSums(
+        count=total(found.labelled[0]),
+        steps=total(jnp.where(found.labelled[0], at + 1, 0)),
+        accuracy=total(found.accuracy[at, each]),
+        exact=total(found.exact[at, each]),
+        fixed_accuracy=total(found.accuracy),
+        fixed_exact=total(found.exact),
+    )
+
+
+def curve_of(sums: CurveSums) -> HaltingCurve | None:
+    """None where no example has labels."""
+    if not sums.count:
+        return None
+    means = {name: np.asarray(value, float) / sums.count for name, value in sums._asdict().items()}
+    thresholds = zip(means["steps"], means["exact"], means["accuracy"], THRESHOLDS, strict=True)
+    fixed = zip(means["fixed_exact"], means["fixed_accuracy"], strict=True)
+    return HaltingCurve(
+        tuple(Point(*map(float, point)) for point in thresholds),
+        tuple(Point(float(step), float(exact), float(accuracy)) for step, (exact, accuracy) in enumerate(fixed, 1)),
+    )
+
+
+def to_json(curve: HaltingCurve) -> str:
+    return json.dumps(asdict(curve), indent=1)
+
+
+def from_json(found: Any) -> HaltingCurve:
+    """Of what was read as JSON. Raises `ValueError` for anything that `to_json` does not write."""
+
+    def points(name: str) -> tuple[Point, ...]:
+        return tuple(_point(fields) for fields in found[name])
+
+    try:
+        return HaltingCurve(points("by_threshold"), points("by_steps"))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no halting curve: {error}") from error
+
+
+def _point(fields: Mapping[str, Any]) -> Point:
+    threshold = fields["threshold"]
+    numbers = [float(fields[name]) for name in ("mean_steps", "exact_accuracy", "accuracy")]
+    return Point(*numbers, threshold=None if threshold is None else float(threshold))
+
+
+def telling(curve: HaltingCurve, most: int = 10) -> list[Point]:
+    """About so many thresholds, spread over what changes; the one of training, 0.5, and 1 are among them."""
+    points = curve.by_threshold
+    values = np.array([(point.mean_steps, point.exact_accuracy) for point in points])
+    places = values / np.maximum(np.ptp(values, axis=0), 1e-9)
+    chosen, last = [], places[0]
+    for point, place in zip(points, places, strict=True):
+        if point.threshold in (0.5, 1) or np.abs(place - last).sum() > 2 / most:
+            chosen.append(point)
+            last = place
+    return chosen
+
+
+def table(curve: HaltingCurve) -> list[str]:
+    """Lines for a terminal: what halting gives, beside what as many steps for all give."""
+    named = [(f"{point.threshold:g}", point) for point in telling(curve)]
+    named += [(f"all after {point.mean_steps:.0f}", point) for point in curve.by_steps]
+    return [
+        "halts when surer than  mean steps   exact   token",
+        *(f"{name:>21}  {p.mean_steps:>10.2f}  {p.exact_accuracy:.4f}  {p.accuracy:.4f}" for name, p in named),
+    ]

@@ -1,0 +1,219 @@
+"""Makes mazes from a seed, no two equivalent, whose shortest path is longer than a bound.
+
+Two kinds. `corridors`: a random forest of cells with a few more opened, so that there are loops; start and goal are
+chosen such that there is exactly one shortest path, so exactly one answer is right. `walls`: the published procedure,
+30 to 50 % of the cells walls at random; of such a maze's many shortest paths the solution is the one that always takes
+the first of up, left, down and right.
+
+Mazes are flooded as bit boards: bit c of word r is cell (r, c), the mazes last, so that a step of a flood in thousands
+of mazes is a dozen operations on contiguous memory.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Bool, Integer, UInt64
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.hashing import first_of_each
+from train_jax.tasks.puzzles.maze.grid import GOAL, LARGEST, OPEN, PATH, SMALLEST, START, WALL, Mazes
+from train_jax.tasks.puzzles.maze.symmetry import fingerprints
+from train_jax.tasks.puzzles.progress import Progress
+
+Kind = Literal["corridors", "walls"]
+Boards = UInt64[np.ndarray, "rows n"]
+
+LOOPS = 0.02
+"""Of all cells of a `corridors` maze so many are opened whether or not that closes a loop. At 30x30, of trees 65 % have
+a path of more than 110 steps, with this share 38 %, with 5 % only 16 %."""
+WALLS = (0.3, 0.5)
+"""Share of walls in a `walls` maze, drawn evenly between these."""
+BATCH = 2048
+LEAST_YIELD = 5e-4
+"""Give up when after `PATIENCE` mazes fewer than this share had a path that is long enough and was not there yet."""
+PATIENCE = 20_000
+MOVES = ((-1, 0), (0, -1), (1, 0), (0, 1))
+ONE = np.uint64(1)
+
+
+def usual_min_path(size: int) -> int:
+    """110 for 30x30, as of the published set; as hard for other sizes, where paths grow with the power 1.2."""
+    return int(110 * (size / 30) ** 1.2)
+
+
+def generate(count: int, size: int, min_path: int, kind: Kind, rng: np.random.Generator, progress: Progress) -> Mazes:
+    """`count` mazes whose shortest path has more than `min_path` steps, no two equivalent under a symmetry.
+
+    Raises `UserError` when such mazes, or so many different ones, cannot be had.
+    """
+    if not SMALLEST <= size <= LARGEST:
+        raise UserError(f"--size {size}: mazes have {SMALLEST} to {LARGEST} rows; use a size in that range")
+    if kind not in get_args(Kind):
+        raise UserError(f"--kind {kind}: expected one of {', '.join(get_args(Kind))}; use one of these")
+    found = [Mazes(*np.empty((2, 0, size * size), np.uint8))]
+    known = np.empty(0, np.uint64)
+    tried, tried_since, longest = 0, 0, 0
+    while len(known) < count:
+        cells = GROUND[kind](BATCH, size, rng)
+        mazes, reached = between_far_ends(boards_of(cells), min_path, only_one=kind == "corridors", rng=rng)
+        marks = fingerprints(mazes.questions)
+        fresh = np.flatnonzero(first_of_each(marks, known=known))[: count - len(known)]
+        found.append(Mazes(*(array[fresh] for array in mazes)))
+        known = np.concatenate([known, marks[fresh]])
+        tried, longest = tried + BATCH, max(longest, reached)
+        tried_since = 0 if len(fresh) >= LEAST_YIELD * BATCH else tried_since + BATCH
+        if tried_since > PATIENCE:
+            raise UserError(
+                f"{len(known)} of {count} mazes of {size}x{size} with a shortest path of more than {min_path} steps "
+                f"came out of {tried:,}, the longest had {longest}; use a lower --min-path, fewer mazes or a larger "
+                "--size"
+            )
+        progress(f"{size}x{size} mazes", len(known), count)
+    return Mazes(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+
+
+def corridors(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "n size size"]:
+    """Which cells are open: taken in random order, a cell is opened unless that joins a tree of open cells to itself.
+
+    Trees are kept by union and find, all mazes at once, in a frame of walls: a cell points to another one of its tree
+    or, as its root, to itself; a wall points to cell 0.
+    """
+    width = size + 2
+    inner = (np.arange(1, size + 1)[:, None] * width + np.arange(1, size + 1)).ravel()
+    order = rng.permuted(np.tile(inner, (n, 1)), axis=1) + np.arange(n)[:, None] * width**2
+    pointers, sizes = np.zeros(n * width**2, np.intp), np.zeros(n * width**2, np.int32)
+    nowhere = np.arange(n)[:, None] * width**2
+    pointers[:] = np.repeat(nowhere, width**2)
+    for cells in order.T:
+        around = cells[:, None] + np.array([-width, -1, 1, width])
+        roots = pointers[around]
+        while ((above := pointers[roots]) != roots).any():
+            roots = above
+        pointers[around] = roots
+        in_order = np.sort(roots, axis=1)
+        twice = ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] > nowhere)).any(axis=1)
+        cells, roots, own_nowhere = cells[~twice], roots[~twice], nowhere[~twice]
+        weights = sizes[roots]
+        heaviest = np.take_along_axis(roots, weights.argmax(axis=1)[:, None], axis=1)
+        root = np.where(heaviest > own_nowhere, heaviest, cells[:, None])
+        joined = roots > own_nowhere
+        pointers[roots[joined]] = np.broadcast_to(root, roots.shape)[joined]
+        pointers[cells] = root[:, 0]
+        sizes[root[:, 0]] = 1 + weights.sum(axis=1)
+    is_open = (pointers.reshape(n, -1) > nowhere).reshape(n, width, width)[:, 1:-1, 1:-1]
+    return is_open | (rng.random(is_open.shape, np.float32) < LOOPS)
+
+
+def random_walls(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "n size size"]:
+    """Which cells are open when a share of walls, drawn for each maze, is strewn over it."""
+    shares = rng.uniform(*WALLS, size=(n, 1, 1)).astype(np.float32)
+    return rng.random((n, size, size), np.float32) >= shares
+
+
+GROUND: dict[str, Callable[[int, int, np.random.Generator], Bool[np.ndarray, "n size size"]]] = {
+    "corridors": corridors,
+    "walls": random_walls,
+}
+
+
+def boards_of(cells: Bool[np.ndarray, "n rows cols"]) -> Boards:
+    return (cells * (ONE << np.arange(cells.shape[2], dtype=np.uint64))).sum(axis=2, dtype=np.uint64).T.copy()
+
+
+def cells_of(boards: Boards) -> Bool[np.ndarray, "n rows cols"]:
+    return (boards.T[:, :, None] >> np.arange(len(boards), dtype=np.uint64)) & ONE == 1
+
+
+def beside(boards: Boards) -> tuple[Boards, Boards, Boards, Boards]:
+    """The cells one step away from those given, for each of the four directions."""
+    down, up = np.zeros_like(boards), np.zeros_like(boards)
+    down[1:], up[:-1] = boards[:-1], boards[1:]
+    return down, up, boards << ONE, boards >> ONE
+
+
+def waves(is_open: Boards, start: Boards) -> Iterator[Boards]:
+    """The cells 0, 1, 2, … steps away from the start, until there are no more in any maze."""
+    left, wave = is_open & ~start, start
+    while wave.any():
+        yield wave
+        down, up, right, back = beside(wave)
+        wave = (down | up | right | back) & left
+        left = left & ~wave
+
+
+def reached_one_way(wave: Boards, before: Boards, one_way: Boards) -> Boards:
+    """The cells of a wave that one shortest path leads to; `one_way`: those of the wave before."""
+    once, twice = np.zeros_like(wave), np.zeros_like(wave)
+    for board in beside(before):
+        twice |= once & board
+        once |= board
+    down, up, right, back = beside(one_way)
+    return wave & ~twice & (down | up | right | back)
+
+
+def any_cell(boards: Boards, rng: np.random.Generator) -> Boards:
+    """One of the cells given, at random; none where there is none."""
+    cells = cells_of(boards)
+    n, size = len(cells), len(boards)
+    chosen = np.argmax(cells.reshape(n, size * size) * (1 - rng.random((n, size * size), np.float32)), axis=1)
+    board = np.zeros_like(boards)
+    board[chosen // size, np.arange(n)] = ONE << (chosen % size).astype(np.uint64)
+    return board & boards
+
+
+def between_far_ends(is_open: Boards, min_path: int, *, only_one: bool, rng: np.random.Generator) -> tuple[Mazes, int]:
+    """The mazes that have a long enough path from a far end, with start, goal and solution; and the longest found.
+
+    A far end is a cell as far as any from a cell drawn at random. The other end is drawn from those more than
+    `min_path` steps away, `only_one`: to which there is one shortest path. Which of them is the start is drawn too.
+    """
+    drawn = any_cell(is_open, rng)
+    last = drawn
+    for wave in waves(is_open, drawn):
+        last = np.where(wave.any(axis=0), wave, last)
+    end = any_cell(last, rng)
+    eligible = np.zeros_like(end)
+    before = one_way = end
+    longest = 0
+    for step, wave in enumerate(waves(is_open, end)):
+        if only_one and step:
+            one_way = reached_one_way(wave, before, one_way)
+        before = wave
+        longest = step
+        if step > min_path:
+            eligible |= one_way if only_one else wave
+    good = eligible.any(axis=0)
+    is_open, end, eligible = is_open[:, good], end[:, good], eligible[:, good]
+    other = any_cell(eligible, rng)
+    swapped = rng.integers(2, size=good.sum(), dtype=bool)
+    start, goal = np.where(swapped, other, end), np.where(swapped, end, other)
+    return _solved(is_open, start, goal), longest
+
+
+def _solved(is_open: Boards, start: Boards, goal: Boards) -> Mazes:
+    """Walks from the start, always to the first neighbour that is nearer to the goal."""
+    n, size = is_open.shape[1], len(is_open)
+    to_goal = np.full((n, size + 2, size + 2), -1, np.int16)
+    for step, wave in enumerate(waves(is_open, goal)):
+        to_goal[:, 1:-1, 1:-1][cells_of(wave)] = step
+    questions = np.full((n, size, size), WALL, np.uint8)
+    for token, boards in ((OPEN, is_open), (START, start), (GOAL, goal)):
+        questions[cells_of(boards)] = token
+    solutions = questions.copy()
+    rows, cols = _place_of(start)
+    mazes = np.arange(n)
+    left = to_goal[mazes, rows + 1, cols + 1]
+    while len(mazes := mazes[left > 1]):
+        rows, cols, left = rows[left > 1], cols[left > 1], left[left > 1] - 1
+        nearer = [to_goal[mazes, rows + 1 + down, cols + 1 + right] == left for down, right in MOVES]
+        first = np.argmax(nearer, axis=0)
+        rows, cols = rows + np.array(MOVES)[first, 0], cols + np.array(MOVES)[first, 1]
+        solutions[mazes, rows, cols] = PATH
+    return Mazes(*(grids.reshape(n, size * size) for grids in (questions, solutions)))
+
+
+def _place_of(cell: Boards) -> tuple[Integer[np.ndarray, "n"], Integer[np.ndarray, "n"]]:
+    """Row and column of boards with one cell."""
+    rows = np.argmax(cell > 0, axis=0)
+    return rows, np.bitwise_count(cell.max(axis=0) - ONE).astype(np.intp)

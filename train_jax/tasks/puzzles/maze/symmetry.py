@@ -1,0 +1,47 @@
+"""The symmetries of mazes: the eight turns of the square, and fingerprints that no turn can change."""
+
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Integer, UInt8, UInt64
+
+from train_jax.tasks.puzzles.dihedral import cell_orders
+from train_jax.tasks.puzzles.hashing import mix
+from train_jax.tasks.puzzles.maze.grid import GOAL, START, VOCAB_SIZE
+
+BLOCK = 1024
+
+
+def all_turns(mazes: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n 8 cells"]:
+    """Every maze under the eight turns, in the order of the published builder; the first is the maze itself."""
+    return mazes[:, cell_orders(round(mazes.shape[1] ** 0.5))]
+
+
+@lru_cache
+def _cell_numbers(size: int) -> UInt64[np.ndarray, "cells vocab"]:
+    """A random number for every token in every cell (Zobrist hashing). The goal has the start's."""
+    rng = np.random.Generator(np.random.Philox(key=size))
+    numbers = rng.integers(2**64, size=(size**2, VOCAB_SIZE), dtype=np.uint64)
+    numbers[:, GOAL] = numbers[:, START]
+    return numbers
+
+
+def fingerprints(questions: UInt8[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
+    """A number for every maze, equal exactly when a turn makes two of them the same but for which end is the start.
+
+    Run backwards a path is the same path, so who keeps train and test apart wants such mazes to count as one. By chance
+    two others are equal at 2**-64 a pair.
+    """
+    blocks = [_fingerprint_block(questions[i : i + BLOCK]) for i in range(0, len(questions), BLOCK)]
+    return np.concatenate([np.empty(0, np.uint64), *blocks])
+
+
+def _fingerprint_block(questions: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
+    size = round(questions.shape[1] ** 0.5)
+    numbers = _cell_numbers(size)
+    of_turn = np.zeros((len(cell_orders(size)), len(questions)), np.uint64)
+    for turn, order in enumerate(cell_orders(size)):
+        # Turning the maze is moving the numbers the other way round.
+        for cell, own in enumerate(order):
+            of_turn[turn] += numbers[cell][questions[:, own]]
+    return mix(of_turn).min(axis=0)

@@ -1,0 +1,179 @@
+"""Several data sets as one to train on: every batch mixed by weight, puzzle identifiers and lengths made to agree.
+
+A batch has the same number of rows of every data set, in their order; a row keeps to its data set, so a weight is a
+share of the computation. Identifiers of a data set come after all of those before it, blank ones included, so no two
+share a row of the puzzle table. Sequences are filled up at their end to the longest, without labels; tokens stay as
+they are, so the same token may mean different things, and the puzzle's vector has to tell which.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.augmentation import move_for, words_for
+from train_jax.tasks.puzzles.batches import (
+    IGNORED_LABEL,
+    Batch,
+    batch_of,
+    drawn,
+    eval_batches,
+    examples_per_epoch,
+    rows_of,
+)
+from train_jax.tasks.puzzles.format import Metadata, PuzzleSet, load_split
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """One or more data sets. Of one alone, batches are those that `train_batch` and `eval_batches` give."""
+
+    metadata: Metadata
+    """Of all together, as a model is sized for."""
+    parts: tuple[PuzzleSet, ...]
+    first_identifiers: tuple[int, ...]
+    """What is added to each part's identifiers."""
+    weights: tuple[float, ...]
+    """Each part's share of a batch."""
+
+    @property
+    def num_examples(self) -> int:
+        return sum(part.num_examples for part in self.parts)
+
+    @property
+    def num_groups(self) -> int:
+        return sum(part.num_groups for part in self.parts)
+
+    @property
+    def examples_per_epoch(self) -> float:
+        """An epoch is as many examples as one pass over every part, whatever the weights."""
+        return sum(examples_per_epoch(part) for part in self.parts)
+
+    def part(self, number: int) -> "Mixture":
+        """One part alone, numbered and filled up as in the whole."""
+        return replace(
+            self,
+            parts=self.parts[number : number + 1],
+            first_identifiers=self.first_identifiers[number : number + 1],
+            weights=(1.0,),
+        )
+
+    def rows_of_parts(self, batch_size: int) -> list[int]:
+        """How many rows of a batch each part has: its share, rounded so that all are dealt out."""
+        exact = np.array(self.weights) / sum(self.weights) * batch_size
+        rows = np.floor(exact).astype(int)
+        # Stable, so that of equal remainders the first part gets the row.
+        rows[np.argsort(rows - exact, kind="stable")[: batch_size - rows.sum()]] += 1
+        if not rows.all():
+            raise UserError(
+                f"a batch of {batch_size} has no row for a data set of weight {self.weights[int(rows.argmin())]:g}; "
+                "use a larger batch or weights that differ less"
+            )
+        return rows.tolist()
+
+    def train_batch(
+        self, *, seed: int, step: int, batch_size: int, shard: tuple[int, int] = (0, 1), augment: bool = False
+    ) -> Batch:
+        """What shard `(index, count)` trains on at `step`: a pure function of its arguments and the data.
+
+        `augment`: every example under a symmetry of its own, which belongs to its row of the whole batch.
+        """
+        wanted = rows_of(shard, batch_size)
+        batches, first = [], 0
+        for number, rows in enumerate(self.rows_of_parts(batch_size)):
+            own = slice(max(wanted.start - first, 0), min(wanted.stop - first, rows))
+            whole = slice(first + own.start, first + own.stop)
+            first += rows
+            if own.start < own.stop:
+                part = self.parts[number]
+                # A seed of its own, so that equal data sets are not drawn alike.
+                found = drawn(part, seed=seed + number * 2**32, step=step, batch_size=rows, rows=own)
+                words = words_for(seed, step, whole) if augment else None
+                batches.append(self._agreeing(number, batch_of(part, *found, words=words)))
+        if len(batches) == 1:
+            return batches[0]
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+    def eval_batches(
+        self, *, batch_size: int, shard: tuple[int, int] = (0, 1), limit: int = 0
+    ) -> Iterator[tuple[Batch, Bool[np.ndarray, "local"]]]:
+        """Every example of every part once and in order; no batch has examples of two parts."""
+        left = limit or self.num_examples
+        for number, part in enumerate(self.parts):
+            if left > 0:
+                for batch, valid in eval_batches(part, batch_size=batch_size, shard=shard, limit=left):
+                    yield self._agreeing(number, batch), valid
+                left -= part.num_examples
+
+    def _agreeing(self, number: int, batch: Batch) -> Batch:
+        """A part's batch as a batch of the whole."""
+        batch["puzzle_identifiers"] += np.int32(self.first_identifiers[number])
+        missing = self.metadata.seq_len - batch["inputs"].shape[1]
+        if missing:
+            filling = {"inputs": self.parts[number].metadata.pad_id, "labels": IGNORED_LABEL}
+            for name, value in filling.items():
+                batch[name] = np.pad(batch[name], ((0, 0), (0, missing)), constant_values=value)
+        return batch
+
+
+def mixture_of(parts: Sequence[PuzzleSet], weights: Sequence[float] = ()) -> Mixture:
+    """Without weights a part has as many rows as its share of an epoch, so that all are passed over equally often."""
+    sizes = [part.metadata.num_puzzle_identifiers for part in parts]
+    metadata = parts[0].metadata
+    if len(parts) > 1:
+        groups, puzzles = (sum(getattr(part, name) for part in parts) for name in ("num_groups", "num_puzzles"))
+        metadata = replace(
+            metadata,
+            seq_len=max(part.metadata.seq_len for part in parts),
+            vocab_size=max(part.metadata.vocab_size for part in parts),
+            num_puzzle_identifiers=sum(sizes),
+            total_groups=groups,
+            mean_puzzle_examples=sum(part.num_examples for part in parts) / puzzles,
+            total_puzzles=sum(part.metadata.total_puzzles for part in parts),
+        )
+    first = np.cumsum([0, *sizes[:-1]]).tolist()
+    return Mixture(
+        metadata, tuple(parts), tuple(first), tuple(weights) or tuple(examples_per_epoch(part) for part in parts)
+    )
+
+
+def check_augmentable(data_dir: str, mixture: Mixture) -> None:
+    """Raises `UserError` for a data set of a kind that cannot be augmented on the fly."""
+    for name, part in zip(data_dirs(data_dir), mixture.parts, strict=True):
+        move_for(part.metadata, name)
+
+
+def data_dirs(data_dir: str) -> list[str]:
+    """The data sets that a run's `data_dir` names, by commas."""
+    return [name.strip() for name in data_dir.split(",") if name.strip()]
+
+
+def load_mixture(data_dir: str, split: str, data_weights: str = "") -> Mixture:
+    """Opens the data sets that `data_dir` names; `data_weights` has a number for each, or is empty."""
+    names = data_dirs(data_dir)
+    if not names:
+        raise UserError(f"--data-dir {data_dir!r} names no data set; give a folder made by `trm build-data`")
+    try:
+        weights = [float(text) for text in data_weights.split(",")] if data_weights.strip() else []
+    except ValueError:
+        weights = [0.0]
+    if weights and (len(weights) != len(names) or not all(0 < weight < float("inf") for weight in weights)):
+        raise UserError(
+            f"--data-weights {data_weights!r}: expected {len(names)} numbers above 0, one for each data set in "
+            f"--data-dir; use {','.join('1' for _ in names)}"
+        )
+    return mixture_of([load_split(name, split) for name in names], weights)
+
+
+def load_part(run_data_dir: str, split: str, data_dir: str) -> Mixture:
+    """One data set as a run over `run_data_dir` numbers it. Raises `UserError` where the run mixed others."""
+    names = data_dirs(run_data_dir)
+    if len(names) <= 1:
+        return mixture_of([load_split(data_dir, split)])
+    if data_dir not in names:
+        raise UserError(
+            f"--data-dir {data_dir} is none of the data sets that the run was trained on; use one of {', '.join(names)}"
+        )
+    return load_mixture(run_data_dir, split).part(names.index(data_dir))

@@ -1,0 +1,62 @@
+"""What a model answered, on disk: one file for each host, enough to score it without model and data."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from train_jax.errors import UserError
+from train_jax.run.untrusted import DamagedError, read_arrays
+
+LARGEST_BYTES = 2**36
+"""Of all arrays, uncompressed: fifty times those of an ARC set with 1000 augmentations."""
+
+
+class Predictions(NamedTuple):
+    """The answers after the last ACT step, in any order."""
+
+    puzzle_identifiers: Integer[np.ndarray, "examples"]
+    """As the data set's `identifiers.json` numbers them."""
+    inputs: Integer[np.ndarray, "examples seq"]
+    preds: Integer[np.ndarray, "examples seq"]
+    q_halt_logits: Float[np.ndarray, "examples"]
+
+
+def save_predictions(path: str | Path, predictions: Predictions) -> None:
+    """Whole or not at all. Raises `UserError` where the file cannot be written."""
+    path = Path(path)
+    scratch = path.with_name(f".{path.name}.partial")
+    try:
+        with scratch.open("wb") as file:
+            np.savez_compressed(file, **predictions._asdict())
+        scratch.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in a folder that is there") from None
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def load_predictions(path: str | Path) -> Predictions:
+    """Raises `UserError` for anything that `save_predictions` does not write."""
+    try:
+        found = Predictions(**read_arrays(Path(path), Predictions._fields, largest_bytes=LARGEST_BYTES))
+        _check(found)
+    except (DamagedError, ValueError, FileNotFoundError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
+        raise UserError(f"{path} holds no predictions ({reason}); `trm evaluate --predictions` writes them") from None
+    return found
+
+
+def _check(found: Predictions) -> None:
+    count = len(found.puzzle_identifiers)
+    expected = {"puzzle_identifiers": 1, "inputs": 2, "preds": 2, "q_halt_logits": 1}
+    for name, dimensions in expected.items():
+        array = getattr(found, name)
+        kind = np.floating if name == "q_halt_logits" else np.integer
+        if array.ndim != dimensions or len(array) != count or not np.issubdtype(array.dtype, kind):
+            raise ValueError(f"{name} is {array.dtype} {array.shape}")
+    if found.preds.shape != found.inputs.shape:
+        raise ValueError(f"preds are {found.preds.shape}, but inputs {found.inputs.shape}")
+    if not np.isfinite(found.q_halt_logits).all():
+        raise ValueError("q_halt_logits hold what is no number")

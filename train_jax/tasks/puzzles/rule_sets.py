@@ -1,0 +1,68 @@
+"""What data sets of puzzles that all follow one rule have in common: their arrays, their options, their findings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer, UInt8, UInt64
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.hashing import first_of_each
+
+PAD_TOKEN = 0
+"""Of padding, and of a label that counts for nothing."""
+BLANK_IDENTIFIER = 0
+IDENTIFIERS = ["<blank>"]
+"""One rule for all, so they share the blank identifier."""
+FROM_ZERO = ("num_aug", "seed", "min_path", "min_difficulty")
+"""Options that may be 0."""
+
+
+def split_of(
+    inputs: UInt8[np.ndarray, "groups copies cells"], labels: UInt8[np.ndarray, "groups copies cells"], vocab_size: int
+) -> tuple[Metadata, dict[str, np.ndarray]]:
+    """A split whose groups are an original, first, and its augmentations; every copy is a puzzle of one example."""
+    count, copies, cells = inputs.shape
+    metadata = Metadata(
+        seq_len=cells,
+        vocab_size=vocab_size,
+        pad_id=PAD_TOKEN,
+        ignore_label_id=PAD_TOKEN,
+        blank_identifier_id=BLANK_IDENTIFIER,
+        num_puzzle_identifiers=1,
+        total_groups=count,
+        mean_puzzle_examples=1.0,
+        total_puzzles=count,
+        sets=("all",),
+    )
+    return metadata, {
+        "inputs": inputs.reshape(-1, cells),
+        "labels": labels.reshape(-1, cells),
+        "puzzle_identifiers": np.full(count * copies, BLANK_IDENTIFIER, np.int32),
+        "puzzle_indices": np.arange(count * copies + 1, dtype=np.int32),
+        "group_indices": np.arange(count + 1, dtype=np.int32) * copies,
+    }
+
+
+def check_counts(**counts: int) -> None:
+    """Options that are counts, from 0 or from 1."""
+    for name, count in counts.items():
+        least = 0 if name in FROM_ZERO else 1
+        if count < least:
+            raise UserError(f"--{name.replace('_', '-')} {count}: expected at least {least}; use {least} or more")
+
+
+def subsample(available: int, size: int, rng: np.random.Generator) -> Integer[np.ndarray, "size"]:
+    """Which of so many train puzzles to keep, `size` of them."""
+    if size > available:
+        raise UserError(f"--subsample-size {size} of {available} train puzzles; use at most that many")
+    return rng.choice(available, size, replace=False)
+
+
+def equivalents(train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -> Mapping[str, Any]:
+    """What the fingerprints of two splits say about leaks and repetitions."""
+    return {
+        "test_puzzles_equivalent_to_a_train_puzzle": int(np.isin(test, train).sum()),
+        "train_puzzles_equivalent_to_another": int((~first_of_each(train, known=train[:0])).sum()),
+    }

@@ -1,0 +1,155 @@
+"""Turns Sudokus, generated or public, into the arrays of a data set, and writes it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer
+
+from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.progress import Progress
+from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_counts, equivalents, split_of, subsample
+from train_jax.tasks.puzzles.sudoku.csv import GEOMETRY as CSV_GEOMETRY
+from train_jax.tasks.puzzles.sudoku.csv import HUB_EXAMPLE, Table, guesses_of, read_table
+from train_jax.tasks.puzzles.sudoku.generator import Originals, generate
+from train_jax.tasks.puzzles.sudoku.grid import Geometry, tokens_of
+from train_jax.tasks.puzzles.sudoku.rating import rank_correlation, ratings, told
+from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints
+from train_jax.tasks.puzzles.tables import local_tables, sha256_of
+from train_jax.tasks.puzzles.writing import Splits, is_built, write_dataset
+
+AUGMENTED_AT_ONCE = 2**17
+
+MAKER_VERSION = 1
+"""Part of every recipe: raise it when the same options come to give other puzzles."""
+
+
+def build_generated(
+    directory: Path,
+    geometry: Geometry,
+    *,
+    num_train: int,
+    num_test: int,
+    num_empty: int | None,
+    min_difficulty: int | None = None,
+    num_aug: int,
+    seed: int,
+    overwrite: bool,
+    progress: Progress,
+) -> bool:
+    """Makes a data set of new puzzles, no two equivalent; returns False when it was there already.
+
+    `num_empty` None empties as many cells as each grid allows; `min_difficulty`: in guesses of `sudoku_rating.py`.
+
+    Raises `UserError` when the options cannot be met, or as `is_built` does.
+    """
+    recipe = {
+        "maker": "sudoku",
+        "maker_version": MAKER_VERSION,
+        "size": geometry.size,
+        "num_train": num_train,
+        "num_test": num_test,
+        "num_empty": num_empty,
+        "num_aug": num_aug,
+        "seed": seed,
+    }
+    if min_difficulty is not None:  # left out else: data sets from before it was an option are still known as the same
+        recipe["min_difficulty"] = min_difficulty
+    check_counts(num_train=num_train, num_test=num_test, num_aug=num_aug, seed=seed, min_difficulty=min_difficulty or 0)
+    if is_built(directory, recipe, overwrite=overwrite):
+        return False
+    rng = np.random.default_rng(seed)
+    originals = generate(
+        num_train + num_test, num_empty, geometry, rng, min_difficulty=min_difficulty or 0, progress=progress
+    )
+    train, test = (Originals(*(array[part] for array in originals)) for part in (np.s_[:num_train], np.s_[num_train:]))
+    findings = _difficulty("train", ratings(train.puzzles, geometry))
+    findings |= _difficulty("test", ratings(test.puzzles, geometry))
+    splits = _splits(train, test, geometry, num_aug, rng, progress)
+    return write_dataset(directory, splits, IDENTIFIERS, recipe, findings=findings, overwrite=overwrite)
+
+
+def build_from_tables(
+    directory: Path,
+    source: str,
+    *,
+    subsample_size: int | None,
+    min_difficulty: int | None,
+    num_aug: int,
+    seed: int,
+    overwrite: bool,
+    progress: Progress,
+) -> bool:
+    """Converts the public Sudoku-Extreme tables; returns False when that data set was there already.
+
+    `min_difficulty` is in the tables' own rating. Every puzzle that is used is shown to have one solution. The public
+    test set is left as it is; how many of its puzzles are equivalent to one that is trained on (by fingerprint, so at
+    most so many) is put into `recipe.json`, and how hard they are by the tables' rating and by ours.
+    """
+    check_counts(num_aug=num_aug, seed=seed, min_difficulty=min_difficulty or 0)
+    check_counts(subsample_size=1 if subsample_size is None else subsample_size)
+    with local_tables(source, hub_example=HUB_EXAMPLE) as tables:
+        recipe = {
+            "maker": "sudoku tables",
+            "maker_version": MAKER_VERSION,
+            "tables_sha256": {split: sha256_of(path) for split, path in tables.items()},
+            "subsample_size": subsample_size,
+            "min_difficulty": min_difficulty,
+            "num_aug": num_aug,
+            "seed": seed,
+        }
+        if is_built(directory, recipe, overwrite=overwrite):
+            return False
+        read = {
+            split: read_table(path, min_difficulty=min_difficulty, progress=progress) for split, path in tables.items()
+        }
+        rng = np.random.default_rng(seed)
+        if subsample_size is not None:
+            read["train"] = read["train"].rows(subsample(len(read["train"].puzzles), subsample_size, rng))
+        findings: dict[str, Any] = {"source": source}
+        for split, path in tables.items():
+            findings |= _difficulty(split, guesses_of(path, read[split], progress), read[split])
+    train, test = (Originals(table.puzzles, table.solutions) for table in read.values())
+    findings |= equivalents(*(fingerprints(each.puzzles, CSV_GEOMETRY) for each in (train, test)))
+    splits = _splits(train, test, CSV_GEOMETRY, num_aug, rng, progress)
+    return write_dataset(directory, splits, IDENTIFIERS, recipe, findings=findings, overwrite=overwrite)
+
+
+def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | None = None) -> dict[str, str]:
+    """What is said of a split's puzzles; of a table's also its own rating, and how far both agree."""
+    findings = {f"{split}_difficulty": told(guesses)}
+    if table is not None:
+        own = table.ratings
+        findings[f"{split}_rating_in_the_table"] = (
+            f"{own.min()} to {own.max()}, mean {own.mean():.1f}, median {np.median(own):g}; rank correlation with "
+            f"guesses {rank_correlation(guesses, own):.2f}"
+        )
+    return findings
+
+
+def _splits(
+    train: Originals, test: Originals, geometry: Geometry, num_aug: int, rng: np.random.Generator, progress: Progress
+) -> Splits:
+    """Augments the train split only: a test puzzle is scored as it is."""
+    return {
+        "train": split_arrays(train, geometry, num_aug=num_aug, rng=rng, progress=progress),
+        "test": split_arrays(test, geometry, num_aug=0, rng=rng, progress=progress),
+    }
+
+
+def split_arrays(
+    originals: Originals, geometry: Geometry, *, num_aug: int, rng: np.random.Generator, progress: Progress
+) -> tuple[Metadata, dict[str, np.ndarray]]:
+    """A split whose groups are an original, first and unchanged, and `num_aug` random symmetries of it."""
+    count, copies = len(originals.puzzles), 1 + num_aug
+    inputs, labels = (np.empty((count, copies, geometry.cells), np.uint8) for _ in range(2))
+    inputs[:, 0], labels[:, 0] = tokens_of(originals.puzzles), tokens_of(originals.solutions)
+    step = max(1, AUGMENTED_AT_ONCE // copies)
+    for start in range(0, count if num_aug else 0, step):
+        part = slice(start, min(start + step, count))
+        puzzles, solutions = (np.repeat(array[part], num_aug, axis=0) for array in originals)
+        puzzles, solutions = augment(puzzles, solutions, geometry, rng)
+        inputs[part, 1:] = tokens_of(puzzles).reshape(-1, num_aug, geometry.cells)
+        labels[part, 1:] = tokens_of(solutions).reshape(-1, num_aug, geometry.cells)
+        progress("augmented examples", part.stop * copies, count * copies)
+    return split_of(inputs, labels, geometry.vocab_size)

@@ -1,0 +1,171 @@
+"""What a Sudoku is: its geometry, its rules, its text on a terminal and its tokens in a data set.
+
+Everywhere in these rooms a grid is a row of `size * size` digits, read row by row, with 0 for an empty cell.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Integer, UInt8
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.format import Metadata
+
+BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A Sudoku whose boxes have `box_rows` rows and `box_cols` columns; it is `box_rows * box_cols` cells wide.
+
+    A band is a row of boxes, a stack is a column of boxes.
+    """
+
+    box_rows: int
+    box_cols: int
+
+    @property
+    def size(self) -> int:
+        return self.box_rows * self.box_cols
+
+    @property
+    def cells(self) -> int:
+        return self.size**2
+
+    @property
+    def has_square_boxes(self) -> bool:
+        """Whether transposing a grid gives a Sudoku again."""
+        return self.box_rows == self.box_cols
+
+    @property
+    def vocab_size(self) -> int:
+        """Padding, the empty cell and one token for every digit."""
+        return self.size + 2
+
+    @cached_property
+    def row_of(self) -> Integer[np.ndarray, "cells"]:
+        return np.arange(self.cells) // self.size
+
+    @cached_property
+    def col_of(self) -> Integer[np.ndarray, "cells"]:
+        return np.arange(self.cells) % self.size
+
+    @cached_property
+    def box_of(self) -> Integer[np.ndarray, "cells"]:
+        return self.row_of // self.box_rows * self.box_rows + self.col_of // self.box_cols
+
+    @cached_property
+    def units(self) -> Integer[np.ndarray, "units size"]:
+        """The cells of every row, then of every column, then of every box."""
+        kinds = [np.argsort(kind, kind="stable") for kind in (self.row_of, self.col_of, self.box_of)]
+        return np.concatenate([kind.reshape(self.size, self.size) for kind in kinds])
+
+    def unit_name(self, unit: int) -> str:
+        return f"{('row', 'column', 'box')[unit // self.size]} {unit % self.size + 1}"
+
+    def __str__(self) -> str:
+        return f"{self.size}x{self.size}"
+
+
+GEOMETRIES = {4: Geometry(2, 2), 6: Geometry(2, 3), 9: Geometry(3, 3)}
+
+
+def geometry_of_size(size: int) -> Geometry:
+    """The geometry of a Sudoku `size` cells wide; `UserError` for a size that has none here."""
+    if size not in GEOMETRIES:
+        raise UserError(f"a Sudoku of size {size} is not known; use one of {', '.join(map(str, GEOMETRIES))}")
+    return GEOMETRIES[size]
+
+
+def sudoku_of(data: Metadata) -> Geometry | None:
+    """The Sudoku whose grids a data set holds; None if it holds something else."""
+    for geometry in GEOMETRIES.values():
+        if (data.seq_len, data.vocab_size) == (geometry.cells, geometry.vocab_size):
+            return geometry
+    return None
+
+
+def is_solution(grids: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Bool[np.ndarray, "n"]:
+    """Which grids are complete and hold every digit once in every row, column and box."""
+    bits = np.uint16(1) << grids.T.astype(np.uint16)
+    seen = np.zeros((len(geometry.units), len(grids)), np.uint16)
+    for cells in geometry.units.T:
+        seen |= bits[cells]
+    return (seen == (2 << geometry.size) - 2).all(axis=0)
+
+
+def tokens_of(grids: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
+    """An empty cell is token 1 and digit d is token d + 1; token 0 is padding."""
+    return grids + np.uint8(1)
+
+
+def grids_of(tokens: Integer[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
+    """Digits of tokens; padding, which a model may predict, becomes an empty cell."""
+    return (np.maximum(tokens, 1) - 1).astype(np.uint8)
+
+
+def parse(text: str) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
+    """The grid that a text shows, its size told by its number of cells.
+
+    `.` and `0` are empty cells; white space and the lines that `render` draws are passed over.
+    Raises `UserError` for anything else, for a length that no size has, and for givens that contradict each other.
+    """
+    cells = [character for character in text if not character.isspace() and character not in "|-+,;"]
+    for position, character in enumerate(cells):
+        if character not in ".0123456789":
+            raise UserError(
+                f"{character!r} at cell {position + 1} of the Sudoku is neither a digit nor '.'; "
+                "write 1 to 9 for a given and '.' or '0' for an empty cell"
+            )
+    geometry = next((each for each in GEOMETRIES.values() if each.cells == len(cells)), None)
+    if geometry is None:
+        expected = ", ".join(f"{each.cells} ({each})" for each in GEOMETRIES.values())
+        raise UserError(f"the Sudoku has {len(cells)} cells, expected one of {expected}; write '.' for an empty cell")
+    grid = np.array([int(character.replace(".", "0")) for character in cells], np.uint8)
+    if grid.max() > geometry.size:
+        raise UserError(f"digit {grid.max()} in a {geometry} Sudoku; use digits 1 to {geometry.size}")
+    contradiction = contradiction_in(grid, geometry)
+    if contradiction:
+        raise UserError(f"the Sudoku has {contradiction}; every digit may stand once there, so correct the givens")
+    return grid, geometry
+
+
+def contradiction_in(grid: UInt8[np.ndarray, "cells"], geometry: Geometry) -> str | None:
+    """The first rule that the digits present break, in words such as `digit 5 twice in row 3`."""
+    for unit, cells in enumerate(geometry.units):
+        digits, counts = np.unique(grid[cells], return_counts=True)
+        repeated = digits[(counts > 1) & (digits > 0)]
+        if len(repeated):
+            return f"digit {repeated[0]} more than once in {geometry.unit_name(unit)}"
+    return None
+
+
+def render(
+    grid: UInt8[np.ndarray, "cells"],
+    geometry: Geometry,
+    *,
+    givens: Sequence[bool] | Bool[np.ndarray, "cells"] | None = None,
+    wrong: Sequence[bool] | Bool[np.ndarray, "cells"] | None = None,
+) -> str:
+    """The grid with its box lines, `.` for an empty cell; with ANSI codes, `givens` are bold and `wrong` cells red.
+
+    Nothing marked means no ANSI codes, so a plain file or pipe gets plain text.
+    """
+    size = geometry.size
+    rule = "+".join(["", *["-" * (2 * geometry.box_cols + 1)] * (size // geometry.box_cols), ""])
+    lines = []
+    for row in range(size):
+        if row % geometry.box_rows == 0:
+            lines.append(rule)
+        line = ""
+        for cell in range(row * size, (row + 1) * size):
+            codes = (BOLD if givens is not None and givens[cell] else "") + (
+                RED if wrong is not None and wrong[cell] else ""
+            )
+            character = str(grid[cell]) if grid[cell] else "."
+            line += "| " if cell % geometry.box_cols == 0 else ""
+            line += (codes + character + PLAIN if codes else character) + " "
+        lines.append(line + "|")
+    return "\n".join([*lines, rule])

@@ -1,0 +1,165 @@
+"""ARC voting: the answers to all augmentations of a puzzle, turned back, vote for its solution.
+
+Follows the published evaluator: of the grids answered to a test input, more votes come first, and of equally many the
+higher mean halting probability. Beyond that a total order decides, not the order of arrival, and sums are exact, so the
+figures do not depend on how the examples were spread over devices, hosts and files.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from train_jax.errors import UserError
+from train_jax.run.folder import write_text
+from train_jax.tasks.puzzles.arc.grid import CELLS, SIDE, VOCAB_SIZE, Grid, Puzzle, sizes_of
+from train_jax.tasks.puzzles.arc.json import read_test_puzzles
+from train_jax.tasks.puzzles.arc.symmetry import OUTSIDE, Symmetries, parse_names, undo
+from train_jax.tasks.puzzles.format import read_identifiers
+from train_jax.tasks.puzzles.predictions import Predictions, load_predictions
+
+PASSES = (1, 2, 5, 10, 100, 1000)
+"""pass@K: the solution is among the first K grids."""
+ATTEMPTS = 2
+"""Grids for each test input in a submission."""
+BLOCK = 4096
+
+Key = bytes
+"""A grid: the colours of its canvas, `OUTSIDE` beyond it."""
+
+
+class Candidate(NamedTuple):
+    """A grid that was answered to a test input."""
+
+    key: Key
+    votes: int
+    q_halt: float
+    """Mean halting probability of its votes."""
+
+
+Ballots = dict[tuple[str, Key], list[Candidate]]
+"""(puzzle, test input) -> the grids answered to it, the best first."""
+
+
+class Scores(NamedTuple):
+    """The outcome of a vote."""
+
+    figures: dict[str, float]
+    """`ARC/pass@K`: mean over the puzzles of the share of their test inputs that are solved. Empty where no solution
+    is public."""
+    submission: dict[str, list[dict[str, list[list[int]]]]]
+    """What Kaggle takes: for every test input of every puzzle two attempts."""
+    unanswered: int
+    """Test inputs without a single vote."""
+
+
+def score(data_dir: str | Path, files: Sequence[str | Path]) -> Scores:
+    """Counts the votes of all `files` together: the hosts' shards of an evaluation, or several evaluations.
+
+    Raises `UserError` for a data set that is not ARC's or files that do not belong to it.
+    """
+    if len({Path(file).resolve() for file in files}) < len(files):
+        raise UserError(f"{files[0]} … {files[-1]}: a file is given twice; give each one once")
+    return score_predictions(data_dir, (load_predictions(file) for file in files))
+
+
+def score_predictions(data_dir: str | Path, predictions: Iterable[Predictions]) -> Scores:
+    """The same of predictions in memory."""
+    puzzles = read_test_puzzles(data_dir)
+    return outcome(puzzles, count_votes(read_identifiers(data_dir), predictions))
+
+
+def write_submission(path: str | Path, scores: Scores) -> None:
+    """Whole or not at all."""
+    try:
+        write_text(Path(path), json.dumps(scores.submission))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in a folder that is there") from None
+
+
+def count_votes(names: Sequence[str], predictions: Iterable[Predictions]) -> Ballots:
+    """`names`: of the puzzle identifiers. Padding votes too, for the puzzle "<blank>", which nobody asks for."""
+    votes: dict[tuple[str, Key], dict[Key, list[float]]] = {}
+    known: dict[Key, Key] = {}
+    for part in predictions:
+        for block in _blocks(part, names):
+            for question, answer, q_halt in block:
+                answer = known.setdefault(answer, answer)
+                votes.setdefault(question, {}).setdefault(answer, []).append(q_halt)
+    return {question: _ranked(answers) for question, answers in votes.items()}
+
+
+def _ranked(answers: Mapping[Key, Sequence[float]]) -> list[Candidate]:
+    # `fsum` rounds once, whatever the order; of candidates that tie, the smaller key is first, whoever came first.
+    found = [Candidate(key, len(votes), math.fsum(votes) / len(votes)) for key, votes in answers.items()]
+    return sorted(found, key=lambda each: (-each.votes, -each.q_halt, each.key))
+
+
+def _blocks(part: Predictions, names: Sequence[str]) -> Iterator[Iterator[tuple[tuple[str, Key], Key, float]]]:
+    """Rows of ((puzzle, input), answer, halting probability), a block of examples at a time."""
+    identifiers, tokens = part.puzzle_identifiers, (part.inputs, part.preds)
+    if len(identifiers) and not 0 <= identifiers.min() <= identifiers.max() < len(names):
+        raise UserError(
+            f"the predictions are for identifiers {identifiers.min()} to {identifiers.max()}, the data set has 0 to "
+            f"{len(names) - 1}; give the data set that they were made on"
+        )
+    lowest, highest = (min(each.min(initial=0) for each in tokens), max(each.max(initial=0) for each in tokens))
+    if part.inputs.shape[1] != CELLS or lowest < 0 or highest >= VOCAB_SIZE:
+        raise UserError(
+            f"the predictions are {part.inputs.shape[1]} tokens from {lowest} to {highest}, expected ARC's {CELLS} "
+            f"from 0 to {VOCAB_SIZE - 1}; give predictions made on an ARC data set"
+        )
+    present, which = np.unique(identifiers, return_inverse=True)
+    originals, symmetries = parse_names([names[int(identifier)] for identifier in present])
+    q_halt = 1 / (1 + np.exp(-part.q_halt_logits.astype(np.float64)))
+    for start in range(0, len(identifiers), BLOCK):
+        block = slice(start, start + BLOCK)
+        undone = Symmetries(*(array[which[block]] for array in symmetries))
+        inputs, answers = (_restored(each[block], undone) for each in tokens)
+        questions = zip((originals[number] for number in which[block]), inputs, strict=True)
+        yield zip(questions, answers, q_halt[block].tolist(), strict=True)
+
+
+def _restored(tokens: np.ndarray, symmetries: Symmetries) -> list[Key]:
+    tokens = tokens.astype(np.uint8, copy=False)
+    canvases, _, _ = undo(tokens, *sizes_of(tokens), symmetries)
+    joined = canvases.tobytes()
+    return [joined[start : start + CELLS] for start in range(0, len(joined), CELLS)]
+
+
+def key_of(grid: Grid) -> Key:
+    canvas = np.full((SIDE, SIDE), OUTSIDE, np.uint8)
+    canvas[: grid.shape[0], : grid.shape[1]] = grid
+    return canvas.tobytes()
+
+
+def grid_of(key: Key) -> list[list[int]]:
+    """The grid as JSON has it; one black cell for a grid without cells, which no task has."""
+    canvas = np.frombuffer(key, np.uint8).reshape(SIDE, SIDE)
+    rows, cols = (canvas[:, 0] != OUTSIDE).sum(), (canvas[0] != OUTSIDE).sum()
+    return canvas[:rows, :cols].tolist() or [[0]]
+
+
+def outcome(puzzles: Sequence[Puzzle], ballots: Ballots) -> Scores:
+    """Pass figures, submission and gaps of a vote that is counted."""
+    solved = dict.fromkeys(PASSES, 0.0)
+    submission: dict[str, Any] = {}
+    unanswered = 0
+    for puzzle in puzzles:
+        submission[puzzle.name], ranks = [], []
+        for example in puzzle.sections["test"]:
+            candidates = ballots.get((puzzle.name, key_of(example.input)), [])
+            unanswered += not candidates
+            keys, solution = [candidate.key for candidate in candidates], key_of(example.output)
+            ranks.append(keys.index(solution) if solution in keys else math.inf)
+            grids = [grid_of(key) for key in keys[:ATTEMPTS]] or [[[0]]]
+            grids += grids[:1] * (ATTEMPTS - len(grids))
+            submission[puzzle.name].append({f"attempt_{number}": grid for number, grid in enumerate(grids, 1)})
+        for k in PASSES:
+            solved[k] += sum(rank < k for rank in ranks) / len(ranks)
+    public = any(example.output.tolist() != [[0]] for puzzle in puzzles for example in puzzle.sections["test"])
+    figures = {f"ARC/pass@{k}": count / len(puzzles) for k, count in solved.items()} if public else {}
+    return Scores(figures, submission, unanswered)

@@ -1,0 +1,163 @@
+"""Writes a whole data set or nothing: built beside its place, then renamed into it; knows one that is already there."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from train_jax.errors import UserError, brief
+from train_jax.run.untrusted import DamagedError, read_whole
+from train_jax.tasks.puzzles.format import FIELDS, LARGEST_JSON_BYTES, SPLITS, Metadata, write_json, write_split
+from train_jax.tasks.puzzles.row_file import RowFile
+
+ENTRIES = {*SPLITS, "identifiers.json", "test_puzzles.json", "recipe.json"}
+"""What a data set consists of; a directory that holds anything else is never replaced."""
+
+Splits = Mapping[str, tuple[Metadata, Mapping[str, np.ndarray | RowFile]]]
+
+
+def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> bool:
+    """Whether the data set of this recipe is in `directory`; ask before doing the work.
+
+    Raises `UserError` when something else is there that may not be replaced.
+    """
+    directory = Path(directory)
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return False
+    if not directory.is_dir():
+        raise UserError(f"{directory} is a file; choose another --output-dir")
+    strangers = sorted(entry.name for entry in directory.iterdir() if entry.name not in ENTRIES)
+    if strangers:
+        raise UserError(
+            f"{directory} holds {strangers[0]}, which is no part of a data set; choose another --output-dir"
+        )
+    found = read_recipe(directory)
+    if found is not None and found["recipe"] == _as_json(recipe):
+        return True
+    if overwrite:
+        return False
+    raise UserError(f"{directory} holds {_difference(found, recipe)}; choose another --output-dir or pass --overwrite")
+
+
+def read_recipe(directory: str | Path) -> dict[str, Any] | None:
+    """What `recipe.json` says (`recipe`, `content_sha256`, `findings`), or None without it or without a split.
+
+    `recipe` and `findings` are objects; what is in them, somebody else may have written.
+    """
+    directory = Path(directory)
+    try:
+        found = json.loads(read_whole(directory / "recipe.json", largest_bytes=LARGEST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError, DamagedError):
+        return None
+    if not isinstance(found, dict) or not all((directory / split / "dataset.json").is_file() for split in SPLITS):
+        return None
+    return found if isinstance(found.get("recipe"), dict) and isinstance(found.get("findings", {}), dict) else None
+
+
+def _difference(found: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str:
+    if found is None:
+        return "a data set that was not made here (recipe.json or a split is missing)"
+    there, asked = found["recipe"], _as_json(recipe)
+    name = next(name for name in [*asked, *there] if there.get(name) != asked.get(name))
+    values = (brief(recipe.get(name)) for recipe in (there, asked))
+    return "a data set of another recipe ({} is {}, asked for {})".format(brief(name).strip("'"), *values)
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def write_dataset(
+    directory: str | Path,
+    splits: Splits,
+    identifiers: Sequence[str],
+    recipe: Mapping[str, Any],
+    *,
+    findings: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> bool:
+    """Writes a data set that is in memory; returns False when one of the same recipe was there already.
+
+    Raises `UserError` as `is_built` does.
+    """
+    with new_dataset(directory, recipe, overwrite=overwrite) as building:
+        if building is None:
+            return False
+        for split, (metadata, arrays) in splits.items():
+            write_split(building / split, metadata, arrays)
+        write_json(building / "identifiers.json", list(identifiers))
+        write_record(building, recipe, content_sha256(splits), findings)
+    return True
+
+
+def write_record(
+    building: Path, recipe: Mapping[str, Any], content_hash: str, findings: Mapping[str, Any] | None = None
+) -> None:
+    """Writes `recipe.json`; `recipe` alone decides whether two data sets are the same, `findings` inform the reader."""
+    write_json(building / "recipe.json", {"recipe": recipe, "content_sha256": content_hash, "findings": findings or {}})
+
+
+@contextlib.contextmanager
+def new_dataset(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Path | None]:
+    """Gives a folder to build in, which takes its place at `directory` when the block ends well.
+
+    Gives None when the data set of this recipe is there already. A build that is killed leaves nothing at `directory`,
+    and its leftovers beside it go with the next build. Raises `UserError` as `is_built` does, or for a full disk.
+    """
+    directory = Path(directory).absolute()
+    building, replaced = (directory.with_name(f".{directory.name}.{state}") for state in ("building", "replaced"))
+    with _only_builder_in(directory.parent):
+        for leftover in (building, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if is_built(directory, recipe, overwrite=overwrite):
+            yield None
+            return
+        try:
+            yield building
+            if directory.exists():
+                os.rename(directory, replaced)
+            os.rename(building, directory)
+        except OSError as error:
+            raise UserError(
+                f"{directory} could not be written ({error.strerror}); make room or choose another --output-dir"
+            ) from None
+        finally:
+            for leftover in (building, replaced):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _only_builder_in(parent: Path) -> Iterator[None]:
+    """Holds a lock on the parent directory: it leaves no file behind, and the kernel drops it when a builder dies."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(parent, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{parent} cannot hold a data set ({error.strerror}); choose another --output-dir") from None
+    try:
+        # Some network file systems have no locks; there two builds at once are the user's to avoid.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def content_sha256(splits: Splits) -> str:
+    """The hash of every array with its name, type and shape: equal data sets have equal hashes."""
+    digest = hashlib.sha256()
+    for split in sorted(splits):
+        arrays = splits[split][1]
+        for field in FIELDS:
+            array = arrays[field]
+            digest.update(f"{split} {field} {array.dtype.str} {array.shape}\n".encode())
+            for chunk in array.chunks() if isinstance(array, RowFile) else (np.ascontiguousarray(array).data,):
+                digest.update(chunk)
+    return digest.hexdigest()
