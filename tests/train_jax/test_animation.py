@@ -13,12 +13,12 @@ from train_jax.report.pixels import CAPTION, COLOUR_OF, LAST_MS, MARGIN, STEP_MS
 from train_jax.report.player import player
 from train_jax.report.terminal import drawn
 from train_jax.report.theme import CELLS
-from train_jax.tasks.puzzles.arc.kind import ArcLook, arc_look_of
-from train_jax.tasks.puzzles.kind import Look
+from train_jax.tasks.puzzles.arc.kind import ArcKind, arc_kind_of
+from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
-from train_jax.tasks.puzzles.maze.kind import MazeLook
+from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.trace import Trace
 
 SUDOKU = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
@@ -35,10 +35,10 @@ def traces() -> dict[str, Trace]:
     gap = np.where(np.arange(25) == 2, OPEN, SOLVED)
     other = np.where(np.arange(12) == 4, 9, ARC)
     return {
-        "sudoku": Trace(SudokuLook(GEOMETRIES[4]), question, np.array([wrong, SUDOKU, SUDOKU]), logits, SUDOKU),
-        "maze": Trace(MazeLook(5), MAZE, np.array([gap, SOLVED, SOLVED]), logits, SOLVED),
-        "arc": Trace(ArcLook(3, 4), ARC[::-1].copy(), np.array([other, ARC, ARC]), logits, ARC),
-        "unknown": Trace(MazeLook(5), MAZE, np.array([gap, SOLVED]), logits[:2]),
+        "sudoku": Trace(SudokuKind(GEOMETRIES[4]), question, np.array([wrong, SUDOKU, SUDOKU]), logits, SUDOKU),
+        "maze": Trace(MazeKind(5), MAZE, np.array([gap, SOLVED, SOLVED]), logits, SOLVED),
+        "arc": Trace(ArcKind(3, 4), ARC[::-1].copy(), np.array([other, ARC, ARC]), logits, ARC),
+        "unknown": Trace(MazeKind(5), MAZE, np.array([gap, SOLVED]), logits[:2]),
     }
 
 
@@ -63,9 +63,9 @@ def test_colours_are_those_of_the_page():
 
 def middle(trace: Trace, picture: np.ndarray, cell: int) -> int:
     """The pixel near the upper left of a cell, away from rules, marks and letters."""
-    look = trace.look
-    side = (picture.shape[0] - 2 * MARGIN - CAPTION) // look.rows
-    row, col = divmod(cell, look.cols)
+    kind = trace.kind
+    side = (picture.shape[0] - 2 * MARGIN - CAPTION) // kind.rows
+    row, col = divmod(cell, kind.cols)
     return int(picture[MARGIN + row * side + 4, MARGIN + col * side + 4])
 
 
@@ -139,27 +139,27 @@ def test_boards_show_every_wall_path_and_colour():
     assert cells_of_class(drawing, "wall", cell) == 20
     assert cells_of_class(drawing, "path", cell) == 2
     assert cells_of_class(drawing, "mark", cell) == 1
-    arc = board(ArcLook(3, 4), ARC, label="x")
+    arc = board(ArcKind(3, 4), ARC, label="x")
     assert [cells_of_class(arc, f"arc{i}", 130 / 4) for i in range(10)] == [1, 1, 1, 1, 1, 0, 0, 0, 0, 1]
 
 
 def test_text_shows_every_kind_with_and_without_colours():
-    looks: list[tuple[Look, np.ndarray, list[str]]] = [
-        (SudokuLook(GEOMETRIES[4]), SUDOKU, ["+-----+-----+", "| 1 2 | 3 4 |"]),
-        (MazeLook(5), SOLVED, ["S o o # # ", "# # o # # "]),
-        (ArcLook(3, 4), ARC, ["0 1 9 . ", "2 3 4 . "]),
+    drawings: list[tuple[Kind, np.ndarray, list[str]]] = [
+        (SudokuKind(GEOMETRIES[4]), SUDOKU, ["+-----+-----+", "| 1 2 | 3 4 |"]),
+        (MazeKind(5), SOLVED, ["S o o # # ", "# # o # # "]),
+        (ArcKind(3, 4), ARC, ["0 1 9 . ", "2 3 4 . "]),
     ]
-    for look, grid, expected in looks:
-        assert drawn(look, grid)[:2] == expected
-        styled = drawn(look, grid, styled=True)
+    for kind, grid, expected in drawings:
+        assert drawn(kind, grid)[:2] == expected
+        styled = drawn(kind, grid, styled=True)
         visible = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in styled]
-        assert [len(line) for line in visible] == [len(line) for line in drawn(look, grid)]
-    assert f"\x1b[48;5;{CELLS['wall'].ansi}m" in drawn(MazeLook(5), SOLVED, styled=True)[1]
+        assert [len(line) for line in visible] == [len(line) for line in drawn(kind, grid)]
+    assert f"\x1b[48;5;{CELLS['wall'].ansi}m" in drawn(MazeKind(5), SOLVED, styled=True)[1]
 
 
 def test_as_much_of_an_arc_canvas_is_drawn_as_is_used():
     canvas = np.zeros((30, 30), np.uint8)
     canvas[1:4, 2:9] = 5
-    assert arc_look_of([canvas.ravel(), np.zeros((3, 900), np.uint8)]) == ArcLook(4, 9)
-    assert arc_look_of([np.zeros(900, np.uint8)]) == ArcLook(1, 1)
-    assert ArcLook(4, 9).values(canvas.ravel()[None]).shape == (1, 36)
+    assert arc_kind_of([canvas.ravel(), np.zeros((3, 900), np.uint8)]) == ArcKind(4, 9)
+    assert arc_kind_of([np.zeros(900, np.uint8)]) == ArcKind(1, 1)
+    assert ArcKind(4, 9).values(canvas.ravel()[None]).shape == (1, 36)

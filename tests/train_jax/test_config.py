@@ -24,7 +24,7 @@ def importable(monkeypatch, request):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def unknown_cells(monkeypatch):
     """What `trm train …` would train."""
     found: list[RunConfig] = []
     monkeypatch.setattr("train_jax.stages.train.main", found.append)

@@ -20,16 +20,16 @@ from train_jax.report.picture import picture
 from train_jax.run.config import preset, to_json
 from train_jax.run.folder import RunFolder
 from train_jax.tasks.puzzles.arc.grid import END_TOKEN, SIDE
-from train_jax.tasks.puzzles.arc.kind import ArcLook
+from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.halting import HaltingCurve, Point
 from train_jax.tasks.puzzles.halting import to_json as curve_to_json
-from train_jax.tasks.puzzles.kind import Look
-from train_jax.tasks.puzzles.kinds import look_of, trace_of
+from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.kinds import kind_of, trace_of
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
-from train_jax.tasks.puzzles.maze.kind import MazeLook
+from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, tokens_of
-from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.writing import write_dataset
 
 SOLUTION = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
@@ -68,9 +68,9 @@ def sudoku_answers() -> Answers:
 
 
 def failures(answers: Answers) -> Failures:
-    look = look_of(answers.data)
-    assert look is not None
-    return failures_of(answers, look, by_act_step(answers).solved)
+    kind = kind_of(answers.data)
+    assert kind is not None
+    return failures_of(answers, kind, by_act_step(answers).solved)
 
 
 def test_every_fault_of_sudokus_is_counted():
@@ -118,16 +118,16 @@ def test_rules_of_mazes():
         "cells marked that are not on the way": edited(solution, c1=PATH),
         "a longer path than needed": around,
     }
-    look = MazeLook(5)
+    kind = MazeKind(5)
     grids = np.array(list(answers.values()))
-    broken = look.broken_rules(np.tile(maze, (6, 1)), grids, np.tile(solution, (6, 1)))
+    broken = kind.broken_rules(np.tile(maze, (6, 1)), grids, np.tile(solution, (6, 1)))
     assert list(broken) == [name for name in answers if name != "none"]
     for number, name in enumerate(answers):
         assert [rule for rule, which in broken.items() if which[number]] == [name] * (name != "none")
-        assert (look.objections(maze, grids[number], solution) == []) == (name == "none")
-    assert look.difficulties(maze[None], solution[None], thorough=True) == {"steps of the path": [2]}
+        assert (kind.mistakes(maze, grids[number], solution) == []) == (name == "none")
+    assert kind.difficulties(maze[None], solution[None], thorough=True) == {"steps of the path": [2]}
     no_maze = np.full((1, 25), OPEN, np.uint8)
-    assert not any(which.any() for which in look.broken_rules(no_maze, no_maze, no_maze).values())
+    assert not any(which.any() for which in kind.broken_rules(no_maze, no_maze, no_maze).values())
 
 
 def canvas(rows: int, cols: int, colour: int) -> np.ndarray:
@@ -143,20 +143,20 @@ def test_rules_of_arc_and_what_no_one_reads():
     answers = np.array(
         [canvas(3, 3, 4), canvas(2, 2, 4), edited(solution, c1=9), edited(solution, c0=END_TOKEN, c1=END_TOKEN), noise]
     )
-    look = ArcLook()
-    broken = look.broken_rules(np.tile(solution, (5, 1)), answers, np.tile(solution, (5, 1)))
+    kind = ArcKind()
+    broken = kind.broken_rules(np.tile(solution, (5, 1)), answers, np.tile(solution, (5, 1)))
     assert {name: np.flatnonzero(which).tolist() for name, which in broken.items()} == {
         "no grid that can be read": [3],
         "too few or too many rows": [0],
         "too few or too many columns": [1],
         "the right size, cells of another colour": [2],
     }
-    assert look.broken_rules(answers[:1], np.zeros_like(answers[:1]), answers[:1])["no grid that can be read"].all()
+    assert kind.broken_rules(answers[:1], np.zeros_like(answers[:1]), answers[:1])["no grid that can be read"].all()
     found = failures(answers_to([solution] * 5, [list(answers)], [solution] * 5, 12))
     assert (found.failed, found.ruleless, found.wrong_cells.tolist()) == (4, 0, [3, 5, 1, 2])
     assert found.by_difficulty == {"cells of the solution": [Share("6", 5, 4)]}
-    trace = trace_of(look, solution, np.array([noise]), np.zeros(1), solution)
-    assert (trace.look.rows, trace.look.cols) == (3, 4) and not trace.wrong(1).any() and trace.solved(1)
+    trace = trace_of(kind, solution, np.array([noise]), np.zeros(1), solution)
+    assert (trace.kind.rows, trace.kind.cols) == (3, 4) and not trace.wrong(1).any() and trace.solved(1)
 
 
 def test_shares_by_value_and_by_ranges():
@@ -173,21 +173,21 @@ def test_shares_by_value_and_by_ranges():
     assert spread(np.array([4, 7]), np.zeros(8, int)) == [4, 7] and spread(np.array([], int), np.zeros(8, int)) == []
 
 
-@pytest.mark.parametrize("look", [SudokuLook(GEOMETRIES[4]), MazeLook(12)])
-def test_the_map_colours_by_share_and_says_the_numbers(look: Look):
-    cells = look.rows * look.cols
+@pytest.mark.parametrize("kind", [SudokuKind(GEOMETRIES[4]), MazeKind(12)])
+def test_the_map_colours_by_share_and_says_the_numbers(kind: Kind):
+    cells = kind.rows * kind.cols
     rates = np.linspace(0, 0.5, cells)
     rates[1] = np.nan
     counts = np.full(cells, 8)
-    root = ElementTree.fromstring(heat(look, rates, counts, label="a < b"))
+    root = ElementTree.fromstring(heat(kind, rates, counts, label="a < b"))
     assert root.get("aria-label") == "a < b"
     drawn = [each for each in root.iter() if each.get("class") == "heat"]
     depths = [float(each.get("fill-opacity", "nan")) for each in drawn]
     assert len(drawn) == cells - 1 and depths[0] == 0 and depths[-1] == 1 and depths == sorted(depths)
-    assert drawn[-1][0].text == f"row {look.rows}, column {look.cols}: 50.00% of 8"
+    assert drawn[-1][0].text == f"row {kind.rows}, column {kind.cols}: 50.00% of 8"
     numbers = [each.text for each in root.iter() if each.get("class") == "share"]
-    assert (len(numbers), numbers[-1:]) == ((cells - 1, ["50"]) if look.cols == 4 else (0, []))
-    ElementTree.fromstring(heat(look, np.full(cells, np.nan), counts, label="x"))
+    assert (len(numbers), numbers[-1:]) == ((cells - 1, ["50"]) if kind.cols == 4 else (0, []))
+    ElementTree.fromstring(heat(kind, np.full(cells, np.nan), counts, label="x"))
 
 
 def test_the_section_says_all_of_it():

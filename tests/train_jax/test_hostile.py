@@ -24,10 +24,10 @@ from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.arc.json import read_subset, read_task
 from train_jax.tasks.puzzles.format import load_split, read_identifiers
 from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.maze.kind import MazeLook
+from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.puzzle_input import from_file
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.writing import is_built, read_recipe, write_dataset
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
@@ -306,7 +306,7 @@ def test_links_to_what_has_no_end_are_not_read(data_set, tmp_path):
         for read in (
             lambda: read_identifiers(data_set),
             lambda: read_task(data_set / "task.json"),
-            lambda target=target: from_file(target, MazeLook(5), data_dir=""),
+            lambda target=target: from_file(target, MazeKind(5), data_dir=""),
         ):
             with pytest.raises(UserError, match=r"cannot be read .it is no ordinary file.; "):
                 read()
@@ -378,9 +378,9 @@ def test_tables_with_tricks_are_refused(tmp_path, kind, case, capsys):
 def test_texts_with_tricks_are_refused(tmp_path, text):
     path = tmp_path / "puzzle.txt"
     path.write_text(text, encoding="utf-8")
-    for look in (SudokuLook(GEOMETRIES[9]), MazeLook(5)):
+    for kind in (SudokuKind(GEOMETRIES[9]), MazeKind(5)):
         with pytest.raises(UserError) as caught:
-            from_file(path, look, data_dir="")
+            from_file(path, kind, data_dir="")
         assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 

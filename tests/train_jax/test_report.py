@@ -27,11 +27,11 @@ from train_jax.stages.build_data import main as build_data
 from train_jax.stages.report import Report, cli, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.trace import Trace
 
 PUZZLES, ACT_STEPS = 12, 4
-LOOK = SudokuLook(GEOMETRIES[4])
+LOOK = SudokuKind(GEOMETRIES[4])
 HOSTILE = "<script>alert('1')</script> & \"x\""
 VOID = {"meta", "br", "path", "rect", "circle"}
 

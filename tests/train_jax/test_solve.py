@@ -24,21 +24,21 @@ from train_jax.runtime.devices import Devices
 from train_jax.stages.build_data import ArcData, MazeData, SudokuData
 from train_jax.stages.build_data import main as build_data
 from train_jax.stages.solve import Solve, main
-from train_jax.tasks.puzzles.arc.kind import ArcLook, arc_look_of
+from train_jax.tasks.puzzles.arc.kind import ArcKind, arc_kind_of
 from train_jax.tasks.puzzles.evaluation import evaluate
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
 from train_jax.tasks.puzzles.maze.grid import OPEN, PATH, text_of
 from train_jax.tasks.puzzles.maze.grid import parse as parse_maze
-from train_jax.tasks.puzzles.maze.kind import MazeLook
-from train_jax.tasks.puzzles.puzzle_input import _canvas, from_file, from_text, known_look
+from train_jax.tasks.puzzles.maze.kind import MazeKind
+from train_jax.tasks.puzzles.puzzle_input import _canvas, from_file, from_text, known_kind
 from train_jax.tasks.puzzles.solving import think
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of
-from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.trace import Trace
 
 SOLUTION = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
 QUESTION = np.where(np.arange(16) % 2, SOLUTION, 0).astype(np.uint8)
-LOOK = SudokuLook(GEOMETRIES[4])
+LOOK = SudokuKind(GEOMETRIES[4])
 SWAPPED = np.concatenate([SOLUTION[1::-1], SOLUTION[2:]])
 
 
@@ -173,7 +173,7 @@ def test_a_mistake_is_one_line_and_status_2(run_dir, data_dir, tmp_path, capsys)
 def test_puzzles_of_no_known_kind_are_refused():
     words = Metadata(900, 7, 0, None, 0, 1, 1, 1.0, 1, ("all",))
     with pytest.raises(UserError, match="trained on 900 tokens of 7 kinds, which are no Sudokus, mazes or ARC puzzles"):
-        known_look(words, "the run was trained on")
+        known_kind(words, "the run was trained on")
 
 
 def test_the_answer_to_a_puzzle_with_several_solutions_is_not_known():
@@ -214,31 +214,31 @@ def test_a_maze_is_shown_from_a_file_and_from_the_test_set(maze_run, tmp_path, c
     main(Solve(maze_run, index=2))
     assert capsys.readouterr().out.startswith("puzzle 2 of the test set")
     # The solution is the only shortest path, found without having been given.
-    question = from_text(MAZE, MazeLook(5))
+    question = from_text(MAZE, MazeKind(5))
     assert question.solution is not None
     assert text_of(question.solution).splitlines() == ["So#  ", "#o# #", "#ooo#", "# #o#", "# #oG"]
 
 
 def test_maze_answers_are_judged_by_the_rules():
-    look = MazeLook(5)
-    question, solution = parse_maze(MAZE), from_text(MAZE, look).solution
+    kind = MazeKind(5)
+    question, solution = parse_maze(MAZE), from_text(MAZE, kind).solution
     assert solution is not None
-    assert look.objections(question, solution, solution) == []
-    assert look.objections(question, solution, None) == []
-    assert look.objections(question, question, solution) == ["7 of 25 cells wrong", "no path marked"]
+    assert kind.mistakes(question, solution, solution) == []
+    assert kind.mistakes(question, solution, None) == []
+    assert kind.mistakes(question, question, solution) == ["7 of 25 cells wrong", "no path marked"]
     gap = np.where(np.arange(25) == 12, OPEN, solution)
-    assert look.objections(question, gap, None) == ["the 6 cells marked do not join start and goal"]
+    assert kind.mistakes(question, gap, None) == ["the 6 cells marked do not join start and goal"]
     aside = np.where(np.arange(25) == 16, PATH, solution)
-    assert look.objections(question, aside, None) == ["1 of the 8 cells marked are not on the way"]
+    assert kind.mistakes(question, aside, None) == ["1 of the 8 cells marked are not on the way"]
     through = np.where(np.isin(np.arange(25), [2, 4]), PATH, solution)
-    assert look.objections(question, through, solution)[:2] == ["2 of 25 cells wrong", "1 walls or ends overwritten"]
+    assert kind.mistakes(question, through, solution)[:2] == ["2 of 25 cells wrong", "1 walls or ends overwritten"]
     ring = parse_maze("S..\n.#.\n..G\n".replace("\n", "##\n") + "#####\n#####")
     for way in ([1, 2, 7], [5, 10, 11]):
-        assert look.objections(ring, np.where(np.isin(np.arange(25), way), PATH, ring), None) == []
+        assert kind.mistakes(ring, np.where(np.isin(np.arange(25), way), PATH, ring), None) == []
     square = parse_maze("S..##\n#..##\n#.G##\n#####\n#####")
     round_about = np.where(np.isin(np.arange(25), [1, 2, 7]), PATH, square)
-    assert look.objections(square, round_about, None) == []
-    assert look.objections(np.full(25, OPEN), solution, None) == ["the question is no maze"]
+    assert kind.mistakes(square, round_about, None) == []
+    assert kind.mistakes(np.full(25, OPEN), solution, None) == ["the question is no maze"]
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys)
     shown = capsys.readouterr().out
     assert shown.startswith(f"test example 1 of {path}; {arc_run}")
     assert shown.splitlines()[-1].startswith("not solved: ")
-    given = from_file(path, ArcLook(), data_dir=str(arc_data), index=1)
+    given = from_file(path, ArcKind(), data_dir=str(arc_data), index=1)
     puzzles, names = load_split(arc_data, "test"), read_identifiers(arc_data)
     assert given.puzzle_identifier == names.index(name)
     rows = np.flatnonzero((puzzles.inputs == given.tokens).all(axis=1) & (puzzles.labels == given.solution).all(axis=1))
@@ -277,18 +277,18 @@ def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys)
 
 def test_arc_answers_are_judged_as_they_are_read_in_voting():
     solution = _canvas(np.array([[1, 2], [3, 4]], np.uint8))
-    look = arc_look_of([solution])
-    values = look.values(solution)
-    assert (look.rows, look.cols) == (3, 3)
-    assert look.objections(values, values, None) is None
-    assert look.objections(values, values, values) == []
-    other = look.values(_canvas(np.array([[1, 2], [3, 5]], np.uint8)))
-    assert look.objections(values, other, values) == ["1 of 4 cells wrong"]
-    wide = look.values(_canvas(np.array([[1, 2, 3]], np.uint8)))
-    assert look.objections(values, wide, values) == ["a grid of 1x3 where 2x2 is right"]
+    kind = arc_kind_of([solution])
+    values = kind.values(solution)
+    assert (kind.rows, kind.cols) == (3, 3)
+    assert kind.mistakes(values, values, None) is None
+    assert kind.mistakes(values, values, values) == []
+    other = kind.values(_canvas(np.array([[1, 2], [3, 5]], np.uint8)))
+    assert kind.mistakes(values, other, values) == ["1 of 4 cells wrong"]
+    wide = kind.values(_canvas(np.array([[1, 2, 3]], np.uint8)))
+    assert kind.mistakes(values, wide, values) == ["a grid of 1x3 where 2x2 is right"]
     scribbled = values.copy()
     scribbled[8] = 7  # beyond the grid, where nothing is read
-    assert look.objections(values, scribbled, values) == []
+    assert kind.mistakes(values, scribbled, values) == []
 
 
 def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_dir, arc_data, tmp_path, capsys):

@@ -9,7 +9,7 @@ import numpy as np
 from train_jax.report.terminal import drawn, in_rows
 from train_jax.tasks.puzzles.format import SPLITS, PuzzleSet, load_split
 from train_jax.tasks.puzzles.inspection import one_line, originals_of
-from train_jax.tasks.puzzles.kinds import look_at, look_of
+from train_jax.tasks.puzzles.kinds import fitted_kind, kind_of
 from train_jax.tasks.puzzles.sudoku.grid import grids_of, sudoku_of
 from train_jax.tasks.puzzles.writing import read_recipe
 
@@ -50,14 +50,14 @@ def samples(directory: Path, count: int, width: int, *, styled: bool) -> Iterato
     """`count` examples of each split, evenly spaced, with their solutions; none of a kind that cannot be drawn."""
     for split in SPLITS if count else ():
         puzzles = load_split(directory, split)
-        look = look_of(puzzles.metadata)
-        if look is None:
+        kind = kind_of(puzzles.metadata)
+        if kind is None:
             return
         for row in np.unique(np.linspace(0, puzzles.num_examples - 1, count).astype(int)).tolist():
             tokens = puzzles.inputs[row], puzzles.labels[row]
-            own = look_at(look, tokens)
+            own = fitted_kind(kind, tokens)
             question, solution = (own.values(each) for each in tokens)
-            fixed = own.fixed(question)
+            fixed = own.given_cells(question)
             blocks = [
                 [f"{split} example {row}", *drawn(own, question, fixed=fixed, styled=styled)],
                 ["solution", *drawn(own, solution, fixed=fixed & (question == solution), styled=styled)],

@@ -1,4 +1,4 @@
-"""Line plots as SVG text: no plotting library, no script, colours from the page they stand in (see `look.py`)."""
+"""Line plots as SVG text: no plotting library, no script, colours from the page they stand in (see `theme.py`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Series:
     name: str
     points: Points
     colour: int = 1
-    """From 1; the colours are those of `look.py`."""
+    """From 1; the colours are those of `theme.py`."""
     marks: bool = False
     """A dot at every point, for values that were measured now and then."""
     labels: Sequence[str] = ()

@@ -12,29 +12,29 @@ from train_jax.report.failures import Failures, Share, failures_of
 from train_jax.report.figures import percent
 from train_jax.report.heat import heat
 from train_jax.report.measured import ActSteps, Answers
-from train_jax.tasks.puzzles.kind import Look
-from train_jax.tasks.puzzles.kinds import look_of
+from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.kinds import kind_of
 
 _UNKNOWN = "the data set holds no Sudoku of 4x4, 6x6 or 9x9, no square maze and no ARC canvas"
 
 
 def failure_section(answers: Answers, found: ActSteps) -> str:
     """Everything about the answers after the last ACT step."""
-    look = look_of(answers.data)
+    kind = kind_of(answers.data)
     title = "<h2>Where it fails</h2>\n"
-    if look is None:
+    if kind is None:
         return f'{title}<p class="note">Not shown: {_UNKNOWN}.</p>\n'
-    failures = failures_of(answers, look, found.solved)
+    failures = failures_of(answers, kind, found.solved)
     if not failures.count:
         return f'{title}<p class="note">Not shown: no puzzle of the test set has a solution to compare with.</p>\n'
     parts = [title, f"<p>{_told(failures)}</p>\n"]
     tables = [_table(name, shares) for name, shares in failures.by_difficulty.items()]
     if failures.failed:
-        tables.append(_rules(failures, look))
-        parts.append(f'<div class="beside">{_map(failures, look)}<div>{"".join(tables)}</div></div>\n')
+        tables.append(_rules(failures, kind))
+        parts.append(f'<div class="beside">{_map(failures, kind)}<div>{"".join(tables)}</div></div>\n')
     else:
         parts.append("".join(tables))
-    return "".join([*parts, _examples(answers, look, failures)])
+    return "".join([*parts, _examples(answers, kind, failures)])
 
 
 def _told(failures: Failures) -> str:
@@ -51,14 +51,14 @@ def _told(failures: Failures) -> str:
     return " ".join(told)
 
 
-def _map(failures: Failures, look: Look) -> str:
+def _map(failures: Failures, kind: Kind) -> str:
     rates = failures.error_rate
     if not np.isfinite(rates).any():
         return ""
     worst = int(np.nanargmax(rates))
-    row, col = divmod(worst, look.cols)
+    row, col = divmod(worst, kind.cols)
     told = f"worst in row {row + 1}, column {col + 1}: wrong in {percent(rates[worst])} of {failures.asked[worst]:,}"
-    drawing = heat(look, rates, failures.asked, label=f"Error rate by cell, {told}")
+    drawing = heat(kind, rates, failures.asked, label=f"Error rate by cell, {told}")
     return (
         f"<figure>{drawing}<figcaption>Error rate by cell in %, of the puzzles that ask for it; a stronger colour is a "
         f"higher one.<br><small>{told[0].upper()}{told[1:]}.</small></figcaption></figure>"
@@ -80,11 +80,11 @@ def _table(measure: str, shares: Sequence[Share]) -> str:
     )
 
 
-def _rules(failures: Failures, look: Look) -> str:
+def _rules(failures: Failures, kind: Kind) -> str:
     rows = [(name, count) for name, count in failures.rules.items() if count]
     rows.sort(key=lambda each: -each[1])
     if failures.ruleless:
-        rows.append((f"none: {look.otherwise_right}", failures.ruleless))
+        rows.append((f"none: {kind.alternative_solution}", failures.ruleless))
     body = "".join(
         f"<tr><td>{escape(name)}</td><td>{count:,}</td><td>{percent(count / failures.failed)}</td>"
         f"<td>{_bar(count / failures.failed)}</td></tr>"
@@ -100,7 +100,7 @@ def _bar(share: float) -> str:
     return f'<span class="bar" style="width:{5 * share:.2f}em"></span>'
 
 
-def _examples(answers: Answers, look: Look, failures: Failures) -> str:
+def _examples(answers: Answers, kind: Kind, failures: Failures) -> str:
     parts = []
     kinds: Iterable[tuple[str, str, Sequence[int]]] = (
         ("Solved", _order(failures), failures.solved_examples),
@@ -112,7 +112,7 @@ def _examples(answers: Answers, look: Look, failures: Failures) -> str:
             parts.append(
                 f'<h3>{title}</h3>\n<p class="note">{escape(order)}.</p>\n<div class="examples">{drawn}</div>\n'
             )
-    mark = "red" if look.box else "framed red"
+    mark = "red" if kind.box else "framed red"
     key = f'<p class="note">After the last ACT step. Wrong cells are {mark}.</p>\n'
     return f"<h2>Test examples</h2>\n{key}{''.join(parts)}" if parts else ""
 
@@ -127,11 +127,11 @@ def _example(answers: Answers, example: int) -> str:
     trace = answers.trace(example, last=True)
     if trace is None or trace.solution is None:
         return ""
-    side = 132 if trace.look.box else 190
-    fixed = trace.fixed if trace.look.fills_question else None
+    side = 132 if trace.kind.box else 190
+    fixed = trace.given_cells if trace.kind.fills_inputs else None
     name = answers.name(example)
     called = f"Test example {example:,}{f' ({name})' if name else ''}"
-    objections = trace.objections(1) or []
+    mistakes = trace.mistakes(1) or []
     wrong = trace.wrong(1).any()
     boards = [
         ("question", board_at(trace, 0, label=f"{called}: the question", side=side)),
@@ -139,9 +139,9 @@ def _example(answers: Answers, example: int) -> str:
     ]
     if wrong:
         boards.append(
-            ("solution", board(trace.look, trace.solution, label=f"{called}: the solution", fixed=fixed, side=side))
+            ("solution", board(trace.kind, trace.solution, label=f"{called}: the solution", fixed=fixed, side=side))
         )
     figures = "".join(f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>" for caption, drawing in boards)
-    reasons = "; ".join(objections) if wrong and objections else trace.look.praise
+    reasons = "; ".join(mistakes) if wrong and mistakes else trace.kind.success_message
     said = f"{escape(called)}<br><small>{escape(reasons)}</small>"
     return f'<section><p>{said}</p>\n<div class="strip">{figures}</div></section>\n'

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from train_jax.report.measured import Answers, counted_labels
-from train_jax.tasks.puzzles.kind import Look
+from train_jax.tasks.puzzles.kind import Kind
 
 BLOCK = 16_384
 """Puzzles looked at together, so that half a million need little memory."""
@@ -58,11 +58,11 @@ RATED = 20_000
 """Puzzles up to which difficulties are told that take a solver's work: seconds for the hardest ones."""
 
 
-def failures_of(answers: Answers, look: Look, solved: Bool[np.ndarray, "steps examples"]) -> Failures:
-    """`look`: of the data set; `solved`: as `by_act_step` has it."""
+def failures_of(answers: Answers, kind: Kind, solved: Bool[np.ndarray, "steps examples"]) -> Failures:
+    """`kind`: of the data set; `solved`: as `by_act_step` has it."""
     labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
     failed = labelled & ~solved[-1]
-    asked, wrong = np.zeros((2, look.rows * look.cols), int)
+    asked, wrong = np.zeros((2, kind.rows * kind.cols), int)
     wrong_cells = np.zeros(len(failed), int)
     difficulties: dict[str, list[np.ndarray]] = {}
     rules: dict[str, int] = {}
@@ -70,18 +70,18 @@ def failures_of(answers: Answers, look: Look, solved: Bool[np.ndarray, "steps ex
     for start in range(0, len(failed), BLOCK):
         rows = slice(start, start + BLOCK)
         question, answer, solution = (
-            look.values(np.asarray(tokens[rows]))
+            kind.values(np.asarray(tokens[rows]))
             for tokens in (answers.inputs, answers.predictions[-1], answers.labels)
         )
-        differs = (answer != solution) & look.compared(solution) & labelled[rows, None]
-        asks = look.asked(question, solution) & labelled[rows, None]
+        differs = (answer != solution) & kind.scored_cells(solution) & labelled[rows, None]
+        asks = kind.unknown_cells(question, solution) & labelled[rows, None]
         asked += asks.sum(axis=0)
         wrong += (differs & asks).sum(axis=0)
         wrong_cells[rows] = differs.sum(axis=1)
-        for name, values in look.difficulties(question, solution, thorough=len(failed) <= RATED).items():
+        for name, values in kind.difficulties(question, solution, thorough=len(failed) <= RATED).items():
             difficulties.setdefault(name, []).append(values)
         mine = failed[rows]
-        broken = look.broken_rules(question[mine], answer[mine], solution[mine])
+        broken = kind.broken_rules(question[mine], answer[mine], solution[mine])
         for name, which in broken.items():
             rules[name] = rules.get(name, 0) + int(which.sum())
         ruleless += int((~np.any(list(broken.values()), axis=0)).sum())

@@ -15,10 +15,10 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.tracking import read_metrics
-from train_jax.tasks.puzzles.arc.kind import ArcLook
+from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
 from train_jax.tasks.puzzles.halting import HaltingCurve, from_json
-from train_jax.tasks.puzzles.kinds import look_of, trace_of
+from train_jax.tasks.puzzles.kinds import kind_of, trace_of
 from train_jax.tasks.puzzles.mixture import data_dirs
 from train_jax.tasks.puzzles.trace import Trace
 
@@ -49,12 +49,12 @@ class Answers:
 
     def trace(self, example: int, *, last: bool = False) -> Trace | None:
         """One puzzle, step by step or its last answer alone; None if it is of no kind that can be drawn."""
-        look = look_of(self.data)
-        if look is None:
+        kind = kind_of(self.data)
+        if kind is None:
             return None
         steps = slice(-1 if last else 0, None)
         return trace_of(
-            look,
+            kind,
             self.inputs[example],
             self.predictions[steps, example],
             self.q_halt_logits[steps, example],
@@ -229,7 +229,7 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
 
 def _names(data_dir: str, data: Metadata) -> Sequence[str]:
     """Of ARC's tasks; puzzles of other kinds have none that says anything."""
-    if not isinstance(look_of(data), ArcLook):
+    if not isinstance(kind_of(data), ArcKind):
         return ()
     try:
         names = read_identifiers(data_dir)

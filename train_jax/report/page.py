@@ -14,7 +14,7 @@ from train_jax.report.figures import percent, spelled
 from train_jax.report.halting_section import halting_section
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step, first_unsolved, kept, slowest_solved
 from train_jax.report.theme import COLOURS, DRAWINGS, PAGE
-from train_jax.tasks.puzzles.kinds import look_of
+from train_jax.tasks.puzzles.kinds import kind_of
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
 """Fields of an architecture that the data set and the devices decide: what config.json holds for them is not used."""
@@ -161,7 +161,7 @@ def _act_steps(found: ActSteps) -> str:
 
 
 def _puzzles(answers: Answers, found: ActSteps) -> str:
-    if look_of(answers.data) is None:
+    if kind_of(answers.data) is None:
         return ""
     stayed = int(kept(found.solved).sum())
     of_solved = (

@@ -29,7 +29,7 @@ def picture(measured: Measured) -> str:
         raise UserError(f"{measured.folder.path} has no solved puzzle to show; train it longer, or leave --picture out")
     seconds = measured.train_seconds
     headline = (
-        f"{trace.look.name}: {measured.held_out['exact_accuracy']:.1%} of {len(answers.labels):,} unseen puzzles solved"
+        f"{trace.kind.name}: {measured.held_out['exact_accuracy']:.1%} of {len(answers.labels):,} unseen puzzles solved"
         + ("" if seconds is None else f" after {spelled(seconds)} of training")
     )
     by_time = seconds is not None and seconds >= 180

@@ -36,16 +36,16 @@ def animation(trace: Trace) -> bytes:
 
 def frame(trace: Trace, step: int) -> Image.Image:
     """One picture of the animation; its pixels are numbers in the palette."""
-    look = trace.look
-    cell = max(6, LONGER_SIDE // max(look.rows, look.cols))
-    width, height = look.cols * cell + 1, look.rows * cell + 1
+    kind = trace.kind
+    cell = max(6, LONGER_SIDE // max(kind.rows, kind.cols))
+    width, height = kind.cols * cell + 1, kind.rows * cell + 1
     picture = Image.new("P", (max(width + 2 * MARGIN, SMALLEST_WIDTH), height + 2 * MARGIN + CAPTION))
     picture.putpalette([channel for code in COLOURS.values() for channel in ImageColor.getrgb(code)])
     draw = ImageDraw.Draw(picture)
     for i in range(len(trace.question)):
-        row, col = divmod(i, look.cols)
+        row, col = divmod(i, kind.cols)
         _cell(draw, trace, step, i, (MARGIN + col * cell, MARGIN + row * cell, cell))
-    _rules(draw, look.box or (look.rows, look.cols), look.rows, look.cols, cell, thin=look.box is not None)
+    _rules(draw, kind.box or (kind.rows, kind.cols), kind.rows, kind.cols, cell, thin=kind.box is not None)
     place = (MARGIN, height + 2 * MARGIN + CAPTION // 2 - 4)
     draw.text(place, caption(trace, step), COLOUR_OF["soft"], _font(13), anchor="lm")
     return picture
@@ -60,20 +60,20 @@ def caption(trace: Trace, step: int) -> str:
 
 def _cell(draw: ImageDraw.ImageDraw, trace: Trace, step: int, i: int, place: tuple[int, int, int]) -> None:
     """`place`: left, top and side."""
-    look, value = trace.look, int(trace.grid(step)[i])
-    fixed, wrong, changed = (bool(mask[i]) for mask in (trace.fixed, trace.wrong(step), trace.changed(step)))
+    kind, value = trace.kind, int(trace.grid(step)[i])
+    fixed, wrong, changed = (bool(mask[i]) for mask in (trace.given_cells, trace.wrong(step), trace.changed(step)))
     left, top, side = place
     inside = (left, top, left + side - 1, top + side - 1)
-    if look.box is None:
-        draw.rectangle(inside, COLOUR_OF[look.colour(value) or "paper"])
+    if kind.box is None:
+        draw.rectangle(inside, COLOUR_OF[kind.colour(value) or "paper"])
         if wrong:
             draw.rectangle(inside, outline=COLOUR_OF["wrong"], width=2)
     else:
         draw.rectangle(inside, COLOUR_OF["wrong-tint" if wrong else "changed-tint" if changed else "paper"])
-    if fixed or (look.box is not None and (value or wrong)):
+    if fixed or (kind.box is not None and (value or wrong)):
         ink = COLOUR_OF["wrong" if wrong else "ink" if fixed else "found"]
         middle = (left + side // 2 + 1, top + side // 2 + 1)
-        draw.text(middle, look.character(value), ink, _font(max(7, round(side * 0.62))), anchor="mm")
+        draw.text(middle, kind.character(value), ink, _font(max(7, round(side * 0.62))), anchor="mm")
 
 
 def _rules(draw: ImageDraw.ImageDraw, box: tuple[int, int], rows: int, cols: int, cell: int, *, thin: bool) -> None:

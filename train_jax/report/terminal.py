@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from train_jax.report.theme import CELLS
-from train_jax.tasks.puzzles.kind import Grid, Look, Mask
+from train_jax.tasks.puzzles.kind import Grid, Kind, Mask
 from train_jax.tasks.puzzles.sudoku.grid import BOLD, PLAIN, RED
 from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
@@ -32,17 +32,19 @@ def thinking(trace: Trace, *, width: int, styled: bool) -> str:
 
 def verdict(trace: Trace, *, unique: bool = True) -> str:
     """One line: solved, or not and why. `unique`: whether the puzzle is known to have one solution."""
-    reasons = trace.objections(trace.act_steps)
+    reasons = trace.mistakes(trace.act_steps)
     since = trace.stretches[-1].first
     if reasons is None:
         return f"answered since ACT step {since}; whether that is right is not known"
     if reasons:
         return f"not solved: {', '.join(reasons)}"
-    return f"solved: {trace.look.praise}, since ACT step {since}{'' if unique else ', one of several solutions'}"
+    return (
+        f"solved: {trace.kind.success_message}, since ACT step {since}{'' if unique else ', one of several solutions'}"
+    )
 
 
 def drawn(
-    look: Look,
+    kind: Kind,
     grid: Grid,
     *,
     fixed: Mask | None = None,
@@ -54,15 +56,15 @@ def drawn(
     none = np.zeros(len(grid), bool)
     fixed, changed, wrong = (none if mask is None else mask for mask in (fixed, changed, wrong))
     cell = _ansi if styled else _plain
-    cells = [cell(look, int(value), bool(fixed[i]), bool(changed[i]), bool(wrong[i])) for i, value in enumerate(grid)]
-    rows = [cells[start : start + look.cols] for start in range(0, len(cells), look.cols)]
-    if look.box is None:
+    cells = [cell(kind, int(value), bool(fixed[i]), bool(changed[i]), bool(wrong[i])) for i, value in enumerate(grid)]
+    rows = [cells[start : start + kind.cols] for start in range(0, len(cells), kind.cols)]
+    if kind.box is None:
         return ["".join(row) for row in rows]
-    box_rows, box_cols = look.box
-    rule = "+".join(["", *["-" * (2 * box_cols + 1)] * (look.cols // box_cols), ""])
+    box_rows, box_cols = kind.box
+    rule = "+".join(["", *["-" * (2 * box_cols + 1)] * (kind.cols // box_cols), ""])
     lines = []
     for number, row in enumerate(rows):
-        boxes = ["".join(row[start : start + box_cols]) for start in range(0, look.cols, box_cols)]
+        boxes = ["".join(row[start : start + box_cols]) for start in range(0, kind.cols, box_cols)]
         lines += [rule] * (number % box_rows == 0) + ["| " + "| ".join(boxes) + "|"]
     return [*lines, rule]
 
@@ -75,14 +77,14 @@ def in_rows(blocks: Sequence[Sequence[str]], width: int) -> str:
 
 
 def _drawn(trace: Trace, step: int, styled: bool) -> list[str]:
-    marks = {"fixed": trace.fixed, "changed": trace.changed(step), "wrong": trace.wrong(step)}
-    return drawn(trace.look, trace.grid(step), **marks, styled=styled)
+    marks = {"fixed": trace.given_cells, "changed": trace.changed(step), "wrong": trace.wrong(step)}
+    return drawn(trace.kind, trace.grid(step), **marks, styled=styled)
 
 
-def _ansi(look: Look, value: int, fixed: bool, changed: bool, wrong: bool) -> str:
+def _ansi(kind: Kind, value: int, fixed: bool, changed: bool, wrong: bool) -> str:
     codes = (BOLD if fixed else "") + (UNDERLINE if changed else "") + (RED if wrong else "")
-    character, colour = look.character(value), look.colour(value)
-    if look.box is not None:
+    character, colour = kind.character(value), kind.colour(value)
+    if kind.box is not None:
         return (f"{codes}{character}{PLAIN}" if codes else character) + " "
     if colour and not fixed:
         character = " "  # the colour says it all
@@ -90,8 +92,8 @@ def _ansi(look: Look, value: int, fixed: bool, changed: bool, wrong: bool) -> st
     return f"{codes}{character}{'!' if wrong else ' '}{PLAIN}" if codes else f"{character} "
 
 
-def _plain(look: Look, value: int, fixed: bool, changed: bool, wrong: bool) -> str:
-    return look.character(value) + ("!" if wrong else "*" if changed else " ")
+def _plain(kind: Kind, value: int, fixed: bool, changed: bool, wrong: bool) -> str:
+    return kind.character(value) + ("!" if wrong else "*" if changed else " ")
 
 
 def _beside(blocks: Sequence[Sequence[str]], columns: int) -> str:
@@ -121,7 +123,7 @@ def _table(trace: Trace) -> str:
 
 
 def _legend(trace: Trace, styled: bool) -> str:
-    marks = ["bold: given"] * bool(trace.fixed.any()) + ["underlined: changed"] if styled else ["*: changed"]
+    marks = ["bold: given"] * bool(trace.given_cells.any()) + ["underlined: changed"] if styled else ["*: changed"]
     if trace.solution is not None:
         marks.append("red: wrong" if styled else "!: wrong")
     return "; ".join(marks)

@@ -257,7 +257,7 @@ class ArcData:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Look a data set over: counts, recipe, disk size, examples, what occurs twice, and what of the test set is also in
+    """Kind a data set over: counts, recipe, disk size, examples, what occurs twice, and what of the test set is also in
     the training set, as it is or under the puzzle's symmetries. Nothing is written."""
 
     directory: Annotated[Path, tyro.conf.Positional]

@@ -14,7 +14,7 @@ Grids = Integer[np.ndarray, "n cells"]
 Masks = Bool[np.ndarray, "n cells"]
 
 
-class Look(Protocol):
+class Kind(Protocol):
     """One kind of puzzle, of one size."""
 
     @property
@@ -34,20 +34,20 @@ class Look(Protocol):
         ...
 
     @property
-    def fills_question(self) -> bool:
+    def fills_inputs(self) -> bool:
         """Whether an answer is the question with cells filled in, so that the two are compared cell by cell."""
         ...
 
     @property
-    def praise(self) -> str:
-        """What is said of an answer without objections."""
+    def success_message(self) -> str:
+        """What is said of an answer without mistakes."""
         ...
 
     def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
         """What a data set or a model says, as values."""
         ...
 
-    def fixed(self, question: Grid) -> Mask:
+    def given_cells(self, question: Grid) -> Mask:
         """The cells that are given and stand out."""
         ...
 
@@ -56,23 +56,23 @@ class Look(Protocol):
         ...
 
     def colour(self, value: int) -> str:
-        """A name in `look.CELLS`; "" for the paper's own colour."""
+        """A name in `theme.CELLS`; "" for the paper's own colour."""
         ...
 
-    def objections(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
+    def mistakes(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
         """Why the answer is not right, in words; empty where it is, None where that cannot be told."""
         ...
 
     @property
-    def otherwise_right(self) -> str:
+    def alternative_solution(self) -> str:
         """What an answer is that breaks no rule and still differs from the solution."""
         ...
 
-    def compared(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
+    def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
         """The cells in which an answer has to agree with the solution."""
         ...
 
-    def asked(self, questions: Grids, solutions: Grids) -> Masks:
+    def unknown_cells(self, questions: Grids, solutions: Grids) -> Masks:
         """Of these, the ones that the question does not tell."""
         ...
 

@@ -11,16 +11,16 @@ from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles.arc.canvas import Places, render
 from train_jax.tasks.puzzles.arc.grid import UNKNOWN, Grid
 from train_jax.tasks.puzzles.arc.json import read_task
-from train_jax.tasks.puzzles.arc.kind import ArcLook
+from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.arc.symmetry import ORIGINAL
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
-from train_jax.tasks.puzzles.kind import Look
-from train_jax.tasks.puzzles.kinds import look_of
+from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.kinds import kind_of
 from train_jax.tasks.puzzles.maze import grid as maze
 from train_jax.tasks.puzzles.maze.check import on_shortest_paths, search
-from train_jax.tasks.puzzles.maze.kind import MazeLook
+from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.sudoku import grid as sudoku
-from train_jax.tasks.puzzles.sudoku.kind import SudokuLook
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.sudoku.solver import solve
 
 LARGEST_TEXT_BYTES = 2**20
@@ -31,7 +31,7 @@ class Question:
     """A puzzle as tokens, with what is known of it."""
 
     name: str
-    look: Look
+    kind: Kind
     tokens: Integer[np.ndarray, "seq"]
     solution: Integer[np.ndarray, "seq"] | None
     unique: bool = True
@@ -39,49 +39,49 @@ class Question:
     puzzle_identifier: int | None = None
 
 
-def from_text(text: str, look: Look) -> Question:
+def from_text(text: str, kind: Kind) -> Question:
     """A Sudoku or a maze. Raises `UserError` for one that is none, has no solution, or is of another size."""
-    if isinstance(look, SudokuLook):
-        return _sudoku(text, look)
-    if isinstance(look, MazeLook):
-        return _maze(text, look)
+    if isinstance(kind, SudokuKind):
+        return _sudoku(text, kind)
+    if isinstance(kind, MazeKind):
+        return _maze(text, kind)
     raise UserError("the model was trained on ARC puzzles; give --file TASK.json instead of --puzzle")
 
 
-def _sudoku(text: str, look: SudokuLook) -> Question:
+def _sudoku(text: str, kind: SudokuKind) -> Question:
     grid, geometry = sudoku.parse(text)
-    if geometry != look.geometry:
+    if geometry != kind.geometry:
         raise UserError(
-            f"the Sudoku is {geometry}, the model was trained on {look.geometry}; give one of "
-            f"{look.geometry.cells} cells"
+            f"the Sudoku is {geometry}, the model was trained on {kind.geometry}; give one of "
+            f"{kind.geometry.cells} cells"
         )
     found = solve(grid[None], geometry)
     if not found.counts[0]:
         raise UserError(f"the {geometry} Sudoku given has no solution; correct the givens")
     unique = bool(found.counts[0] == 1)
     solution = sudoku.tokens_of(found.grids[0]) if unique else None
-    return Question(f"{geometry} Sudoku given", look, sudoku.tokens_of(grid), solution, unique)
+    return Question(f"{geometry} Sudoku given", kind, sudoku.tokens_of(grid), solution, unique)
 
 
-def _maze(text: str, look: MazeLook) -> Question:
+def _maze(text: str, kind: MazeKind) -> Question:
     tokens = maze.parse(text)
     size = maze.size_of(len(tokens))
-    if size != look.size:
+    if size != kind.size:
         raise UserError(
-            f"the maze is {size}x{size}, the model was trained on {look.name}s; give one of {look.size} rows"
+            f"the maze is {size}x{size}, the model was trained on {kind.name}s; give one of {kind.size} rows"
         )
     found = search(tokens[None])
     if found.steps[0] < 0:
-        raise UserError(f"the {look.name} given has no way from start to goal; open one")
+        raise UserError(f"the {kind.name} given has no way from start to goal; open one")
     unique = bool(found.unique[0])
     solution = on_shortest_paths(tokens[None])[0] if unique else None
-    return Question(f"{look.name} given", look, tokens, solution, unique)
+    return Question(f"{kind.name} given", kind, tokens, solution, unique)
 
 
-def from_file(path: Path, look: Look, *, data_dir: str, index: int = 0) -> Question:
+def from_file(path: Path, kind: Kind, *, data_dir: str, index: int = 0) -> Question:
     """A text file with a Sudoku or a maze, or an ARC task as JSON; `index`: which of the task's test examples."""
-    if isinstance(look, ArcLook):
-        return _arc(path, look, data_dir, index)
+    if isinstance(kind, ArcKind):
+        return _arc(path, kind, data_dir, index)
     try:
         text = read_whole(path, largest_bytes=LARGEST_TEXT_BYTES).decode("utf-8")
     except (FileNotFoundError, DamagedError) as error:
@@ -89,10 +89,10 @@ def from_file(path: Path, look: Look, *, data_dir: str, index: int = 0) -> Quest
         raise UserError(f"{path} cannot be read ({reason}); give a text file with one puzzle") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text; give a text file with one puzzle") from None
-    return dataclasses.replace(from_text(text, look), name=f"{look.name} in {path}")
+    return dataclasses.replace(from_text(text, kind), name=f"{kind.name} in {path}")
 
 
-def _arc(path: Path, look: ArcLook, data_dir: str, index: int) -> Question:
+def _arc(path: Path, kind: ArcKind, data_dir: str, index: int) -> Question:
     puzzle = read_task(path)
     names = read_identifiers(data_dir)
     if puzzle.name not in names:
@@ -106,7 +106,7 @@ def _arc(path: Path, look: ArcLook, data_dir: str, index: int) -> Question:
     example = examples[index]
     return Question(
         f"test example {index} of {path}",
-        look,
+        kind,
         _canvas(example.input),
         None if example.output is UNKNOWN else _canvas(example.output),
         puzzle_identifier=names.index(puzzle.name),
@@ -129,19 +129,19 @@ def from_test_set(data_dir: str, index: int) -> Question:
     owner = np.searchsorted(puzzles.puzzle_indices, index, side="right") - 1
     return Question(
         f"puzzle {index} of the test set in {data_dir}",
-        known_look(puzzles.metadata, f"{data_dir} holds"),
+        known_kind(puzzles.metadata, f"{data_dir} holds"),
         puzzles.inputs[index],
         puzzles.labels[index],
         puzzle_identifier=int(puzzles.puzzle_identifiers[owner]),
     )
 
 
-def known_look(data: Metadata, whose: str) -> Look:
+def known_kind(data: Metadata, whose: str) -> Kind:
     """Raises `UserError` for a data set that is of no kind known here; `whose`: how the message begins."""
-    look = look_of(data)
-    if look is None:
+    kind = kind_of(data)
+    if kind is None:
         raise UserError(
             f"{whose} {data.seq_len} tokens of {data.vocab_size} kinds, which are no Sudokus, mazes or ARC puzzles; "
             "`trm solve` shows those only"
         )
-    return look
+    return kind

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from train_jax.tasks.puzzles.kind import Look
+from train_jax.tasks.puzzles.kind import Kind
 
 
 class Stretch(NamedTuple):
@@ -21,9 +21,9 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Grids are values as `look` has them; ACT steps count from 1, and step 0 is the question."""
+    """Grids are values as `kind` has them; ACT steps count from 1, and step 0 is the question."""
 
-    look: Look
+    kind: Kind
     question: Integer[np.ndarray, "cells"]
     answers: Integer[np.ndarray, "steps cells"]
     q_halt_logits: Float[np.ndarray, "steps"]
@@ -31,8 +31,8 @@ class Trace:
     """None where it is not known."""
 
     @property
-    def fixed(self) -> Bool[np.ndarray, "cells"]:
-        return self.look.fixed(self.question)
+    def given_cells(self) -> Bool[np.ndarray, "cells"]:
+        return self.kind.given_cells(self.question)
 
     @property
     def act_steps(self) -> int:
@@ -43,7 +43,7 @@ class Trace:
 
     def changed(self, step: int) -> Bool[np.ndarray, "cells"]:
         """Cells that differ from the step before; none at the first step where an answer is no question filled in."""
-        if step == 0 or (step == 1 and not self.look.fills_question):
+        if step == 0 or (step == 1 and not self.kind.fills_inputs):
             return np.zeros(len(self.question), bool)
         return self.grid(step) != self.grid(step - 1)
 
@@ -51,15 +51,15 @@ class Trace:
         """Cells that should be as in the solution and are not; none where that is not known."""
         if self.solution is None or step == 0:
             return np.zeros(len(self.question), bool)
-        return (self.grid(step) != self.solution) & self.look.compared(self.solution)
+        return (self.grid(step) != self.solution) & self.kind.scored_cells(self.solution)
 
-    def objections(self, step: int) -> list[str] | None:
+    def mistakes(self, step: int) -> list[str] | None:
         """Why the grid is not right; empty where it is, None where that cannot be told."""
-        return self.look.objections(self.question, self.grid(step), self.solution)
+        return self.kind.mistakes(self.question, self.grid(step), self.solution)
 
     def solved(self, step: int) -> bool:
         """Whether the grid is right by the rules, or as the solution where there are none."""
-        return self.objections(step) == []
+        return self.mistakes(step) == []
 
     @property
     def stretches(self) -> list[Stretch]:

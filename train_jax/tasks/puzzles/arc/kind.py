@@ -11,15 +11,15 @@ from train_jax.tasks.puzzles.kind import Grid, Grids, Mask, Masks
 
 
 @dataclass(frozen=True)
-class ArcLook:
+class ArcKind:
     """Values are tokens of the upper left part of the canvas."""
 
     rows: int = SIDE
     cols: int = SIDE
     box = None
-    fills_question = False
-    praise = "every cell as in the solution"
-    otherwise_right = "right as it is read in voting, with a cell wrong outside the grid"
+    fills_inputs = False
+    success_message = "every cell as in the solution"
+    alternative_solution = "right as it is read in voting, with a cell wrong outside the grid"
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class ArcLook:
         canvas = tokens.reshape(*tokens.shape[:-1], SIDE, SIDE)[..., : self.rows, : self.cols]
         return canvas.reshape(*tokens.shape[:-1], -1)
 
-    def fixed(self, question: Grid) -> Mask:
+    def given_cells(self, question: Grid) -> Mask:
         return np.zeros(len(question), bool)
 
     def character(self, value: int) -> str:
@@ -40,7 +40,7 @@ class ArcLook:
     def colour(self, value: int) -> str:
         return f"arc{value - FIRST_COLOUR_TOKEN}" if FIRST_COLOUR_TOKEN <= value < VOCAB_SIZE else ""
 
-    def objections(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
+    def mistakes(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
         """Read as in voting: the largest rectangle of colours in the corner is the answer."""
         if solution is None:
             return None
@@ -53,11 +53,11 @@ class ArcLook:
         wrong = int((cut[0] != cut[1]).sum())
         return [f"{wrong} of {rows * cols} cells wrong"] if wrong else []
 
-    def compared(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
+    def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
         """The grid and the end tokens around it; what a model writes farther out is never read."""
         return solutions != PAD_TOKEN
 
-    def asked(self, questions: Grids, solutions: Grids) -> Masks:
+    def unknown_cells(self, questions: Grids, solutions: Grids) -> Masks:
         return solutions != PAD_TOKEN
 
     def difficulties(
@@ -86,13 +86,13 @@ class ArcLook:
         return int(rows[0]), int(cols[0])
 
 
-def arc_look_of(canvases: Sequence[Integer[np.ndarray, "n 900"]]) -> ArcLook:
+def arc_kind_of(canvases: Sequence[Integer[np.ndarray, "n 900"]]) -> ArcKind:
     """As much of the canvas as these need."""
     used = np.concatenate([np.atleast_2d(canvas) for canvas in canvases]) != PAD_TOKEN
     used = used.any(axis=0).reshape(SIDE, SIDE)
     if not used.any():
-        return ArcLook(1, 1)
-    return ArcLook(*(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0)))
+        return ArcKind(1, 1)
+    return ArcKind(*(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0)))
 
 
 def as_read(

@@ -13,14 +13,14 @@ COLOURS = {WALL: "wall", PATH: "path", START: "end", GOAL: "end"}
 
 
 @dataclass(frozen=True)
-class MazeLook:
+class MazeKind:
     """Values are tokens."""
 
     size: int
     box = None
-    fills_question = True
-    praise = "a shortest path from start to goal"
-    otherwise_right = "another shortest path"
+    fills_inputs = True
+    success_message = "a shortest path from start to goal"
+    alternative_solution = "another shortest path"
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class MazeLook:
     def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
         return np.asarray(tokens)[..., : self.size**2].astype(np.uint8)
 
-    def fixed(self, question: Grid) -> Mask:
+    def given_cells(self, question: Grid) -> Mask:
         return (question == START) | (question == GOAL)
 
     def character(self, value: int) -> str:
@@ -46,7 +46,7 @@ class MazeLook:
     def colour(self, value: int) -> str:
         return COLOURS.get(value, "")
 
-    def objections(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str]:
+    def mistakes(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str]:
         """By the rules: another shortest path than the one known is right too."""
         if not are_mazes(question[None])[0]:
             return ["the question is no maze", *wrong_cells(answer, solution)]
@@ -69,10 +69,10 @@ class MazeLook:
             reasons.append(f"a path of {steps} steps where {found.steps[0]} do")
         return reasons
 
-    def compared(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
+    def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
         return np.ones(solutions.shape, bool)
 
-    def asked(self, questions: Grids, solutions: Grids) -> Masks:
+    def unknown_cells(self, questions: Grids, solutions: Grids) -> Masks:
         return questions == OPEN
 
     def difficulties(

@@ -11,13 +11,13 @@ from train_jax.tasks.puzzles.sudoku.rating import ratings
 
 
 @dataclass(frozen=True)
-class SudokuLook:
+class SudokuKind:
     """Values are digits, 0 for an empty cell."""
 
     geometry: Geometry
-    fills_question = True
-    praise = "every given kept, every row, column and box complete"
-    otherwise_right = "another solution of the puzzle"
+    fills_inputs = True
+    success_message = "every given kept, every row, column and box complete"
+    alternative_solution = "another solution of the puzzle"
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class SudokuLook:
     def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
         return grids_of(tokens)
 
-    def fixed(self, question: Grid) -> Mask:
+    def given_cells(self, question: Grid) -> Mask:
         return question > 0
 
     def character(self, value: int) -> str:
@@ -47,7 +47,7 @@ class SudokuLook:
     def colour(self, value: int) -> str:
         return ""
 
-    def objections(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str]:
+    def mistakes(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str]:
         """By the rules: another solution than the one known is right too."""
         overwritten = int((answer != question)[question > 0].sum())
         in_range = np.where(answer <= self.geometry.size, answer, 0).astype(np.uint8)
@@ -61,10 +61,10 @@ class SudokuLook:
         contradiction = contradiction_in(in_range, self.geometry)
         return [*reasons, contradiction] if contradiction else reasons
 
-    def compared(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
+    def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
         return np.ones(solutions.shape, bool)
 
-    def asked(self, questions: Grids, solutions: Grids) -> Masks:
+    def unknown_cells(self, questions: Grids, solutions: Grids) -> Masks:
         return questions == 0
 
     def difficulties(
