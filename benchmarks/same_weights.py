@@ -1,0 +1,112 @@
+"""Does another commit train to the same weights, bit for bit? Uses the command line only, so that any two can be compared.
+
+    python -m benchmarks.same_weights record after.json                     this checkout
+    python -m benchmarks.same_weights record before.json --checkout ../old  another one, same interpreter
+    python -m benchmarks.same_weights compare before.json after.json
+
+Every preset that a CPU can train and every architecture, with attention and with the MLP mixer, is trained for a few
+steps on 1 and on 8 virtual devices and exported. Half of the cases export the averaged weights, the other half the raw
+ones (`--optim.ema-decay 0`). The file holds a SHA-256 of each tensor's bytes.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+STEPS = 12
+ARCHITECTURES = ("trm", "trm_singlez", "trm_hier6", "hrm", "transformer")
+DATA = {"tiny": ["--size", "4", "--num-train", "200"], "sudoku6": ["--size", "6"], "sudoku9": ["--size", "9"]}
+COMMON = [
+    "--eval-every-steps",
+    "0",
+    "--eval-batch-size",
+    "40",
+    "--wandb",
+    "disabled",
+    "--checkpoint-every-steps",
+    "1000",
+]
+
+
+def cases() -> Iterator[tuple[str, str, list[str]]]:
+    """(name, preset, arguments)"""
+    for preset in DATA:
+        yield f"{preset}, EMA", preset, []
+        yield f"{preset}, raw weights", preset, ["--optim.ema-decay", "0"]
+    for number, model in enumerate(ARCHITECTURES):
+        for mixer in ("--arch.mlp-t", "--arch.no-mlp-t"):
+            raw = ["--optim.ema-decay", "0"] if number % 2 else []
+            yield f"{model} {mixer.removeprefix('--arch.')}", "tiny", ["--model", model, mixer, *raw]
+
+
+def record(checkout: Path, only: str) -> dict[str, dict[str, str]]:
+    """Case -> tensor -> hash."""
+    hashes = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for preset, options in DATA.items():
+            sizes = [*options, "--num-test", "40", "--output-dir", f"{scratch}/{preset}"]
+            trm(checkout, ["build-data", "sudoku", *sizes])
+        for name, preset, options in cases():
+            for devices in (1, 8):
+                case = f"{name}, {devices} device{'s' * (devices > 1)}"
+                if only not in case:
+                    continue
+                run, weights = f"{scratch}/run-{len(hashes)}", Path(scratch, "weights.safetensors")
+                where = ["--data-dir", f"{scratch}/{preset}", "--run-dir", run, "--steps", str(STEPS)]
+                trm(checkout, ["train", preset, *options, *where, *COMMON], devices)
+                trm(checkout, ["export", run, "--no-check", "--output", str(weights)])
+                hashes[case] = {
+                    tensor: hashlib.sha256(array.tobytes()).hexdigest() for tensor, array in load_file(weights).items()
+                }
+                print(f"{case}: {len(hashes[case])} tensors", flush=True)
+    return hashes
+
+
+def trm(checkout: Path, arguments: list[str], devices: int = 1) -> None:
+    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | flags | {"PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-m", "train_jax", *arguments]
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed in {checkout}:\n{done.stdout}{done.stderr}")
+
+
+def compare(before: dict, after: dict) -> int:
+    """Prints every case that differs; returns how many do."""
+    different = 0
+    for case in sorted(before.keys() | after.keys()):
+        old, new = before.get(case, {}), after.get(case, {})
+        tensors = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+        different += bool(tensors)
+        if tensors:
+            print(f"{case}: {len(tensors)} of {len(old)} tensors differ, first {tensors[0]}")
+    print(f"{len(before)} cases, {different} differ")
+    return different
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recorder = commands.add_parser("record")
+    recorder.add_argument("output", type=Path)
+    recorder.add_argument("--checkout", type=Path, default=Path.cwd())
+    recorder.add_argument("--only", default="", help="record cases whose name contains this")
+    comparer = commands.add_parser("compare")
+    comparer.add_argument("before", type=Path)
+    comparer.add_argument("after", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "compare":
+        sys.exit(bool(compare(*(json.loads(path.read_text()) for path in (arguments.before, arguments.after)))))
+    arguments.output.write_text(json.dumps(record(arguments.checkout.resolve(), arguments.only), indent=1))
+
+
+if __name__ == "__main__":
+    main()
