@@ -1,4 +1,4 @@
-"""Does another commit train to the same weights, bit for bit? Uses the command line only, so that any two can be compared.
+"""Do two commits train to the same weights, bit for bit? Uses the command line only, so that any two can be compared.
 
     python -m benchmarks.same_weights record after.json                     this checkout
     python -m benchmarks.same_weights record before.json --checkout ../old  another one, same interpreter

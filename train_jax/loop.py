@@ -1,141 +1,145 @@
-"""The order of events in a run: restore, then step, log, evaluate, save; and once more from where it stopped."""
+"""The order of events in a run, for any task: restore, then step, log, evaluate, save; again from where it stopped."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from train_jax.core.metrics import parameter_groups
-from train_jax.core.state import Learner, Trainee, new_learner
-from train_jax.core.step import make_eval_step
+from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.optim.optimizer import dense_optimizer, trained
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import RunConfig, to_json
+from train_jax.run.debugging import debugging
 from train_jax.run.folder import RunFolder, open_run, write_text
 from train_jax.run.machine import write_machine
 from train_jax.run.record import Record
-from train_jax.run.tracking import Silence, Tracker
+from train_jax.run.restore import initial_weights
+from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.devices import Devices
-from train_jax.runtime.feed import Batches, Feed
-from train_jax.runtime.programs import Programs, objective_for, programs_for, scales_loss
+from train_jax.runtime.feed import Feed, OnDemand
+from train_jax.runtime.processes import all_or_none, is_main_process, require_equal
+from train_jax.runtime.programs import Programs
 from train_jax.runtime.stopwatch import Stopwatch
-from train_jax.tasks.puzzles.batches import epochs_to_steps
-from train_jax.tasks.puzzles.evaluation import Evaluation, save_evaluation
-from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
+from train_jax.start import Training, start
+from train_jax.tasks.task import Evaluator, Task
 
 
-def train(config: RunConfig, devices: Devices | None = None) -> dict[str, float]:
-    """Train until the run is finished; returns the figures of the last evaluation. A finished run returns at once."""
-    devices = devices or Devices(runner=config.compute.runner)
-    with devices.together():
-        train_set, test_set = (load_mixture(config.data_dir, split, config.data_weights) for split in ("train", "test"))
-        size = config.global_batch_size
-        for each in (size, config.eval_batch_size):
-            devices.local_batch_size(each)
-        total_steps = config.steps or epochs_to_steps(train_set.examples_per_epoch, config.epochs, size)
-        # What cannot be trained is said before a folder of the run is made.
-        train_set.rows_of_parts(size)
-        if config.augment:
-            check_augmentable(config.data_dir, train_set)
-        objective = objective_for(config, train_set, devices)
-        optimizer = dense_optimizer(config.optim, total_steps)
-        programs = programs_for(config, objective, optimizer, train_set, devices, total_steps)
-    folder = _opened(config, train_set, sum(p.size for p in objective.params.values()), devices)
+def train(config: RunConfig, devices: Devices | None = None, task: Task | None = None) -> dict[str, float]:
+    """Trains until the run is finished; returns the figures of the last evaluation. A finished run returns at once.
+
+    Raises `UserError` for a configuration or data that cannot be trained, before a folder is made.
+    """
+    with all_or_none(), debugging(config):
+        training = start(config, task, devices)
+    folder = _open(training)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
-    eval_step = devices.evaluate(make_eval_step(objective, config.arch.halt_max_steps))
-    batches = Batches(config, train_set, devices, total_steps)
+    with debugging(config), contextlib.ExitStack() as closing:
+        return _train(training, folder, closing)
 
-    # ---- state: fresh, or where the run stopped
-    learner = new_learner(objective.params, objective.buffers, optimizer, scales_loss=scales_loss(config))
-    carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, devices.spread(batches.at(0)))
-    with contextlib.ExitStack() as closing:
-        checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
-        start, seconds = checkpoints.latest_step() or 0, 0.0
-        if start:
-            (learner, carry), notes = checkpoints.restore(start, Trainee(learner, devices.spanning(carry, 0)))
-            carry, seconds = devices.own_part(carry), notes["train_seconds"]
-        state = Trainee(devices.replicate(learner), devices.spread(carry))
 
-        # ---- the loop
-        recorded = Tracker(config, folder, start_step=start, total_steps=total_steps) if devices.writes else Silence()
-        tracker = closing.enter_context(contextlib.closing(recorded))
-        clock = Stopwatch(seconds)
-        starts = range(start, total_steps, config.compute.steps_per_dispatch)
-        feed = closing.enter_context(
-            Feed(lambda n: devices.spread(batches.from_step(starts[n])), len(starts), config.compute.batches_ahead)
-        )
-        record = Record(
-            config, devices, tracker, clock, feed, parameter_groups(trained(objective.params, config.optim))
-        )
-        record.begin(objective.params, train_set, test_set, start, total_steps)
-        score = partial(record.score, eval_step=eval_step, puzzles=test_set)
-        with programs:
-            learner = _steps(config, devices, programs, feed, checkpoints, score, clock, record, state, starts)
-        with clock.paused(learner):
-            evaluation = score(total_steps, learner, limit=0)
-            figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
-            checkpoints.wait()
-            if devices.writes:
-                save_evaluation(folder, "test", evaluation)
-                write_text(folder.finished, json.dumps(figures, indent=1))
+def _train(training: Training, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, float]:
+    config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
+    evaluator = task.evaluator(training.objective, devices)
+    batches = training.batches
+
+    # ---- state: new, from other weights, or from the newest checkpoint
+    state = initial_weights(training.initial_state(), training.objective, config.init_from)
+    carry = training.initial_carry(state, batches.at(0, state))
+    checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
+    first_step, seconds = checkpoints.latest_step() or 0, 0.0
+    if first_step:
+        state, carry, notes = checkpoints.restore(first_step, state, devices.to_global(carry, 0))
+        carry, seconds = devices.local_shard(carry), notes["train_seconds"]
+    state, carry = devices.replicate(state), devices.shard(carry)
+
+    # ---- the loop
+    make_tracker = partial(Tracker, config, folder, start_step=first_step, total_steps=total_steps)
+    tracker = closing.enter_context(contextlib.closing(make_tracker() if is_main_process() else NullTracker()))
+    clock = Stopwatch(seconds)
+    steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
+    feed = closing.enter_context(_feed(training, steps))
+    record = Record(config, task, devices, tracker, clock, training.groups)
+    record.begin(training.objective.params, first_step, total_steps)
+    with training.programs() as programs:
+        state = _steps(training, programs, feed, checkpoints, evaluator, clock, record, state, carry, steps)
+    with clock.paused(state):
+        evaluation = record.evaluate(total_steps, state, evaluator)
+        figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
+        checkpoints.wait()
+        if is_main_process():
+            evaluation.save(folder, "test")
+            write_text(folder.finished, json.dumps(figures, indent=1))
     return figures
 
 
 def _steps(
-    config: RunConfig,
-    devices: Devices,
+    training: Training,
     programs: Programs,
-    feed: Feed,
+    feed: Feed | OnDemand,
     checkpoints: Checkpoints,
-    score: Callable[..., Evaluation],
+    evaluator: Evaluator,
     clock: Stopwatch,
     record: Record,
-    state: Trainee,
-    starts: range,
-) -> Learner:
-    """Every step of the run, with what happens between them; returns what was learned."""
-    learner, carry = state
-    key = devices.key(config.seed)
+    state: TrainState,
+    carry: Any,
+    steps: range,
+) -> TrainState:
+    """Every step of the run and the events between them; returns the last state."""
+    config, devices = training.config, training.devices
+    key = devices.random_key(config.seed)
     window: list[tuple[int, Any]] = []
-    for first in starts:
-        step = min(first + starts.step, starts.stop)
-        batch = feed.next()
-        devices.keep_pace([metrics for _, metrics in window])
-        learner, carry, metrics = programs(first, step - first, learner, carry, batch, key)
+
+    def log(dispatches: list[tuple[int, Any]]) -> None:
+        record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
+
+    for first in steps:
+        step = min(first + steps.step, steps.stop)
+        batch = feed.next(state)
+        devices.limit_dispatch([metrics for _, metrics in window])
+        state, carry, metrics = programs(first, step - first, state, carry, batch, key)
         window.append((step, metrics))
-        # A full window is fetched one dispatch late: the devices always have a step to do.
+        # A full window is fetched one dispatch late: the devices always have a step to run.
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
-            record.window(window[:-1])
+            log(window[:-1])
             window = window[-1:]
-        last = step == starts.stop
+        last = step == steps.stop
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
-            with clock.paused(learner):
-                score(step, learner, limit=config.eval_examples)
+            with clock.paused(state):
+                record.evaluate(step, state, evaluator, limit=config.eval_examples, metrics_only=True)
         if last or step % config.checkpoint_every_steps == 0:
-            # Last, so that everything up to a checkpoint is on record; a continued run starts a window of its own.
-            with clock.paused(learner):
-                record.window(window)
+            # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
+            with clock.paused(state):
+                log(window)
                 window = []
-                whole = Trainee(devices.spanning(learner, None), devices.spanning(carry, 0))
-                checkpoints.save(step, whole, {"train_seconds": clock.seconds})
-    return learner
+                saved = devices.to_global(state, None), devices.to_global(carry, 0)
+                checkpoints.save(step, *saved, {"train_seconds": clock.seconds})
+    return state
 
 
-def _opened(config: RunConfig, train_set: Mixture, parameters: int, devices: Devices) -> RunFolder:
-    """The run's folder with what says what the run is, seen by every process."""
-    devices.agree(to_json(config) + str(train_set.metadata), f"fields, or other data in {config.data_dir}")
-    with devices.together():
-        folder = open_run(config, writes=devices.writes)
-        if devices.writes and not folder.finished.exists():
-            write_text(folder.data, json.dumps(dataclasses.asdict(train_set.metadata), indent=1))
+def _feed(training: Training, steps: range) -> Feed | OnDemand:
+    batches, devices = training.batches, training.devices
+    if training.task.needs_state:
+        return OnDemand(lambda number, state: devices.shard(batches.from_step(steps[number], state)))
+    ahead = training.config.compute.batches_ahead
+    return Feed(lambda number: devices.shard(batches.from_step(steps[number])), len(steps), ahead)
+
+
+def _open(training: Training) -> RunFolder:
+    """The run's folder with the files that describe the run, checked to be the same for every process."""
+    config, task, devices = training.config, training.task, training.devices
+    require_equal(to_json(config) + task.fingerprint, f"fields, or other data in {config.data_dir}")
+    with all_or_none():
+        folder = open_run(config, writes=is_main_process())
+        if is_main_process() and not folder.finished.exists():
+            write_text(folder.data, json.dumps(task.facts, indent=1))
+            parameters = sum(p.size for p in training.objective.params.values())
             write_machine(folder, devices=devices.kind, parameters=parameters)
-    with devices.together():
+    with all_or_none():
         if not folder.machine.exists():
-            raise UserError(f"{folder.path} is not what the first process sees there; give a --run-dir that all share")
+            raise UserError(
+                f"{folder.path} does not show the files that the first process wrote; use a --run-dir that all share"
+            )
     return folder

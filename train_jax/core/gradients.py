@@ -1,4 +1,4 @@
-"""One replica's gradients: of its share of the batch at once, or of several parts of it one after the other."""
+"""One replica's gradients: of its share of the batch at once, or accumulated over several parts of it."""
 
 from __future__ import annotations
 
@@ -9,95 +9,99 @@ import jax
 import jax.numpy as jnp
 
 import bridge
-from train_jax.core.objective import Batch, Objective
-from train_jax.core.state import Arrays, Learner
+from train_jax.core.objective import Batch, LossSums, Objective
+from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
 
 
-class Found(NamedTuple):
-    """What a pass over the replica's examples gives."""
+class Gradients(NamedTuple):
+    """Gradients over one replica's examples, with everything else that the forward pass returned."""
 
     dense: Arrays
-    """Gradients of the dense parameters that move."""
-    local: Arrays
-    """Gradients of the puzzle rows, one for each example."""
-    ids: Arrays
-    """Whose rows those are."""
+    """Gradients of the trainable dense parameters."""
+    rows: Arrays
+    """Gradients of the sparse tables' rows, one for each example."""
+    row_ids: Arrays
+    """The row numbers that `rows` belong to."""
     loss: jax.Array
     """Summed over the examples."""
+    weight: jax.Array | None
     metrics: dict[str, jax.Array]
     carry: Any
     buffers: Arrays
-    """The learner's buffers as the module left them."""
+    """The state's buffers after the forward pass."""
 
 
-Draws = Callable[[Any, int], bridge.ShardedKey]
-"""(part, parts) -> the random numbers of that part's rows."""
+Keys = Callable[[Any, int], bridge.ShardedKey]
+"""(part, number of parts) -> the random key of that part's rows."""
 
 
-def gradients_of(
+def compute_gradients(
     objective: Objective,
-    learner: Learner,
-    moving: Arrays,
+    state: TrainState,
+    trainable: Arrays,
     carry: Any,
     batch: Batch,
-    draws: Draws,
+    keys: Keys,
     *,
     scale: Any,
+    global_batch_size: int,
     parts: int = 1,
     overrides: Mapping[str, Any] | None = None,
-) -> Found:
-    """The gradient of `scale` times the summed loss, by the parameters in `moving` and the puzzle rows.
+) -> Gradients:
+    """The gradient of `scale` times the loss by the parameters in `trainable` and the rows of the sparse tables.
 
-    With `parts` the examples are taken in so many equal parts, one after the other, which takes less memory: gradients
-    are summed, every example draws the numbers it would have drawn, and buffers that the module writes go from part to
-    part.
+    The loss is the sum over the examples, divided by `global_batch_size` unless the task gives a weight; that one is
+    known after the sum over all replicas, and the step divides by it. With `parts` the examples are processed in that
+    many equal parts, one after the other, which needs less memory: gradients are summed, every example draws the random
+    numbers that it would have drawn, and buffers that the module writes pass from part to part.
     """
 
-    def one(buffers: Arrays, carry: Any, batch: Batch, rng: bridge.ShardedKey) -> Found:
-        def loss(moving: Arrays, local_rows: Arrays) -> tuple[jax.Array, Any]:
-            out = objective(learner.params | moving, local_rows, buffers, carry, batch, rng, overrides)
-            return out.loss * scale, out
+    def of_part(buffers: Arrays, carry: Any, batch: Batch, rng: bridge.ShardedKey) -> Gradients:
+        def loss(trainable: Arrays, rows: Arrays) -> tuple[jax.Array, LossSums]:
+            out = objective(state.params | trainable, rows, buffers, carry, batch, rng, overrides)
+            return out.loss * (scale / global_batch_size if out.weight is None else scale), out
 
-        (dense, local), out = jax.grad(loss, argnums=(0, 1), has_aux=True)(moving, objective.local_rows)
+        (dense, rows), out = jax.grad(loss, argnums=(0, 1), has_aux=True)(trainable, objective.local_rows)
         ids = {table.local_ids: out.buffers[table.local_ids] for table in objective.tables}
         after = {name: out.buffers[name] for name in buffers}
-        return Found(dense, local, ids, out.loss, out.metrics, out.carry, after)
+        return Gradients(dense, rows, ids, out.loss, out.weight, out.metrics, out.carry, after)
 
     if parts == 1:
-        return one(learner.buffers, carry, batch, draws(0, 1))
+        return of_part(state.buffers, carry, batch, keys(0, 1))
 
     tables = {table.weights for table in objective.tables}  # read only: no copy for each part
-    state = {name: array for name, array in learner.buffers.items() if name not in tables}
+    writable = {name: array for name, array in state.buffers.items() if name not in tables}
     written: set[str] = set()
 
-    def part(carried: tuple[Arrays, Arrays], given: tuple[Any, Any, Batch]) -> tuple[Any, Found]:
-        total, before = carried
-        number, carry, batch = given
-        found = one(learner.buffers | before, carry, batch, draws(number, parts))
-        after = {name: found.buffers[name] for name in before}
+    def scan_body(accumulated: tuple[Arrays, Arrays], inputs: tuple[Any, Any, Batch]) -> tuple[Any, Gradients]:
+        total, before = accumulated
+        number, carry, batch = inputs
+        gradients = of_part(state.buffers | before, carry, batch, keys(number, parts))
+        after = {name: gradients.buffers[name] for name in before}
         written.update(name for name in before if after[name] is not before[name])
-        total = jax.tree.map(jnp.add, total, found.dense)
-        return (total, after), found._replace(dense={}, buffers={})
+        total = jax.tree.map(jnp.add, total, gradients.dense)
+        return (total, after), gradients._replace(dense={}, buffers={})
 
-    given = jnp.arange(parts), _in_parts(carry, parts), _in_parts(batch, parts)
-    (dense, after), found = jax.lax.scan(part, (jax.tree.map(jnp.zeros_like, moving), state), given)
-    return Found(
+    inputs = jnp.arange(parts), _split(carry, parts), _split(batch, parts)
+    (dense, after), stacked = jax.lax.scan(scan_body, (jax.tree.map(jnp.zeros_like, trainable), writable), inputs)
+    return Gradients(
         dense=dense,
-        local=_whole(found.local),
-        ids=_whole(found.ids),
-        loss=found.loss.sum(),
-        metrics=jax.tree.map(lambda x: x.sum(0), found.metrics),
-        carry=_whole(found.carry),
-        buffers=learner.buffers | {name: after[name] for name in written},
+        rows=_merge(stacked.rows),
+        row_ids=_merge(stacked.row_ids),
+        loss=stacked.loss.sum(),
+        weight=None if stacked.weight is None else stacked.weight.sum(),
+        metrics=jax.tree.map(lambda x: x.sum(0), stacked.metrics),
+        carry=_merge(stacked.carry),
+        buffers=state.buffers | {name: after[name] for name in written},
     )
 
 
-def _whole(tree: Any) -> Any:
+def _merge(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
-def _in_parts(tree: Any, parts: int) -> Any:
+def _split(tree: Any, parts: int) -> Any:
     def split(x: jax.Array) -> jax.Array:
         if x.ndim == 0 or x.shape[0] % parts:
             raise UserError(

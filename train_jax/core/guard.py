@@ -1,4 +1,4 @@
-"""Steps that must not count: what a loss or gradient that is not finite leaves behind, and float16's loss scale."""
+"""Skips steps whose loss or gradients are not finite, and keeps the loss scale of float16."""
 
 from typing import Any, NamedTuple
 
@@ -12,42 +12,42 @@ LARGEST_SCALE = 2.0**24
 
 
 class Guard(NamedTuple):
-    """What training remembers about the steps that it left out."""
+    """Counters of skipped steps, and the loss scale."""
 
     skipped_steps: Int[Array, ""]
     """In the whole run, int32."""
     consecutive_skipped: Int[Array, ""]
     """Since the last good step, int32."""
     loss_scale: Float[Array, ""]
-    """What the loss is multiplied by before the gradients and they are divided by after; 1 unless in float16."""
+    """The factor of the loss before differentiation, divided out of the gradients afterwards; 1 unless in float16."""
     steps_at_scale: Int[Array, ""]
     """Good steps since the scale last changed, int32."""
 
 
 def new_guard(scales_loss: bool) -> Guard:
     def zero() -> Int[Array, ""]:
-        return jnp.zeros((), jnp.int32)  # an array for each: they are donated
+        return jnp.zeros((), jnp.int32)  # one array for each field, because they are donated
 
     return Guard(zero(), zero(), jnp.full((), FIRST_SCALE if scales_loss else 1.0, jnp.float32), zero())
 
 
-class Verdict(NamedTuple):
-    """What is to become of a step."""
+class FiniteCheck(NamedTuple):
+    """Whether a step is applied."""
 
     good: Bool[Array, ""]
-    """The learner moves; otherwise it stays as it is, all but its guard."""
+    """The state is updated; otherwise it stays as it is, except for its guard."""
     carry_good: Bool[Array, ""]
-    """The carry goes on; otherwise it starts afresh, so that the next step takes up new examples everywhere."""
+    """The carry is kept; otherwise it is reset, so that the next step starts new examples everywhere."""
     guard: Guard
     metrics: dict[str, Array]
 
 
-def judged(guard: Guard, loss: Float[Array, ""], norms: list[Array], growth_steps: int | None) -> Verdict:
-    """Whether a step counts, by its summed loss and the norms of its gradients, all the same on every device.
+def check_finite(guard: Guard, loss: Float[Array, ""], norms: list[Array], growth_steps: int | None) -> FiniteCheck:
+    """Whether a step is applied, by its summed loss and the norms of its gradients, all equal on every device.
 
-    `growth_steps`: good steps after which the loss scale doubles; None without one. After a bad step latents may be no
-    numbers, and the example that made them so would come back until it halts: hence the fresh carry. Where gradients
-    past float16 may be the fault of a scale that can still fall, latents are as they should be, and stay.
+    `growth_steps`: good steps after which the loss scale doubles; None without loss scaling. After a bad step the
+    latents may be NaN, and the example that caused it would return until it halts: hence the reset of the carry. Where
+    only the gradients overflow float16 and the loss scale can still be halved, the latents are valid and are kept.
     """
     loss_good = jnp.isfinite(loss)
     good = jnp.all(jnp.array([loss_good, *(jnp.isfinite(norm).all() for norm in norms)]))
@@ -59,7 +59,7 @@ def judged(guard: Guard, loss: Float[Array, ""], norms: list[Array], growth_step
     if growth_steps is not None:
         after = _rescaled(after, good, growth_steps)
         metrics["loss_scale"] = guard.loss_scale
-    return Verdict(good, carry_good, after, metrics)
+    return FiniteCheck(good, carry_good, after, metrics)
 
 
 def _rescaled(guard: Guard, good: Bool[Array, ""], growth_steps: int) -> Guard:
@@ -76,7 +76,7 @@ def _rescaled(guard: Guard, good: Bool[Array, ""], growth_steps: int) -> Guard:
     return guard._replace(loss_scale=jnp.clip(scale, 1.0, LARGEST_SCALE), steps_at_scale=jnp.where(grows, 0, steps))
 
 
-def kept_if(good: Bool[Array, ""], after: Any, before: Any) -> Any:
-    """`after`, or bit for bit `before`."""
-    # What did not change is left out: a large array that merely passes through costs nothing.
-    return jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b.astype(a.dtype)), after, before)
+def where_tree(condition: Bool[Array, ""], after: Any, before: Any) -> Any:
+    """`after` where `condition` holds, otherwise `before`, bit for bit."""
+    # Leaves that are the same object are skipped: a large array that only passes through costs nothing.
+    return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b.astype(a.dtype)), after, before)

@@ -1,10 +1,10 @@
-"""Module and batch to loss and metrics: which state is dense, which is a puzzle table, what the gradient is of."""
+"""An exported module and a batch to loss sums, metrics, carry and buffers; what they mean is the task's business."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -13,51 +13,64 @@ from train_jax.core.state import Arrays
 
 Batch = dict[str, jax.Array]
 
+Call = Callable[..., tuple[Any, Arrays]]
+"""The module with its state filled in: `(*args, method="forward", **kwargs) -> (outputs, buffers)`."""
 
-class PuzzleTable(NamedTuple):
-    """The qualified names of one sparse embedding: its rows, the rows in the batch, and their numbers."""
+
+class SparseTable(NamedTuple):
+    """The qualified names of one sparse embedding: its rows, the rows used by the batch, and their row numbers."""
 
     weights: str
     local_weights: str
     local_ids: str
 
 
-class Step(NamedTuple):
-    """What one call of the module gives."""
+class LossSums(NamedTuple):
+    """The result of one call of the module in training mode, summed over one replica's examples."""
 
     loss: jax.Array
-    """Summed over the replica's examples."""
-    carry: Any
+    weight: jax.Array | None
+    """What the loss of all replicas is divided by after summing, such as a number of tokens; None: the global batch
+    size, which is known beforehand."""
     metrics: dict[str, jax.Array]
-    """Sums and counts over the replica's examples."""
+    """Sums and counts."""
+    carry: Any
     buffers: Arrays
+
+
+class TrainingTask(Protocol):
+    """The part of a task that a training step calls. Both methods are traced."""
+
+    def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
+        """Calls the module on one batch in training mode."""
+        ...
+
+    def initial_carry(self, call: Call, batch: Batch) -> Any:
+        """The carry before the first step, for batches shaped like `batch`; `()` for a task without one."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A module with its loss head, `forward(carry, batch) -> (carry, loss, metrics, …)`, seen by the trainer.
-
-    The module is called with `carry`, `batch` and `return_keys` by keyword.
-    """
+    """A module with its loss head as the training step sees it."""
 
     fn: bridge.Functional
-    tables: tuple[PuzzleTable, ...]
-    bootstrapped_halting: bool = False
-    """Whether a sequence halts where `q_halt` is above `q_continue` instead of above 0."""
+    task: TrainingTask
+    tables: tuple[SparseTable, ...] = ()
 
     @property
     def params(self) -> Arrays:
-        """The dense parameters: everything trained except the leaves of the puzzle tables."""
+        """The dense parameters: all except the leaves of the sparse tables."""
         return {name: array for name, array in self.fn.params.items() if name not in self.local_rows}
 
     @property
     def buffers(self) -> Arrays:
-        """What the module holds beside them, puzzle tables included; not the notes it takes about one batch."""
+        """All other state, sparse tables included, except the row numbers of the batch."""
         return {name: array for name, array in self.fn.buffers.items() if name not in self._local_ids}
 
     @property
     def local_rows(self) -> Arrays:
-        """Leaves that the module fills with the batch's rows; their own values are never read."""
+        """The leaves that the module fills with the batch's rows; their own values are never read."""
         return {table.local_weights: self.fn.params[table.local_weights] for table in self.tables}
 
     @property
@@ -65,8 +78,7 @@ class Objective:
         return {table.local_ids: self.fn.buffers[table.local_ids] for table in self.tables}
 
     def initial_carry(self, params: Arrays, buffers: Arrays, batch: Batch) -> Any:
-        carry, _ = self.fn(params | self.local_rows, buffers | self._local_ids, batch, method="initial_carry")
-        return carry
+        return self.task.initial_carry(self.call(params, buffers), batch)
 
     def __call__(
         self,
@@ -77,42 +89,27 @@ class Objective:
         batch: Batch,
         rng: Any,
         overrides: Mapping[str, Any] | None = None,
-    ) -> Step:
-        """One ACT step in training mode; `overrides`: numbers in the module's attributes, as `bridge` takes them."""
-        outputs, buffers = self.fn(
-            params | rows,
-            buffers | self._local_ids,
-            carry=carry,
-            batch=batch,
-            return_keys=(),
-            rng=rng,
-            train=True,
-            overrides=overrides,
-        )
-        carry, loss, metrics, *_ = outputs
-        return Step(loss, carry, metrics, buffers)
+    ) -> LossSums:
+        """The loss in training mode; `rows`: values for `local_rows`; `overrides`: numbers in the module's attributes."""
+        call = self.call(params | rows, buffers, rng=rng, train=True, overrides=overrides)
+        return self.task.loss(call, carry, batch)
 
-    def evaluate(self, params: Arrays, buffers: Arrays, carry: Any, batch: Batch) -> tuple[Any, dict, dict]:
-        """One ACT step in evaluation mode: carry, metrics, outputs (`preds`, `q_halt_logits`, and `q_continue_logits`
-        of a bootstrapped halting)."""
-        outputs, _ = self.fn(
-            params | self.local_rows,
-            buffers | self._local_ids,
-            carry=carry,
-            batch=batch,
-            return_keys=("preds", "q_halt_logits", *["q_continue_logits"] * self.bootstrapped_halting),
-            train=False,
-        )
-        carry, _, metrics, returned, _ = outputs
-        return carry, metrics, returned
+    def call(self, params: Arrays, buffers: Arrays, **options: Any) -> Call:
+        """The module with this state; `options` as `bridge.Functional` takes them."""
+        state = self.local_rows | params, buffers | self._local_ids
+
+        def call(*args: Any, **kwargs: Any) -> tuple[Any, Arrays]:
+            return self.fn(*state, *args, **options, **kwargs)
+
+        return call
 
 
-def objective_of(fn: bridge.Functional, *, bootstrapped_halting: bool = False) -> Objective:
-    """Finds the sparse embeddings by the names their tensors have, in published checkpoints and ours."""
+def sparse_tables(fn: bridge.Functional) -> tuple[SparseTable, ...]:
+    """The sparse embeddings of a module, by the tensor names that published checkpoints and ours use."""
     tables = []
     for name in fn.params:
         prefix, _, last = name.rpartition(".")
-        table = PuzzleTable(f"{prefix}.weights", name, f"{prefix}.local_ids")
+        table = SparseTable(f"{prefix}.weights", name, f"{prefix}.local_ids")
         if last == "local_weights" and table.weights in fn.buffers and table.local_ids in fn.buffers:
             tables.append(table)
-    return Objective(fn, tuple(tables), bootstrapped_halting)
+    return tuple(tables)

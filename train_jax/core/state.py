@@ -1,6 +1,6 @@
-"""What training carries from step to step, as pytrees."""
+"""The state that training carries from step to step, as a pytree."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,37 +12,41 @@ Arrays = dict[str, jax.Array]
 """Arrays by qualified PyTorch name."""
 
 
-class Learner(NamedTuple):
-    """Everything that learns; the same on every device."""
+class TrainState(NamedTuple):
+    """Everything that training changes except the carry of the examples in work; the same on every device."""
 
     step: jax.Array
-    """Optimizer steps taken, int32; those left out by the guard are not among them."""
+    """Optimizer steps taken, int32. Steps that the guard skipped are not counted."""
     params: Arrays
     """Dense parameters, float32 masters."""
     ema: Arrays
-    """Their running average; the same arrays' names."""
+    """Their exponential moving average under the same names; empty if the run keeps none."""
     opt_state: optax.OptState
     buffers: Arrays
-    """Everything else the module holds, puzzle tables included. Not averaged."""
+    """All other state tensors of the module, sparse tables included. Not averaged."""
     guard: Guard
 
-
-class Trainee(NamedTuple):
-    """The learner together with what belongs to the examples in work."""
-
-    learner: Learner
-    carry: Any
-    """The module's ACT carry, a leading axis for the devices."""
+    @property
+    def eval_params(self) -> Arrays:
+        """The parameters to evaluate and to export: the moving average, or the parameters themselves without one."""
+        return self.ema or self.params
 
 
-def new_learner(
-    params: Arrays, buffers: Arrays, optimizer: optax.GradientTransformation, *, scales_loss: bool = False
-) -> Learner:
-    return Learner(
+def new_state(
+    params: Arrays,
+    buffers: Arrays,
+    optimizer: optax.GradientTransformation,
+    *,
+    trainable: Arrays | None = None,
+    keeps_ema: bool = True,
+    scales_loss: bool = False,
+) -> TrainState:
+    """The state before the first step; `trainable`: the parameters that `optimizer` updates, all by default."""
+    return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        ema=jax.tree.map(jnp.copy, params),
-        opt_state=optimizer.init(params),
+        ema=jax.tree.map(jnp.copy, params) if keeps_ema else {},
+        opt_state=optimizer.init(params if trainable is None else trainable),
         buffers=buffers,
         guard=new_guard(scales_loss),
     )

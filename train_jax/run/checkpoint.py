@@ -1,7 +1,7 @@
-"""The only file that knows Orbax: saving and restoring everything a run needs to go on bit for bit.
+"""The only file that knows Orbax: saves and restores everything that a run needs to continue bit for bit.
 
-With several processes each writes its part of one checkpoint, which is the same as one process would have written: a
-run may go on with other processes, as long as they have as many devices.
+With several processes each one writes its part of one checkpoint, which is the same as one process would write: a run
+may continue with another number of processes, as long as they have as many devices in all.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from train_jax.core.state import Learner, Trainee
+from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.folder import RunFolder
 
+_STATE, _CARRY = "state.", "carry."
+
 
 class Checkpoints:
-    """The checkpoints of one run, the newest two kept. A checkpoint is there whole or not at all."""
+    """The checkpoints of one run; the newest two are kept. A checkpoint is written completely or not at all."""
 
     def __init__(self, folder: RunFolder):
         self.folder = folder.checkpoints
@@ -30,71 +32,73 @@ class Checkpoints:
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Trainee, notes: Mapping[str, Any]) -> None:
-        """Takes `state` as `Devices.spanning` gives it; writes in the background."""
-        args = ocp.args.Composite(state=ocp.args.StandardSave(_by_name(state)), notes=ocp.args.JsonSave(dict(notes)))
+    def save(self, step: int, state: TrainState, carry: Any, notes: Mapping[str, Any]) -> None:
+        """Takes state and carry as `Devices.to_global` returns them; writes in the background."""
+        arrays = _by_name(state, _STATE) | _by_name(carry, _CARRY)
+        args = ocp.args.Composite(state=ocp.args.StandardSave(arrays), notes=ocp.args.JsonSave(dict(notes)))
         self._manager.save(step, args=args)
 
-    def restore(self, step: int, like: Trainee) -> tuple[Trainee, dict[str, Any]]:
-        """`(state, notes)` as saved; `like` has the structure, shapes and dtypes to expect.
+    def restore(self, step: int, state: TrainState, carry: Any) -> tuple[TrainState, Any, dict[str, Any]]:
+        """`(state, carry, notes)` as saved; the arguments give structure, shapes and dtypes to expect.
 
         Raises `UserError` for a checkpoint of another model.
         """
         arrays, notes = self._read(step)
-        return self._as(like, arrays, step), notes
+        return self._as(state, arrays, _STATE, step), self._as(carry, arrays, _CARRY, step), notes
 
-    def restore_learner(self, step: int, like: Learner) -> Learner:
-        """Only the learner, for which the batch size and the devices of the training do not matter."""
-        arrays, _ = self._read(step)
-        prefix = "learner."
-        return self._as(like, {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}, step)
+    def restore_state(self, step: int, state: TrainState) -> TrainState:
+        """Only the state, which does not depend on batch size and number of devices."""
+        return self._as(state, self._read(step)[0], _STATE, step)
 
     def _read(self, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         try:
-            # As NumPy, whole on every process: on which devices it was saved does not matter.
-            found = self._manager.item_metadata(step)["state"]
-            like = {name: np.empty(array.shape, array.dtype) for name, array in found.items()}
+            # As NumPy, whole on every process: the devices that it was saved from do not matter.
+            metadata = self._manager.item_metadata(step)["state"]
+            if metadata is None:
+                raise ValueError("its arrays are missing")
+            like = {name: np.empty(array.shape, array.dtype) for name, array in metadata.items()}
             args = ocp.args.Composite(state=ocp.args.StandardRestore(like), notes=ocp.args.JsonRestore())
             restored = self._manager.restore(step, args=args)
-        except (ValueError, KeyError, OSError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, OSError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"the checkpoint {self.folder / str(step)} cannot be read ({reason}); "
-                "remove that folder to go on from the one before it"
+                "remove that folder to continue from the previous checkpoint"
             ) from error
         return restored["state"], restored["notes"]
 
-    def _as(self, like: Any, arrays: dict[str, np.ndarray], step: int) -> Any:
-        expected = _by_name(like)
-        problem = _difference(arrays, expected)
+    def _as(self, like: Any, arrays: dict[str, np.ndarray], prefix: str, step: int) -> Any:
+        saved = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+        expected = _by_name(like, prefix)
+        problem = _difference(saved, expected)
         if problem:
             raise UserError(
                 f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
                 "use the configuration it was made with, or another --run-dir"
             )
-        return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in expected])
+        return jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in expected])
 
     def wait(self) -> None:
-        """Until everything saved so far is on disk."""
+        """Blocks until everything saved so far is on disk."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
         self._manager.close()
 
 
-def _by_name(state: Any) -> dict[str, Any]:
-    """A flat dict, so that a checkpoint does not depend on the classes its state is made of."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+def _by_name(tree: Any, prefix: str) -> dict[str, Any]:
+    """A flat dict, so that a checkpoint does not depend on the classes of its state."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {prefix + jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    for name in sorted(found.keys() | expected.keys()):
-        if name not in found:
+def _difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    for name in sorted(saved.keys() | expected.keys()):
+        if name not in saved:
             return f"{name} is missing"
         if name not in expected:
             return f"{name} is surplus"
-        a, b = found[name], expected[name]
+        a, b = saved[name], expected[name]
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
     return ""

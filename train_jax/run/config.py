@@ -1,295 +1,164 @@
-"""What defines a run: one frozen dataclass, every field with its unit; presets by name."""
+"""The fields that define a run: one frozen dataclass, with the range and the unit of each field."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from models_torch import outside, registry
 from models_torch.config import ModelConfig
-from models_torch.trm import TRMConfig
+from models_torch.ranges import Range, check_ranges
+from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import Metadata
+from train_jax.optim import config as optim_config
+from train_jax.optim.config import OptimConfig
+from train_jax.tasks.task import TaskConfig, task_config_class
 
-Optimizer = Literal["adamw", "adam_atan2", "lion", "muon"]
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimConfig:
-    """How parameters move. A value out of its range is a `UserError`."""
-
-    optimizer: Optimizer = "adamw"
-    """Rule of the dense parameters; `muon` orthogonalises hidden matrices, embeddings and heads stay with AdamW."""
-    lr: float = 1e-4
-    """Learning rate of the dense parameters after warm-up."""
-    warmup_steps: int = 2000
-    """Optimizer steps over which the learning rates grow linearly from 0."""
-    lr_min_ratio: float = 1.0
-    """The learning rate falls on a cosine to this share of `lr` at the last step; 1 keeps it constant."""
-    beta1: float = 0.9
-    """Decay of the first moment; for `lion` the share of the momentum in the sign that is taken."""
-    beta2: float = 0.95
-    """Decay of the second moment; for `lion` of the momentum."""
-    muon_momentum: float = 0.95
-    """Nesterov momentum of the matrices that `muon` moves."""
-    weight_decay: float = 1.0
-    """Decoupled weight decay of the dense parameters, per unit of learning rate."""
-    clip_norm: float = 0.0
-    """Dense gradients with a larger global norm are scaled down to it; 0 clips nothing."""
-    freeze_weights: bool = False
-    """Learn the puzzle table alone; dense parameters and their average stay as they are."""
-    puzzle_lr: float = 1e-4
-    """Learning rate of the puzzle table (sign SGD), same schedule."""
-    puzzle_weight_decay: float = 1.0
-    """Decoupled weight decay of the puzzle rows in the batch, per unit of learning rate."""
-    ema_decay: float = 0.999
-    """Decay per step of the averaged weights that are evaluated and exported; 0 evaluates the raw weights."""
-    max_skipped_steps: int = 20
-    """Steps in a row with a loss or gradient that is not finite after which the run stops; each one is left out."""
-    loss_scale_growth_steps: int = 2000
-    """Good steps after which the loss scale of float16 doubles; it halves at every overflow."""
-
-    def __post_init__(self):
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value < high:
-                wanted = f"at least {low}" if high == math.inf else f"a value from {low} to below {high}"
-                raise UserError(f"optim.{name} is {value}; use {wanted}")
-        if not 0 <= self.lr_min_ratio <= 1:
-            raise UserError(f"optim.lr_min_ratio is {self.lr_min_ratio}; use a share of lr, from 0 to 1")
-        if self.optimizer not in get_args(Optimizer):
-            raise UserError(f"optim.optimizer is {self.optimizer!r}; use one of {', '.join(get_args(Optimizer))}")
-
-
-_RANGES: dict[str, tuple[float, float]] = {
-    "lr": (0, math.inf),
-    "warmup_steps": (0, math.inf),
-    "beta1": (0, 1),
-    "beta2": (0, 1),
-    "muon_momentum": (0, 1),
-    "weight_decay": (0, math.inf),
-    "clip_norm": (0, math.inf),
-    "puzzle_lr": (0, math.inf),
-    "puzzle_weight_decay": (0, math.inf),
-    "ema_decay": (0, 1),
-    "max_skipped_steps": (1, math.inf),
-    "loss_scale_growth_steps": (1, math.inf),
-}
-"""From, and below what."""
+Steps = Annotated[int, Range(0, 10**12)]
+EverySteps = Annotated[int, Range(1, 10**12)]
+BatchSize = Annotated[int, Range(1, 2**24)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ComputeConfig:
-    """How the work is laid on the devices. None of it changes what is learned."""
+    """How the work is distributed over the devices. None of these fields changes what is learned."""
 
     runner: Literal["pmap", "shard_map"] = "pmap"
-    """What spreads a step over the devices."""
-    accumulation_steps: int = 1
-    """Parts in which a device takes its share of a batch, one after the other: less memory, the same gradients."""
-    steps_per_dispatch: int = 1
-    """Optimizer steps that the devices do by themselves before the host speaks to them again."""
+    """What runs a step on all devices."""
+    accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
+    """Parts in which a device processes its share of a batch, one after the other: less memory, the same gradients."""
+    steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
+    """Optimizer steps that the devices run before control returns to the host."""
+    reduction: Reduction = "flat"
+    """How gradients are summed over devices: one collective for all, or one for each parameter (large models)."""
     remat: str = ""
-    """Submodules whose activations are computed again in the backward pass instead of kept: `blocks` for the layers of
-    the models here, or a regular expression over qualified names."""
-    batches_ahead: int = 2
-    """Batches that wait on the devices."""
+    """Submodules whose activations are recomputed in the backward pass instead of kept: `blocks` for the layers of the
+    models here, or a regular expression over qualified names."""
+    batches_ahead: Annotated[int, Range(1, 1024)] = 2
+    """Batches that are prepared ahead on the devices."""
 
     def __post_init__(self):
-        for name in ("accumulation_steps", "steps_per_dispatch", "batches_ahead"):
-            if getattr(self, name) < 1:
-                raise UserError(f"compute.{name} is {getattr(self, name)}; use at least 1")
+        _check(self, "compute.")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A training run. `trm train PRESET` starts from a preset; any field can be set after it."""
+    """A training run. `trm train PRESET` starts from a preset; every field can be set after it."""
 
-    data_dir: str = "data/sudoku-extreme-1k-aug-1000"
-    """Data set made by `trm build-data`, or several with commas between them to train on jointly."""
-    data_weights: str = ""
-    """Of several data sets, the share of each in a batch (3,1: three quarters and one); by default one pass over each
-    takes equally long."""
-    augment: bool = False
-    """Every training example that is drawn gets a symmetry of its own, instead of copies stored in the data set; for
-    Sudokus and mazes. Evaluation is never augmented."""
-    run_dir: str = "runs/sudoku-extreme"
-    """Where the run lives; started again with the same fields, it continues where it stopped."""
+    data_dir: str
+    """Data set made by `trm build-data`, or several separated by commas to train on jointly."""
+    run_dir: str
+    """Folder of the run; started again with the same fields, the run continues where it stopped."""
+    task: str = "puzzles"
+    """What is learned: puzzles, or package.module:Class for a task of your own."""
+    task_config: tyro.conf.OmitArgPrefixes[TaskConfig]
+    """The task's own fields."""
     model: str = "trm"
-    """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, or package.module:Class for one of your own."""
-    arch: ModelConfig = dataclasses.field(default_factory=lambda: TRMConfig(mlp_t=True, pos_encodings="none"))
-    """Its configuration, of the class that belongs to `model`."""
+    """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, or package.module:Class for a module of your own."""
+    arch: ModelConfig
+    """The architecture's fields."""
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
-    """Its optimizer."""
+    """The optimizer's fields."""
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
-    """How it is computed."""
-    curriculum_epochs: float = 0
-    """Passes over the data during which recursion deepens, both cycles linearly, to what `arch` says; 0: not at all."""
-    curriculum_start: tuple[int, int] = (1, 2)
-    """H-cycles and L-cycles that the curriculum starts with."""
-    halt_exploration_end: float | None = None
-    """The halting exploration falls or grows linearly from `arch.halt_exploration_prob` to this at the last step."""
-    epochs: int = 50_000
-    """Passes over the data: each draws one puzzle of every group."""
-    steps: int = 0
-    """Optimizer steps; 0 takes as many as `epochs` makes."""
-    global_batch_size: int = 6144
-    """Examples in a step, all devices together."""
-    eval_every_steps: int = 1000
+    """How the work is distributed."""
+    init_from: str = ""
+    """Run folder or weights file (.safetensors, .pt) whose weights the run starts with; empty for random weights."""
+    epochs: Annotated[float, Range(0, 1e12, low_excluded=True)] = 50_000
+    """Passes over the data."""
+    steps: Steps = 0
+    """Optimizer steps; 0 takes the number that `epochs` gives."""
+    global_batch_size: BatchSize = 6144
+    """Examples in a step, on all devices together."""
+    eval_every_steps: Steps = 1000
     """Optimizer steps between evaluations on the test set; 0 evaluates only at the end."""
-    eval_batch_size: int = 6144
-    """Examples in an evaluation batch, all devices together."""
-    eval_examples: int = 0
-    """Test examples scored during training; 0 takes all. The last evaluation always takes all."""
-    checkpoint_every_steps: int = 1000
+    eval_batch_size: BatchSize = 6144
+    """Examples in an evaluation batch, on all devices together."""
+    eval_examples: Annotated[int, Range(0, 10**12)] = 0
+    """Test examples that evaluations during training use, a fixed sample; 0 takes all. The last one takes all."""
+    checkpoint_every_steps: EverySteps = 1000
     """Optimizer steps between checkpoints."""
-    log_every_steps: int = 50
+    log_every_steps: EverySteps = 50
     """Optimizer steps that a line of metrics averages over."""
-    seed: int = 0
-    """Seeds weights, batches and exploration."""
+    seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+    """Seed of weights, batches and the task's random numbers."""
+    debug_nans: bool = False
+    """Stop at the first NaN or infinity and name the PyTorch submodule that produced it. Slow."""
+    deterministic: bool = False
+    """Ask XLA for deterministic reductions on GPUs. CPU and TPU programs are deterministic already."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """`auto`: online with a key, otherwise written to the run's folder for `wandb sync`; absent wandb is no error."""
+    """`auto`: online if a key is available, otherwise into the run's folder for `wandb sync`. A missing wandb is no
+    error."""
     wandb_project: str = "trm"
     """Project that the run is logged to."""
 
     def __post_init__(self):
-        expected = _config_class(self.model)
-        if type(self.arch) is not expected:
-            raise UserError(
-                f"model {self.model} is configured by {expected.__name__}, arch is a {type(self.arch).__name__}; "
-                "change both with `with_model`"
-            )
-        together = self.compute.steps_per_dispatch
-        for name in ("eval_every_steps", "checkpoint_every_steps", "log_every_steps"):
-            if getattr(self, name) % together:
+        _check(self, "")
+        for name, expected, value in (
+            ("model", config_class(self.model), self.arch),
+            ("task", task_config_class(self.task), self.task_config),
+        ):
+            if type(value) is not expected:
                 raise UserError(
-                    f"{name} {getattr(self, name)} is no multiple of compute.steps_per_dispatch {together}; make it one"
+                    f"{name} {getattr(self, name)} is configured by {expected.__name__}, not by "
+                    f"{type(value).__name__}; change both together"
                 )
-        for name in ("H_cycles", "L_cycles"):
-            if self.curriculum_epochs and not hasattr(self.arch, name):
-                raise UserError(f"curriculum_epochs deepens recursion and {self.model} has no {name}; leave it out")
-        if self.halt_exploration_end is not None and not 0 <= self.halt_exploration_end <= 1:
-            raise UserError(f"halt_exploration_end is {self.halt_exploration_end}; use a probability, from 0 to 1")
+        dispatch = self.compute.steps_per_dispatch
+        for name in ("eval_every_steps", "checkpoint_every_steps", "log_every_steps"):
+            if getattr(self, name) % dispatch:
+                raise UserError(
+                    f"{name} {getattr(self, name)} is not a multiple of compute.steps_per_dispatch {dispatch}; "
+                    "make it one"
+                )
 
 
-def _config_class(model: str) -> type[ModelConfig]:
+def _check(config: Any, prefix: str) -> None:
+    try:
+        check_ranges(config)
+    except ValueError as error:
+        raise UserError(f"{prefix}{error}") from None
+
+
+def config_class(model: str) -> type[ModelConfig]:
+    """The class of the architecture's configuration. Raises `UserError` for an unknown architecture."""
     try:
         return registry.config_class(model)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def _small_sudoku(
-    size: int, *, steps: int, eval_every_steps: int, halt_max_steps: int, halt_exploration_prob: float
-) -> RunConfig:
-    """What learns fastest on two CPU cores: one wide mixer block, softmax, a high learning rate with full decay.
-
-    docs/log.md has what else was tried.
-    """
-    return RunConfig(
-        data_dir=f"data/sudoku-{size}x{size}",
-        run_dir=f"runs/sudoku{size}",
-        arch=TRMConfig(
-            mlp_t=True,
-            pos_encodings="none",
-            hidden_size=128,
-            L_layers=1,
-            H_cycles=2,
-            L_cycles=2,
-            mlp_multiple_of=16,
-            puzzle_emb_ndim=128,
-            puzzle_emb_len=1,
-            halt_max_steps=halt_max_steps,
-            halt_exploration_prob=halt_exploration_prob,
-            forward_dtype="float32",
-            loss_type="softmax_cross_entropy",
-        ),
-        optim=OptimConfig(lr=3e-3, warmup_steps=100, lr_min_ratio=0.02, puzzle_lr=1e-2, ema_decay=0.99),
-        steps=steps,
-        global_batch_size=32,
-        eval_every_steps=eval_every_steps,
-        eval_batch_size=250,
-        eval_examples=250,
-        checkpoint_every_steps=200,
-        log_every_steps=25,
-    )
-
-
-PRESETS: dict[str, RunConfig] = {
-    "sudoku-extreme": RunConfig(),
-    "sudoku9": _small_sudoku(9, steps=2200, eval_every_steps=550, halt_max_steps=5, halt_exploration_prob=0.3),
-    "sudoku6": _small_sudoku(6, steps=700, eval_every_steps=175, halt_max_steps=8, halt_exploration_prob=0.1),
-    "tiny": RunConfig(
-        data_dir="data/tiny",
-        run_dir="runs/tiny",
-        arch=TRMConfig(
-            mlp_t=True,
-            pos_encodings="none",
-            hidden_size=32,
-            num_heads=2,
-            L_layers=1,
-            H_cycles=2,
-            L_cycles=2,
-            mlp_multiple_of=16,
-            puzzle_emb_ndim=32,
-            puzzle_emb_len=1,
-            halt_max_steps=4,
-            forward_dtype="float32",
-        ),
-        optim=OptimConfig(lr=1e-3, warmup_steps=10, weight_decay=0.1, ema_decay=0.9),
-        steps=40,
-        global_batch_size=16,
-        eval_every_steps=20,
-        eval_batch_size=16,
-        checkpoint_every_steps=10,
-        log_every_steps=5,
-    ),
-}
-"""`sudoku-extreme` is the research baseline (a pod, or a patient accelerator). `sudoku9` (half the cells empty) learns
-on two CPU cores in minutes, `sudoku6` in half a minute. `tiny` runs through in seconds and learns little."""
-
-
-def preset(name: str) -> RunConfig:
-    if name not in PRESETS:
-        raise UserError(f"unknown preset {name!r}; use one of {', '.join(PRESETS)}")
-    return PRESETS[name]
-
-
 def with_model(config: RunConfig, model: str) -> RunConfig:
     """The same run with another architecture.
 
-    What `config.arch` sets beside its class's defaults is carried over where the new class has a field of that name;
-    the rest are the new class's own defaults. Raises `UserError` for an unknown architecture, or a class that is not
-    there.
+    Fields of `config.arch` that differ from the defaults of their class are carried over if the new class has them; the
+    rest are the new class's own defaults. Raises `UserError` for an unknown architecture or a class that cannot be
+    imported.
     """
     if model == config.model:
         return config
-    new_class = _config_class(model)
+    new_class = config_class(model)
     names = {field.name for field in dataclasses.fields(new_class)}
-    set_here = {
+    changed = {
         field.name: getattr(config.arch, field.name)
         for field in dataclasses.fields(config.arch)
         if field.name in names and getattr(config.arch, field.name) != field.default
     }
     try:
         if outside.is_outside(model) and outside.is_plain(outside.find(model)):
-            set_here["halt_max_steps"] = 1
-        arch = new_class(**set_here)
+            changed["halt_max_steps"] = 1
+        arch = new_class(**changed)
     except ValueError as error:
         raise UserError(str(error)) from error
     return dataclasses.replace(config, model=model, arch=arch)
 
 
-def sized_for(config: RunConfig, data: Metadata, local_batch_size: int) -> Any:
-    """The architecture's configuration with what the data set and the devices decide filled in."""
-    return dataclasses.replace(
-        config.arch,
-        batch_size=local_batch_size,
-        seq_len=data.seq_len,
-        vocab_size=data.vocab_size,
-        num_puzzle_identifiers=data.num_puzzle_identifiers,
-    )
+def with_task(config: RunConfig, task: str) -> RunConfig:
+    """The same run with another task and the defaults of its fields."""
+    if task == config.task:
+        return config
+    return dataclasses.replace(config, task=task, task_config=task_config_class(task)())
 
 
 def to_json(config: RunConfig) -> str:
@@ -300,12 +169,17 @@ def from_json(text: str) -> RunConfig:
     """Raises `UserError` for a file that no version of this class wrote."""
     try:
         fields = json.loads(text)
-        fields["arch"] = _config_class(fields["model"])(**fields["arch"])
-        fields["optim"] = OptimConfig(**fields["optim"])
-        fields["compute"] = ComputeConfig(**fields.get("compute", {}))
-        fields["curriculum_start"] = tuple(fields.get("curriculum_start", (1, 2)))
+        fields["arch"] = config_class(fields["model"])(**fields["arch"])
+        fields["task_config"] = _from_fields(task_config_class(fields["task"]), fields["task_config"])
+        fields["optim"] = optim_config.from_fields(fields["optim"])
+        fields["compute"] = ComputeConfig(**fields["compute"])
         return RunConfig(**fields)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"the run's config.json cannot be read ({error}); it must be one that `trm train` wrote"
         ) from error
+
+
+def _from_fields(cls: type, values: dict[str, Any]) -> Any:
+    """JSON has no tuples."""
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

@@ -11,9 +11,9 @@ from train_jax.run.config import RunConfig, from_json, to_json
 
 _MAY_CHANGE = {
     "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps",
-    "wandb", "wandb_project", "optim.max_skipped_steps",
+    "wandb", "wandb_project", "debug_nans", "optim.max_skipped_steps",
 }  # fmt: skip
-"""Fields that do not change what is learned, so a run may be continued with other values."""
+"""Fields that do not change what is learned: a run may be continued with other values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RunFolder:
 
     @property
     def data(self) -> Path:
-        """The training set's metadata: what the model was sized for, wherever the data has gone since."""
+        """The task's facts about the training data: what the model was sized for, even if the data is gone."""
         return self.path / "dataset.json"
 
     @property
@@ -36,12 +36,16 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def wandb_id(self) -> Path:
+        return self.path / "wandb_id"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     @property
     def finished(self) -> Path:
-        """There when training and the last evaluation are done; holds their figures."""
+        """Written when training and the last evaluation are done; holds their figures."""
         return self.path / "FINISHED"
 
     @property
@@ -58,7 +62,7 @@ class RunFolder:
 
     @property
     def machine(self) -> Path:
-        """What the run was made on: devices, software, the model's size."""
+        """Devices, software versions and model size of the run."""
         return self.path / "machine.json"
 
     def evaluation(self, split: str) -> Path:
@@ -68,7 +72,7 @@ class RunFolder:
         return self.path / "evaluation" / f"{split}_predictions.npz"
 
     def halting_curve(self, split: str) -> Path:
-        """What halting earlier than the limit would give, out of an evaluation to the limit."""
+        """Accuracy at earlier halting, from an evaluation to the limit."""
         return self.path / "evaluation" / f"{split}_halting_curve.json"
 
     def halted_early(self, split: str) -> Path:
@@ -90,24 +94,29 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
-    """The run's folder, with its config.json; started again with the same fields it is the same run.
+    """The run's folder, with its config.json; started again with the same fields, it is the same run.
 
-    `writes`: of several processes one writes, the others only look.
-    Raises `UserError` when the folder holds a run that was started with other fields.
+    `writes`: only one of several processes writes. Raises `UserError` if the folder holds a run with other fields, or
+    cannot be made.
     """
     folder = RunFolder(Path(config.run_dir))
     if folder.config.exists():
         before = from_json(folder.config.read_text())
         changed = _changes(dataclasses.asdict(before), dataclasses.asdict(config))
-        if before.model != config.model:  # the fields of two architectures have nothing to say to each other
+        if before.model != config.model:  # fields of different architectures cannot be compared
             changed = [change for change in changed if not change.startswith("arch.")]
         if changed:
             raise UserError(
                 f"{folder.path} holds a run with other fields ({'; '.join(changed)}); "
-                "give another --run-dir, or remove it"
+                "use another --run-dir, or remove it"
             )
     if writes and (not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config)):
-        write_text(folder.config, to_json(config))
+        try:
+            write_text(folder.config, to_json(config))
+        except OSError as error:
+            raise UserError(
+                f"{folder.path} cannot be written ({error.strerror}); use a --run-dir in a writable folder"
+            ) from None
     return folder
 
 
@@ -130,5 +139,5 @@ def _changes(before: dict, now: dict, prefix: str = "") -> list[str]:
         if isinstance(value, dict) and isinstance(before.get(name), dict):
             changes += _changes(before[name], value, f"{prefix}{name}.")
         elif before.get(name) != value:
-            changes.append(f"{prefix}{name} {before.get(name)} there, {value} asked")
+            changes.append(f"{prefix}{name} {before.get(name)} there, {value} requested")
     return changes

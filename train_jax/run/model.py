@@ -1,57 +1,52 @@
-"""Where a PyTorch model is built for the trainer: the seed, the sizes, the export."""
+"""Builds the PyTorch module of a run and exports it: seed, sizes, loss head, recomputation."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import torch
 
 import bridge
-from models_torch.registry import build
-from train_jax.core.objective import Objective, objective_of
+from models_torch import registry
+from train_jax.core.objective import Objective, sparse_tables
 from train_jax.errors import UserError
-from train_jax.run.config import RunConfig, sized_for
-from train_jax.tasks.puzzles.format import Metadata
+from train_jax.run.config import RunConfig
+from train_jax.tasks.task import Task
 
 BLOCKS = r".*\.layers\.\d+"
 """The layers of the models here, by qualified name."""
 
 
-def build_module(config: RunConfig, data: Metadata, local_batch_size: int) -> torch.nn.Module:
-    """The plain PyTorch module with its loss head; the same weights for the same seed, whatever else drew numbers.
+def sized(arch: Any, task: Task, local_batch_size: int) -> Any:
+    """The architecture's configuration with the sizes that the data and the devices determine."""
+    names = {field.name for field in dataclasses.fields(arch)}
+    sizes = {"batch_size": local_batch_size, **task.sizes}
+    return dataclasses.replace(arch, **{name: size for name, size in sizes.items() if name in names})
 
-    Raises `UserError` where sizes do not go together, or a module from outside the project cannot be had.
+
+def build_module(config: RunConfig, task: Task, local_batch_size: int, *, stage: Any = None) -> torch.nn.Module:
+    """The PyTorch module with its loss head, at a stage of the task's schedule; None for `config.arch`.
+
+    The same seed gives the same weights, whatever else draws random numbers. Raises `UserError` if sizes do not fit
+    together, or if a module from outside the project cannot be imported.
     """
     try:
+        arch = sized(config.arch if stage is None else task.arch_at(stage), task, local_batch_size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            return build(config.model, sized_for(config, data, local_batch_size))
+            return task.wrap(registry.build_model(config.model, arch), arch)
     except ValueError as error:
         raise UserError(f"the architecture cannot be built: {error}") from error
 
 
-def build_objective(config: RunConfig, data: Metadata, local_batch_size: int) -> Objective:
-    """The module as the trainer sees it. Raises `UserError` for a `compute.remat` that names nothing."""
+def build_objective(config: RunConfig, task: Task, local_batch_size: int, *, stage: Any = None) -> Objective:
+    """The exported module. Raises `UserError` for a `compute.remat` that matches no submodule."""
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
+    module = build_module(config, task, local_batch_size, stage=stage)
     try:
-        fn = bridge.export(build_module(config, data, local_batch_size), recompute=recompute)
+        fn = bridge.export(module, recompute=recompute)
     except (bridge.BridgeError, re.error) as error:
         raise UserError(f"compute.remat: {error}") from error
-    return objective_of(fn, bootstrapped_halting=not getattr(config.arch, "no_ACT_continue", True))
-
-
-def at_depth(config: RunConfig, depth: tuple[int, int]) -> RunConfig:
-    """The same run with other numbers of H-cycles and L-cycles."""
-    cycles = dict(zip(("H_cycles", "L_cycles"), depth, strict=True))
-    return dataclasses.replace(config, arch=dataclasses.replace(config.arch, **cycles))
-
-
-def exploration_of(module: torch.nn.Module) -> str:
-    """The dotted path of the module's halting exploration. Raises `UserError` if it has none."""
-    name = "halt_exploration_prob"
-    for path, submodule in module.named_modules():
-        for owner, step in ((submodule, ""), (getattr(submodule, "config", None), "config.")):
-            if isinstance(getattr(owner, name, None), (int, float)):
-                return f"{path}.{step}{name}".removeprefix(".")
-    raise UserError(f"halt_exploration_end changes {name} during training, which the model has not; leave it out")
+    return Objective(fn, task, sparse_tables(fn))

@@ -1,76 +1,122 @@
-"""A run's newest checkpoint, ready to use: the module it was trained as and what it has learned."""
+"""Reads trained weights: the newest checkpoint of a run, ready to evaluate, or the weights that another run starts with."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
 import bridge
 from train_jax.core.objective import Objective
-from train_jax.core.state import Learner, new_learner
+from train_jax.core.state import TrainState, new_state
 from train_jax.errors import UserError
-from train_jax.optim.optimizer import dense_optimizer
+from train_jax.optim.chain import dense_optimizer, trainable
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.model import build_objective
-from train_jax.tasks.puzzles.format import Metadata, read_metadata
+from train_jax.tasks.task import Task, task_class
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A run as its newest checkpoint has it."""
+    """A run with the state of its newest checkpoint, on the host."""
 
     folder: RunFolder
     config: RunConfig
-    data: Metadata
-    """Of the training set."""
+    task: Task
     objective: Objective
-    learner: Learner
+    state: TrainState
     step: int
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The averaged weights under their PyTorch names, everything a strict load wants."""
+        """The averaged weights under their PyTorch names, complete for a strict load."""
         fn = self.objective.fn
-        return bridge.state_dict(fn, fn.params | self.learner.ema, fn.buffers | self.learner.buffers)
+        return bridge.state_dict(fn, fn.params | self.state.eval_params, fn.buffers | self.state.buffers)
 
-    def with_weights(self, state: Mapping[str, torch.Tensor]) -> Restored:
-        """The same run with other weights, in PyTorch names. Raises `UserError` for those of another model."""
-        try:
-            params, buffers = bridge.into(self.objective.fn, state)
-        except bridge.BridgeError as error:
-            raise UserError(str(error)) from error
-        params = {name: params[name] for name in self.learner.params}
-        buffers = {name: buffers[name] for name in self.learner.buffers}
-        return dataclasses.replace(self, learner=self.learner._replace(params=params, ema=params, buffers=buffers))
+    def with_weights(self, weights: Mapping[str, torch.Tensor]) -> Restored:
+        """The same run with other weights, in PyTorch names. Raises `UserError` for weights of another model."""
+        params, buffers = _into(self.objective, self.state, weights)
+        return dataclasses.replace(self, state=self.state._replace(params=params, ema=params, buffers=buffers))
 
     def in_float32(self) -> Restored:
-        """The same run computing in float32 whatever it was trained in."""
+        """The same run computing in float32, whatever dtype it was trained in."""
         config = dataclasses.replace(self.config, arch=dataclasses.replace(self.config.arch, forward_dtype="float32"))
-        objective = build_objective(config, self.data, 1)
-        buffers = {name: array.astype(objective.buffers[name].dtype) for name, array in self.learner.buffers.items()}
-        return dataclasses.replace(
-            self, config=config, objective=objective, learner=self.learner._replace(buffers=buffers)
-        )
+        task = task_class(config.task)(config, self.task.facts)
+        objective = build_objective(config, task, 1)
+        buffers = {name: array.astype(objective.buffers[name].dtype) for name, array in self.state.buffers.items()}
+        state = self.state._replace(buffers=buffers)
+        return dataclasses.replace(self, config=config, task=task, objective=objective, state=state)
 
 
 def restore(run_dir: str, *, batch_size: int = 1) -> Restored:
-    """`batch_size`: examples on one device in a training batch; of no consequence for evaluation.
+    """`batch_size`: examples on one device in a training batch; has no effect on evaluation.
 
-    Raises `UserError` where there is no run, no checkpoint yet, or one of another model.
+    Raises `UserError` if there is no run, no checkpoint yet, or one of another model.
     """
     folder, config = read_run(run_dir)
     if not folder.data.is_file():
         raise UserError(f"{folder.data} is missing; `trm train` writes it when the run starts")
-    data = read_metadata(folder.data)
-    objective = build_objective(config, data, batch_size)
-    like = new_learner(objective.params, objective.buffers, dense_optimizer(config.optim, 1))
+    task = task_class(config.task)(config, read_facts(folder.data))
+    objective = build_objective(config, task, batch_size)
+    params = objective.params
+    like = new_state(
+        params,
+        objective.buffers,
+        dense_optimizer(config.optim, 1),
+        trainable=trainable(params, config.optim),
+        keeps_ema=config.optim.ema_decay > 0,
+    )
     checkpoints = Checkpoints(folder)
     step = checkpoints.latest_step()
     if step is None:
         raise UserError(f"{run_dir} has no checkpoint yet; train it with `trm train`")
-    learner = checkpoints.restore_learner(step, like)
+    state = checkpoints.restore_state(step, like)
     checkpoints.close()
-    return Restored(folder, config, data, objective, learner, step)
+    return Restored(folder, config, task, objective, state, step)
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What a task wrote about its data. Raises `UserError` for a damaged file."""
+    try:
+        facts = json.loads(path.read_text())
+        if not isinstance(facts, dict):
+            raise ValueError(f"expected an object, found a {type(facts).__name__}")
+        return facts
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); it must be one that `trm train` wrote") from None
+
+
+def initial_weights(state: TrainState, objective: Objective, source: str) -> TrainState:
+    """The new state with the weights of a run's folder or of a weights file; unchanged for an empty `source`.
+
+    A sparse table of another size keeps its new values. Raises `UserError` for weights of another model.
+    """
+    if not source:
+        return state
+    if (Path(source) / "config.json").is_file():
+        weights = restore(source).state_dict()
+    else:
+        try:
+            weights = bridge.load_weights(source)
+        except bridge.BridgeError as error:
+            raise UserError(f"init_from {source}: {error}; give a run folder, a .safetensors or a .pt file") from error
+    fn = objective.fn
+    own = bridge.state_dict(fn, fn.params, fn.buffers)
+    tables = {table.weights for table in objective.tables}
+    resized = {name for name in tables & weights.keys() & own.keys() if weights[name].shape != own[name].shape}
+    params, buffers = _into(objective, state, {**weights, **{name: own[name] for name in resized}})
+    ema = dict(params) if state.ema else {}
+    return state._replace(params=params, ema=ema, buffers=buffers)
+
+
+def _into(objective: Objective, state: TrainState, weights: Mapping[str, torch.Tensor]) -> tuple[dict, dict]:
+    try:
+        params, buffers = bridge.into(objective.fn, weights)
+    except bridge.BridgeError as error:
+        raise UserError(str(error)) from error
+    return {name: params[name] for name in state.params}, {name: buffers[name] for name in state.buffers}

@@ -5,27 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from train_jax.run.config import RunConfig
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import RunFolder, write_text
 
 _CONSOLE_EVERY_SECONDS = 5.0
 
 
 class Tracker:
-    """The record of one run. Continuing at `start_step` drops what was written past it, so no step is there twice."""
+    """Writes the metrics of one run. Continuing at `start_step` drops records past it, so that no step is there twice."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, *, start_step: int, total_steps: int):
         self._total_steps = total_steps
         self._last_line = 0.0
         kept = [line for line in _lines(folder) if self._stays(json.loads(line), start_step)]
-        self._file = folder.metrics.open("w")
-        self._file.writelines(kept)
-        self._file.flush()
+        write_text(folder.metrics, "".join(kept))  # replaced as a whole: a crash in between loses nothing
+        self._file = folder.metrics.open("a")
         self._wandb = _start_wandb(config, folder)
 
     def _stays(self, record: Mapping[str, float], start_step: int) -> bool:
@@ -39,8 +39,8 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.log(dict(metrics), step=step)
 
-    def progress(self, step: int, metrics: Mapping[str, float], *, step_seconds: float, examples: int) -> None:
-        """One line: where we are, what is learned, how fast, how long it will still take."""
+    def progress(self, step: int, figures: str, *, step_seconds: float, examples: int) -> None:
+        """One line: step, figures of the task, speed, time left."""
         now = time.monotonic()
         if now - self._last_line < _CONSOLE_EVERY_SECONDS and step < self._total_steps:
             return
@@ -48,8 +48,7 @@ class Tracker:
         left = (self._total_steps - step) * step_seconds
         self.say(
             f"step {step:>{len(str(self._total_steps))}}/{self._total_steps}"
-            f"  loss {metrics['train/lm_loss']:.4f}  exact {metrics.get('train/exact_accuracy', 0.0):.3f}"
-            f"  {step_seconds * 1e3:.0f} ms/step  {examples / step_seconds:,.0f} examples/s"
+            f"  {figures}  {step_seconds * 1e3:.0f} ms/step  {examples / step_seconds:,.0f} examples/s"
             f"  {duration(left)} left"
         )
 
@@ -62,14 +61,14 @@ class Tracker:
             self._wandb.finish()
 
 
-class Silence(Tracker):
-    """What a process has that is not the one to keep the record."""
+class NullTracker(Tracker):
+    """The tracker of a process that does not write the run's files."""
 
     def __init__(self): ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def progress(self, step: int, metrics: Mapping[str, float], *, step_seconds: float, examples: int) -> None: ...
+    def progress(self, step: int, figures: str, *, step_seconds: float, examples: int) -> None: ...
 
     def say(self, line: str) -> None: ...
 
@@ -87,7 +86,7 @@ def duration(seconds: float) -> str:
 
 
 def _lines(folder: RunFolder) -> list[str]:
-    """Complete lines only: a crash may have cut the last one."""
+    """Complete lines only: a crash may have truncated the last one."""
     if not folder.metrics.exists():
         return []
     return [line for line in folder.metrics.read_text().splitlines(keepends=True) if line.endswith("}\n")]
@@ -108,12 +107,10 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
     mode = config.wandb
     if mode == "auto":
         mode = "online" if os.environ.get("WANDB_API_KEY") or _has_netrc_key() else "offline"
-    # The run's own id, so that a continued run goes on in the same place.
-    identifier = "".join(c if c.isalnum() else "-" for c in str(folder.path))[-64:]
     try:
         return wandb.init(
             project=config.wandb_project,
-            id=identifier,
+            id=_wandb_id(folder),
             name=folder.path.name,
             resume="allow" if mode == "online" else None,
             dir=str(folder.path),
@@ -124,6 +121,13 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
     except Exception as error:  # logging elsewhere must not stop the training here
         print(f"wandb did not start ({error}); metrics are in {folder.metrics}", file=sys.stderr)
         return None
+
+
+def _wandb_id(folder: RunFolder) -> str:
+    """The run's own random id, kept in its folder: a continued run stays the same, two runs never share one."""
+    if not folder.wandb_id.exists():
+        write_text(folder.wandb_id, secrets.token_hex(8))
+    return folder.wandb_id.read_text().strip()
 
 
 def _has_netrc_key() -> bool:

@@ -1,8 +1,8 @@
-"""How many cores there are to work on."""
+"""The number of processor cores that this process may use."""
 
 import os
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Counts the CPU affinity mask where the system has one."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What a run trains on, step by step, and a thread of its own that has it ready a few batches ahead of the step."""
+"""A run's batches by step, and a thread that prepares a few of them ahead of the step that trains on them."""
 
 from __future__ import annotations
 
@@ -6,47 +6,46 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.batches import Batch
-from train_jax.tasks.puzzles.mixture import Mixture
+from train_jax.runtime.processes import process_shard
+from train_jax.tasks.task import Task
+
+if TYPE_CHECKING:
+    from train_jax.core.state import TrainState
 
 
 class Batches:
-    """A run's batches for the devices of this process: a function of the step and of nothing that happened before."""
+    """A run's batches for the devices of this process: a function of the step (and state) only."""
 
-    def __init__(self, config: RunConfig, data: Mixture, devices: Devices, total_steps: int):
-        self._config, self._data, self._devices, self._total_steps = config, data, devices, total_steps
+    def __init__(self, task: Task, devices: Devices, *, total_steps: int, steps_per_dispatch: int = 1):
+        self._task, self._devices = task, devices
+        self._total_steps, self._steps_per_dispatch = total_steps, steps_per_dispatch
 
-    def at(self, step: int) -> Batch:
-        """A leading axis for the devices."""
-        size, shard = self._config.global_batch_size, self._devices.shard()
-        found = self._data.train_batch(
-            seed=self._config.seed, step=step, batch_size=size, shard=shard, augment=self._config.augment
-        )
-        return self._devices.split(found)
+    def at(self, step: int, state: TrainState | None = None) -> dict[str, np.ndarray]:
+        """The batch of one step, with a leading axis for the devices."""
+        return self._devices.split_batch(self._task.batch(step, process_shard(), state))
 
-    def from_step(self, first: int) -> Batch:
-        """What the dispatch after `first` steps trains on; with several steps a dispatch an axis for them."""
-        together = self._config.compute.steps_per_dispatch
-        if together == 1:
-            return self.at(first)
-        batches = [self.at(step) for step in range(first, min(first + together, self._total_steps))]
+    def from_step(self, first: int, state: TrainState | None = None) -> dict[str, np.ndarray]:
+        """The batches of the dispatch after `first` steps; of several steps stacked along the second axis."""
+        if self._steps_per_dispatch == 1:
+            return self.at(first, state)
+        last = min(first + self._steps_per_dispatch, self._total_steps)
+        batches = [self.at(step, state) for step in range(first, last)]
         return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
 
 
 class Feed:
-    """`make(0)`, `make(1)`, … in order; an error in `make` comes out where the batch is asked for.
+    """`make(0)`, `make(1)`, … in order, prepared by a thread; `next` raises the error of a `make` that failed.
 
-    Close it, or use it in a `with`: its thread holds batches in memory.
+    Close it, or use it in a `with`: the thread holds batches in memory.
     """
 
     def __init__(self, make: Callable[[int], Any], count: int, ahead: int = 2):
-        """`count`: how many there are; `ahead`: how many wait ready at most."""
+        """`count`: number of batches; `ahead`: how many are prepared at most."""
         self._make, self._count = make, count
         self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
@@ -72,8 +71,8 @@ class Feed:
                 continue
         return False
 
-    def next(self) -> Any:
-        """The next batch; waits for it if it must."""
+    def next(self, state: TrainState | None = None) -> Any:
+        """The next batch; blocks until it is ready."""
         start = time.perf_counter()
         batch, error = self._ready.get()
         self._wait_seconds += time.perf_counter() - start
@@ -81,8 +80,8 @@ class Feed:
             raise error
         return batch
 
-    def waited(self) -> float:
-        """Seconds that batches were waited for since this was last asked."""
+    def wait_seconds(self) -> float:
+        """Seconds that `next` blocked since the last call."""
         seconds, self._wait_seconds = self._wait_seconds, 0.0
         return seconds
 
@@ -95,3 +94,27 @@ class Feed:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+class OnDemand:
+    """The same interface for batches that depend on the current state: nothing is prepared ahead."""
+
+    def __init__(self, make: Callable[[int, TrainState], Any]):
+        self._make, self._number, self._wait_seconds = make, 0, 0.0
+
+    def next(self, state: TrainState) -> Any:
+        start = time.perf_counter()
+        batch, self._number = self._make(self._number, state), self._number + 1
+        self._wait_seconds += time.perf_counter() - start
+        return batch
+
+    def wait_seconds(self) -> float:
+        seconds, self._wait_seconds = self._wait_seconds, 0.0
+        return seconds
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> OnDemand:
+        return self
+
+    def __exit__(self, *_exception: object) -> None: ...

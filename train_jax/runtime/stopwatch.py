@@ -1,4 +1,4 @@
-"""How long training took: time that is neither evaluation nor saving, over all the times that a run was continued."""
+"""Training time without evaluation and checkpoints, summed over all continuations of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 
 
 class Stopwatch:
-    """Seconds of training: compilation counts, evaluation and saving do not. Goes on where a checkpoint left it."""
+    """Seconds of training, compilation included; evaluation and checkpoints are not. Continues from a checkpoint's value."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.perf_counter):
         self._now, self._before = now, seconds
@@ -27,7 +27,7 @@ class Stopwatch:
         return lap / steps
 
     def paused(self, until_ready: Any) -> _Pause:
-        """Waits for the steps under way, then stands still inside the `with`."""
+        """Blocks until `until_ready` is computed, then stops the watch inside the `with`."""
         jax.block_until_ready(until_ready)
         return _Pause(self)
 

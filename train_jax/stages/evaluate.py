@@ -10,12 +10,13 @@ import tyro
 
 import bridge
 from train_jax.command_line import parse
-from train_jax.core.step import EvalStep, make_eval_step, make_halting_eval_step
 from train_jax.errors import UserError
 from train_jax.run.folder import write_text
 from train_jax.run.restore import Restored, restore
-from train_jax.runtime.devices import Devices, join_processes
-from train_jax.tasks.puzzles.evaluation import Evaluation, evaluate, save_evaluation
+from train_jax.runtime.devices import Devices
+from train_jax.runtime.processes import is_main_process, join_processes
+from train_jax.tasks.puzzles.evaluation import Evaluation
+from train_jax.tasks.puzzles.solving import puzzle_task
 from train_jax.tasks.puzzles.halting import table, threshold_logit
 from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
@@ -43,8 +44,8 @@ class Evaluate:
     """Take a sequence's answer at the first ACT step where the model itself says halt, and compute no further than a
     batch on a device needs."""
     halt_threshold: float | None = None
-    """How sure of its answer the model has to be for that, a probability; 0.5 if not given, as in training. 1 is never
-    reached. Implies --halt-early."""
+    """Halting probability above which a sequence halts; 0.5 if not given, as in training. 1 is never exceeded. Implies
+    --halt-early."""
     predictions: str | None = None
     """Write inputs, answers and halting logits to this .npz file, for `trm score`."""
     submission: str | None = None
@@ -56,6 +57,7 @@ def main(config: Evaluate) -> None:
     join_processes()
     devices = Devices()
     run = restore(config.run_dir)
+    task = puzzle_task(run)
     if config.weights is not None:
         try:
             run = run.with_weights(bridge.load_weights(config.weights))
@@ -63,32 +65,32 @@ def main(config: Evaluate) -> None:
             raise UserError(str(error)) from error
     puzzles = _puzzles(config, run)
     arc = _arc_directory(config, run)
-    found = evaluate(
-        devices.evaluate(_step(run, threshold if halts else None)),
-        run.learner,
-        puzzles,
+    evaluator = task.evaluator(
+        run.objective,
         devices,
-        batch_size=config.batch_size or run.config.eval_batch_size,
-        limit=config.limit,
+        puzzles,
+        batch_size=config.batch_size,
+        halt_threshold=threshold if halts else None,
         progress=_progress,
     )
-    if not devices.writes:
+    evaluation = evaluator(run.state, limit=config.limit)
+    if not is_main_process():
         return
     if arc is not None or config.predictions is not None:
-        figures = _vote(config, arc, _predictions(puzzles, found))
-        found = dataclasses.replace(found, metrics=found.metrics | figures)
+        figures = _vote(config, arc, _predictions(puzzles, evaluation))
+        evaluation = dataclasses.replace(evaluation, metrics=evaluation.metrics | figures)
     if config.weights is None and config.data_dir is None and not config.limit:
         if halts:
-            figures = found.metrics | {"threshold": threshold, "step": run.step}
+            figures = evaluation.metrics | {"threshold": threshold, "step": run.step}
             write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
         else:
-            save_evaluation(run.folder, config.split, found)
-    until = f", halting when surer than {threshold:g}" if halts else ""
+            evaluation.save(run.folder, config.split)
+    until = f", halting at a probability above {threshold:g}" if halts else ""
     print(f"{config.run_dir} at step {run.step}, {config.split} set, averaged weights{until}:")
-    for name, value in found.metrics.items():
+    for name, value in evaluation.metrics.items():
         print(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
-    if found.halting_curve is not None and len(found.halting_curve.by_steps) > 1:
-        print("\n".join(["", *(f"  {line}" for line in table(found.halting_curve))]))
+    if evaluation.halting_curve is not None and len(evaluation.halting_curve.by_steps) > 1:
+        print("\n".join(["", *(f"  {line}" for line in table(evaluation.halting_curve))]))
 
 
 def _halting(config: Evaluate) -> tuple[bool, float]:
@@ -98,29 +100,22 @@ def _halting(config: Evaluate) -> tuple[bool, float]:
     return config.halt_early or config.halt_threshold is not None, threshold
 
 
-def _step(run: Restored, threshold: float | None) -> EvalStep:
-    limit = run.config.arch.halt_max_steps
-    if threshold is None:
-        return make_eval_step(run.objective, limit)
-    return make_halting_eval_step(run.objective, limit, threshold_logit(threshold))
-
-
 def _puzzles(config: Evaluate, run: Restored) -> Mixture:
-    """What to score on. Raises `UserError` where the model cannot answer it."""
+    """The puzzles to evaluate on. Raises `UserError` if the model cannot answer them."""
     if config.data_dir is None:
         puzzles = load_mixture(run.config.data_dir, config.split)
     else:
         puzzles = load_part(run.config.data_dir, config.split, config.data_dir)
-    found_size = (puzzles.metadata.seq_len, puzzles.metadata.vocab_size)
-    if found_size != (run.data.seq_len, run.data.vocab_size):
+    given, trained = puzzles.metadata, puzzle_task(run).metadata
+    if (given.seq_len, given.vocab_size) != (trained.seq_len, trained.vocab_size):
         raise UserError(
-            f"the data has {found_size[0]} tokens of {found_size[1]} kinds, the run was trained on {run.data.seq_len} "
-            f"of {run.data.vocab_size}; give a --data-dir of the same kind of puzzle"
+            f"the data has {given.seq_len} tokens of a vocabulary of {given.vocab_size}, the run was trained on "
+            f"{trained.seq_len} of {trained.vocab_size}; give a --data-dir of the same kind of puzzle"
         )
-    if puzzles.metadata.num_puzzle_identifiers > run.data.num_puzzle_identifiers:
+    if given.num_puzzle_identifiers > trained.num_puzzle_identifiers:
         raise UserError(
-            f"the data has {puzzles.metadata.num_puzzle_identifiers} puzzle identifiers, the run was trained on "
-            f"{run.data.num_puzzle_identifiers}; give the data set that it was trained on"
+            f"the data has {given.num_puzzle_identifiers} puzzle identifiers, the run was trained on "
+            f"{trained.num_puzzle_identifiers}; give the data set that it was trained on"
         )
     return puzzles
 
@@ -142,14 +137,14 @@ def _arc_directory(config: Evaluate, run: Restored) -> Path | None:
     return directory if votes else None
 
 
-def _predictions(puzzles: Mixture, found: Evaluation) -> Predictions:
+def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
     """The last answers, numbered and as long as in their own data set."""
     length = puzzles.parts[0].metadata.seq_len
     return Predictions(
-        found.puzzle_identifiers - puzzles.first_identifiers[0],
-        found.inputs[:, :length],
-        found.predictions[-1][:, :length],
-        found.q_halt_logits[-1],
+        evaluation.puzzle_identifiers - puzzles.first_identifiers[0],
+        evaluation.inputs[:, :length],
+        evaluation.predictions[-1][:, :length],
+        evaluation.q_halt_logits[-1],
     )
 
 

@@ -10,14 +10,12 @@ import tyro
 
 import bridge
 from train_jax.command_line import parse
-from train_jax.core.step import make_eval_step
 from train_jax.errors import UserError
 from train_jax.run.folder import write_text
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.evaluation import evaluate
 from train_jax.tasks.puzzles.export_check import check_export
-from train_jax.tasks.puzzles.mixture import load_mixture
+from train_jax.tasks.puzzles.solving import puzzle_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +42,12 @@ def main(config: Export) -> None:
         return
     # In float32 on both sides: bf16 rounds at different places in two frameworks, and this is about the weights.
     wide = run.in_float32()
-    puzzles, devices = load_mixture(run.config.data_dir, "test"), Devices()
-    step = devices.evaluate(make_eval_step(wide.objective, run.config.arch.halt_max_steps))
-    ours = evaluate(step, wide.learner, puzzles, devices, batch_size=run.config.eval_batch_size)
-    found = check_export(wide.config, run.data, output, puzzles, ours)
-    write_text(run.folder.export_check, json.dumps(dataclasses.asdict(found), indent=1))
-    print(f"{found}; halting logits differ by at most {found.max_logit_difference:.1e}")
-    if not found.agrees:
+    task = puzzle_task(wide)
+    ours = task.evaluator(wide.objective, Devices())(wide.state)
+    check = check_export(wide.config, task, output, task.test_set, ours)
+    write_text(run.folder.export_check, json.dumps(dataclasses.asdict(check), indent=1))
+    print(f"{check}; halting logits differ by at most {check.max_logit_difference:.1e}")
+    if not check.agrees:
         raise SystemExit(1)
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from train_jax.errors import UserError
+from train_jax.runtime.batch_size import check_divides
 from train_jax.tasks.puzzles.augmentation import Words, move_for, words_for
 from train_jax.tasks.puzzles.format import PuzzleSet
 
 IGNORED_LABEL = -100
-"""A label that counts for nothing in the loss, as PyTorch's cross-entropy has it."""
+"""A label that the loss and the metrics skip, as in PyTorch's cross-entropy."""
 
 BLOCK = 128
 """Rows that are read and widened at a time, so that they stay in the processor's cache."""
@@ -22,38 +23,9 @@ Batch = dict[str, Integer[np.ndarray, "..."]]
 """`inputs` and `labels` int32 [local, seq_len], `puzzle_identifiers` int32 [local]."""
 
 
-def check_divides(batch_size: int, count: int, what: str) -> None:
-    """Raises `UserError` with batch sizes and a count that would do, unless `batch_size` divides over `count` things.
-
-    The batch sizes offered give every one an even share, so that twice the count divides them too.
-    """
-    if batch_size < 1:
-        raise UserError(f"global batch {batch_size} is not a batch size; use {count} or a multiple of it")
-    if batch_size % count == 0:
-        return
-    step = 2 * count if batch_size > 2 * count else count
-    below = batch_size // step * step
-    sizes = f"{below} or {below + step}" if below else f"{below + step}"
-    divisors = [divisor for divisor in range(1, batch_size + 1) if batch_size % divisor == 0]
-    nearest = min(divisors, key=lambda divisor: (abs(divisor - count), -divisor))
-    noun = what.removesuffix("s") if nearest == 1 else what
-    raise UserError(f"global batch {batch_size} does not divide over {count} {what}; use {sizes}, or {nearest} {noun}")
-
-
 def examples_per_epoch(puzzles: PuzzleSet) -> float:
     """What an epoch draws on average: one puzzle of every group, all of its examples; counted as published."""
     return puzzles.num_groups * puzzles.num_examples / puzzles.num_puzzles
-
-
-def epochs_to_steps(per_epoch: float, epochs: float, batch_size: int) -> int:
-    """The whole steps in so many epochs of `per_epoch` examples."""
-    steps = int(epochs * per_epoch / batch_size)
-    if steps < 1:
-        raise UserError(
-            f"{epochs} epochs of {per_epoch:.6g} examples are less than one batch of {batch_size}; "
-            f"use at least {batch_size / per_epoch:.3g} epochs"
-        )
-    return steps
 
 
 def train_batch(

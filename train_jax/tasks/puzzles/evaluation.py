@@ -1,114 +1,175 @@
-"""Scores a learner on a test set: every example once, averaged weights."""
+"""Evaluates a model on puzzles: every example once, or a fixed sample, with the averaged weights."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from train_jax.core.metrics import means
-from train_jax.core.state import Learner
+from train_jax.core.objective import Objective
+from train_jax.core.state import TrainState
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.devices import Devices
+from train_jax.runtime.processes import gather, process_shard
+from train_jax.tasks.puzzles.eval_step import make_eval_step, make_halting_eval_step
 from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.halting import HaltingCurve, curve_of, to_json
+from train_jax.tasks.puzzles.halting import HaltingCurve, curve_of, threshold_logit, to_json
 from train_jax.tasks.puzzles.mixture import Mixture, mixture_of
 
 KEPT_BYTES = 2**30
-"""Answers after every ACT step are kept up to here; of more, as of an augmented ARC set, only the last ones."""
+"""Answers after every ACT step are kept up to this size; of more, as of an augmented ARC set, only the last ones."""
+
+Progress = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found, on every host the same: means over all examples, answers in the data set's order."""
+    """The result of an evaluation, equal on every process: means over all examples, answers in the data set's order."""
 
     metrics: dict[str, float]
     """Means over the examples: `accuracy` (tokens), `exact_accuracy` (whole puzzles), `q_halt_accuracy`, `steps`,
-    `lm_loss`, `q_halt_loss`; and `count`, the examples. Where sequences halt early, `computed_steps` instead of losses:
-    those that an example's device took for its batch."""
+    `lm_loss`, `q_halt_loss`; and `count`, the number of examples. With early halting, `computed_steps` instead of
+    losses: the ACT steps that an example's device computed for its batch."""
+    available: int
+    """Examples in the data set."""
     predictions: np.ndarray
     """Tokens after each ACT step (or after the last one), (ACT steps, examples, seq_len), uint8 or uint16."""
     q_halt_logits: np.ndarray
     """(ACT steps, examples), float32."""
     inputs: np.ndarray
-    """Tokens asked, (examples, seq_len)."""
+    """(examples, seq_len)."""
     puzzle_identifiers: np.ndarray
-    """(examples,), int32; as the model knows them."""
+    """(examples,), int32, as the model numbers them."""
     halting_curve: HaltingCurve | None = None
-    """What halting earlier would give, over all hosts; None where the step did halt, or no example has labels."""
+    """Accuracy at earlier halting, over all hosts; None after early halting, or if no example has labels."""
+
+    @property
+    def summary(self) -> str:
+        count = f"{self.metrics['count']:.0f}"
+        sample = f"{count} of {self.available}" if self.metrics["count"] < self.available else count
+        return (
+            f"exact accuracy {self.metrics['exact_accuracy']:.4f}, token accuracy {self.metrics['accuracy']:.4f} on "
+            f"{sample} held-out puzzles"
+        )
+
+    def save(self, folder: RunFolder, split: str) -> None:
+        path = folder.predictions(split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name("partial.npz")
+        np.savez_compressed(scratch, predictions=self.predictions, q_halt_logits=self.q_halt_logits)
+        scratch.replace(path)
+        folder.halting_curve(split).unlink(missing_ok=True)  # it may belong to other weights than these answers
+        if self.halting_curve is not None:
+            write_text(folder.halting_curve(split), to_json(self.halting_curve))
+        write_text(folder.evaluation(split), json.dumps(self.metrics, indent=1))
 
 
-def evaluate(
-    eval_step: Callable[..., Any],
-    learner: Learner,
-    puzzles: PuzzleSet | Mixture,
-    devices: Devices,
-    *,
-    batch_size: int,
-    limit: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Evaluation:
-    """`eval_step` as `Devices.evaluate` gives it; `limit`: score only so many examples, 0 for all."""
-    devices.local_batch_size(batch_size)
-    data = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
-    total = min(limit or data.num_examples, data.num_examples)
-    sums: dict[str, float] = {}
-    curve = None
-    found: dict[str, list[np.ndarray]] = {name: [] for name in ("preds", "q_halt_logits", "inputs", "identifiers")}
-    small = np.uint8 if data.metadata.vocab_size <= 256 else np.uint16
-    done, kept = 0, slice(None)
-    for batch, valid in data.eval_batches(batch_size=batch_size, shard=devices.shard(), limit=limit):
-        shares = devices.spread(devices.split(batch | {"is_example": valid}))
-        metrics, outputs = eval_step(learner, shares)
-        metrics = devices.fetch(metrics)
-        part = jax.tree.map(lambda x: np.asarray(x, float), metrics.pop("halting_curve", None))
-        curve = part if curve is None else jax.tree.map(np.add, curve, part)
-        for name, value in metrics.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-        outputs = {name: _joined(array) for name, array in devices.fetch(outputs).items()}
-        if len(outputs["preds"]) * total * data.metadata.seq_len > KEPT_BYTES:
-            kept = slice(-1, None)
-        answers = {
-            "preds": outputs["preds"][kept].astype(small),
-            "q_halt_logits": outputs["q_halt_logits"][kept],
-            "inputs": batch["inputs"][None].astype(small),
+class Evaluator:
+    """Evaluates one module on one set of puzzles; compiled at the first call."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        puzzles: PuzzleSet | Mixture,
+        devices: Devices,
+        *,
+        max_steps: int,
+        batch_size: int,
+        halt_threshold: float | None = None,
+        progress: Progress = lambda done, total: None,
+    ):
+        """`max_steps`: ACT steps; `batch_size`: examples on all devices together; `halt_threshold`: the halting
+        probability above which a sequence halts, None to run all to the limit."""
+        devices.local_batch_size(batch_size)
+        self._puzzles = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
+        self._devices, self._batch_size, self._progress = devices, batch_size, progress
+        if halt_threshold is None:
+            full, metrics_only = make_eval_step(objective, max_steps), make_eval_step(
+                objective, max_steps, metrics_only=True
+            )
+        else:
+            full = metrics_only = make_halting_eval_step(objective, max_steps, threshold_logit(halt_threshold))
+        self._full, self._metrics_only = (devices.parallel_eval_step(step) for step in (full, metrics_only))
+
+    def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
+        data, step = self._puzzles, self._metrics_only if metrics_only else self._full
+        total = min(limit or data.num_examples, data.num_examples)
+        state = self._devices.replicate(state)  # once, and not again for every batch
+        sums: dict[str, float] = {}
+        curve, done = None, 0
+        answers = _Answers(total, data.metadata.seq_len, data.metadata.vocab_size)
+        for batch, valid in data.eval_batches(batch_size=self._batch_size, shard=process_shard(), limit=limit):
+            shares = self._devices.shard(self._devices.split_batch(batch | {"is_example": valid}))
+            metrics, outputs = step(state, shares)
+            metrics = self._devices.to_host(metrics)
+            part = jax.tree.map(lambda x: np.asarray(x, float), metrics.pop("halting_curve", None))
+            curve = part if curve is None else jax.tree.map(np.add, curve, part)
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            if not metrics_only:
+                answers.add(self._devices.to_host(outputs), batch, valid)
+            done = min(done + self._batch_size, total)
+            self._progress(done, total)
+        halting_curve = None if curve is None else curve_of(curve)
+        return Evaluation(means(sums, total), data.num_examples, *answers.arrays(), halting_curve)
+
+
+class _Answers:
+    """The answers of all processes, batch by batch."""
+
+    def __init__(self, total: int, seq_len: int, vocab_size: int):
+        self._total, self._seq_len = total, seq_len
+        self._dtype = np.uint8 if vocab_size <= 256 else np.uint16
+        empty = np.zeros((1, 0, seq_len), self._dtype)
+        self._empty = {
+            "preds": empty,
+            "q_halt_logits": np.zeros((1, 0), np.float32),
+            "inputs": empty,
+            "identifiers": np.zeros((1, 0), np.int32),
+        }
+        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in self._empty}
+        self._kept = slice(None)
+
+    def add(self, outputs: Mapping[str, Any], batch: Mapping[str, np.ndarray], valid: np.ndarray) -> None:
+        outputs = {name: _merge_devices(array) for name, array in outputs.items()}
+        if len(outputs["preds"]) * self._total * self._seq_len > KEPT_BYTES:
+            self._kept = slice(-1, None)
+        arrays = {
+            "preds": outputs["preds"][self._kept].astype(self._dtype),
+            "q_halt_logits": outputs["q_halt_logits"][self._kept],
+            "inputs": batch["inputs"][None].astype(self._dtype),
             "identifiers": batch["puzzle_identifiers"][None],
             "valid": valid[None],
         }
-        answers = devices.gathered(answers, axis=1)
-        valid = answers.pop("valid")[0]
-        for name, array in answers.items():
-            found[name].append(array[:, valid])
-        done = min(done + batch_size, total)
-        progress(done, total)
-    arrays = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
-    return Evaluation(
-        means(sums, total),
-        arrays["preds"],
-        arrays["q_halt_logits"],
-        arrays["inputs"][0],
-        arrays["identifiers"][0],
-        None if curve is None else curve_of(curve),
-    )
+        arrays = gather(arrays, axis=1)
+        valid = arrays.pop("valid")[0]
+        for name, array in arrays.items():
+            self._parts[name].append(array[:, valid])
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Predictions, halting logits, inputs, identifiers; empty ones if nothing was added."""
+        joined = {
+            name: np.concatenate(parts, axis=1) if parts else self._empty[name] for name, parts in self._parts.items()
+        }
+        return joined["preds"], joined["q_halt_logits"], joined["inputs"][0], joined["identifiers"][0]
 
 
-def save_evaluation(folder: RunFolder, split: str, evaluation: Evaluation) -> None:
-    path = folder.predictions(split)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name("partial.npz")
-    np.savez_compressed(scratch, predictions=evaluation.predictions, q_halt_logits=evaluation.q_halt_logits)
-    scratch.replace(path)
-    folder.halting_curve(split).unlink(missing_ok=True)  # not that of other weights beside these answers
-    if evaluation.halting_curve is not None:
-        write_text(folder.halting_curve(split), to_json(evaluation.halting_curve))
-    write_text(folder.evaluation(split), json.dumps(evaluation.metrics, indent=1))
+def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
+    """Sums to means: losses over all examples of the steps, other metrics over the sequences that halted in them."""
+    count = max(sums["count"], 1)
+    averaged = {
+        name: (value / examples if examples else math.nan) if name.endswith("loss") else value / count
+        for name, value in sums.items()
+    }
+    return averaged | {"count": sums["count"]}
 
 
-def _joined(outputs: Any) -> np.ndarray:
+def _merge_devices(outputs: Any) -> np.ndarray:
     """(devices, ACT steps, local, …) -> (ACT steps, examples, …)."""
     outputs = np.moveaxis(np.asarray(outputs), 0, 1)
     return outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])

@@ -1,4 +1,4 @@
-"""Does plain PyTorch, given the exported file, answer as the JAX side does? Counted puzzle by puzzle."""
+"""Compares the answers of the exported weights in plain PyTorch with those of the JAX side, puzzle by puzzle."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from safetensors.torch import load_file
 
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module
+from train_jax.tasks.puzzles.accuracy import score_answers
 from train_jax.tasks.puzzles.evaluation import Evaluation
-from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.mixture import Mixture
+from train_jax.tasks.puzzles.task import PuzzleTask
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportCheck:
-    """What the comparison found."""
+    """The result of the comparison."""
 
     puzzles: int
     agree: int
@@ -42,7 +43,7 @@ class ExportCheck:
 
 def check_export(
     config: RunConfig,
-    data: Metadata,
+    task: PuzzleTask,
     weights: Path,
     puzzles: Mixture,
     ours: Evaluation,
@@ -50,8 +51,8 @@ def check_export(
     batch_size: int = 250,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportCheck:
-    """Loads `weights` strictly into the plain module of `config` and runs it, in PyTorch eager, on every puzzle."""
-    module = build_module(config, data, batch_size)
+    """Loads `weights` strictly into the PyTorch module of `config` and runs it eagerly on every puzzle."""
+    module = build_module(config, task, batch_size)
     module.load_state_dict(load_file(weights), strict=True)
     module.eval()
     agree, solved, gap, done = 0, 0, 0.0, 0
@@ -60,9 +61,8 @@ def check_export(
         predictions, logits = _answer(module, tensors)
         count = int(valid.sum())
         rows = slice(done, done + count)
-        labels = batch["labels"][valid]
         agree += int((predictions[valid] == ours.predictions[-1, rows]).all(axis=-1).sum())
-        solved += int(((predictions[valid] == labels) | (labels == -100)).all(axis=-1).sum())
+        solved += int(score_answers(predictions[valid], batch["labels"][valid]).exact.sum())
         gap = max(gap, float(np.abs(logits[valid] - ours.q_halt_logits[-1, rows]).max()))
         done += count
         progress(done, puzzles.num_examples)

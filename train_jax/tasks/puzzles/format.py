@@ -6,6 +6,7 @@ together, `puzzle_indices` holds where each puzzle begins; puzzles of one group 
 lie together, `group_indices` holds where each group begins; both end with the total.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -80,6 +81,14 @@ class PuzzleSet:
         return len(self.group_indices) - 1
 
     @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the split's content."""
+        digest = hashlib.blake2b(repr(self.metadata).encode(), digest_size=16)
+        for field in FIELDS:
+            digest.update(np.ascontiguousarray(getattr(self, field)).data)
+        return digest.hexdigest()
+
+    @cached_property
     def largest_puzzle(self) -> int:
         """The most examples that a puzzle has."""
         return int(np.diff(self.puzzle_indices).max())
@@ -114,7 +123,11 @@ def _check(holds: bool | np.bool_, path: Path, problem: str) -> None:
 
 def read_metadata(path: Path) -> Metadata:
     """The fields of one `dataset.json`, checked."""
-    values = _read_json(path)
+    return metadata_of(_read_json(path), path)
+
+
+def metadata_of(values: Any, path: Path = Path("dataset.json")) -> Metadata:
+    """The same from parsed JSON; `path` names the file in errors."""
     _check(isinstance(values, dict), path, f"expected an object, found a {type(values).__name__}")
     kinds: dict[str, tuple[type, ...]] = {field.name: (int,) for field in fields(Metadata)}
     kinds |= {"ignore_label_id": (int, NoneType), "mean_puzzle_examples": (int, float), "sets": (list,)}

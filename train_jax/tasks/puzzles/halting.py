@@ -1,6 +1,6 @@
-"""Halting at inference: the first ACT step at which a model says that its answer stands, and what that would cost.
+"""Halting at inference: the first ACT step whose halting probability exceeds a threshold, and the cost of halting there.
 
-Pure functions of arrays, on the device; and the curve of accuracy against mean ACT steps that comes of their sums.
+Pure functions of arrays, traced; and the curve of accuracy against mean ACT steps made from their sums.
 """
 
 import json
@@ -15,22 +15,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL
+from train_jax.tasks.puzzles.accuracy import score_answers
 
 _TAIL = sorted(round(m * 10.0**-k, k + 2) for k in range(2, 6) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
 THRESHOLDS = (0.0, *_TAIL, *(i / 20 for i in range(2, 19)), *(round(1 - p, 7) for p in reversed(_TAIL)), 1.0)
-"""Probabilities of the curve, close together near 0 and 1, where halting heads live. 0 takes the first answer; 1 is
-never reached, so it takes the last."""
-
-
-class Scores(NamedTuple):
-    """How good answers are, example by example; 0 for one without labels."""
-
-    labelled: Bool[Array, "*steps batch"]
-    accuracy: Float[Array, "*steps batch"]
-    """Share of the labels met."""
-    exact: Bool[Array, "*steps batch"]
-    """Whether all are."""
+"""Thresholds of the curve, dense near 0 and 1, where most halting probabilities lie. 0 takes the first answer; 1 is
+never exceeded, so it takes the last."""
 
 
 class CurveSums(NamedTuple):
@@ -47,13 +37,13 @@ class CurveSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """What a way of halting costs and gives, means over the examples."""
+    """Cost and accuracy of one way of halting, means over the examples."""
 
     mean_steps: float
     exact_accuracy: float
     accuracy: float
     threshold: float | None = None
-    """A sequence halts when the model holds it likelier than this; None where all take equally many steps."""
+    """A sequence halts at a halting probability above this; None where all sequences take equally many steps."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +56,9 @@ class HaltingCurve:
 
 
 def threshold_logit(probability: float) -> float:
-    """Raises `UserError` for what is no probability."""
+    """The logit of a probability. Raises `UserError` for a number outside 0 to 1."""
     if not 0 <= probability <= 1:
-        raise UserError(f"--halt-threshold {probability:g} is no probability; use a number from 0 to 1")
+        raise UserError(f"--halt-threshold {probability:g} is not a probability; use a number from 0 to 1")
     if probability in (0, 1):
         return math.inf if probability else -math.inf
     return math.log(probability) - math.log1p(-probability)
@@ -85,20 +75,11 @@ def first_halt(halts: Bool[Array, "steps batch"]) -> Int[Array, "batch"]:
     return jnp.argmax(halts.at[-1].set(True), axis=0)
 
 
-def scores(preds: Int[Array, "*steps batch seq"], labels: Int[Array, "batch seq"]) -> Scores:
-    """As the loss head counts them."""
-    counted = labels != IGNORED_LABEL
-    label_counts = counted.sum(axis=-1)
-    correct = (counted & (preds == labels)).sum(axis=-1)
-    labelled = jnp.broadcast_to(label_counts > 0, correct.shape)
-    return Scores(labelled, correct / jnp.maximum(label_counts, 1), labelled & (correct == label_counts))
-
-
 def curve_sums(
     preds: Int[Array, "steps batch seq"], labels: Int[Array, "batch seq"], logits: Float[Array, "steps batch"]
 ) -> CurveSums:
-    """What halting at each of the thresholds would give, and stopping after each step."""
-    found = scores(preds, labels)
+    """Sums for halting at each of the thresholds, and for stopping after each ACT step."""
+    scores = score_answers(preds, labels)
     limits = jnp.array([threshold_logit(threshold) for threshold in THRESHOLDS], logits.dtype)
     at = jax.vmap(lambda limit: first_halt(logits > limit))(limits)
     each = jnp.arange(labels.shape[0])
@@ -107,12 +88,12 @@ def curve_sums(
         return values.astype(jnp.float32).sum(axis=-1)
 
     return CurveSums(
-        count=total(found.labelled[0]),
-        steps=total(jnp.where(found.labelled[0], at + 1, 0)),
-        accuracy=total(found.accuracy[at, each]),
-        exact=total(found.exact[at, each]),
-        fixed_accuracy=total(found.accuracy),
-        fixed_exact=total(found.exact),
+        count=total(scores.labelled[0]),
+        steps=total(jnp.where(scores.labelled[0], at + 1, 0)),
+        accuracy=total(scores.accuracy[at, each]),
+        exact=total(scores.exact[at, each]),
+        fixed_accuracy=total(scores.accuracy),
+        fixed_exact=total(scores.exact),
     )
 
 
@@ -133,11 +114,11 @@ def to_json(curve: HaltingCurve) -> str:
     return json.dumps(asdict(curve), indent=1)
 
 
-def from_json(found: Any) -> HaltingCurve:
-    """Of what was read as JSON. Raises `ValueError` for anything that `to_json` does not write."""
+def from_json(values: Any) -> HaltingCurve:
+    """A curve from parsed JSON. Raises `ValueError` for anything that `to_json` does not write."""
 
     def points(name: str) -> tuple[Point, ...]:
-        return tuple(_point(fields) for fields in found[name])
+        return tuple(_point(fields) for fields in values[name])
 
     try:
         return HaltingCurve(points("by_threshold"), points("by_steps"))
@@ -151,8 +132,8 @@ def _point(fields: Mapping[str, Any]) -> Point:
     return Point(*numbers, threshold=None if threshold is None else float(threshold))
 
 
-def telling(curve: HaltingCurve, most: int = 10) -> list[Point]:
-    """About so many thresholds, spread over what changes; the one of training, 0.5, and 1 are among them."""
+def select_points(curve: HaltingCurve, most: int = 10) -> list[Point]:
+    """About `most` thresholds, spread over the range of the curve; 0.5, as in training, and 1 are among them."""
     points = curve.by_threshold
     values = np.array([(point.mean_steps, point.exact_accuracy) for point in points])
     places = values / np.maximum(np.ptp(values, axis=0), 1e-9)
@@ -165,10 +146,18 @@ def telling(curve: HaltingCurve, most: int = 10) -> list[Point]:
 
 
 def table(curve: HaltingCurve) -> list[str]:
-    """Lines for a terminal: what halting gives, beside what as many steps for all give."""
-    named = [(f"{point.threshold:g}", point) for point in telling(curve)]
+    """Lines for a terminal: halting at each threshold, and the same number of steps for all sequences."""
+    named = [(f"{point.threshold:g}", point) for point in select_points(curve)]
     named += [(f"all after {point.mean_steps:.0f}", point) for point in curve.by_steps]
     return [
-        "halts when surer than  mean steps   exact   token",
+        "halting probability >  mean steps   exact   token",
         *(f"{name:>21}  {p.mean_steps:>10.2f}  {p.exact_accuracy:.4f}  {p.accuracy:.4f}" for name, p in named),
     ]
+
+
+def halting_histogram(carry: Any, halt_max_steps: int) -> dict[str, Int[Array, "steps"]]:
+    """How many sequences halted in this step after 1, 2, … ACT steps; empty for a carry without `halted` and `steps`."""
+    if not (hasattr(carry, "halted") and hasattr(carry, "steps")):
+        return {}
+    after = jnp.arange(1, halt_max_steps + 1)
+    return {"halted_at": jnp.sum(carry.halted[:, None] & (carry.steps[:, None] == after), axis=0, dtype=jnp.int32)}

@@ -1,0 +1,89 @@
+"""The optimizer of the dense parameters as one Optax transformation, with parameter groups and frozen parameters."""
+
+import re
+
+import optax
+
+from train_jax.core.state import Arrays
+from train_jax.errors import UserError
+from train_jax.optim.adam_atan2 import scale_by_adam_atan2
+from train_jax.optim.config import OptimConfig
+from train_jax.optim.muon import muon_labels, scale_by_muon
+from train_jax.optim.schedule import learning_rate
+from train_jax.plugins import is_plugin, load_plugin
+
+
+def dense_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
+    """Clipping by the global norm, then for each group the update rule, decoupled weight decay and learning rate.
+
+    The weight decay is `lr * weight_decay * p` with the p from before the step, for every optimizer here: PyTorch's
+    `p *= 1 - lr * weight_decay` first and Optax's one sum are equal up to rounding. Clipping omits the 1e-6 that
+    `torch.nn.utils.clip_grad_norm_` adds to the norm.
+    """
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    if not config.groups:
+        return optax.chain(clip, *_group_chain(config, total_steps))
+    chains = {_label(None): optax.chain(*_group_chain(config, total_steps))}
+    for number, group in enumerate(config.groups):
+        chains[_label(number)] = optax.chain(*_group_chain(config.of_group(group), total_steps))
+    return optax.chain(clip, optax.partition(chains, lambda params: group_labels(params, config)))
+
+
+def group_labels(params: Arrays, config: OptimConfig) -> dict[str, str]:
+    """The group of each parameter. Raises `UserError` for a group that no parameter belongs to."""
+    labels = {}
+    for name in params:
+        numbers = (n for n, group in enumerate(config.groups) if re.fullmatch(group.pattern, name))
+        labels[name] = _label(next(numbers, None))
+    for number, group in enumerate(config.groups):
+        if params and _label(number) not in labels.values():
+            raise UserError(
+                f"optim.groups: no trained parameter belongs to {group.pattern!r}; parameters are called "
+                f"{', '.join(list(params)[:3])}, …, and the first group that matches takes a parameter"
+            )
+    return labels
+
+
+def _label(number: int | None) -> str:
+    return "default" if number is None else f"group {number}"
+
+
+def trainable(params: Arrays, config: OptimConfig) -> Arrays:
+    """The dense parameters that are trained: all but those that `config.freeze` matches.
+
+    Raises `UserError` for a pattern that matches no parameter.
+    """
+    if not config.freeze:
+        return params
+    trained = {name: array for name, array in params.items() if not re.fullmatch(config.freeze, name)}
+    if len(trained) == len(params) and params:
+        raise UserError(
+            f"optim.freeze {config.freeze!r} matches no parameter; they are called {', '.join(list(params)[:3])}, …"
+        )
+    return trained
+
+
+def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientTransformation, ...]:
+    return (
+        update_rule(config),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(learning_rate(config.lr, config, total_steps)),
+    )
+
+
+def update_rule(config: OptimConfig) -> optax.GradientTransformation:
+    """The direction of the update, before weight decay and learning rate."""
+    # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the correction, as PyTorch does.
+    adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)
+    match config.optimizer:
+        case "adamw":
+            return adamw
+        case "adam_atan2":
+            return scale_by_adam_atan2(config.beta1, config.beta2)
+        case "lion":
+            return optax.scale_by_lion(config.beta1, config.beta2)
+        case "muon":
+            return optax.partition({"muon": scale_by_muon(config.muon_momentum), "adamw": adamw}, muon_labels)
+    if is_plugin(config.optimizer):
+        return load_plugin(config.optimizer, "optim.optimizer")(config)
+    raise UserError(f"optim.optimizer is {config.optimizer!r}; use adamw, adam_atan2, lion or muon")

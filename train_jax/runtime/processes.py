@@ -1,0 +1,74 @@
+"""The processes of a run: joining them, agreeing on decisions, gathering host arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from train_jax.errors import UserError
+
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+"""Environment variables that make a process one of several: the coordinator's address, the number of processes, and the
+number of this one."""
+
+
+def join_processes() -> None:
+    """Initializes `jax.distributed` if the environment says that there are several processes.
+
+    Must run before anything else asks JAX for devices. Raises `UserError` for an incomplete set of variables.
+    """
+    address, count, number = (os.environ.get(name, "") for name in VARIABLES)
+    if not (address or count or number):
+        return
+    if not (address and count.isdecimal() and number.isdecimal() and int(number) < int(count)):
+        raise UserError(
+            f"{', '.join(f'{name}={os.environ.get(name)}' for name in VARIABLES)}: expected host:port, a number of "
+            "processes and a process number from 0 below it; set all three, or none"
+        )
+    jax.distributed.initialize(address, int(count), int(number), cluster_detection_method="deactivate")
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that writes the run's files."""
+    return jax.process_index() == 0
+
+
+def process_shard() -> tuple[int, int]:
+    """(index of this process, number of processes): which examples to read."""
+    return jax.process_index(), jax.process_count()
+
+
+def gather(arrays: dict[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:
+    """The host arrays of all processes, concatenated in process order along `axis`. Shapes are equal on all."""
+    if jax.process_count() == 1:
+        return arrays
+    gathered = multihost_utils.process_allgather(arrays)
+    return {name: np.concatenate(list(array), axis=axis) for name, array in gathered.items()}
+
+
+@contextlib.contextmanager
+def all_or_none() -> Iterator[None]:
+    """All processes continue, or none: a `UserError` raised inside by one process is raised in every one."""
+    mistake = None
+    try:
+        yield
+    except UserError as error:
+        mistake = error
+    failed = gather({"failed": np.array([mistake is not None])}, axis=0)["failed"]
+    if mistake is not None:
+        raise mistake
+    if failed.any():
+        raise UserError(f"process {int(failed.argmax())} of {len(failed)} failed; its own output says why")
+
+
+def require_equal(text: str, what: str) -> None:
+    """Raises `UserError` in every process unless `text`, which describes `what`, is the same in all."""
+    checksums = gather({"text": np.array([zlib.crc32(text.encode())])}, axis=0)["text"]
+    if len(set(checksums.tolist())) > 1:
+        raise UserError(f"the {len(checksums)} processes were started with different {what}; start all with the same")

@@ -1,0 +1,130 @@
+"""Makes everything that a run computes with, in one place: task, module, optimizer, compiled steps, first state."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from train_jax.core.metrics import Groups, parameter_groups
+from train_jax.core.objective import Objective
+from train_jax.core.state import TrainState, new_state
+from train_jax.core.step import StepOptions, TrainStep, make_train_step, several_steps
+from train_jax.errors import UserError
+from train_jax.optim.chain import dense_optimizer, trainable
+from train_jax.run.config import RunConfig
+from train_jax.run.model import build_objective
+from train_jax.runtime.batch_size import epochs_to_steps
+from train_jax.runtime.devices import Devices
+from train_jax.runtime.feed import Batches
+from train_jax.runtime.programs import Programs
+from train_jax.tasks.task import Task, task_class
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A run ready to train, before anything is compiled and without a folder."""
+
+    config: RunConfig
+    task: Task
+    devices: Devices
+    total_steps: int
+    objective: Objective
+    """The module at the last stage of its schedule."""
+    optimizer: optax.GradientTransformation
+
+    @property
+    def groups(self) -> Groups:
+        """Parameter groups whose norms are logged."""
+        return parameter_groups(trainable(self.objective.params, self.config.optim))
+
+    @property
+    def batches(self) -> Batches:
+        dispatch = self.config.compute.steps_per_dispatch
+        return Batches(self.task, self.devices, total_steps=self.total_steps, steps_per_dispatch=dispatch)
+
+    def initial_state(self) -> TrainState:
+        """The state before the first step, on the host; a copy, so that a donated one is not reused."""
+        params, buffers = jax.tree.map(jnp.copy, (self.objective.params, self.objective.buffers))
+        return new_state(
+            params,
+            buffers,
+            self.optimizer,
+            trainable=trainable(params, self.config.optim),
+            keeps_ema=self.config.optim.ema_decay > 0,
+            scales_loss=scales_loss(self.config),
+        )
+
+    def initial_carry(self, state: TrainState, batch: Any) -> Any:
+        """The carry before the first step, with a device axis; `batch`: as `Devices.split_batch` returns it."""
+        carry = self.devices.parallel_map(self.objective.initial_carry)
+        return carry(state.params, state.buffers, self.devices.shard(batch))
+
+    def train_step(self, objective: Objective | None = None) -> TrainStep:
+        """The step of one device; `objective`: of another stage."""
+        config = self.config
+        objective = objective or self.objective
+        options = StepOptions(
+            total_steps=self.total_steps,
+            global_batch_size=config.global_batch_size,
+            device_count=self.devices.count,
+            scales_loss=scales_loss(config),
+            accumulation_steps=config.compute.accumulation_steps,
+            reduction=config.compute.reduction,
+            overrides=self.task.overrides(objective.fn.module, self.total_steps),
+        )
+        return make_train_step(objective, self.optimizer, config.optim, options)
+
+    def parallel_step(self, objective: Objective | None = None) -> Any:
+        """The step over all devices, of as many optimizer steps as a dispatch has; not compiled yet."""
+        step = self.train_step(objective)
+        dispatch = self.config.compute.steps_per_dispatch
+        return self.devices.parallel_train_step(step if dispatch == 1 else several_steps(step))
+
+    def programs(self) -> Programs:
+        """The steps of all stages, to be compiled when they are needed."""
+
+        def step_at(stage: Any) -> Any:
+            if stage is None or self.task.arch_at(stage) == self.config.arch:
+                return self.parallel_step()
+            size = part_size(self.config, self.devices)
+            return self.parallel_step(build_objective(self.config, self.task, size, stage=stage))
+
+        return Programs(self.devices, step_at, self.task.stages(self.total_steps))
+
+
+def start(config: RunConfig, task: Task | None = None, devices: Devices | None = None) -> Training:
+    """Opens the data, builds the module and checks that the run can be trained. Writes nothing.
+
+    Raises `UserError` with one line for whatever is wrong with the configuration or the data.
+    """
+    devices = devices or Devices(runner=config.compute.runner)
+    task = task or task_class(config.task)(config)
+    for size in (config.global_batch_size, config.eval_batch_size):
+        devices.local_batch_size(size)
+    task.check(config, devices)
+    total_steps = config.steps or epochs_to_steps(task.examples_per_epoch, config.epochs, config.global_batch_size)
+    objective = build_objective(config, task, part_size(config, devices))
+    training = Training(config, task, devices, total_steps, objective, dense_optimizer(config.optim, total_steps))
+    training.train_step()  # raises what is wrong with optimizer, schedules and groups
+    training.optimizer.init(trainable(objective.params, config.optim))
+    return training
+
+
+def part_size(config: RunConfig, devices: Devices) -> int:
+    """Examples that a device processes at once."""
+    local_batch, parts = devices.local_batch_size(config.global_batch_size), config.compute.accumulation_steps
+    if local_batch % parts:
+        raise UserError(
+            f"compute.accumulation_steps {parts} does not divide the {local_batch} examples on a device; "
+            "use a divisor of that"
+        )
+    return local_batch // parts
+
+
+def scales_loss(config: RunConfig) -> bool:
+    """Whether gradients would underflow in the run's number format without loss scaling."""
+    return getattr(config.arch, "forward_dtype", None) == "float16"

@@ -1,0 +1,84 @@
+"""Puzzle runs by name."""
+
+from models_torch.trm import TRMConfig
+from train_jax.optim.config import OptimConfig
+from train_jax.run.config import RunConfig
+from train_jax.tasks.puzzles.config import PuzzleConfig
+
+
+def _small_sudoku(
+    size: int, *, steps: int, eval_every_steps: int, halt_max_steps: int, halt_exploration_prob: float
+) -> RunConfig:
+    """Settings that learn fastest on two CPU cores: one wide mixer block, softmax, a high learning rate with full decay.
+
+    docs/log.md lists what else was tried.
+    """
+    return RunConfig(
+        data_dir=f"data/sudoku-{size}x{size}",
+        run_dir=f"runs/sudoku{size}",
+        task_config=PuzzleConfig(),
+        arch=TRMConfig(
+            mlp_t=True,
+            pos_encodings="none",
+            hidden_size=128,
+            L_layers=1,
+            H_cycles=2,
+            L_cycles=2,
+            mlp_multiple_of=16,
+            puzzle_emb_ndim=128,
+            puzzle_emb_len=1,
+            halt_max_steps=halt_max_steps,
+            halt_exploration_prob=halt_exploration_prob,
+            forward_dtype="float32",
+            loss_type="softmax_cross_entropy",
+        ),
+        optim=OptimConfig(lr=3e-3, warmup_steps=100, lr_min_ratio=0.02, sparse_lr=1e-2, ema_decay=0.99),
+        steps=steps,
+        global_batch_size=32,
+        eval_every_steps=eval_every_steps,
+        eval_batch_size=250,
+        eval_examples=250,
+        checkpoint_every_steps=200,
+        log_every_steps=25,
+    )
+
+
+PRESETS: dict[str, RunConfig] = {
+    "sudoku-extreme": RunConfig(
+        data_dir="data/sudoku-extreme",
+        run_dir="runs/sudoku-extreme",
+        task_config=PuzzleConfig(),
+        arch=TRMConfig(mlp_t=True, pos_encodings="none"),
+        eval_examples=12_288,
+    ),
+    "sudoku9": _small_sudoku(9, steps=2200, eval_every_steps=550, halt_max_steps=5, halt_exploration_prob=0.3),
+    "sudoku6": _small_sudoku(6, steps=700, eval_every_steps=175, halt_max_steps=8, halt_exploration_prob=0.1),
+    "tiny": RunConfig(
+        data_dir="data/sudoku-4x4",
+        run_dir="runs/tiny",
+        task_config=PuzzleConfig(),
+        arch=TRMConfig(
+            mlp_t=True,
+            pos_encodings="none",
+            hidden_size=32,
+            num_heads=2,
+            L_layers=1,
+            H_cycles=2,
+            L_cycles=2,
+            mlp_multiple_of=16,
+            puzzle_emb_ndim=32,
+            puzzle_emb_len=1,
+            halt_max_steps=4,
+            forward_dtype="float32",
+        ),
+        optim=OptimConfig(lr=1e-3, warmup_steps=10, weight_decay=0.1, ema_decay=0.9),
+        steps=40,
+        global_batch_size=16,
+        eval_every_steps=20,
+        eval_batch_size=16,
+        checkpoint_every_steps=10,
+        log_every_steps=5,
+    ),
+}
+"""`sudoku-extreme` is the research baseline for a pod or another accelerator. `sudoku9` (half the cells empty) learns on
+two CPU cores in minutes, `sudoku6` in half a minute. `tiny` runs through in seconds and learns little."""

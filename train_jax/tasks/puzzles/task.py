@@ -1,0 +1,198 @@
+"""The puzzle task: data sets, the ACT loss head, evaluation, and the schedules of recursion depth and exploration."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optax
+
+from models_torch import registry
+from train_jax.core.objective import Batch, Call, LossSums, Objective
+from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.run.config import RunConfig
+from train_jax.runtime.batch_size import epochs_to_steps
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.puzzles.config import PuzzleConfig
+from train_jax.tasks.puzzles.evaluation import Evaluator, Progress, means
+from train_jax.tasks.puzzles.format import Metadata, metadata_of
+from train_jax.tasks.puzzles.halting import halting_histogram
+from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
+from train_jax.tasks.task import ConstantStage, StageSchedule
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PuzzleTask:
+    """Sudokus, mazes and ARC puzzles for models with adaptive computation time."""
+
+    config_class = PuzzleConfig
+    needs_state = False
+    console: Mapping[str, str] = {"lm_loss": "loss {:.4f}", "exact_accuracy": "exact {:.3f}"}
+
+    def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
+        """`facts`: as a run's folder has them; the data is then opened only when it is read."""
+        self._config = config
+        self._task_config: PuzzleConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
+        self.metadata: Metadata = self.train_set.metadata if facts is None else metadata_of(facts)
+        self.halt_max_steps: int = config.arch.halt_max_steps  # pyright: ignore[reportAttributeAccessIssue]
+        self.bootstrapped_halting = not getattr(config.arch, "no_ACT_continue", True)
+
+    # ---- data
+
+    @cached_property
+    def train_set(self) -> Mixture:
+        return load_mixture(self._config.data_dir, "train", self._task_config.data_weights)
+
+    @cached_property
+    def test_set(self) -> Mixture:
+        return load_mixture(self._config.data_dir, "test", self._task_config.data_weights)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        names = ("seq_len", "vocab_size", "num_puzzle_identifiers")
+        return {name: getattr(self.metadata, name) for name in names}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return dataclasses.asdict(self.metadata)
+
+    @property
+    def fingerprint(self) -> str:
+        parts = [part.fingerprint for split in (self.train_set, self.test_set) for part in split.parts]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+    @property
+    def examples_per_epoch(self) -> float:
+        return self.train_set.examples_per_epoch
+
+    @property
+    def description(self) -> str:
+        return (
+            f"{self.train_set.num_groups:,} puzzles ({self.train_set.num_examples:,} examples), "
+            f"{self.test_set.num_examples:,} held out"
+        )
+
+    def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
+        return self.train_set.train_batch(
+            seed=self._config.seed,
+            step=step,
+            batch_size=self._config.global_batch_size,
+            shard=shard,
+            augment=self._task_config.augment,
+        )
+
+    def check(self, config: RunConfig, devices: Devices) -> None:
+        self.train_set.rows_of_parts(config.global_batch_size)
+        _ = self.test_set
+        if self._task_config.augment:
+            check_augmentable(config.data_dir, self.train_set)
+        for name in ("H_cycles", "L_cycles"):
+            if self._task_config.curriculum_epochs and not hasattr(config.arch, name):
+                raise UserError(f"curriculum_epochs deepens recursion, but {config.model} has no {name}; leave it out")
+
+    # ---- model and loss
+
+    def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:
+        return registry.with_loss_head(self._config.model, module, arch)
+
+    def initial_carry(self, call: Call, batch: Batch) -> Any:
+        carry, _ = call(batch, method="initial_carry")
+        return carry
+
+    def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
+        outputs, buffers = call(carry=carry, batch=batch, return_keys=())
+        carry, loss, metrics, *_ = outputs
+        return LossSums(loss, None, metrics | halting_histogram(carry, self.halt_max_steps), carry, buffers)
+
+    def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
+        """`halted_at/N`: the share of the halted sequences that halted after N ACT steps."""
+        sums = dict(sums)
+        halted_at = sums.pop("halted_at", ())
+        sums |= {f"halted_at/{number}": count for number, count in enumerate(halted_at, 1)}
+        return means({name: float(value) for name, value in sums.items()}, examples)
+
+    # ---- evaluation
+
+    def evaluator(
+        self,
+        objective: Objective,
+        devices: Devices,
+        puzzles: Mixture | None = None,
+        *,
+        batch_size: int = 0,
+        halt_threshold: float | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> Evaluator:
+        """By default on the test set, in batches of the run's size."""
+        return Evaluator(
+            objective,
+            self.test_set if puzzles is None else puzzles,
+            devices,
+            max_steps=self.halt_max_steps,
+            batch_size=batch_size or self._config.eval_batch_size,
+            halt_threshold=halt_threshold,
+            progress=progress,
+        )
+
+    # ---- schedules
+
+    def stages(self, total_steps: int) -> StageSchedule:
+        """Recursion depths (H-cycles, L-cycles) of the curriculum."""
+        epochs = self._task_config.curriculum_epochs
+        if not epochs:
+            return ConstantStage()
+        steps = epochs_to_steps(self.examples_per_epoch, epochs, self._config.global_batch_size)
+        arch: Any = self._config.arch
+        return Curriculum(self._task_config.curriculum_start, (arch.H_cycles, arch.L_cycles), steps)
+
+    def arch_at(self, stage: tuple[int, int]) -> Any:
+        H_cycles, L_cycles = stage
+        return dataclasses.replace(self._config.arch, H_cycles=H_cycles, L_cycles=L_cycles)  # pyright: ignore
+
+    def overrides(self, module: torch.nn.Module, total_steps: int) -> Mapping[str, optax.Schedule]:
+        end = self._task_config.halt_exploration_end
+        if end is None:
+            return {}
+        first = self._config.arch.halt_exploration_prob  # pyright: ignore[reportAttributeAccessIssue]
+        return {exploration_path(module): optax.linear_schedule(first, end, total_steps)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """Recursion depth that grows linearly in both cycles from `start` to `end`, which it has from `steps` on."""
+
+    start: tuple[int, int]
+    """H-cycles and L-cycles at the first step."""
+    end: tuple[int, int]
+    steps: int
+    """Optimizer steps over which it grows; 0: `end` from the first step."""
+
+    def at(self, step: int) -> tuple[int, int]:
+        """The depth of the step that follows `step` steps."""
+        share = min(step / self.steps, 1.0) if self.steps else 1.0
+        low, high = ((a + share * (b - a)) for a, b in zip(self.start, self.end, strict=True))
+        return int(low + 0.5), int(high + 0.5)
+
+    def after(self, step: int) -> tuple[int, int] | None:
+        """The next depth that differs from the one at `step`, if there is one."""
+        now = self.at(step)
+        if now == self.end:
+            return None
+        return next(depth for s in range(step + 1, self.steps + 1) if (depth := self.at(s)) != now)
+
+
+def exploration_path(module: torch.nn.Module) -> str:
+    """The dotted path of the module's halting exploration. Raises `UserError` if it has none."""
+    name = "halt_exploration_prob"
+    for path, submodule in module.named_modules():
+        for owner, step in ((submodule, ""), (getattr(submodule, "config", None), "config.")):
+            if isinstance(getattr(owner, name, None), (int, float)):
+                return f"{path}.{step}{name}".removeprefix(".")
+    raise UserError(f"halt_exploration_end changes {name} during training, but the model has none; leave it out")
