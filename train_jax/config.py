@@ -8,7 +8,7 @@ import math
 from typing import Any, Literal, get_args
 
 from models_torch import outside, registry
-from models_torch.config import ModelConfig
+from models_torch.config import ACTConfig
 from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
 from train_jax.puzzles.format import Metadata
@@ -118,7 +118,7 @@ class RunConfig:
     """Where the run lives; started again with the same fields, it continues where it stopped."""
     model: str = "trm"
     """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, or package.module:Class for one of your own."""
-    arch: ModelConfig = dataclasses.field(default_factory=lambda: TRMConfig(mlp_t=True, pos_encodings="none"))
+    arch: ACTConfig = dataclasses.field(default_factory=lambda: TRMConfig(mlp_t=True, pos_encodings="none"))
     """Its configuration, of the class that belongs to `model`."""
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     """Its optimizer."""
@@ -173,7 +173,7 @@ class RunConfig:
             raise UserError(f"halt_exploration_end is {self.halt_exploration_end}; use a probability, from 0 to 1")
 
 
-def _config_class(model: str) -> type[ModelConfig]:
+def _config_class(model: str) -> type[ACTConfig]:
     try:
         return registry.config_class(model)
     except ValueError as error:
