@@ -11,6 +11,14 @@ import torch
 from models_torch.losses import LOSSES
 from models_torch.ranges import Choices, Range, check_ranges
 
+ODD = "an odd number, which has a middle, or 0"
+
+Rows = Annotated[int, Range(1, 2**31 - 1)]  # an identifier is an int32
+SeqLen = Annotated[int, Range(1, 2**20)]
+Channels = Annotated[int, Range(1, 65536)]
+Expansion = Annotated[float, Range(0.01, 256)]
+Window = Annotated[int, Range(0, 1023, expected=ODD)]
+LossWeight = Annotated[float, Range(0, why="a weight of a loss term is meaningful at any size")]
 Layers = Annotated[int, Range(1, 1024)]
 Cycles = Annotated[int, Range(1, 4096)]
 ForwardDtype = Annotated[str, Choices(("float32", "bfloat16", "float16", "float64"))]
@@ -18,7 +26,6 @@ LossType = Annotated[str, Choices(tuple(LOSSES))]
 Heads = Annotated[int, Range(1, 4096)]
 PuzzleEmbLen = Annotated[int, Range(0, 65536)]
 PositionEncodings = Annotated[str, Choices(("none", "rope", "learned"))]
-WINDOW = "an odd number, which has a middle, or 0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +35,9 @@ class ModelConfig:
     Raises ValueError for a field outside its declared range (`models_torch/ranges.py`); so does every subclass.
     """
 
-    batch_size: Annotated[int, Range(1, 2**20)] = 1  # sequences in a training batch on one device; set by the trainer
-    seq_len: Annotated[int, Range(1, 2**20)] = 1  # tokens of a sequence, puzzle positions not counted; from the data
-    vocab_size: Annotated[int, Range(1, 2**24)] = 2  # tokens, padding included; from the data
+    batch_size: Annotated[int, Range(1, 2**20)] = 1  # sequences in a training batch on one device; the trainer sets it
+    seq_len: SeqLen = 1  # tokens of a sequence, puzzle positions not counted; the data set decides
+    vocab_size: Annotated[int, Range(1, 2**24)] = 2  # tokens, padding included; the data set decides
     forward_dtype: ForwardDtype = "bfloat16"  # float32, bfloat16, float16 or float64; parameters are always float32
 
     def __post_init__(self):
@@ -46,7 +53,7 @@ class ModelConfig:
 class ACTConfig(ModelConfig):
     """The fields of a puzzle model with adaptive computation time and of its loss head."""
 
-    num_puzzle_identifiers: Annotated[int, Range(1, 2**31 - 1)] = 1  # rows of the puzzle table; from the data
+    num_puzzle_identifiers: Rows = 1  # rows of the puzzle table, the blank one included; the data set decides
     halt_max_steps: Annotated[int, Range(1, 4096)] = 16  # ACT steps after which a sequence always halts
     loss_type: LossType = "stablemax_cross_entropy"  # stablemax_cross_entropy or softmax_cross_entropy
 
@@ -55,13 +62,12 @@ class ACTConfig(ModelConfig):
 class ArchitectureConfig(ACTConfig):
     """The fields that every architecture here has: blocks, positions, puzzle table, halting."""
 
-    hidden_size: Annotated[int, Range(1, 65536)] = 512  # channels
+    hidden_size: Channels = 512  # channels
     num_heads: Heads = 8  # attention heads; without effect on the MLP mixer
-    expansion: Annotated[float, Range(0.01, 256)] = 4.0  # MLP width over its input's, before the SwiGLU's two thirds
-    mlp_multiple_of: Annotated[int, Range(1, 65536)] = 256  # MLP widths are rounded up to a multiple of this
+    expansion: Expansion = 4.0  # MLP width in multiples of its input, before the SwiGLU's two thirds
+    mlp_multiple_of: Channels = 256  # MLP widths are rounded up to a multiple of this many channels
     mlp_t: bool = False  # mix positions by an MLP over them instead of attention
-    attention_window: Annotated[int, Range(0, 1023, expected=WINDOW)] = 0
-    """Side of the square of cells that a cell attends to, in addition to the puzzle positions; 0: all cells."""
+    attention_window: Window = 0  # side of the square of cells that a cell attends to, beside puzzle positions; 0: all
 
     pos_encodings: PositionEncodings = "rope"  # none, rope or learned; rope has no effect on the MLP mixer
     rope_theta: Annotated[float, Range(1, 1e9)] = 10000.0  # longest rotary wavelength, in positions over 2 pi
@@ -72,8 +78,7 @@ class ArchitectureConfig(ACTConfig):
 
     halt_exploration_prob: Annotated[float, Range(0, 1)] = 0.1  # share of steps that draw a random minimum of ACT steps
     no_ACT_continue: bool = False  # halt on q_halt > 0; False: on q_halt > q_continue, bootstrapped (HRM)
-    cycle_penalty: Annotated[float, Range(0, why="a weight of a loss term, meaningful at any size")] = 0.0
-    """Weight in the loss of the mean squared change of the answer over the last H-cycle."""
+    cycle_penalty: LossWeight = 0.0  # weight in the loss of the answer's mean squared change over its last H-cycle
 
     def __post_init__(self):
         super().__post_init__()
@@ -101,7 +106,7 @@ class ArchitectureConfig(ACTConfig):
         if not self.attention_window:
             return
         if self.attention_window % 2 == 0:
-            raise ValueError(f"attention_window is {self.attention_window}; use {WINDOW}")
+            raise ValueError(f"attention_window is {self.attention_window}; use {ODD}")
         if self.mlp_t:
             raise ValueError(
                 f"attention_window {self.attention_window} has no effect without attention, which mlp_t replaces; "

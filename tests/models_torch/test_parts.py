@@ -173,6 +173,27 @@ def test_unknown_names_list_the_known_ones():
         ACTLossHead(TRM(TINY), "mse")
 
 
+@pytest.mark.parametrize("name", registry.ARCHITECTURES)
+def test_the_bare_model_is_the_same_model_without_loss_head(name):
+    config = registry.ARCHITECTURES[name].tiny_config
+    torch.manual_seed(0)
+    model = registry.build_model(name, config)
+    torch.manual_seed(0)
+    head = registry.build(name, config)
+    assert isinstance(model, registry.architecture(name).model) and isinstance(head, ACTLossHead)
+    states = model.state_dict(), head.model.state_dict()
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(*values) for values in zip(*(state.values() for state in states), strict=True))
+
+
+def test_an_mlp_without_channels_says_what_to_use():
+    with pytest.raises(
+        ValueError, match=r"expansion 0.01 leaves no channel in an MLP over 32 features; use more than 0.02"
+    ):
+        make_head("trm", expansion=0.01)
+    make_head("trm", expansion=0.024)
+
+
 def test_example_batch_is_a_function_of_its_seed():
     first, again, other = (registry.example_batch(TINY, 4, seed=seed) for seed in (0, 0, 1))
     assert all(torch.equal(first[key], again[key]) and first[key].dtype == torch.int32 for key in first)
