@@ -1,4 +1,4 @@
-"""Adaptive computation time: a sequence stays in the batch for several steps of its model, until it halts."""
+"""Adaptive computation time (ACT): a sequence stays in the batch for several ACT steps, until it halts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from models_torch.layers import PerSequence
 
 @dataclass
 class ACTCarry:
-    """What lives on between ACT steps: latents, ACT steps taken, who has halted, the examples in work."""
+    """The state between ACT steps: latents, number of ACT steps taken, halted sequences, the current examples."""
 
     inner_carry: Any
     steps: Int[Tensor, "batch"]
@@ -23,11 +23,10 @@ class ACTCarry:
 
 
 class ACT(nn.Module):
-    """The halting around an `Inner`: a call is one ACT step for every sequence of the batch.
+    """Halting around an `Inner`: a call is one ACT step for every sequence of the batch.
 
-    A sequence that halted in the last step makes room for the example at its place in `batch`; the others go
-    on with the example they have. In evaluation nothing halts before `halt_max_steps`, so that a batch ends
-    together.
+    A sequence that halted in the last step is replaced by the example at its index in `batch`; the others continue
+    with their current example. In evaluation no sequence halts before `halt_max_steps`, so a batch ends as a whole.
     """
 
     def __init__(self, config: ArchitectureConfig, inner: Inner):
@@ -36,7 +35,7 @@ class ACT(nn.Module):
         self.inner = inner
 
     def initial_carry(self, batch: dict[str, Tensor]) -> ACTCarry:
-        """All halted, so that the first step takes up its whole batch; the zeros elsewhere are never read."""
+        """A carry with every sequence halted, so that the first step loads its whole batch; the rest is zeros."""
         batch_size, device = batch["inputs"].shape[0], batch["inputs"].device
         return ACTCarry(
             inner_carry=self.inner.empty_carry(batch_size, device),
@@ -46,20 +45,20 @@ class ACT(nn.Module):
         )
 
     def forward(self, carry: ACTCarry, batch: dict[str, Tensor]) -> tuple[ACTCarry, dict[str, Tensor]]:
-        """One ACT step; `batch` gives `inputs`, `labels` and `puzzle_identifiers`."""
-        fresh = carry.halted
+        """One ACT step; `batch` has `inputs`, `labels` and `puzzle_identifiers`."""
+        replaced = carry.halted
         data = {
-            key: torch.where(fresh.view(-1, *[1] * (value.ndim - 1)), batch[key], value)
+            key: torch.where(replaced.view(-1, *[1] * (value.ndim - 1)), batch[key], value)
             for key, value in carry.current_data.items()
         }
-        inner_carry = self.inner.reset_carry(fresh, carry.inner_carry)
-        inner_carry, logits, (q_halt, q_continue), change = self.inner(inner_carry, data)
+        inner_carry = self.inner.reset_carry(replaced, carry.inner_carry)
+        inner_carry, logits, (q_halt, q_continue), cycle_change = self.inner(inner_carry, data)
         outputs = {"logits": logits, "q_halt_logits": q_halt, "q_continue_logits": q_continue}
-        if change is not None:
-            outputs["cycle_change"] = change
+        if cycle_change is not None:
+            outputs["cycle_change"] = cycle_change
 
         with torch.no_grad():
-            steps = torch.where(fresh, 0, carry.steps) + 1
+            steps = torch.where(replaced, 0, carry.steps) + 1
             halted = at_limit = steps >= self.config.halt_max_steps
             if self.training and self.config.halt_max_steps > 1:
                 halted = self._halt_early(q_halt, q_continue, steps, at_limit)
@@ -74,15 +73,16 @@ class ACT(nn.Module):
         steps: Int[Tensor, "batch"],
         at_limit: Bool[Tensor, "batch"],
     ) -> Bool[Tensor, "batch"]:
-        """Who halts in training: who must or wants to, unless a random minimum of steps forbids it."""
-        wants_to = q_halt > 0 if self.config.no_ACT_continue else q_halt > q_continue
+        """Halting in training: at the limit or by the halting head, but not before a random minimum of steps."""
+        prefers_halting = q_halt > 0 if self.config.no_ACT_continue else q_halt > q_continue
         explores = torch.rand_like(q_halt) < self.config.halt_exploration_prob
         minimum_steps = torch.randint_like(steps, low=2, high=self.config.halt_max_steps + 1)
-        return (at_limit | wants_to) & (steps >= explores * minimum_steps)
+        return (at_limit | prefers_halting) & (steps >= explores * minimum_steps)
 
     def _continue_target(
         self, inner_carry: Any, data: dict[str, Tensor], at_limit: Bool[Tensor, "batch"]
     ) -> PerSequence:
-        """What going on is worth, in [0, 1]: the better value of the next step; at the limit, its halting."""
+        """The Q-learning target of `q_continue`, in [0, 1]: the larger value of the next step, or its `q_halt` at
+        the limit."""
         _, _, (next_halt, next_continue), _ = self.inner(inner_carry, data)
         return torch.sigmoid(torch.where(at_limit, next_halt, torch.maximum(next_halt, next_continue)))

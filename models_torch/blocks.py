@@ -1,4 +1,4 @@
-"""The network that every architecture applies: blocks that mix positions, then channels."""
+"""The network that every architecture applies: a stack of blocks, each mixing positions and then channels."""
 
 from torch import nn
 
@@ -8,7 +8,7 @@ from models_torch.local_attention import LocalAttention
 
 
 class Block(nn.Module):
-    """Mixes positions (by attention, or an MLP along them), then channels; a norm after each sum."""
+    """Mixes positions (by attention or by an MLP over them), then channels; post-norm after each residual sum."""
 
     def __init__(self, config: ArchitectureConfig):
         super().__init__()
@@ -22,7 +22,7 @@ class Block(nn.Module):
     def forward(self, x: Latent, cos_sin: CosSin | None) -> Latent:
         epsilon = self.config.rms_norm_eps
         if self.config.mlp_t:
-            # The norm, too, runs over positions here and not over channels, as published.
+            # As published, this norm runs over positions too, not over channels.
             x_t = x.transpose(1, 2)
             x = rms_norm(x_t + self.mlp_t(x_t), epsilon).transpose(1, 2)
         else:
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 def attention(config: ArchitectureConfig) -> Attention:
-    """Over all positions, or over those around."""
+    """Attention over all positions, or within `attention_window` where it is set."""
     sizes = config.hidden_size, config.head_dim, config.num_heads
     if not config.attention_window:
         return Attention(*sizes, config.num_heads)
@@ -40,8 +40,8 @@ def attention(config: ArchitectureConfig) -> Attention:
     )
 
 
-class Level(nn.Module):
-    """Blocks one after the other: what refines one latent."""
+class ReasoningModule(nn.Module):
+    """A stack of blocks that computes the update of a latent."""
 
     def __init__(self, config: ArchitectureConfig, num_layers: int):
         super().__init__()

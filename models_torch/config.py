@@ -1,46 +1,47 @@
-"""What a model's configuration says: the sizes that data and devices decide, the fields that architectures share."""
+"""Configurations of models: the fields of every model, of a model with halting, and of the architectures here."""
 
 # ruff: noqa: N815 (no_ACT_continue is the field's name)
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from models_torch.losses import LOSSES
+from models_torch.ranges import Choices, Range, check_ranges
 
-POSITION_ENCODINGS = ("none", "rope", "learned")
-FORWARD_DTYPES = ("float32", "bfloat16", "float16", "float64")
+ODD = "an odd number, which has a middle, or 0"
+
+Rows = Annotated[int, Range(1, 2**31 - 1)]  # an identifier is an int32
+SeqLen = Annotated[int, Range(1, 2**20)]
+Channels = Annotated[int, Range(1, 65536)]
+Expansion = Annotated[float, Range(0.01, 256)]
+Window = Annotated[int, Range(0, 1023, expected=ODD)]
+LossWeight = Annotated[float, Range(0, why="a weight of a loss term is meaningful at any size")]
+Layers = Annotated[int, Range(1, 1024)]
+Cycles = Annotated[int, Range(1, 4096)]
+ForwardDtype = Annotated[str, Choices(("float32", "bfloat16", "float16", "float64"))]
+LossType = Annotated[str, Choices(tuple(LOSSES))]
+Heads = Annotated[int, Range(1, 4096)]
+PuzzleEmbLen = Annotated[int, Range(0, 65536)]
+PositionEncodings = Annotated[str, Choices(("none", "rope", "learned"))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the trainer needs to know of a model, whichever it is."""
+    """The fields of every model: sizes set by the data set and the devices, and the dtype of the forward pass.
 
-    batch_size: int = 1  # sequences in a training batch on one device; the trainer sets it
-    seq_len: int = 1  # tokens of a puzzle, puzzle positions not counted; the data set decides
-    vocab_size: int = 2  # tokens, padding included; the data set decides
-    num_puzzle_identifiers: int = 1  # rows of the puzzle table, the blank one included; the data set decides
+    Raises ValueError for a field outside its declared range (`models_torch/ranges.py`); so does every subclass.
+    """
 
-    halt_max_steps: int = 16  # ACT steps after which a sequence always halts
-    forward_dtype: str = "bfloat16"  # float32, bfloat16, float16 or float64; parameters are float32 whatever it is
-    loss_type: str = "stablemax_cross_entropy"  # stablemax_cross_entropy or softmax_cross_entropy
+    batch_size: Annotated[int, Range(1, 2**20)] = 1  # sequences in a training batch on one device; the trainer sets it
+    seq_len: SeqLen = 1  # tokens of a sequence, puzzle positions not counted; the data set decides
+    vocab_size: Annotated[int, Range(1, 2**24)] = 2  # tokens, padding included; the data set decides
+    forward_dtype: ForwardDtype = "bfloat16"  # float32, bfloat16, float16 or float64; parameters are always float32
 
     def __post_init__(self):
-        self.require_one_of("forward_dtype", FORWARD_DTYPES)
-        self.require_one_of("loss_type", tuple(LOSSES))
-        self.require_at_least_one("batch_size", "halt_max_steps")
-
-    def require_one_of(self, name: str, allowed: tuple[str, ...]) -> None:
-        """Raises ValueError unless the field `name` has one of the values `allowed`."""
-        if getattr(self, name) not in allowed:
-            raise ValueError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(allowed)}")
-
-    def require_at_least_one(self, *names: str) -> None:
-        """Raises ValueError for a field among `names` that is below 1."""
-        for name in names:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; use at least 1")
+        check_ranges(self)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -49,45 +50,51 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchitectureConfig(ModelConfig):
+class ACTConfig(ModelConfig):
+    """The fields of a puzzle model with adaptive computation time and of its loss head."""
+
+    num_puzzle_identifiers: Rows = 1  # rows of the puzzle table, the blank one included; the data set decides
+    halt_max_steps: Annotated[int, Range(1, 4096)] = 16  # ACT steps after which a sequence always halts
+    loss_type: LossType = "stablemax_cross_entropy"  # stablemax_cross_entropy or softmax_cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchitectureConfig(ACTConfig):
     """The fields that every architecture here has: blocks, positions, puzzle table, halting."""
 
-    hidden_size: int = 512  # channels
-    num_heads: int = 8  # attention heads; without meaning for the MLP mixer
-    expansion: float = 4.0  # MLP width in multiples of its input, before the SwiGLU's two thirds
-    mlp_multiple_of: int = 256  # MLP widths are rounded up to a multiple of this many channels
+    hidden_size: Channels = 512  # channels
+    num_heads: Heads = 8  # attention heads; without effect on the MLP mixer
+    expansion: Expansion = 4.0  # MLP width in multiples of its input, before the SwiGLU's two thirds
+    mlp_multiple_of: Channels = 256  # MLP widths are rounded up to a multiple of this many channels
     mlp_t: bool = False  # mix positions by an MLP over them instead of attention
-    attention_window: int = 0  # side of the square of cells that a cell attends to, beside puzzle positions; 0: all
+    attention_window: Window = 0  # side of the square of cells that a cell attends to, beside puzzle positions; 0: all
 
-    pos_encodings: str = "rope"  # none, rope or learned; rope has no effect on the MLP mixer
-    rope_theta: float = 10000.0  # longest rotary wavelength, in positions over 2 pi
-    rms_norm_eps: float = 1e-5  # added to a mean square
+    pos_encodings: PositionEncodings = "rope"  # none, rope or learned; rope has no effect on the MLP mixer
+    rope_theta: Annotated[float, Range(1, 1e9)] = 10000.0  # longest rotary wavelength, in positions over 2 pi
+    rms_norm_eps: Annotated[float, Range(0, 1)] = 1e-5  # added to a mean square
 
-    puzzle_emb_ndim: int = 512  # channels of a puzzle vector; 0 for no puzzle table
-    puzzle_emb_len: int = 0  # positions in front of the tokens; 0 for as many as the puzzle vector fills
+    puzzle_emb_ndim: Annotated[int, Range(0, 2**20)] = 512  # channels of a puzzle embedding; 0 for no puzzle table
+    puzzle_emb_len: PuzzleEmbLen = 0  # positions in front of the tokens; 0 for as many as the puzzle embedding fills
 
-    halt_exploration_prob: float = 0.1  # share of steps that draw a random minimum of ACT steps
+    halt_exploration_prob: Annotated[float, Range(0, 1)] = 0.1  # share of steps that draw a random minimum of ACT steps
     no_ACT_continue: bool = False  # halt on q_halt > 0; False: on q_halt > q_continue, bootstrapped (HRM)
-    cycle_penalty: float = 0.0  # weight in the loss of the answer's mean squared change over its last H-cycle
+    cycle_penalty: LossWeight = 0.0  # weight in the loss of the answer's mean squared change over its last H-cycle
 
     def __post_init__(self):
         super().__post_init__()
-        self.require_one_of("pos_encodings", POSITION_ENCODINGS)
-        self.require_at_least_one("hidden_size", "num_heads", "mlp_multiple_of")
         self._check_heads()
         self._check_window()
         self._check_puzzle_positions()
-        if not 0 <= self.cycle_penalty < math.inf:
-            raise ValueError(f"cycle_penalty is {self.cycle_penalty}; use at least 0")
 
     def _check_heads(self) -> None:
         if self.mlp_t:
             return
         # A remainder is allowed: the published baseline has 12 heads of 42 channels on 512.
         if not self.head_dim:
+            smallest = 2 if self.pos_encodings == "rope" else 1
             raise ValueError(
                 f"hidden_size {self.hidden_size} leaves no channel for each of {self.num_heads} heads; "
-                f"use at most {self.hidden_size // 2} heads"
+                f"use at most {max(1, self.hidden_size // smallest)} heads"
             )
         if self.pos_encodings == "rope" and self.head_dim % 2:
             raise ValueError(
@@ -98,18 +105,16 @@ class ArchitectureConfig(ModelConfig):
     def _check_window(self) -> None:
         if not self.attention_window:
             return
-        if self.attention_window < 0 or self.attention_window % 2 == 0:
-            raise ValueError(
-                f"attention_window is {self.attention_window}; use an odd number, which has a middle, or 0"
-            )
+        if self.attention_window % 2 == 0:
+            raise ValueError(f"attention_window is {self.attention_window}; use {ODD}")
         if self.mlp_t:
             raise ValueError(
-                f"attention_window {self.attention_window} is for attention and mlp_t mixes positions without; "
+                f"attention_window {self.attention_window} has no effect without attention, which mlp_t replaces; "
                 "use mlp_t False, or attention_window 0"
             )
         if self.side**2 != self.seq_len:
             raise ValueError(
-                f"attention_window {self.attention_window} needs a square grid and {self.seq_len} tokens are none; "
+                f"attention_window {self.attention_window} needs a square grid, and {self.seq_len} tokens are not one; "
                 "use attention_window 0"
             )
 
@@ -117,13 +122,13 @@ class ArchitectureConfig(ModelConfig):
         if self.puzzle_emb_len and not self.puzzle_emb_ndim:
             raise ValueError(
                 f"puzzle_emb_len {self.puzzle_emb_len} has no vector to hold with puzzle_emb_ndim 0; "
-                f"use puzzle_emb_len 0, or a puzzle_emb_ndim"
+                "use puzzle_emb_len 0, or a puzzle_emb_ndim"
             )
-        room = self.puzzle_positions * self.hidden_size
-        if self.puzzle_emb_ndim > room:
+        capacity = self.puzzle_positions * self.hidden_size
+        if self.puzzle_emb_ndim > capacity:
             raise ValueError(
                 f"puzzle_emb_ndim {self.puzzle_emb_ndim} does not fit in {self.puzzle_positions} positions "
-                f"of {self.hidden_size} channels; use at most {room}, or a larger puzzle_emb_len"
+                f"of {self.hidden_size} channels; use at most {capacity}, or a larger puzzle_emb_len"
             )
 
     @property
@@ -133,15 +138,15 @@ class ArchitectureConfig(ModelConfig):
 
     @property
     def side(self) -> int:
-        """Cells of a side of the grid, where it is a square."""
+        """Cells on a side of the grid, if it is a square."""
         return math.isqrt(self.seq_len)
 
     @property
     def puzzle_positions(self) -> int:
-        """Positions in front of the tokens that hold the puzzle vector."""
+        """Positions in front of the tokens that hold the puzzle embedding."""
         return self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size)
 
     @property
     def positions(self) -> int:
-        """Positions that the network works on: puzzle vector and tokens."""
+        """Length of the sequence inside the network: puzzle positions and tokens."""
         return self.puzzle_positions + self.seq_len

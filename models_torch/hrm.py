@@ -1,8 +1,8 @@
-"""The Hierarchical Reasoning Model (arXiv 2506.21734): a slow network above a fast one, one step of gradient.
+"""The Hierarchical Reasoning Model (arXiv 2506.21734): a high-level and a low-level module, one step of gradient.
 
-The fast network refines `z_L` `L_cycles` times from the question and `z_H`, then the slow one refines `z_H` once from
-`z_L`; an ACT step does so `H_cycles` times. Unlike in TRM the two networks have weights of their own, and only the very
-last update of each has gradients.
+The low-level module updates `z_L` `L_cycles` times from the input embeddings and `z_H`, then the high-level module
+updates `z_H` once from `z_L`; an ACT step does so `H_cycles` times. Unlike in TRM the two modules have separate
+weights, and only the very last update of each has gradients.
 """
 
 # ruff: noqa: N815 (z_H is the field's name)
@@ -12,29 +12,25 @@ from dataclasses import dataclass
 import torch
 
 from models_torch.act import ACT
-from models_torch.blocks import Level
-from models_torch.config import ArchitectureConfig
+from models_torch.blocks import ReasoningModule
+from models_torch.config import ArchitectureConfig, Cycles, Layers
 from models_torch.inner import Inner
 from models_torch.layers import CosSin, Latent
 
 
 @dataclass(frozen=True, kw_only=True)
 class HRMConfig(ArchitectureConfig):
-    """Everything that decides the shape and the meaning of an HRM; defaults are the published ones."""
+    """The configuration of an HRM; defaults are the published ones."""
 
-    H_layers: int = 4  # blocks in the slow network
-    L_layers: int = 4  # blocks in the fast network
-    H_cycles: int = 2  # updates of z_H in an ACT step; only the last one has gradients
-    L_cycles: int = 2  # updates of z_L for one of z_H; only the very last one has gradients
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require_at_least_one("H_layers", "L_layers", "H_cycles", "L_cycles")
+    H_layers: Layers = 4  # blocks in the high-level module
+    L_layers: Layers = 4  # blocks in the low-level module
+    H_cycles: Cycles = 2  # updates of z_H in an ACT step; only the last one has gradients
+    L_cycles: Cycles = 2  # updates of z_L for one of z_H; only the very last one has gradients
 
 
 @dataclass
 class HRMInnerCarry:
-    """The latents of the slow network, which answers, and of the fast one."""
+    """The latents of the high-level module, which gives the answer, and of the low-level module."""
 
     z_H: Latent
     z_L: Latent
@@ -43,39 +39,42 @@ class HRMInnerCarry:
 class HRMInner(Inner):
     """One ACT step of HRM without the halting."""
 
-    carry_class = HRMInnerCarry
     config: HRMConfig
 
     def __init__(self, config: HRMConfig):
         super().__init__(config)
-        self.H_level = Level(config, config.H_layers)
-        self.L_level = Level(config, config.L_layers)
-        self.add_starts()
+        self.H_level = ReasoningModule(config, config.H_layers)
+        self.L_level = ReasoningModule(config, config.L_layers)
+        self.H_init = self.new_initial_latent()
+        self.L_init = self.new_initial_latent()
 
-    def refine(self, z_L: Latent, above: Latent, times: int, cos_sin: CosSin | None) -> Latent:
-        """The fast network's latent after `times` updates under the same `above`."""
-        for _ in range(times):
-            z_L = self.L_level(z_L + above, cos_sin)
+    def initial_latents(self) -> HRMInnerCarry:
+        return HRMInnerCarry(z_H=self.H_init, z_L=self.L_init)
+
+    def update_low_level(self, z_L: Latent, injection: Latent, updates: int, cos_sin: CosSin | None) -> Latent:
+        """`z_L` after that many updates of the low-level module with the same `injection`."""
+        for _ in range(updates):
+            z_L = self.L_level(z_L + injection, cos_sin)
         return z_L
 
-    def think(
-        self, carry: HRMInnerCarry, question: Latent, cos_sin: CosSin | None
+    def deep_recursion(
+        self, carry: HRMInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[HRMInnerCarry, Latent, Latent]:
+        """`H_cycles` H-cycles; only the last update of each latent has gradients (the paper's "one-step gradient")."""
         z_H, z_L = carry.z_H, carry.z_L
-        # The gradient at the equilibrium, cut after its first term (the paper's "one-step gradient").
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):
-                z_L = self.refine(z_L, z_H + question, self.config.L_cycles, cos_sin)
+                z_L = self.update_low_level(z_L, z_H + input_embeddings, self.config.L_cycles, cos_sin)
                 z_H = self.H_level(z_H + z_L, cos_sin)
-            z_L = self.refine(z_L, z_H + question, self.config.L_cycles - 1, cos_sin)
-        z_L = self.refine(z_L, z_H + question, 1, cos_sin)
-        before = z_H
+            z_L = self.update_low_level(z_L, z_H + input_embeddings, self.config.L_cycles - 1, cos_sin)
+        z_L = self.update_low_level(z_L, z_H + input_embeddings, 1, cos_sin)
+        previous_z_H = z_H
         z_H = self.H_level(z_H + z_L, cos_sin)
-        return HRMInnerCarry(z_H, z_L), z_H, before
+        return HRMInnerCarry(z_H, z_L), z_H, previous_z_H
 
 
 class HRM(ACT):
-    """The Hierarchical Reasoning Model with its halting."""
+    """The Hierarchical Reasoning Model with halting."""
 
     def __init__(self, config: HRMConfig):
         super().__init__(config, HRMInner(config))

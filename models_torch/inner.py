@@ -1,4 +1,4 @@
-"""What every architecture has inside its halting: the question in, latents at their start, the answer out."""
+"""The part that architectures share inside the halting: input embeddings, initial latents, output heads."""
 
 import dataclasses
 import math
@@ -26,21 +26,18 @@ from models_torch.sparse_embedding import SparseEmbedding
 Latents = TypeVar("Latents")
 
 
-def map_latents(function: Callable[..., Tensor], latents: Latents, *more: Any) -> Latents:
-    """`function` on each field of a dataclass of latents, with what `more` has under the same name."""
+def map_latents(function: Callable[..., Tensor], latents: Latents, *others: Any) -> Latents:
+    """Applies `function` to each field of the dataclass `latents` and the fields of the same name of `others`."""
     names = [field.name for field in dataclasses.fields(latents)]  # pyright: ignore[reportArgumentType]
-    return type(latents)(**{name: function(*(getattr(each, name) for each in (latents, *more))) for name in names})
+    return type(latents)(**{name: function(*(getattr(each, name) for each in (latents, *others))) for name in names})
 
 
 class Inner(nn.Module):
     """One ACT step without the halting.
 
-    An architecture names the dataclass of the latents it carries, builds its levels in `__init__` and calls
-    `add_starts` after them, and gives `think`. A latent `z_X` starts from the buffer `X_init`.
+    A subclass creates its reasoning modules and then its initial latents (`new_initial_latent`) in `__init__`, and
+    defines `initial_latents` and `deep_recursion`. A latent `z_X` starts from the buffer `X_init`, as published.
     """
-
-    carry_class: type
-    """A dataclass of latents, each called `z_` and a name."""
 
     def __init__(self, config: ArchitectureConfig):
         super().__init__()
@@ -52,7 +49,7 @@ class Inner(nn.Module):
         self.embed_tokens = CastEmbedding(config.vocab_size, hidden, init_std, dtype)
         self.lm_head = CastLinear(hidden, config.vocab_size)
         self.q_head = CastLinear(hidden, 2, bias=True)
-        # Almost surely "go on" at first: an untrained model that halts would never see a second ACT step.
+        # The halt probability starts near 0: an untrained model that halts would never reach a second ACT step.
         nn.init.zeros_(self.q_head.weight)
         nn.init.constant_(self.q_head.get_parameter("bias"), -5)
 
@@ -66,61 +63,62 @@ class Inner(nn.Module):
         if config.pos_encodings == "learned":
             self.embed_pos = CastEmbedding(config.positions, hidden, init_std, dtype)
 
-    def add_starts(self) -> None:
-        """The value that each latent starts from: one vector for all positions, drawn once and never trained."""
-        for field in dataclasses.fields(self.carry_class):
-            start = truncated_normal_(torch.empty(self.config.hidden_size), 1.0)
-            self.register_buffer(f"{field.name.removeprefix('z_')}_init", start.to(self.config.torch_dtype))
+    def new_initial_latent(self) -> nn.Buffer:
+        """The initial value of one latent: one random vector for all positions, a buffer that is never trained."""
+        latent = truncated_normal_(torch.empty(self.config.hidden_size), 1.0)
+        return nn.Buffer(latent.to(self.config.torch_dtype))
 
-    @property
-    def starts(self) -> Any:
-        """The buffers of `add_starts` as a carry."""
-        names = [field.name for field in dataclasses.fields(self.carry_class)]
-        return self.carry_class(**{name: self.get_buffer(f"{name.removeprefix('z_')}_init") for name in names})
+    def initial_latents(self) -> Any:
+        """The carry whose latents are the buffers `X_init`, each of shape (hidden,)."""
+        raise NotImplementedError
 
-    def think(self, carry: Any, question: Latent, cos_sin: CosSin | None) -> tuple[Any, Latent, Latent]:
-        """The latents after one ACT step, with whatever gradients the architecture gives them, and the answer.
+    def deep_recursion(
+        self, carry: Any, input_embeddings: Latent, cos_sin: CosSin | None
+    ) -> tuple[Any, Latent, Latent]:
+        """The updates of the latents in one ACT step, with the gradients that the architecture prescribes.
 
-        Last, what the answer was before the last H-cycle, without a gradient.
+        Returns the new carry, the latent that is read out as the answer, and the value of that latent before the last
+        H-cycle, without gradients.
         """
         raise NotImplementedError
 
     def embed(self, inputs: Int[Tensor, "batch seq"], puzzle_identifiers: Int[Tensor, "batch"]) -> Latent:
-        """The question: the puzzle's vector, filled up with zeros over its positions, then the tokens."""
-        question = self.embed_tokens(inputs)
+        """The input embeddings: the puzzle embedding, zero-padded to fill its positions, then the token embeddings."""
+        embeddings = self.embed_tokens(inputs)
         if self.puzzle_emb is not None:
-            vector = self.puzzle_emb(puzzle_identifiers)
-            room = self.config.puzzle_positions * self.config.hidden_size
-            vector = F.pad(vector, (0, room - self.config.puzzle_emb_ndim))
-            question = torch.cat((vector.unflatten(-1, (-1, self.config.hidden_size)), question), dim=1)
+            puzzle = self.puzzle_emb(puzzle_identifiers)
+            capacity = self.config.puzzle_positions * self.config.hidden_size
+            puzzle = F.pad(puzzle, (0, capacity - self.config.puzzle_emb_ndim))
+            embeddings = torch.cat((puzzle.unflatten(-1, (-1, self.config.hidden_size)), embeddings), dim=1)
         if self.embed_pos is not None:
-            # A sum of two has twice the variance of one.
-            question = math.sqrt(0.5) * (question + self.embed_pos.embedding_weight.to(question.dtype))
-        return self.embed_scale * question
+            # The sum of two independent terms has twice the variance of one.
+            embeddings = math.sqrt(0.5) * (embeddings + self.embed_pos.embedding_weight.to(embeddings.dtype))
+        return self.embed_scale * embeddings
 
     def empty_carry(self, batch_size: int, device: torch.device) -> Any:
-        """Zeros where the latents will be."""
+        """A carry of zeros in the shapes and dtypes of the latents."""
         shape = (batch_size, self.config.positions, self.config.hidden_size)
-        return map_latents(lambda start: torch.zeros(shape, dtype=start.dtype, device=device), self.starts)
+        return map_latents(lambda z: torch.zeros(shape, dtype=z.dtype, device=device), self.initial_latents())
 
     def reset_carry(self, reset: Bool[Tensor, "batch"], carry: Latents) -> Latents:
-        """The carry with every latent back at its start for the sequences in `reset`."""
+        """The carry with the initial latents for the sequences in `reset`."""
         reset = reset.view(-1, 1, 1)
-        return map_latents(lambda z, start: torch.where(reset, start, z), carry, self.starts)
+        return map_latents(lambda z, initial: torch.where(reset, initial, z), carry, self.initial_latents())
 
     def forward(
         self, carry: Any, data: dict[str, Tensor]
     ) -> tuple[Any, Float[Tensor, "batch seq vocab"], tuple[PerSequence, PerSequence], PerSequence | None]:
-        """New carry (cut off from its history), answer logits, halt and continue logits in float32.
+        """One ACT step: detached new carry, logits of the tokens, float32 logits of halting and of continuing.
 
-        Last, the mean square of the answer's change over the last H-cycle; None where the loss does not weigh it.
+        Last, the mean squared change of the answer over the last H-cycle; None where `cycle_penalty` is 0.
         """
         cos_sin = None if self.rotary_emb is None else self.rotary_emb()
-        question = self.embed(data["inputs"], data["puzzle_identifiers"])
-        carry, answer, before = self.think(carry, question, cos_sin)
+        input_embeddings = self.embed(data["inputs"], data["puzzle_identifiers"])
+        carry, answer, previous_answer = self.deep_recursion(carry, input_embeddings, cos_sin)
         logits = self.lm_head(answer)[:, self.config.puzzle_positions :]
         q_halt, q_continue = at_least_float32(self.q_head(answer[:, 0])).unbind(dim=-1)
-        change = None
+        cycle_change = None
         if self.config.cycle_penalty:
-            change = (at_least_float32(answer) - at_least_float32(before)).square().mean(dim=(1, 2))
-        return map_latents(Tensor.detach, carry), logits, (q_halt, q_continue), change
+            difference = at_least_float32(answer) - at_least_float32(previous_answer)
+            cycle_change = difference.square().mean(dim=(1, 2))
+        return map_latents(Tensor.detach, carry), logits, (q_halt, q_continue), cycle_change

@@ -1,7 +1,7 @@
-"""The parts every architecture is built of: cast linear and embedding, norm, SwiGLU, rotary, attention.
+"""The layers of every architecture: linear and embedding layers that cast, RMS norm, SwiGLU, rotary, attention.
 
-Weights stay in float32 and are cast where they are used, so that the optimizer sees full precision
-whatever the forward pass runs in. Parameter names are those of published TRM checkpoints.
+Weights are kept in float32 and cast in the forward pass, so that the optimizer works in full precision whatever
+`forward_dtype` is. Parameter names are those of published TRM checkpoints.
 """
 
 import torch
@@ -14,20 +14,20 @@ Latent = Float[Tensor, "batch positions hidden"]
 PerSequence = Float[Tensor, "batch"]
 Heads = Float[Tensor, "batch heads seq head_dim"]
 
-# The standard deviation of a unit normal cut off at +-2: sqrt(1 - 4 pdf(2) / (cdf(2) - cdf(-2))).
+# The standard deviation of a unit normal truncated at +-2: sqrt(1 - 4 pdf(2) / (cdf(2) - cdf(-2))).
 _STD_OF_UNIT_NORMAL_CUT_AT_2 = 0.8796256610342398
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is where it is wider."""
+    """`x` in float32; unchanged if it is float64."""
     return x if x.dtype == torch.float64 else x.to(torch.float32)
 
 
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
-    """Fills `tensor` in place from a normal cut off at two sigmas, whose own standard deviation is `std`.
+    """Fills `tensor` in place from a normal truncated at two sigmas, such that the result has standard deviation `std`.
 
-    `nn.init.trunc_normal_` takes the deviation *before* the cut, so its result is 12 % narrower than
-    asked; here the width is raised to make up for it, as Flax and the published TRM do.
+    `nn.init.trunc_normal_` takes the deviation *before* truncation, so its result is 12 % narrower than `std`; here
+    sigma is raised to compensate, as in Flax and in the published TRM.
     """
     if std == 0:
         return nn.init.zeros_(tensor)
@@ -41,9 +41,9 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def rms_norm(x: Float[Tensor, "*batch features"], epsilon: float) -> Float[Tensor, "*batch features"]:
-    """Divides by the root mean square over the last axis; no learned scale.
+    """Divides `x` by its root mean square over the last axis; no learned scale.
 
-    Computed in float32 because the mean of squares loses most of its digits in bf16; returned in `x`'s dtype.
+    Computed in float32, since a mean of squares loses most of its digits in bf16; returned in the dtype of `x`.
     """
     wide = at_least_float32(x)
     mean_square = wide.square().mean(dim=-1, keepdim=True)
@@ -51,7 +51,7 @@ def rms_norm(x: Float[Tensor, "*batch features"], epsilon: float) -> Float[Tenso
 
 
 class CastLinear(nn.Module):
-    """A linear map with float32 weights that computes in its input's dtype; LeCun normal, zero bias."""
+    """A linear layer with float32 weights that computes in the dtype of its input; LeCun normal weights, zero bias."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False):
         super().__init__()
@@ -64,7 +64,7 @@ class CastLinear(nn.Module):
 
 
 class CastEmbedding(nn.Module):
-    """A lookup table with float32 weights that returns rows in `dtype`."""
+    """An embedding with float32 weights that returns rows in `dtype`."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, init_std: float, dtype: torch.dtype):
         super().__init__()
@@ -78,15 +78,20 @@ class CastEmbedding(nn.Module):
 class SwiGLU(nn.Module):
     """A gated MLP, `down(silu(gate) * up)`, with gate and up in one matrix.
 
-    The hidden width is two thirds of `expansion * features`, which makes its three matrices as large as
-    the two of a plain MLP, rounded up to a multiple of `multiple_of`. Published checkpoints have 256; at
-    small widths that rounding dominates (37 positions with expansion 4 give 99 rounded to 256), so tiny
-    models choose a smaller one.
+    The hidden width is two thirds of `expansion * features`, so that the three matrices have as many parameters as the
+    two of a plain MLP, rounded up to a multiple of `multiple_of`. Published checkpoints use 256; at small widths that
+    rounding dominates (37 positions with expansion 4 give 99, rounded to 256), so tiny models use a smaller multiple.
+    Raises ValueError where the width rounds to 0.
     """
 
     def __init__(self, features: int, expansion: float, multiple_of: int = 256):
         super().__init__()
         width = round_up(round(expansion * features * 2 / 3), multiple_of)
+        if not width:
+            raise ValueError(
+                f"expansion {expansion} leaves no channel in an MLP over {features} features; "
+                f"use more than {0.75 / features:.3g}"
+            )
         self.gate_up_proj = CastLinear(features, 2 * width)
         self.down_proj = CastLinear(width, features)
 
@@ -96,9 +101,9 @@ class SwiGLU(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines for rotary positions, computed once.
+    """Cosines and sines of the rotary position encoding, precomputed; shape (positions, head_dim / 2).
 
-    The buffers are not persistent: checkpoints hold nothing that the configuration already says.
+    The buffers are not persistent, since the configuration determines them.
     """
 
     def __init__(self, head_dim: int, max_positions: int, base: float):
@@ -113,9 +118,9 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x: Float[Tensor, "batch seq heads head_dim"], cos_sin: CosSin) -> Float[Tensor, "batch seq heads head_dim"]:
-    """Turns each pair of channels by its position's angle, in the cosines' dtype; returned in `x`'s dtype.
+    """Rotates each pair of channels by the angle of its position, in the dtype of the cosines; returned in that of `x`.
 
-    A pair is channel i and channel i + head_dim / 2: halves, not neighbours.
+    A pair is channel i and channel i + head_dim / 2, not two adjacent channels.
     """
     cos, sin = (table[:, None, :] for table in cos_sin)
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
@@ -123,9 +128,10 @@ def rotate(x: Float[Tensor, "batch seq heads head_dim"], cos_sin: CosSin) -> Flo
 
 
 class Attention(nn.Module):
-    """Full (not causal) multi-head attention, with fewer key/value heads than query heads where asked.
+    """Full (not causal) multi-head attention; grouped-query attention where `num_key_value_heads` is smaller.
 
-    One matrix gives queries, keys and values, in that order of heads.
+    One matrix projects to the heads of queries, keys and values, in this order.
+    Raises ValueError if the query heads do not divide over the key/value heads.
     """
 
     def __init__(self, hidden_size: int, head_dim: int, num_heads: int, num_key_value_heads: int):
@@ -148,9 +154,9 @@ class Attention(nn.Module):
         query, key, value = heads.split((self.num_heads, self.num_key_value_heads, self.num_key_value_heads), dim=2)
         if cos_sin is not None:
             query, key = rotate(query, cos_sin), rotate(key, cos_sin)
-        mixed = self.mix(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        attended = self.attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
 
-    def mix(self, query: Heads, key: Heads, value: Heads) -> Heads:
-        """Values averaged as each query likes their keys."""
+    def attend(self, query: Heads, key: Heads, value: Heads) -> Heads:
+        """Scaled dot-product attention of each head."""
         return F.scaled_dot_product_attention(query, key, value, enable_gqa=self.num_key_value_heads != self.num_heads)

@@ -1,4 +1,4 @@
-"""What is minimised and what is counted: token and halting losses, metrics as sums and counts."""
+"""Token losses, the halting loss, and metrics as sums and counts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ IGNORE_LABEL_ID = -100
 
 
 def log_stablemax(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-    """Log-probabilities with `x + 1` (x >= 0), `1 / (1 - x)` (x < 0) for `exp` (arXiv 2501.04697)."""
+    """Logarithm of stablemax (arXiv 2501.04697): softmax with `x + 1` (x >= 0) or `1 / (1 - x)` (x < 0) for `exp`."""
     # Without the clamp the unused branch divides by zero at a logit of exactly 1 (common in bf16) and
     # `where` turns its infinite gradient into NaN.
     score = torch.where(logits < 0, 1 / (1 - logits.clamp(max=0)), logits + 1)
@@ -25,7 +25,7 @@ def _cross_entropy(
     log_probs: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int
 ) -> Float[Tensor, "*batch"]:
     counted = labels != ignore_index
-    # Any class will do where the label does not count, as long as `gather` finds it.
+    # `gather` needs a valid class index where the label is ignored, too.
     safe_labels = torch.where(counted, labels, 0).to(torch.long)
     picked = log_probs.gather(-1, safe_labels.unsqueeze(-1)).squeeze(-1)
     return -torch.where(counted, picked, 0)
@@ -36,8 +36,8 @@ def stablemax_cross_entropy(
 ) -> Float[Tensor, "*batch"]:
     """Cross-entropy of each token under stablemax, 0 where the label is `ignore_index`.
 
-    In float32, where the published code asks for float64: TPUs have no float64, JAX drops it silently
-    unless told otherwise, and both forms agree to float32 rounding because nothing here cancels.
+    Computed in float32, where the published code uses float64: TPUs have no float64, and JAX silently replaces it by
+    float32 unless x64 is enabled. Both agree to float32 rounding because nothing here cancels.
     """
     return _cross_entropy(log_stablemax(at_least_float32(logits)), labels, ignore_index)
 
@@ -58,13 +58,13 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 class ACTLossHead(nn.Module):
     """A model with adaptive computation time together with its loss and metrics.
 
-    The loss is a *sum* over the batch: of each sequence's mean token loss over its counted labels, plus
-    half of the halting loss, plus `cycle_penalty` times the answer's change where the model tells it. The
-    trainer divides by the global batch, so the step means the same however the batch is split.
+    The loss is a *sum* over the batch of each sequence's mean token loss over its labels that are not ignored, plus
+    half of the halting loss, plus `cycle_penalty` times `cycle_change` where the model returns it. The trainer divides
+    by the global batch size, so the gradient does not depend on how the batch is split over devices.
 
-    The model takes `(carry, batch)` and returns `(carry, outputs)`; the carry holds `halted`, `steps` and
-    `current_data["labels"]`, the outputs `logits`, `q_halt_logits`, where halting is bootstrapped also
-    `q_continue_logits` and `target_q_continue`, and for the penalty `cycle_change`, a number for each sequence.
+    The model takes `(carry, batch)` and returns `(carry, outputs)`. The carry has `halted`, `steps` and
+    `current_data["labels"]`. The outputs have `logits` and `q_halt_logits`; where halting is bootstrapped,
+    `q_continue_logits` and `target_q_continue`; for the penalty, `cycle_change` of shape (batch,).
     """
 
     def __init__(self, model: nn.Module, loss_type: str, cycle_penalty: float = 0.0):
@@ -76,17 +76,17 @@ class ACTLossHead(nn.Module):
         self.cycle_penalty = cycle_penalty
 
     def initial_carry(self, batch: dict[str, Tensor]) -> Any:
-        """The model's carry before the first step, for batches shaped like `batch`."""
+        """The model's carry before the first ACT step, for batches of the shapes of `batch`."""
         return self.model.initial_carry(batch)
 
     def forward(
         self, carry: Any, batch: dict[str, Tensor], return_keys: Sequence[str] = ()
     ) -> tuple[Any, Float[Tensor, ""], dict[str, Tensor], dict[str, Tensor], Bool[Tensor, ""]]:
-        """One ACT step: new carry, summed loss, metrics, detached outputs named in `return_keys`, all halted.
+        """One ACT step: new carry, summed loss, metrics, detached outputs named in `return_keys`, whether all halted.
 
-        Beside the model's outputs, `preds` (the most likely token at each position) may be asked for. The
-        metrics `accuracy`, `exact_accuracy`, `q_halt_accuracy` and `steps` are sums over the `count`
-        sequences that halted in this step, the losses sums over the whole batch.
+        `return_keys` may name outputs of the model and `preds`, the most likely token at each position. The metrics
+        `accuracy`, `exact_accuracy`, `q_halt_accuracy` and `steps` are sums over the `count` sequences that halted in
+        this step and have labels; the losses are sums over the whole batch.
         """
         new_carry, outputs = self.model(carry, batch)
         logits, q_halt_logits = outputs["logits"], outputs["q_halt_logits"]
@@ -96,7 +96,7 @@ class ACTLossHead(nn.Module):
             preds = logits.argmax(dim=-1)
             counted = labels != IGNORE_LABEL_ID
             label_counts = counted.sum(dim=-1)
-            divisor = label_counts.clamp(min=1)  # a row of padding has no labels and a loss of 0, not NaN
+            divisor = label_counts.clamp(min=1)  # a padding sequence has no labels; its loss is 0, not NaN
             correct = counted & (preds == labels)
             sequence_correct = correct.sum(dim=-1) == label_counts
             finished = new_carry.halted & (label_counts > 0)

@@ -1,21 +1,28 @@
-"""A model from outside the project, named `package.module:Class`: found, constructed, given what the trainer asks.
+"""A model from outside the project, named `package.module:Class`: imported, constructed, wrapped for training.
 
-The class is used as it is. It is called with one dict if its constructor has a single required argument with `config`
-(or `cfg`) in its name, otherwise with those keyword arguments that its signature names: the fields of `ModelConfig`
-(`batch_size`, `seq_len`, `vocab_size`, `num_puzzle_identifiers`, `halt_max_steps`, `forward_dtype`, `loss_type`) and
-all of `options`.
+The class is used as it is. The following rules decide how; docs/architectures.md shows them with examples.
 
-What the module has decides what it is:
+Construction. The *values* are the fields of the configuration (`batch_size`, `seq_len`, `vocab_size`, `forward_dtype`,
+`num_puzzle_identifiers`, `halt_max_steps`, `loss_type`) and everything in `options`. The first rule that
+applies decides:
 
-- without `initial_carry` it is a plain `forward(inputs) -> logits`, (batch, seq_len) to (batch, seq_len, vocab_size);
-  it is trained as a model of one ACT step;
+1. the class has a classmethod `from_config`: it is called with one dict of all values and returns the module;
+2. the constructor has exactly one required parameter and annotates it as `dict` or `Mapping`: it is called with one
+   dict of all values, as the published TRM and HRM are;
+3. otherwise the constructor is called with keyword arguments: all of `options`, and the fields that its signature
+   names.
+
+Interface. The attributes of the class decide:
+
+- without `initial_carry` it is a plain module, `forward(inputs) -> logits`, from (batch, seq_len) to
+  (batch, seq_len, vocab_size), trained as a model of one ACT step;
 - with `initial_carry(batch) -> carry` it is a model with adaptive computation time,
-  `forward(carry, batch) -> (carry, outputs)`, as `ACTLossHead` wants it, and gets that loss head;
-- with `initial_carry` and a `forward` that takes `return_keys` it is a loss head already:
-  `forward(carry, batch, return_keys) -> (carry, loss, metrics, returned, all_halted)`, everything as in `ACTLossHead`.
+  `forward(carry, batch) -> (carry, outputs)` as `ACTLossHead` expects it, and is wrapped in that loss head;
+- with `initial_carry` and a `forward` with a parameter `return_keys` it is a loss head,
+  `forward(carry, batch, return_keys) -> (carry, loss, metrics, returned, all_halted)` as in `ACTLossHead`.
 
-In evaluation all sequences halt at `halt_max_steps` and none before. A carry is made of tensors in dicts, tuples, lists
-and dataclasses.
+In evaluation all sequences halt at `halt_max_steps` and none before. A carry consists of tensors in dicts, tuples,
+lists and dataclasses.
 """
 
 import importlib
@@ -24,140 +31,175 @@ import os
 import sys
 import textwrap
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 from torch import Tensor, nn
 
 from models_torch.act import ACTCarry
-from models_torch.config import ModelConfig
+from models_torch.config import ACTConfig, ModelConfig
 from models_torch.losses import ACTLossHead
 
 METRICS = ("count", "accuracy", "exact_accuracy", "lm_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutsideConfig(ModelConfig):
-    """What is known of a module from outside the project, and what it is to be called with."""
+class OutsideConfig(ACTConfig):
+    """The configuration of a module from outside the project."""
 
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the class, as a JSON object
 
     def __post_init__(self):
         super().__post_init__()
-        for name in known_of_every_model(self):
-            if name in self.options:
-                # The trainer would go by one of the two and the module by the other.
-                raise ValueError(f"options name {name}, which is a field of its own; the class is given arch.{name}")
+        for name in constructor_values(self).keys() & self.options.keys():
+            # The trainer would use one of the two values and the module the other.
+            raise ValueError(f"options name {name}, which is a field of its own; the class is given arch.{name}")
 
 
-def known_of_every_model(config: ModelConfig) -> dict[str, Any]:
-    """The fields of `ModelConfig` with their values."""
-    return {each.name: getattr(config, each.name) for each in fields(ModelConfig)}
+def constructor_values(config: ModelConfig) -> dict[str, Any]:
+    """The fields of a configuration, without `options`, that are offered to the class."""
+    return {each.name: getattr(config, each.name) for each in fields(config) if each.name != "options"}
 
 
 class OneStep(nn.Module):
-    """A plain module as a model of one ACT step, that halts every sequence and has no opinion on its answer."""
+    """A plain module as a model of one ACT step, after which every sequence halts."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
         self.inner = inner
 
     def initial_carry(self, batch: dict[str, Tensor]) -> ACTCarry:
-        """All halted."""
+        """A carry with every sequence halted and no latents."""
         count, device = batch["inputs"].shape[0], batch["inputs"].device
         ones = torch.ones(count, dtype=torch.int32, device=device)
         return ACTCarry((), ones, ones.bool(), {key: torch.zeros_like(value) for key, value in batch.items()})
 
     def forward(self, carry: ACTCarry, batch: dict[str, Tensor]) -> tuple[ACTCarry, dict[str, Tensor]]:
-        """The answer; halting logits of 0, whose loss is a constant."""
+        """The logits of the module, and halting logits of 0, whose loss is a constant."""
         logits = self.inner(batch["inputs"])
         q_halt = torch.zeros(logits.shape[0], device=logits.device)
         return ACTCarry((), carry.steps, carry.halted, batch), {"logits": logits, "q_halt_logits": q_halt}
 
 
 def is_outside(name: str) -> bool:
-    """Whether `name` means a module from outside."""
+    """Whether `name` has the form `package.module:Class`."""
     return ":" in name
 
 
 def find(name: str) -> type[nn.Module]:
-    """The class that `package.module:Class` names, from PYTHONPATH or the current folder.
+    """The class that `package.module:Class` names, imported from PYTHONPATH or the current folder.
 
-    Raises ValueError where there is none.
+    Raises ValueError if it cannot be imported or is no `nn.Module` class.
     """
     module_name, _, class_name = name.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that nothing installed is shadowed
+        sys.path.append(os.getcwd())  # last, so that no installed package is shadowed
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise ValueError(
-            f"model {name!r}: {module_name!r} cannot be imported ({_told(error)}); "
+            f"model {name!r}: {module_name!r} cannot be imported ({_one_line(error)}); "
             "put its folder on PYTHONPATH, or start in it"
         ) from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+    model_class = getattr(module, class_name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
         modules = [n for n in classes if issubclass(vars(module)[n], nn.Module)]
-        has = ", ".join(modules) or "none"
-        raise ValueError(f"model {name!r}: {module_name} has no nn.Module class {class_name!r}; it has {has}")
-    return found
+        available = ", ".join(modules) or "none"
+        raise ValueError(f"model {name!r}: {module_name} has no nn.Module class {class_name!r}; it has {available}")
+    return model_class
 
 
-def is_plain(found: type[nn.Module]) -> bool:
-    """Whether a class is a plain `forward(inputs) -> logits`, which takes one ACT step."""
-    return not hasattr(found, "initial_carry")
+def is_plain(model_class: type[nn.Module]) -> bool:
+    """Whether a class is a plain `forward(inputs) -> logits`, trained as one ACT step."""
+    return not hasattr(model_class, "initial_carry")
 
 
-def build(name: str, config: OutsideConfig) -> nn.Module:
-    """The module with a loss head, tried on a small batch.
+def is_loss_head(model_class: type[nn.Module]) -> bool:
+    """Whether a class computes its own loss and metrics."""
+    return not is_plain(model_class) and "return_keys" in inspect.signature(model_class.forward).parameters
 
-    Raises ValueError where the class is not there, refuses its arguments, or does not keep the contract above.
+
+def has_from_config(model_class: type[nn.Module]) -> bool:
+    """Whether a class has a classmethod `from_config` (rule 1)."""
+    return inspect.ismethod(getattr(model_class, "from_config", None))
+
+
+def takes_one_dict(model_class: type[nn.Module]) -> bool:
+    """Whether the only required parameter of a constructor is annotated as `dict` or `Mapping` (rule 2)."""
+    required = _required_parameters(model_class)
+    return len(required) == 1 and _is_mapping(required[0].annotation)
+
+
+def build_model(name: str, config: ModelConfig) -> nn.Module:
+    """The module that the class constructs, by the rules above.
+
+    Raises ValueError where the class is not there or refuses its arguments.
     """
-    found = find(name)
-    if is_plain(found) and config.halt_max_steps != 1:
+    model_class = find(name)
+    values = constructor_values(config) | getattr(config, "options", {})
+    construct, keywords = model_class, False
+    if has_from_config(model_class):
+        construct = model_class.from_config  # pyright: ignore[reportAttributeAccessIssue]
+    elif not takes_one_dict(model_class):
+        values, keywords = _keyword_arguments(name, model_class, config), True
+    try:
+        return construct(**values) if keywords else construct(values)
+    except Exception as error:
         raise ValueError(
-            f"halt_max_steps is {config.halt_max_steps}, and {name} has no initial_carry to go on from; use 1"
-        )
-    module = _construct(name, found, config)
-    if is_plain(found):
-        head = ACTLossHead(OneStep(module), config.loss_type)
-    elif "return_keys" in inspect.signature(found.forward).parameters:
-        head = module
-    else:
-        head = ACTLossHead(module, config.loss_type)
+            f"{name} refused {values} ({_one_line(error)}); give what it needs in --arch.options, a JSON object"
+        ) from error
+
+
+def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
+    """The module of `build_model` with a loss head, tried on a small batch.
+
+    Raises ValueError where the module does not keep the contract above.
+    """
+    if is_plain(type(model)):
+        if config.halt_max_steps != 1:
+            raise ValueError(
+                f"halt_max_steps is {config.halt_max_steps}, and {name} has no initial_carry to go on from; use 1"
+            )
+        model = OneStep(model)
+    head = model if is_loss_head(type(model)) else ACTLossHead(model, config.loss_type)
     _try(name, head, config)
     return head
 
 
-def _construct(name: str, found: type[nn.Module], config: OutsideConfig) -> nn.Module:
-    arguments = known_of_every_model(config) | config.options
-    parameters = inspect.signature(found).parameters
-    required = [
-        key
-        for key, p in parameters.items()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    takes_dict = len(required) == 1 and any(word in required[0].lower() for word in ("config", "cfg"))
-    if not takes_dict:
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        surplus = [key for key in config.options if key not in parameters]
-        if surplus and not open_ended:
-            raise ValueError(
-                f"{name} takes no {', '.join(surplus)}; its arguments are {', '.join(parameters) or 'none'}"
-            )
-        arguments = {key: value for key, value in arguments.items() if key in parameters or key in config.options}
-    try:
-        return found(arguments) if takes_dict else found(**arguments)
-    except Exception as error:
+def _required_parameters(model_class: type[nn.Module]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(model_class).parameters.values()
+    return [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def _is_mapping(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # `from __future__ import annotations`
+        return annotation.partition("[")[0].rpartition(".")[2] in ("dict", "Dict", "Mapping", "MutableMapping")
+    annotated = get_origin(annotation) or annotation
+    return isinstance(annotated, type) and annotated is not inspect.Parameter.empty and issubclass(annotated, Mapping)
+
+
+def _keyword_arguments(name: str, model_class: type[nn.Module], config: ModelConfig) -> dict[str, Any]:
+    """The arguments of rule 3. Raises ValueError for options that it does not take and arguments that it lacks."""
+    parameters = inspect.signature(model_class).parameters
+    options = getattr(config, "options", {})
+    surplus = [key for key in options if key not in parameters]
+    if surplus and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise ValueError(f"{name} takes no {', '.join(surplus)}; its arguments are {', '.join(parameters) or 'none'}")
+    fields_named = {key: value for key, value in constructor_values(config).items() if key in parameters}
+    arguments = fields_named | options
+    if missing := [p.name for p in _required_parameters(model_class) if p.name not in arguments]:
         raise ValueError(
-            f"{name} refused {arguments} ({_told(error)}); give what it wants in --arch.options, a JSON object"
-        ) from error
+            f"{name} requires {', '.join(missing)}; give it in --arch.options, a JSON object, or annotate the only "
+            "parameter as dict to get all values in one"
+        )
+    return arguments
 
 
-def _try(name: str, head: nn.Module, config: OutsideConfig) -> None:
-    """One ACT step in evaluation mode on two sequences of zeros: a broken contract shows here, not while tracing."""
+def _try(name: str, head: nn.Module, config: ACTConfig) -> None:
+    """One ACT step in evaluation mode on two sequences of zeros, so that a broken contract fails before tracing."""
     batch = {
         "inputs": torch.zeros(2, config.seq_len, dtype=torch.int32),
         "labels": torch.zeros(2, config.seq_len, dtype=torch.int32),
@@ -173,15 +215,15 @@ def _try(name: str, head: nn.Module, config: OutsideConfig) -> None:
         halted = bool(all_halted)
     except Exception as error:
         raise ValueError(
-            f"{name} does not run on inputs of shape (2, {config.seq_len}) ({_told(error)}); "
-            "docs/architectures.md says what a module has to offer"
+            f"{name} does not run on inputs of shape (2, {config.seq_len}) ({_one_line(error)}); "
+            "docs/architectures.md has the interface of a module"
         ) from error
     head.train()
-    *answers, classes = shapes.pop("logits", (2, config.seq_len, config.vocab_size))
+    *leading, classes = shapes.pop("logits", (2, config.seq_len, config.vocab_size))
     expected = {"loss": (), "preds": (2, config.seq_len), "q_halt_logits": (2,)}
-    if tuple(answers) != (2, config.seq_len) or classes < config.vocab_size:
-        found = (*answers, classes)
-        raise ValueError(f"{name} gives logits of shape {found}, expected (2, {config.seq_len}, {config.vocab_size})")
+    if tuple(leading) != (2, config.seq_len) or classes < config.vocab_size:
+        shape = (*leading, classes)
+        raise ValueError(f"{name} gives logits of shape {shape}, expected (2, {config.seq_len}, {config.vocab_size})")
     if shapes != expected:
         raise ValueError(f"{name} gives outputs of shapes {shapes}, expected {expected}")
     if missing := [key for key in METRICS if key not in metrics]:
@@ -195,9 +237,9 @@ def _try(name: str, head: nn.Module, config: OutsideConfig) -> None:
         )
 
 
-def _told(error: Exception) -> str:
-    """An error in one line, with the line of the user's code that it came from."""
-    passed = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
-    theirs = [f for f in passed if not f.filename.startswith("<") and "site-packages" not in f.filename]
-    where = f", {os.path.basename(theirs[-1].filename)}:{theirs[-1].lineno}" if theirs else ""
+def _one_line(error: Exception) -> str:
+    """An error in one line, with the line of the user's code that raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
+    own = [f for f in frames if not f.filename.startswith("<") and "site-packages" not in f.filename]
+    where = f", {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' …')}{where}"

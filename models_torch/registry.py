@@ -1,4 +1,4 @@
-"""Models by name: configuration, builder with loss head, a tiny configuration and batch to try.
+"""Models by name: their configuration classes and constructors, a tiny configuration and an example batch.
 
 A name is one of `ARCHITECTURES`, or `package.module:Class` for a module from outside the project (`outside.py`).
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models_torch import outside
 from models_torch.act import ACT
-from models_torch.config import ArchitectureConfig, ModelConfig
+from models_torch.config import ACTConfig, ArchitectureConfig, ModelConfig
 from models_torch.hrm import HRM, HRMConfig
 from models_torch.losses import IGNORE_LABEL_ID, ACTLossHead
 from models_torch.transformer import Transformer, TransformerConfig
@@ -23,11 +23,11 @@ from models_torch.trm_singlez import TRMSingleZ, TRMSingleZConfig
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture: what configures it, configuration to module without loss head, one to try."""
+    """An architecture: its configuration class, its model class without loss head, a tiny configuration."""
 
     config_class: type[ArchitectureConfig]
     model: Callable[[Any], ACT]
-    tiny_config: Any  # float32, a forward pass in milliseconds: for tests, `verify` and a first look
+    tiny_config: Any  # float32, a forward pass in milliseconds: for tests and `bridge.verify`
 
 
 def _tiny(config_class: type[ArchitectureConfig], **fields: Any) -> Any:
@@ -60,7 +60,7 @@ ARCHITECTURES = {
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture called `name`; a ValueError that lists the known names if there is none."""
+    """The architecture called `name`. Raises ValueError with the known names if there is none."""
     if name not in ARCHITECTURES:
         raise ValueError(
             f"unknown architecture {name!r}; use one of {', '.join(ARCHITECTURES)}, "
@@ -69,23 +69,36 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def config_class(name: str) -> type[ModelConfig]:
-    """What configures the model called `name`; imports nothing from outside."""
+def config_class(name: str) -> type[ACTConfig]:
+    """The configuration class of the model called `name`; does not import modules from outside."""
     return outside.OutsideConfig if outside.is_outside(name) else architecture(name).config_class
 
 
-def build(name: str, config: Any) -> nn.Module:
-    """A fresh module with its loss head; call `torch.manual_seed` first for reproducible weights.
+def build_model(name: str, config: ModelConfig) -> nn.Module:
+    """A new module without loss head; call `torch.manual_seed` first for reproducible weights.
 
-    Raises ValueError for a module from outside that is not there, cannot be constructed, or does not keep the contract.
+    Raises ValueError for a module from outside that cannot be imported or constructed.
+    """
+    return outside.build_model(name, config) if outside.is_outside(name) else architecture(name).model(config)
+
+
+def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
+    """The module of `build_model` with the ACT loss head; a module from outside may be a loss head already.
+
+    Raises ValueError for a module from outside that does not keep the contract of `models_torch/outside.py`.
     """
     if outside.is_outside(name):
-        return outside.build(name, config)
-    return ACTLossHead(architecture(name).model(config), config.loss_type, config.cycle_penalty)
+        return outside.with_loss_head(name, model, config)
+    return ACTLossHead(model, config.loss_type, getattr(config, "cycle_penalty", 0.0))
 
 
-def example_batch(config: ModelConfig, batch_size: int, seed: int) -> dict[str, Tensor]:
-    """A random int32 batch that `config` accepts, with about one label in eight ignored, as in padding."""
+def build(name: str, config: ACTConfig) -> nn.Module:
+    """A new module with the ACT loss head: `build_model`, then `with_loss_head`; raises what they raise."""
+    return with_loss_head(name, build_model(name, config), config)
+
+
+def example_batch(config: ACTConfig, batch_size: int, seed: int) -> dict[str, Tensor]:
+    """A random int32 batch of the sizes of `config`; about one label in eight is ignored, as in padding."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(high: int, *shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The puzzle table: one learned vector for each puzzle; a step touches only the rows of its batch."""
+"""The puzzle table: one learned embedding for each puzzle; a step updates only the rows of its batch."""
 
 from collections.abc import Callable
 
@@ -10,15 +10,15 @@ from models_torch.layers import truncated_normal_
 
 
 class SparseEmbedding(nn.Module):
-    """A table too large for a dense gradient, trained through a copy of the rows in use.
+    """An embedding table that is too large for a dense gradient, trained through a copy of the batch's rows.
 
-    `weights` is the table: a persistent buffer, no parameter, so that no optimizer and no EMA walks over
-    it. In training the rows of the batch are copied into `local_weights`, a leaf that requires grad, and
-    their numbers into `local_ids`; after `backward()` the trainer finds in `local_weights.grad` one
-    gradient for each example (a puzzle that occurs twice has two, to be summed) and writes the updated
-    rows back into `weights` itself. In evaluation rows are read straight from the table.
+    `weights` is the table: a persistent buffer and not a parameter, so that no optimizer and no EMA processes it. In
+    training the rows of the batch are copied into `local_weights`, a leaf that requires grad, and their indices into
+    `local_ids`. After `backward()`, `local_weights.grad` has one gradient for each example (a puzzle that occurs twice
+    has two, to be summed); the trainer writes the updated rows back into `weights`. In evaluation the rows are read
+    from the table.
 
-    Training batches have exactly `batch_size` rows; evaluation batches may have any number.
+    Training batches have exactly `batch_size` sequences; evaluation batches may have any number.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, batch_size: int, init_std: float, dtype: torch.dtype):
@@ -37,8 +37,8 @@ class SparseEmbedding(nn.Module):
         return self.local_weights.to(self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SparseEmbedding":
-        # `.cuda()` and `.to()` replace a buffer by a copy that has a history; a tensor with a history
-        # collects no `.grad`, and the puzzle rows would silently never train.
+        # `.cuda()` and `.to()` replace a buffer by a non-leaf copy, which collects no `.grad`: the puzzle rows would
+        # silently never train.
         super()._apply(fn, recurse)
         self.local_weights = nn.Buffer(self.local_weights.detach().requires_grad_(), persistent=False)
         return self

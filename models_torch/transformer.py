@@ -1,7 +1,7 @@
-"""The baseline without recursion inside a step: a plain transformer that only the halting repeats.
+"""The baseline without recursion inside an ACT step: a plain transformer, repeated by the halting alone.
 
-Published as `transformers_baseline`, an ablation of HRM: one latent, no cycles; an ACT step adds the question to the
-latent and passes it once through all blocks, every one of them with gradients.
+Published as `transformers_baseline`, an ablation of HRM: one latent, no cycles; an ACT step adds the input embeddings
+to the latent and applies all blocks once, every one of them with gradients.
 """
 
 # ruff: noqa: N815 (z_H is the field's name)
@@ -9,25 +9,21 @@ latent and passes it once through all blocks, every one of them with gradients.
 from dataclasses import dataclass
 
 from models_torch.act import ACT
-from models_torch.blocks import Level
-from models_torch.config import ArchitectureConfig
+from models_torch.blocks import ReasoningModule
+from models_torch.config import ArchitectureConfig, Heads, Layers
 from models_torch.inner import Inner
 from models_torch.layers import CosSin, Latent
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ArchitectureConfig):
-    """Everything that decides the shape and the meaning of the baseline; defaults are the published ones.
+    """The configuration of the baseline; defaults are the published ones.
 
     The published configuration has no `mlp_t`; here the blocks are those of every architecture.
     """
 
-    num_heads: int = 12  # attention heads; 42 channels each, 504 of 512 in all, as published
-    H_layers: int = 8  # blocks
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require_at_least_one("H_layers")
+    num_heads: Heads = 12  # attention heads; 42 channels each, 504 of 512 in all, as published
+    H_layers: Layers = 8  # blocks
 
 
 @dataclass
@@ -40,23 +36,26 @@ class TransformerInnerCarry:
 class TransformerInner(Inner):
     """One ACT step of the baseline without the halting."""
 
-    carry_class = TransformerInnerCarry
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
-        self.H_level = Level(config, config.H_layers)
-        self.add_starts()
+        self.H_level = ReasoningModule(config, config.H_layers)
+        self.H_init = self.new_initial_latent()
 
-    def think(
-        self, carry: TransformerInnerCarry, question: Latent, cos_sin: CosSin | None
+    def initial_latents(self) -> TransformerInnerCarry:
+        return TransformerInnerCarry(z_H=self.H_init)
+
+    def deep_recursion(
+        self, carry: TransformerInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[TransformerInnerCarry, Latent, Latent]:
-        z_H = self.H_level(carry.z_H + question, cos_sin)
+        """A recursion of depth one: the latent plus the input embeddings, once through all blocks."""
+        z_H = self.H_level(carry.z_H + input_embeddings, cos_sin)
         return TransformerInnerCarry(z_H), z_H, carry.z_H
 
 
 class Transformer(ACT):
-    """The baseline with its halting."""
+    """The baseline with halting."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__(config, TransformerInner(config))

@@ -1,9 +1,9 @@
-"""The Tiny Recursive Model (arXiv 2510.04871): one small network applied over and over to its own answer.
+"""The Tiny Recursive Model (arXiv 2510.04871): one small network applied recursively to its own answer.
 
-Two latents are carried: `z_H`, the current answer, and `z_L`, the scratch pad. An *H-cycle* refines the
-scratch pad `L_cycles` times from the question and the answer, then the answer once from the scratch pad,
-always with the same layers. An *ACT step* runs `H_cycles` of them and gives logits; a sequence stays in the
-batch for several ACT steps, until it halts.
+The carry holds two latents: `z_H`, the embedding of the current answer (y in the paper), and `z_L`, the latent
+reasoning feature (z in the paper). An *H-cycle* (latent recursion in the paper) updates `z_L` `L_cycles` times from the
+input embeddings and `z_H`, then `z_H` once from `z_L`, all with the same network. An *ACT step* (deep recursion) runs
+`H_cycles` of them and reads out logits; a sequence stays in the batch for several ACT steps, until it halts.
 """
 
 # ruff: noqa: N815 (z_H and no_ACT_continue are the field's names)
@@ -13,30 +13,26 @@ from dataclasses import dataclass
 import torch
 
 from models_torch.act import ACT
-from models_torch.blocks import Level
-from models_torch.config import ArchitectureConfig
+from models_torch.blocks import ReasoningModule
+from models_torch.config import ArchitectureConfig, Cycles, Layers, PuzzleEmbLen
 from models_torch.inner import Inner
 from models_torch.layers import CosSin, Latent
 
 
 @dataclass(frozen=True, kw_only=True)
 class TRMConfig(ArchitectureConfig):
-    """Everything that decides the shape and the meaning of a TRM; defaults are the published ones."""
+    """The configuration of a TRM; defaults are the published ones."""
 
-    L_layers: int = 2  # blocks in the network
-    H_cycles: int = 3  # H-cycles in an ACT step; only the last one has gradients
-    L_cycles: int = 6  # updates of z_L in an H-cycle
-    puzzle_emb_len: int = 16  # positions in front of the tokens; 0 for as many as the puzzle vector fills
+    L_layers: Layers = 2  # blocks in the network
+    H_cycles: Cycles = 3  # H-cycles in an ACT step; only the last one has gradients
+    L_cycles: Cycles = 6  # updates of z_L in an H-cycle
+    puzzle_emb_len: PuzzleEmbLen = 16  # positions in front of the tokens; 0 for as many as the puzzle embedding fills
     no_ACT_continue: bool = True  # halt on q_halt > 0; False: on q_halt > q_continue, bootstrapped (HRM)
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require_at_least_one("L_layers", "H_cycles", "L_cycles")
 
 
 @dataclass
 class TRMInnerCarry:
-    """The two latents: the answer and the scratch pad."""
+    """The latents of a TRM: the answer and the latent reasoning feature."""
 
     z_H: Latent
     z_L: Latent
@@ -45,36 +41,40 @@ class TRMInnerCarry:
 class TRMInner(Inner):
     """One ACT step of TRM without the halting."""
 
-    carry_class = TRMInnerCarry
     config: TRMConfig
 
     def __init__(self, config: TRMConfig):
         super().__init__(config)
-        self.L_level = Level(config, config.L_layers)
-        self.add_starts()
+        self.L_level = ReasoningModule(config, config.L_layers)
+        self.H_init = self.new_initial_latent()
+        self.L_init = self.new_initial_latent()
 
-    def h_cycle(self, z_H: Latent, z_L: Latent, question: Latent, cos_sin: CosSin | None) -> tuple[Latent, Latent]:
-        """The scratch pad `L_cycles` times, then the answer once."""
+    def initial_latents(self) -> TRMInnerCarry:
+        return TRMInnerCarry(z_H=self.H_init, z_L=self.L_init)
+
+    def latent_recursion(
+        self, z_H: Latent, z_L: Latent, input_embeddings: Latent, cos_sin: CosSin | None
+    ) -> tuple[Latent, Latent]:
+        """One H-cycle: `L_cycles` updates of `z_L`, then one of `z_H`."""
         for _ in range(self.config.L_cycles):
-            z_L = self.L_level(z_L + (z_H + question), cos_sin)
+            z_L = self.L_level(z_L + (z_H + input_embeddings), cos_sin)
         return self.L_level(z_H + z_L, cos_sin), z_L
 
-    def think(
-        self, carry: TRMInnerCarry, question: Latent, cos_sin: CosSin | None
+    def deep_recursion(
+        self, carry: TRMInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[TRMInnerCarry, Latent, Latent]:
+        """`H_cycles` H-cycles; only the last has gradients, the earlier ones improve the latents at no memory."""
         z_H, z_L = carry.z_H, carry.z_L
-        # Only the last H-cycle has gradients (the paper's "deep recursion"): the earlier ones bring z close
-        # to the answer at no memory.
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):
-                z_H, z_L = self.h_cycle(z_H, z_L, question, cos_sin)
-        before = z_H
-        z_H, z_L = self.h_cycle(z_H, z_L, question, cos_sin)
-        return TRMInnerCarry(z_H, z_L), z_H, before
+                z_H, z_L = self.latent_recursion(z_H, z_L, input_embeddings, cos_sin)
+        previous_z_H = z_H
+        z_H, z_L = self.latent_recursion(z_H, z_L, input_embeddings, cos_sin)
+        return TRMInnerCarry(z_H, z_L), z_H, previous_z_H
 
 
 class TRM(ACT):
-    """The Tiny Recursive Model with its halting."""
+    """The Tiny Recursive Model with halting."""
 
     def __init__(self, config: TRMConfig):
         super().__init__(config, TRMInner(config))

@@ -1,6 +1,7 @@
-"""TRM with one latent (arXiv 2510.04871, "single z"): answer and scratch pad are the same thing.
+"""TRM with one latent (arXiv 2510.04871, "single z"): the answer and the latent reasoning feature are the same tensor.
 
-The latent is refined `L_cycles` times from the question, then once from itself alone, and read out as the answer.
+An H-cycle updates the latent `L_cycles` times from the input embeddings, then once without them; it is read out as the
+answer.
 """
 
 # ruff: noqa: N815 (z_L is the field's name)
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from models_torch.act import ACT
-from models_torch.blocks import Level
+from models_torch.blocks import ReasoningModule
 from models_torch.inner import Inner
 from models_torch.layers import CosSin, Latent
 from models_torch.trm import TRMConfig
@@ -18,7 +19,7 @@ from models_torch.trm import TRMConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TRMSingleZConfig(TRMConfig):
-    """As a TRM's: `L_cycles` counts the updates that see the question; one without it ends each H-cycle."""
+    """As `TRMConfig`; `L_cycles` counts the updates with the input embeddings, and one without ends each H-cycle."""
 
 
 @dataclass
@@ -31,34 +32,37 @@ class TRMSingleZInnerCarry:
 class TRMSingleZInner(Inner):
     """One ACT step of the single-latent TRM without the halting."""
 
-    carry_class = TRMSingleZInnerCarry
     config: TRMSingleZConfig
 
     def __init__(self, config: TRMSingleZConfig):
         super().__init__(config)
-        self.L_level = Level(config, config.L_layers)
-        self.add_starts()
+        self.L_level = ReasoningModule(config, config.L_layers)
+        self.L_init = self.new_initial_latent()
 
-    def h_cycle(self, z: Latent, question: Latent, cos_sin: CosSin | None) -> Latent:
-        """`L_cycles` times with the question, then once without it."""
+    def initial_latents(self) -> TRMSingleZInnerCarry:
+        return TRMSingleZInnerCarry(z_L=self.L_init)
+
+    def latent_recursion(self, z_L: Latent, input_embeddings: Latent, cos_sin: CosSin | None) -> Latent:
+        """One H-cycle: `L_cycles` updates with the input embeddings, then one without them."""
         for _ in range(self.config.L_cycles):
-            z = self.L_level(z + question, cos_sin)
-        return self.L_level(z, cos_sin)
+            z_L = self.L_level(z_L + input_embeddings, cos_sin)
+        return self.L_level(z_L, cos_sin)
 
-    def think(
-        self, carry: TRMSingleZInnerCarry, question: Latent, cos_sin: CosSin | None
+    def deep_recursion(
+        self, carry: TRMSingleZInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[TRMSingleZInnerCarry, Latent, Latent]:
-        z = carry.z_L
-        with torch.no_grad():  # only the last H-cycle has gradients, as in TRM
+        """`H_cycles` H-cycles; only the last has gradients, as in TRM."""
+        z_L = carry.z_L
+        with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):
-                z = self.h_cycle(z, question, cos_sin)
-        before = z
-        z = self.h_cycle(z, question, cos_sin)
-        return TRMSingleZInnerCarry(z), z, before
+                z_L = self.latent_recursion(z_L, input_embeddings, cos_sin)
+        previous_z_L = z_L
+        z_L = self.latent_recursion(z_L, input_embeddings, cos_sin)
+        return TRMSingleZInnerCarry(z_L), z_L, previous_z_L
 
 
 class TRMSingleZ(ACT):
-    """The single-latent TRM with its halting."""
+    """The single-latent TRM with halting."""
 
     def __init__(self, config: TRMSingleZConfig):
         super().__init__(config, TRMSingleZInner(config))

@@ -35,7 +35,7 @@ class Thought:
 class Thinker(nn.Module):
     """Adaptive computation time, a carry of its own class, configured by one dict."""
 
-    def __init__(self, config_dict):
+    def __init__(self, config_dict: dict):
         super().__init__()
         self.config = config_dict
         self.max_steps = config_dict["halt_max_steps"]

@@ -1,4 +1,4 @@
-"""Attention in a window: the same as full attention with everything else masked out, for less work."""
+"""Windowed attention equals full attention with a mask, with fewer operations."""
 
 import dataclasses
 
@@ -20,8 +20,8 @@ def local(window, side, puzzle_positions):
     return LocalAttention(HIDDEN, HIDDEN // HEADS, HEADS, **sizes)
 
 
-def masked(module, x, mask):
-    """By the textbook: every query against every key, one pair of positions after the other allowed or not."""
+def masked_attention(module, x, mask):
+    """The reference: attention of every query to every key under a dense mask."""
     query, key, value = (
         part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in F.linear(x, module.qkv_proj.weight).chunk(3, dim=-1)
     )
@@ -30,8 +30,8 @@ def masked(module, x, mask):
     return F.linear((weights @ value).transpose(1, 2).flatten(2), module.o_proj.weight)
 
 
-def sees(window, side, puzzle_positions):
-    """Which position attends to which, told cell by cell."""
+def window_mask(window, side, puzzle_positions):
+    """Which position attends to which, decided pair by pair."""
     count = puzzle_positions + side**2
     mask = torch.zeros(count, count, dtype=torch.bool)
     for i in range(count):
@@ -45,27 +45,27 @@ def sees(window, side, puzzle_positions):
 
 
 @pytest.mark.parametrize(("window", "side", "puzzle_positions"), [(3, 5, 2), (1, 3, 1), (7, 4, 0), (5, 6, 3)])
-def test_the_window_is_a_mask(window, side, puzzle_positions):
+def test_the_window_equals_a_mask(window, side, puzzle_positions):
     module = local(window, side, puzzle_positions)
     x = torch.randn(2, puzzle_positions + side**2, HIDDEN, requires_grad=True)
-    found, expected = module(x, None), masked(module, x, sees(window, side, puzzle_positions))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    towards = torch.randn_like(found)
-    for mine, theirs in zip(
-        *(torch.autograd.grad(y, (x, *module.parameters()), towards) for y in (found, expected)), strict=True
+    actual, expected = module(x, None), masked_attention(module, x, window_mask(window, side, puzzle_positions))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+    cotangent = torch.randn_like(actual)
+    for own, reference in zip(
+        *(torch.autograd.grad(y, (x, *module.parameters()), cotangent) for y in (actual, expected)), strict=True
     ):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(own, reference, rtol=0, atol=1e-5)
 
 
-def test_a_window_over_everything_is_full_attention():
+def test_a_window_over_the_whole_grid_is_full_attention():
     module, full = local(7, 4, 2), Attention(HIDDEN, HIDDEN // HEADS, HEADS, HEADS)
     full.load_state_dict(module.state_dict(), strict=True)
     x = torch.randn(2, 18, HIDDEN)
     torch.testing.assert_close(module(x, None), full(x, None), rtol=0, atol=1e-6)
 
 
-def test_it_is_less_work():
-    """Of 16 positions and a 30x30 grid; the projections cost the same."""
+def test_it_takes_fewer_operations():
+    """For 16 puzzle positions and a 30x30 grid, without the projections, which cost the same."""
     x, flops = torch.randn(1, 916, HIDDEN, device="meta"), []
     for module in (Attention(HIDDEN, HIDDEN // HEADS, HEADS, HEADS), local(7, 30, 16)):
         with FlopCounterMode(display=False) as counter:
@@ -76,7 +76,7 @@ def test_it_is_less_work():
     assert flops[0] / flops[1] > 3.8
 
 
-def test_weights_go_from_full_to_local():
+def test_weights_of_full_attention_load():
     config = ARCHITECTURES["trm"].tiny_config
     full, narrow = (build("trm", dataclasses.replace(config, attention_window=window)) for window in (0, 3))
     narrow.load_state_dict(full.state_dict(), strict=True)
@@ -88,10 +88,13 @@ def test_weights_go_from_full_to_local():
         ({"attention_window": 4}, "attention_window is 4; use an odd number"),
         ({"attention_window": -3}, "attention_window is -3; use an odd number"),
         ({"attention_window": 3, "mlp_t": True}, "use mlp_t False, or attention_window 0"),
-        ({"attention_window": 3, "seq_len": 15}, "15 tokens are none"),
-        ({"cycle_penalty": -1.0}, "cycle_penalty is -1.0"),
+        (
+            {"attention_window": 3, "seq_len": 15},
+            "needs a square grid, and 15 tokens are not one; use attention_window 0",
+        ),
+        ({"cycle_penalty": -1.0}, "cycle_penalty is -1.0; use at least 0"),
     ],
 )
-def test_what_cannot_be_says_so(fields, message):
+def test_the_message_says_what_to_use_instead(fields, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(ARCHITECTURES["trm"].tiny_config, **fields)

@@ -1,4 +1,4 @@
-"""A model from outside the project: found, constructed, made to fit; what is wrong with it is said in one line."""
+"""A model from outside the project: imported, constructed by the stated rules, wrapped; each error is one line."""
 
 import pytest
 import torch
@@ -21,6 +21,11 @@ def make(name: str, **fields):
     return registry.build(f"outside_models:{name}", config), config
 
 
+def construct(name: str, **options):
+    config = OutsideConfig(**SIZES, options=options)
+    return registry.build_model(f"support.outside_signatures:{name}", config)
+
+
 def test_a_plain_module_takes_one_act_step():
     head, config = make("CellNet", halt_max_steps=1, options={"hidden": 8})
     batch = registry.example_batch(config, 4, seed=0)
@@ -33,7 +38,7 @@ def test_a_plain_module_takes_one_act_step():
     assert head.state_dict()["model.inner.embed.weight"].shape == (6, 8)
 
 
-def test_a_model_with_a_carry_gets_our_loss_head():
+def test_a_model_with_a_carry_is_wrapped_in_the_act_loss_head():
     head, config = make("Thinker", halt_max_steps=3, options={"width": 8})
     assert isinstance(head, ACTLossHead) and type(head.model).__name__ == "Thinker" and head.training
     batch = registry.example_batch(config, 4, seed=0)
@@ -41,7 +46,7 @@ def test_a_model_with_a_carry_gets_our_loss_head():
     assert type(carry).__name__ == "Thought" and loss.requires_grad
 
 
-def test_a_loss_head_stays_one():
+def test_a_loss_head_is_not_wrapped():
     head, config = make("ThinkerWithLoss", halt_max_steps=3, options={"width": 8})
     assert type(head).__name__ == "ThinkerWithLoss"
     batch = registry.example_batch(config, 4, seed=0)
@@ -49,12 +54,44 @@ def test_a_loss_head_stays_one():
     assert len(head(carry=head.initial_carry(batch), batch=batch, return_keys=())) == 5
 
 
-def test_a_dict_has_everything_and_options_say_nothing_twice():
+def test_a_dict_has_all_values_and_options_repeat_no_field():
     head, _ = make("Thinker", halt_max_steps=7, options={"width": 8, "more": None})
     fields = {"halt_max_steps": 7, "loss_type": "stablemax_cross_entropy", "width": 8, "more": None}
     assert head.model.config == SIZES | fields
     with pytest.raises(ValueError, match="options name halt_max_steps, which is a field of its own"):
         OutsideConfig(options={"halt_max_steps": 2})
+
+
+ALL_VALUES = SIZES | {"halt_max_steps": 16, "loss_type": "stablemax_cross_entropy"}
+
+
+@pytest.mark.parametrize("name", ["AnnotatedDict", "AnnotatedDictOfStrings", "AnnotatedMapping", "FromConfig"])
+def test_one_dict_of_all_values_by_annotation_or_from_config(name):
+    assert construct(name, width=8).values == ALL_VALUES | {"width": 8}
+
+
+def test_keyword_arguments_are_the_fields_in_the_signature_and_all_options():
+    assert construct("FromConfigIsNoClassmethod").values == {"vocab_size": 6}
+    assert construct("OpenEnded", width=8).values == {"vocab_size": 6, "width": 8}
+    assert construct("TwoDicts", sizes={"width": 8}).values == {"vocab_size": 6, "width": 8}
+
+
+def test_the_name_of_a_parameter_does_not_decide():
+    message = r"NotAnnotated requires config_dict; give it in --arch.options, .* annotate the only parameter as dict"
+    with pytest.raises(ValueError, match=message):
+        construct("NotAnnotated")
+    values = construct("NotAnnotated", config_dict={"vocab_size": 3}).values
+    assert values == {"vocab_size": 3}
+
+
+def test_the_bare_model_and_its_loss_head_apart():
+    for name in ("outside_models:Thinker", "outside_models:ThinkerWithLoss"):
+        config = OutsideConfig(**SIZES, halt_max_steps=3, options={"width": 8})
+        model = registry.build_model(name, config)
+        assert type(model).__name__ == name.partition(":")[2]
+        head = registry.with_loss_head(name, model, config)
+        assert (head is model) == (name == "outside_models:ThinkerWithLoss")
+        assert head is model or (isinstance(head, ACTLossHead) and head.model is model)
 
 
 def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
@@ -80,12 +117,12 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
         ("outside_models:Hasty", {"halt_max_steps": 3, "options": {"width": 8}}, "halts after one step of evaluation"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(name, fields, message):
+def test_the_message_says_what_is_wrong(name, fields, message):
     with pytest.raises(ValueError, match=message):
         registry.build(name, OutsideConfig(**(SIZES | {"halt_max_steps": 1} | fields)))
 
 
-def test_code_that_fails_while_it_is_imported_is_said(tmp_path, monkeypatch):
+def test_the_message_has_the_line_that_fails_on_import(tmp_path, monkeypatch):
     (tmp_path / "broken_module.py").write_text("x = 1\nraise RuntimeError('not\\ntoday')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=r"cannot be imported \(RuntimeError: not today, broken_module.py:2\)"):

@@ -1,10 +1,10 @@
-"""What the architectures are built of: layers, puzzle table, loss head with its metrics, registry."""
+"""The layers of the architectures, the loss head with its metrics, the registry."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
+from support.architectures import make_head, set_halting
 
 from models_torch import registry
 from models_torch.layers import Attention, truncated_normal_
@@ -15,39 +15,18 @@ from models_torch.losses import (
     softmax_cross_entropy,
     stablemax_cross_entropy,
 )
-from models_torch.sparse_embedding import SparseEmbedding
 from models_torch.trm import TRM, TRMConfig
 
 TINY: TRMConfig = registry.ARCHITECTURES["trm"].tiny_config
-MIXERS = pytest.mark.parametrize("mlp_t", [False, True], ids=["attention", "mlp"])
-
-
-def make_head(seed: int = 0, **changes) -> tuple[ACTLossHead, TRMConfig]:
-    """A tiny TRM whose halting head and puzzle table are not the zeros they start as."""
-    config = dataclasses.replace(TINY, **changes)
-    torch.manual_seed(seed)
-    head = registry.build("trm", config)
-    assert isinstance(head, ACTLossHead)
-    torch.nn.init.normal_(head.model.inner.q_head.weight)
-    torch.nn.init.zeros_(head.model.inner.q_head.bias)
-    if config.puzzle_emb_ndim:
-        torch.nn.init.normal_(head.model.inner.puzzle_emb.weights)
-    return head, config
-
-
-def set_halting(head: ACTLossHead, q_halt: float, q_continue: float = 0.0) -> None:
-    """Makes the halting logits constants."""
-    torch.nn.init.zeros_(head.model.inner.q_head.weight)
-    with torch.no_grad():
-        head.model.inner.q_head.bias.copy_(torch.tensor([q_halt, q_continue]))
+MIXERS = pytest.mark.parametrize("name", ["trm", "trm-mixer"])
 
 
 # names and shapes
 
 
 @MIXERS
-def test_shapes(mlp_t):
-    head, config = make_head(mlp_t=mlp_t)
+def test_shapes(name):
+    head, config = make_head(name)
     batch = registry.example_batch(config, 4, seed=0)
     carry, loss, metrics, outputs, all_halted = head(
         head.initial_carry(batch), batch, ["logits", "preds", "q_halt_logits", "nothing"]
@@ -65,14 +44,14 @@ def test_shapes(mlp_t):
 
 @pytest.mark.parametrize("multiple_of, width", [(256, 256), (16, 96)])
 def test_mlp_width_is_rounded_up(multiple_of, width):
-    head, _ = make_head(mlp_multiple_of=multiple_of)
+    head, _ = make_head("trm", mlp_multiple_of=multiple_of)
     layer = head.model.inner.L_level.layers[0]
     assert layer.mlp.down_proj.weight.shape == (32, width)  # two thirds of 4 * 32 is 85
 
 
 @pytest.mark.parametrize("ndim, length, positions", [(0, 0, 0), (33, 0, 2), (20, 3, 3)])
 def test_puzzle_positions(ndim, length, positions):
-    head, config = make_head(puzzle_emb_ndim=ndim, puzzle_emb_len=length)
+    head, config = make_head("trm", puzzle_emb_ndim=ndim, puzzle_emb_len=length)
     batch = registry.example_batch(config, 4, seed=0)
     carry, *_ = head(head.initial_carry(batch), batch)
     assert config.puzzle_positions == positions
@@ -92,7 +71,7 @@ def test_fewer_key_value_heads_share_their_keys():
 
 
 def test_rotary_attention_depends_on_distance_only():
-    head, config = make_head(puzzle_emb_ndim=0, puzzle_emb_len=0)
+    head, config = make_head("trm", puzzle_emb_ndim=0, puzzle_emb_len=0)
     inner = head.model.inner
     attention = inner.L_level.layers[0].self_attn
     x = torch.zeros(1, config.positions, config.hidden_size)
@@ -106,18 +85,11 @@ def test_rotary_attention_depends_on_distance_only():
     assert not torch.allclose(out[:, 3:6], turned, atol=1e-3)
 
 
-def test_truncated_normal_has_the_deviation_asked_for():
+def test_truncated_normal_has_the_requested_deviation():
     torch.manual_seed(0)
     values = truncated_normal_(torch.empty(400_000), std=0.5)
     assert values.std().item() == pytest.approx(0.5, rel=5e-3)
     assert values.abs().max().item() <= 2 * 0.5 / 0.8796 + 1e-6
-
-
-def test_puzzle_rows_still_train_after_the_module_moves():
-    table = SparseEmbedding(3, 4, batch_size=2, init_std=0.0, dtype=torch.float32).to(torch.float64)
-    table(torch.tensor([1, 2])).sum().backward()
-    assert table.local_weights.grad is not None
-    assert list(table.state_dict()) == ["weights"]
 
 
 # loss and metrics
@@ -125,7 +97,7 @@ def test_puzzle_rows_still_train_after_the_module_moves():
 
 @pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
 def test_loss_is_the_sum_of_per_sequence_means_and_ignores_padding(loss_type):
-    head, config = make_head(loss_type=loss_type)
+    head, config = make_head("trm", loss_type=loss_type)
     batch = registry.example_batch(config, 4, seed=0)
     batch["labels"][0, :5] = IGNORE_LABEL_ID
     batch["labels"][1] = IGNORE_LABEL_ID
@@ -134,10 +106,10 @@ def test_loss_is_the_sum_of_per_sequence_means_and_ignores_padding(loss_type):
     lm_loss, sequence_correct = 0.0, []
     for logits, labels, preds in zip(outputs["logits"], batch["labels"], outputs["preds"], strict=True):
         scores = torch.tensor([[score(x.item(), loss_type) for x in row] for row in logits])
-        kept = [i for i, label in enumerate(labels.tolist()) if label != IGNORE_LABEL_ID]
-        losses = [-math.log(scores[i, labels[i]] / scores[i].sum()) for i in kept]
+        labelled = [i for i, label in enumerate(labels.tolist()) if label != IGNORE_LABEL_ID]
+        losses = [-math.log(scores[i, labels[i]] / scores[i].sum()) for i in labelled]
         lm_loss += sum(losses) / max(len(losses), 1)
-        sequence_correct.append(all(preds[i] == labels[i] for i in kept))
+        sequence_correct.append(all(preds[i] == labels[i] for i in labelled))
     assert metrics["lm_loss"].item() == pytest.approx(lm_loss, rel=1e-5)
     q_halt = outputs["q_halt_logits"].sigmoid().tolist()
     halting = -sum(math.log(p if right else 1 - p) for p, right in zip(q_halt, sequence_correct, strict=True))
@@ -150,26 +122,26 @@ def score(x: float, loss_type: str) -> float:
     return x + 1 if x >= 0 else 1 / (1 - x)
 
 
-def test_losses_hold_in_float64_and_at_their_corner():
+def test_losses_agree_with_float64_and_have_finite_gradients():
     logits = torch.tensor([[-300.0, -1.0, 0.0, 1.0, 250.0]], requires_grad=True)
     for label in range(5):
         loss = stablemax_cross_entropy(logits, torch.tensor([label]))
         exact = -log_stablemax(logits.detach().double())[:, label]
         torch.testing.assert_close(loss.detach(), exact.float())
         (gradient,) = torch.autograd.grad(loss.sum(), logits)
-        assert gradient.isfinite().all()  # a logit of exactly 1 is the trap
+        assert gradient.isfinite().all()  # the gradient at a logit of exactly 1 is NaN without the clamp
     ignored = torch.tensor([IGNORE_LABEL_ID])
     assert stablemax_cross_entropy(logits, ignored).item() == softmax_cross_entropy(logits, ignored).item() == 0
 
 
 def test_metrics_count_halted_sequences_that_have_labels():
-    head, config = make_head(halt_max_steps=1)
+    head, config = make_head("trm", halt_max_steps=1)
     batch = registry.example_batch(config, 4, seed=0)
     _, _, _, outputs, _ = head(head.initial_carry(batch), batch, ["preds"])
-    batch["labels"] = outputs["preds"].to(torch.int32)  # all right,
+    batch["labels"] = outputs["preds"].to(torch.int32)  # all correct,
     batch["labels"][1] = IGNORE_LABEL_ID  # one without labels,
     batch["labels"][2, :4] = (batch["labels"][2, :4] + 1) % config.vocab_size  # one with a quarter wrong,
-    batch["labels"][3, 8:] = IGNORE_LABEL_ID  # one right with half the labels
+    batch["labels"][3, 8:] = IGNORE_LABEL_ID  # one correct with half the labels
     set_halting(head, q_halt=2.0)
     _, _, metrics, outputs, all_halted = head(head.initial_carry(batch), batch, ["preds"])
     assert all_halted
@@ -179,11 +151,11 @@ def test_metrics_count_halted_sequences_that_have_labels():
         "exact_accuracy": 2,
         "steps": 3,
     }
-    assert metrics["q_halt_accuracy"] == 2  # the wrong one was called right
+    assert metrics["q_halt_accuracy"] == 2  # the wrong one has a positive q_halt
 
 
-def test_metrics_of_sequences_that_go_on_are_left_out():
-    head, config = make_head()
+def test_metrics_leave_out_sequences_that_have_not_halted():
+    head, config = make_head("trm")
     set_halting(head, q_halt=-1.0)
     batch = registry.example_batch(config, 4, seed=0)
     metrics = head(head.initial_carry(batch), batch)[2]
@@ -199,6 +171,27 @@ def test_unknown_names_list_the_known_ones():
         registry.build("gru", TINY)
     with pytest.raises(ValueError, match="unknown loss 'mse'; use one of stablemax_cross_entropy, softmax"):
         ACTLossHead(TRM(TINY), "mse")
+
+
+@pytest.mark.parametrize("name", registry.ARCHITECTURES)
+def test_the_bare_model_is_the_same_model_without_loss_head(name):
+    config = registry.ARCHITECTURES[name].tiny_config
+    torch.manual_seed(0)
+    model = registry.build_model(name, config)
+    torch.manual_seed(0)
+    head = registry.build(name, config)
+    assert isinstance(model, registry.architecture(name).model) and isinstance(head, ACTLossHead)
+    states = model.state_dict(), head.model.state_dict()
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(*values) for values in zip(*(state.values() for state in states), strict=True))
+
+
+def test_an_mlp_without_channels_says_what_to_use():
+    with pytest.raises(
+        ValueError, match=r"expansion 0.01 leaves no channel in an MLP over 32 features; use more than 0.02"
+    ):
+        make_head("trm", expansion=0.01)
+    make_head("trm", expansion=0.024)
 
 
 def test_example_batch_is_a_function_of_its_seed():

@@ -1,0 +1,47 @@
+"""Configurations: published defaults, and what the message for one that cannot work says."""
+
+import dataclasses
+
+import pytest
+
+from models_torch import registry
+
+# from config/arch of the published code; `mlp_t` is not in the transformer's
+PUBLISHED_CONFIGURATIONS = {
+    "trm": {"H_cycles": 3, "L_cycles": 6, "L_layers": 2, "num_heads": 8, "puzzle_emb_len": 16, "no_ACT_continue": True},
+    "trm_singlez": {"H_cycles": 3, "L_cycles": 6, "L_layers": 2, "puzzle_emb_len": 16, "no_ACT_continue": True},
+    "trm_hier6": {"H_cycles": 3, "L_cycles": 6, "L_layers": 2, "puzzle_emb_len": 16, "no_ACT_continue": True},
+    "hrm": {"H_cycles": 2, "L_cycles": 2, "H_layers": 4, "L_layers": 4, "num_heads": 8, "no_ACT_continue": False},
+    "transformer": {"H_layers": 8, "num_heads": 12, "no_ACT_continue": False},
+}
+
+
+@pytest.mark.parametrize("name", registry.ARCHITECTURES)
+def test_defaults_are_the_published_configuration(name):
+    shared = {"hidden_size": 512, "expansion": 4, "puzzle_emb_ndim": 512, "pos_encodings": "rope", "mlp_t": False}
+    shared |= {"halt_max_steps": 16, "halt_exploration_prob": 0.1, "forward_dtype": "bfloat16"}
+    shared |= {"loss_type": "stablemax_cross_entropy", "mlp_multiple_of": 256}
+    config = registry.config_class(name)()
+    fields = dataclasses.asdict(config)
+    expected = shared | PUBLISHED_CONFIGURATIONS[name]
+    assert {key: fields[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("trm", {"pos_encodings": "sine"}, "pos_encodings is 'sine'; use one of none, rope, learned"),
+        ("hrm", {"forward_dtype": "int8"}, "forward_dtype is 'int8'; use one of float32, bfloat16, float16"),
+        ("trm", {"L_cycles": 0}, "L_cycles is 0; use at least 1"),
+        ("hrm", {"H_layers": 0}, "H_layers is 0; use at least 1"),
+        ("transformer", {"H_layers": 0}, "H_layers is 0; use at least 1"),
+        ("trm_hier6", {"L_cycles": 7}, "L_cycles is 7, and each has a latent of its own; use at most 6, or model trm"),
+        ("trm", {"num_heads": 10}, "10 heads of 3 channels, and rope turns channels in pairs; use a hidden_size of 40"),
+        ("trm", {"num_heads": 33}, "hidden_size 32 leaves no channel for each of 33 heads; use at most 16 heads"),
+        ("trm", {"puzzle_emb_ndim": 0}, "puzzle_emb_len 2 has no vector to hold with puzzle_emb_ndim 0; use"),
+        ("trm", {"puzzle_emb_ndim": 65}, "does not fit in 2 positions of 32 channels; use at most 64"),
+    ],
+)
+def test_the_message_says_what_to_use_instead(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(registry.ARCHITECTURES[name].tiny_config, **changes)

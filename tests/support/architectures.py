@@ -1,0 +1,49 @@
+"""Every architecture with its tiny configuration, in the variants that tests run, and ways to drive it."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from models_torch import registry
+from models_torch.config import ArchitectureConfig
+from models_torch.losses import ACTLossHead
+
+VARIANTS = {name: {} for name in registry.ARCHITECTURES} | {"trm-mixer": {"mlp_t": True, "pos_encodings": "none"}}
+EVERY_VARIANT = pytest.mark.parametrize("name", VARIANTS)
+
+
+def make_head(name: str, **changes) -> tuple[ACTLossHead, ArchitectureConfig]:
+    """A tiny variant with its loss head; halting head and puzzle table are not the zeros that they start as."""
+    model = name.removesuffix("-mixer")
+    config = dataclasses.replace(registry.ARCHITECTURES[model].tiny_config, **(VARIANTS[name] | changes))
+    torch.manual_seed(0)
+    head = registry.build(model, config)
+    assert isinstance(head, ACTLossHead)
+    torch.nn.init.normal_(head.model.inner.q_head.weight)
+    torch.nn.init.zeros_(head.model.inner.q_head.bias)
+    if config.puzzle_emb_ndim:
+        torch.nn.init.normal_(head.model.inner.puzzle_emb.weights)
+    return head, config
+
+
+def set_halting(head: ACTLossHead, q_halt: float, q_continue: float = 0.0) -> None:
+    """Makes the halting logits constant."""
+    torch.nn.init.zeros_(head.model.inner.q_head.weight)
+    with torch.no_grad():
+        head.model.inner.q_head.bias.copy_(torch.tensor([q_halt, q_continue]))
+
+
+def latents(inner_carry) -> dict[str, Tensor]:
+    """The latents of a carry by name."""
+    return {field.name: getattr(inner_carry, field.name) for field in dataclasses.fields(inner_carry)}
+
+
+def run_steps(head: ACTLossHead, config: ArchitectureConfig, count: int) -> list:
+    """The carries after each of `count` ACT steps, on another example batch each."""
+    carry, carries = head.initial_carry(registry.example_batch(config, config.batch_size, seed=0)), []
+    for step in range(count):
+        carry, *_ = head(carry, registry.example_batch(config, config.batch_size, seed=step))
+        carries.append(carry)
+    return carries
