@@ -11,7 +11,7 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import RunConfig, to_json
-from train_jax.run.debugging import debugging
+from train_jax.run.debugging import check_deterministic
 from train_jax.run.folder import RunFolder, open_run, write_text
 from train_jax.run.machine import write_machine
 from train_jax.run.record import Record
@@ -26,21 +26,22 @@ from train_jax.start import Training, start
 from train_jax.tasks.task import Evaluator, Task
 
 
-def train(config: RunConfig, devices: Devices | None = None, task: Task | None = None) -> dict[str, float]:
+def train(config: RunConfig, devices: Devices | None = None, task: Task | None = None) -> dict[str, Any]:
     """Trains until the run is finished; returns the figures of the last evaluation. A finished run returns at once.
 
     Raises `UserError` for a configuration or data that cannot be trained, before a folder is made.
     """
-    with all_or_none(), debugging(config):
+    with all_or_none():
+        check_deterministic(config)
         training = start(config, task, devices)
     folder = _open(training)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
-    with debugging(config), contextlib.ExitStack() as closing:
+    with contextlib.ExitStack() as closing:
         return _train(training, folder, closing)
 
 
-def _train(training: Training, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, float]:
+def _train(training: Training, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, Any]:
     config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
@@ -67,7 +68,8 @@ def _train(training: Training, folder: RunFolder, closing: contextlib.ExitStack)
         state = _steps(training, programs, feed, checkpoints, evaluator, clock, record, state, carry, steps)
     with clock.paused(state):
         evaluation = record.evaluate(total_steps, state, evaluator)
-        figures = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
+        figures: dict[str, Any] = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
+        figures |= {"summary": evaluation.summary}
         checkpoints.wait()
         if is_main_process():
             evaluation.save(folder, "test")

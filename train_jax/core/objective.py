@@ -90,7 +90,7 @@ class Objective:
         rng: Any,
         overrides: Mapping[str, Any] | None = None,
     ) -> LossSums:
-        """The loss in training mode; `rows`: values for `local_rows`; `overrides`: numbers in the module's attributes."""
+        """The loss in training mode; `rows`: of `local_rows`; `overrides`: numbers in the module's attributes."""
         call = self.call(params | rows, buffers, rng=rng, train=True, overrides=overrides)
         return self.task.loss(call, carry, batch)
 

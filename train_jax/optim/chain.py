@@ -1,6 +1,7 @@
 """The optimizer of the dense parameters as one Optax transformation, with parameter groups and frozen parameters."""
 
 import re
+from collections.abc import Hashable
 
 import optax
 
@@ -23,7 +24,9 @@ def dense_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTran
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     if not config.groups:
         return optax.chain(clip, *_group_chain(config, total_steps))
-    chains = {_label(None): optax.chain(*_group_chain(config, total_steps))}
+    chains: dict[Hashable, optax.GradientTransformation] = {
+        _label(None): optax.chain(*_group_chain(config, total_steps))
+    }
     for number, group in enumerate(config.groups):
         chains[_label(number)] = optax.chain(*_group_chain(config.of_group(group), total_steps))
     return optax.chain(clip, optax.partition(chains, lambda params: group_labels(params, config)))

@@ -111,8 +111,8 @@ class OptimConfig:
 
 def from_fields(values: dict[str, Any]) -> OptimConfig:
     """An `OptimConfig` from JSON. Raises TypeError for fields that it does not have."""
-    groups = tuple(ParameterGroup(**group) for group in values.get("groups", ()))
-    return OptimConfig(**values | {"groups": groups})
+    groups: Any = tuple(ParameterGroup(**group) for group in values.get("groups", ()))
+    return OptimConfig(**(values | {"groups": groups}))
 
 
 def _check(config: Any, prefix: str) -> None:

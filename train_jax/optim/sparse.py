@@ -37,7 +37,7 @@ def _past_the_end(ids: Int[Array, "examples"]) -> int:
 def sparse_sign_sgd(
     table: Float[Array, "rows width"], gradients: RowGradients, lr: ArrayLike, weight_decay: float
 ) -> Float[Array, "rows width"]:
-    """Sign SGD with decoupled weight decay on the rows that have a gradient; all other rows stay unchanged, bit for bit."""
+    """Sign SGD with decoupled weight decay on the rows that have a gradient; all others stay, bit for bit."""
     # Reading a row past the end is clamped, writing one is dropped.
     rows = table[gradients.ids] * (1 - lr * weight_decay) - lr * jnp.sign(gradients.sums)
     return table.at[gradients.ids].set(rows.astype(table.dtype), mode="drop")

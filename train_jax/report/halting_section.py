@@ -5,13 +5,13 @@ from __future__ import annotations
 from train_jax.report.curves import Series, plot
 from train_jax.report.figures import percent
 from train_jax.report.measured import Measured
-from train_jax.tasks.puzzles.halting import HaltingCurve, Point, telling
+from train_jax.tasks.puzzles.halting import HaltingCurve, Point, select_points
 
 
 def halting_section(measured: Measured) -> str:
     """ "" for a model that answers once."""
     curve = measured.halting_curve
-    if measured.config.arch.halt_max_steps == 1:
+    if measured.halt_max_steps == 1:
         return ""
     title = "<h2>Halting earlier</h2>\n"
     if curve is None:
@@ -42,7 +42,7 @@ def _costs(point: Point) -> str:
 
 
 def _drawn(curve: HaltingCurve) -> str:
-    named = telling(curve)
+    named = select_points(curve)
     points, labels = [], []
     for point in curve.by_threshold:
         place = (point.mean_steps, 100 * point.exact_accuracy)

@@ -95,6 +95,10 @@ class Measured:
     halted_early: dict[str, float] | None
     """Figures of the last evaluation that did, with its `threshold`."""
 
+    @property
+    def halt_max_steps(self) -> int:
+        return getattr(self.config.arch, "halt_max_steps", 1)
+
     def curve(self, name: str, over: str = "step") -> list[tuple[float, float]]:
         return [(r[over], r[name]) for r in self.records if name in r and over in r]
 
@@ -207,7 +211,7 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
         puzzles.labels,
         predictions,
         logits,
-        max(1, config.arch.halt_max_steps - len(predictions) + 1),
+        max(1, getattr(config.arch, "halt_max_steps", 1) - len(predictions) + 1),
         puzzles.puzzle_identifiers,
         puzzles.puzzle_indices,
         _names(config.data_dir, puzzles.metadata),

@@ -1,4 +1,4 @@
-"""Reads trained weights: the newest checkpoint of a run, ready to evaluate, or the weights that another run starts with."""
+"""Reads trained weights: the newest checkpoint of a run, ready to evaluate, or the weights that a run starts with."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _CONSOLE_EVERY_SECONDS = 5.0
 
 
 class Tracker:
-    """Writes the metrics of one run. Continuing at `start_step` drops records past it, so that no step is there twice."""
+    """Writes the metrics of one run. Continuing at `start_step` drops later records, so that no step is there twice."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, *, start_step: int, total_steps: int):
         self._total_steps = total_steps

@@ -29,7 +29,7 @@ class Devices:
     """
 
     def __init__(self, count: int = 0, runner: Runner = "pmap"):
-        """`count`: how many of this process's devices to use; 0 takes all. `runner`: what runs a step on all of them."""
+        """`count`: how many of this process's devices to use; 0 takes all. `runner`: what runs a step on them."""
         available = jax.local_devices()
         if count > len(available):
             raise UserError(f"{count} devices requested, {len(available)} available; use at most {len(available)}")

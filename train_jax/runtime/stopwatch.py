@@ -10,7 +10,7 @@ import jax
 
 
 class Stopwatch:
-    """Seconds of training, compilation included; evaluation and checkpoints are not. Continues from a checkpoint's value."""
+    """Seconds of training, compilation included; evaluation and checkpoints are not. Continues from a checkpoint."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.perf_counter):
         self._now, self._before = now, seconds

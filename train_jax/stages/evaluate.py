@@ -16,10 +16,10 @@ from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.tasks.puzzles.evaluation import Evaluation
-from train_jax.tasks.puzzles.solving import puzzle_task
 from train_jax.tasks.puzzles.halting import table, threshold_logit
 from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
+from train_jax.tasks.puzzles.solving import puzzle_task
 from train_jax.tasks.puzzles.voting import score_predictions, write_submission
 
 

@@ -19,7 +19,7 @@ from train_jax.run.restore import Restored, restore
 from train_jax.tasks.puzzles.kinds import trace_of
 from train_jax.tasks.puzzles.mixture import data_dirs, load_part
 from train_jax.tasks.puzzles.puzzle_input import Question, from_file, from_test_set, from_text, known_kind
-from train_jax.tasks.puzzles.solving import think
+from train_jax.tasks.puzzles.solving import puzzle_task, solve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +47,8 @@ def main(config: Solve) -> None:
     _check(config)
     run = restore(config.run_dir)
     question = _question(config, run)
-    thoughts = think(run, question.tokens, puzzle_identifier=_as_trained(question, config, run))
-    trace = trace_of(question.kind, question.tokens, thoughts.predictions, thoughts.q_halt_logits, question.solution)
+    answers = solve(run, question.tokens, puzzle_identifier=_as_trained(question, config, run))
+    trace = trace_of(question.kind, question.tokens, answers.predictions, answers.q_halt_logits, question.solution)
     title = f"{question.name}; {config.run_dir} at step {run.step}, averaged weights"
     told = verdict(trace, unique=question.unique)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -78,7 +78,7 @@ def _check(config: Solve) -> None:
 
 def _question(config: Solve, run: Restored) -> Question:
     """Raises `UserError` for a puzzle of another kind than the run was trained on."""
-    trained = known_kind(run.data, "the run was trained on")
+    trained = known_kind(puzzle_task(run).metadata, "the run was trained on")
     data_dir = config.data_dir or data_dirs(run.config.data_dir)[0]
     if config.puzzle is not None:
         return from_text(config.puzzle, trained)

@@ -25,11 +25,8 @@ def main(config: RunConfig) -> None:
     devices = Devices(runner=config.compute.runner)
     figures = train(config, devices)
     if is_main_process():
-        shown = ", ".join(f"{name} {figures[name]:.4f}" for name in ("exact_accuracy", "accuracy", "loss") if name in figures)
-        print(
-            f"finished: {config.run_dir}: {shown} on {figures['count']:.0f} held-out examples, "
-            f"{figures['train_steps']:.0f} steps in {duration(figures['train_seconds'])}"
-        )
+        steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
+        print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
 
 
 def cli(argv: list[str]) -> None:
@@ -71,7 +68,7 @@ def json_value(field: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.
         return _json_spec(
             list,
             "list of objects",
-            "'[{\"pattern\": \".*bias\", \"weight_decay\": 0}]'",
+            '\'[{"pattern": ".*bias", "weight_decay": 0}]\'',
             lambda groups: tuple(ParameterGroup(**group) for group in groups),
             lambda groups: [dataclasses.asdict(group) for group in groups],
         )

@@ -82,23 +82,42 @@ class Task(Protocol):
     """What is learned from which data. `__init__(config: RunConfig)` opens the data and raises `UserError` where the
     configuration cannot be trained."""
 
-    sizes: Mapping[str, int]
-    """What the model's configuration needs to know of the data, by field name: `vocab_size`, …"""
-    fingerprint: str
-    """Hash of the data of every split: two processes or two runs on the same data have the same one."""
-    facts: dict[str, Any]
-    """What the model was sized for, as JSON; written into the run's folder. `__init__(config, facts)` opens no data
-    until a batch is asked for."""
-    examples_per_epoch: float
-    description: str
-    """Part of a sentence for the console: `1,000 puzzles (1,001,000 examples), 1,000 held out`."""
-    needs_state: bool
-    """Whether batches depend on the current model (rollouts); the feed then prepares none ahead."""
-    console: Mapping[str, str]
-    """Figures of the progress line and their formats: {"lm_loss": "loss {:.4f}"}."""
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """What the model's configuration needs to know of the data, by field name: `vocab_size`, …"""
+        ...
 
-    def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The bare model with its loss head."""
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the data of every split: two processes or two runs on the same data have the same one."""
+        ...
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the model was sized for, as JSON; written into the run's folder. `__init__(config, facts)` opens no data
+        until a batch is requested."""
+        ...
+
+    @property
+    def examples_per_epoch(self) -> float: ...
+
+    @property
+    def description(self) -> str:
+        """Part of a sentence for the console: `1,000 puzzles (1,001,000 examples), 1,000 held out`."""
+        ...
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether batches depend on the current model (rollouts); the feed then prepares none ahead."""
+        ...
+
+    @property
+    def console(self) -> Mapping[str, str]:
+        """Figures of the progress line and their formats: {"lm_loss": "loss {:.4f}"}."""
+        ...
+
+    def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:
+        """The bare model of configuration `arch` with its loss head."""
         ...
 
     def check(self, config: RunConfig, devices: Devices) -> None:
@@ -122,7 +141,9 @@ class Task(Protocol):
         """The sums of `LossSums.metrics` over some steps of `examples` examples in all as named means."""
         ...
 
-    def evaluator(self, objective: Objective, devices: Devices, split: str = "test") -> Evaluator: ...
+    def evaluator(self, objective: Objective, devices: Devices) -> Evaluator:
+        """Evaluates on the test split."""
+        ...
 
     def stages(self, total_steps: int) -> StageSchedule:
         """`ConstantStage()` for a module that stays the same."""
@@ -150,12 +171,11 @@ class ConstantStage:
         return None
 
 
-def task_class(name: str) -> Callable[[RunConfig], Task]:
-    """The class of a task, by its name in `TASKS` or as `package.module:class`. Raises `UserError` for an unknown one."""
+def task_class(name: str) -> Callable[..., Task]:
+    """The class of a task, by its name in `TASKS` or as `package.module:class`. Raises `UserError` if there is none."""
     if name in TASKS:
         return load_plugin(TASKS[name], "task")
     if not is_plugin(name):
-
         raise UserError(f"unknown task {name!r}; use one of {', '.join(TASKS)}, or package.module:Class for your own")
     return load_plugin(name, "task")
 

@@ -8,7 +8,6 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from train_jax.errors import UserError
 from train_jax.runtime.batch_size import check_divides
 from train_jax.tasks.puzzles.augmentation import Words, move_for, words_for
 from train_jax.tasks.puzzles.format import PuzzleSet

@@ -23,7 +23,7 @@ class PuzzleConfig(TaskConfig):
     """Draw a new symmetry for every training example, instead of copies stored in the data set; for Sudokus and mazes.
     Evaluation is never augmented."""
     curriculum_epochs: Annotated[float, Range(0, 1e12)] = 0
-    """Passes over the data during which recursion deepens, both cycles linearly, to the depth of `arch`; 0: constant."""
+    """Passes over the data during which recursion deepens, both cycles linearly, to that of `arch`; 0: constant."""
     curriculum_start: tuple[Cycles, Cycles] = (1, 2)
     """H-cycles and L-cycles that the curriculum starts with."""
     halt_exploration_end: Annotated[float, Range(0, 1)] | None = None

@@ -89,8 +89,9 @@ class Evaluator:
         self._puzzles = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
         self._devices, self._batch_size, self._progress = devices, batch_size, progress
         if halt_threshold is None:
-            full, metrics_only = make_eval_step(objective, max_steps), make_eval_step(
-                objective, max_steps, metrics_only=True
+            full, metrics_only = (
+                make_eval_step(objective, max_steps),
+                make_eval_step(objective, max_steps, metrics_only=True),
             )
         else:
             full = metrics_only = make_halting_eval_step(objective, max_steps, threshold_logit(halt_threshold))

@@ -1,4 +1,4 @@
-"""Halting at inference: the first ACT step whose halting probability exceeds a threshold, and the cost of halting there.
+"""Halting at inference: the first ACT step whose halting probability exceeds a threshold, and what it costs.
 
 Pure functions of arrays, traced; and the curve of accuracy against mean ACT steps made from their sums.
 """
@@ -156,7 +156,7 @@ def table(curve: HaltingCurve) -> list[str]:
 
 
 def halting_histogram(carry: Any, halt_max_steps: int) -> dict[str, Int[Array, "steps"]]:
-    """How many sequences halted in this step after 1, 2, … ACT steps; empty for a carry without `halted` and `steps`."""
+    """How many sequences halted in this step after 1, 2, … ACT steps; empty for a carry that does not say."""
     if not (hasattr(carry, "halted") and hasattr(carry, "steps")):
         return {}
     after = jnp.arange(1, halt_max_steps + 1)

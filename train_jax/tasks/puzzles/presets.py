@@ -9,7 +9,7 @@ from train_jax.tasks.puzzles.config import PuzzleConfig
 def _small_sudoku(
     size: int, *, steps: int, eval_every_steps: int, halt_max_steps: int, halt_exploration_prob: float
 ) -> RunConfig:
-    """Settings that learn fastest on two CPU cores: one wide mixer block, softmax, a high learning rate with full decay.
+    """Settings that learn fastest on two CPU cores: one wide mixer block, softmax, high learning rate, full decay.
 
     docs/log.md lists what else was tried.
     """
@@ -80,5 +80,5 @@ PRESETS: dict[str, RunConfig] = {
         log_every_steps=5,
     ),
 }
-"""`sudoku-extreme` is the research baseline for a pod or another accelerator. `sudoku9` (half the cells empty) learns on
-two CPU cores in minutes, `sudoku6` in half a minute. `tiny` runs through in seconds and learns little."""
+"""`sudoku-extreme` is the research baseline for a pod or another accelerator. `sudoku9` (half the cells empty) learns
+on two CPU cores in minutes, `sudoku6` in half a minute. `tiny` runs through in seconds and learns little."""

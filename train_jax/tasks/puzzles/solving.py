@@ -20,9 +20,7 @@ class ActAnswers(NamedTuple):
     q_halt_logits: Float[np.ndarray, "steps"]
 
 
-def solve(
-    run: Restored, tokens: Integer[np.ndarray, "seq"], *, puzzle_identifier: int | None = None
-) -> ActAnswers:
+def solve(run: Restored, tokens: Integer[np.ndarray, "seq"], *, puzzle_identifier: int | None = None) -> ActAnswers:
     """With the averaged weights, on one device; `puzzle_identifier`: by default the data set's blank one."""
     devices = Devices(1)
     task = puzzle_task(run)
