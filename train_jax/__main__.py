@@ -12,6 +12,7 @@ from train_jax.errors import UserError
 STAGES = {
     "build-data": "make a data set (sudoku, maze, arc), or inspect one",
     "train": "train a model: trm train PRESET [--field value …]",
+    "sweep": "list and show the experiments",
     "evaluate": "score a run on its test set with its EMA weights",
     "score": "count the votes in predictions files for an ARC data set",
     "solve": "show the model think on one puzzle, step by step",
