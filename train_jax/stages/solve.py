@@ -48,7 +48,9 @@ def main(config: Solve) -> None:
     run = restore(config.run_dir)
     question = _question(config, run)
     answers = solve(run, question.tokens, puzzle_identifier=_as_trained(question, config, run))
-    trace = trace_of(question.kind, question.tokens, answers.predictions, answers.q_halt_logits, question.solution)
+    trace = trace_of(
+        question.kind, question.tokens, answers.tokens[:, 0], answers.q_halt_logits[:, 0], question.solution
+    )
     title = f"{question.name}; {config.run_dir} at step {run.step}, averaged weights"
     told = verdict(trace, unique=question.unique)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
