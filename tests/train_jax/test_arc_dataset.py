@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import OFFICIAL, PUBLISHED, SUBSETS, write_files, write_source
+from support.arc_files import OFFICIAL, PUBLISHED, SUBSETS, write_files, write_source
 
 from benchmarks import published
 from train_jax.errors import UserError
@@ -21,7 +21,7 @@ from train_jax.tasks.puzzles.arc.json import read_subset
 from train_jax.tasks.puzzles.arc.symmetry import Symmetries, canonical, draw, invariant, names_of, parse_names, undo
 from train_jax.tasks.puzzles.dihedral import turned
 from train_jax.tasks.puzzles.format import FIELDS, PuzzleSet, load_split
-from train_jax.tasks.puzzles.writing import read_recipe
+from train_jax.tasks.puzzles.recipe import read_recipe
 
 ALL = tuple(SUBSETS)
 TESTED = ("evaluation",)

@@ -11,11 +11,11 @@ import pytest
 from train_jax.errors import UserError
 from train_jax.stages.build_data import SudokuData, cli, main
 from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.recipe import read_recipe
 from train_jax.tasks.puzzles.sudoku.csv import read_table
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
-from train_jax.tasks.puzzles.writing import read_recipe
 
 ROOT = Path(__file__).parents[2]
 

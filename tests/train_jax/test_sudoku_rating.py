@@ -13,11 +13,11 @@ from train_jax.errors import UserError
 from train_jax.stages.build_data import SudokuData, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.recipe import read_recipe
 from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, Geometry, grids_of
-from train_jax.tasks.puzzles.sudoku.rating import rank_correlation, ratings, told
-from train_jax.tasks.puzzles.writing import read_recipe
+from train_jax.tasks.puzzles.sudoku.rating import describe_guesses, rank_correlation, ratings
 
 
 def silent(*_):
@@ -121,7 +121,7 @@ def test_of_tables_both_ratings_are_told(tmp_path, public_rows, capsys):  # noqa
     puzzles = grids_of(load_split(tmp_path / "set", "train").inputs)
     found = [guesses_by_hand(puzzle, GEOMETRIES[9]) for puzzle in puzzles]
     out = capsys.readouterr().out
-    assert f"train difficulty: {told(np.array(found))}\n" in out
+    assert f"train difficulty: {describe_guesses(np.array(found))}\n" in out
     agreement = spearmanr(found, range(4, 30))[0] if len(set(found)) > 1 else 0.0
     assert (
         f"train rating in the table: 4 to 29, mean 16.5, median 16.5; rank correlation with guesses {agreement:.2f}"

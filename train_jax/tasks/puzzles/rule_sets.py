@@ -1,4 +1,4 @@
-"""What data sets of puzzles that all follow one rule have in common: their arrays, their options, their findings."""
+"""Data sets whose puzzles all follow one set of rules: what their arrays, options and findings have in common."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,26 +7,27 @@ import numpy as np
 from jaxtyping import Integer, UInt8, UInt64
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.hashing import first_of_each
+from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.metadata import Metadata
 
 PAD_TOKEN = 0
 """Of padding, and of a label that counts for nothing."""
 BLANK_IDENTIFIER = 0
 IDENTIFIERS = ["<blank>"]
-"""One rule for all, so they share the blank identifier."""
+"""The rules are the same for all, so they share the blank identifier."""
 FROM_ZERO = ("num_aug", "seed", "min_path", "min_difficulty")
 """Options that may be 0."""
 
 
 def split_of(
-    inputs: UInt8[np.ndarray, "groups copies cells"], labels: UInt8[np.ndarray, "groups copies cells"], vocab_size: int
+    inputs: UInt8[np.ndarray, "groups copies cells"], labels: UInt8[np.ndarray, "groups copies cells"], kind: Kind
 ) -> tuple[Metadata, dict[str, np.ndarray]]:
     """A split whose groups are an original, first, and its augmentations; every copy is a puzzle of one example."""
     count, copies, cells = inputs.shape
     metadata = Metadata(
         seq_len=cells,
-        vocab_size=vocab_size,
+        vocab_size=kind.vocab_size,
         pad_id=PAD_TOKEN,
         ignore_label_id=PAD_TOKEN,
         blank_identifier_id=BLANK_IDENTIFIER,
@@ -35,6 +36,7 @@ def split_of(
         mean_puzzle_examples=1.0,
         total_puzzles=count,
         sets=("all",),
+        kind=kind.key,
     )
     return metadata, {
         "inputs": inputs.reshape(-1, cells),

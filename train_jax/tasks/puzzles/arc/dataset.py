@@ -21,10 +21,13 @@ from train_jax.runtime.cores import cores
 from train_jax.tasks.puzzles.arc.canvas import Places, place, place_as_published, render
 from train_jax.tasks.puzzles.arc.grid import CELLS, PAD_TOKEN, UNKNOWN, VOCAB_SIZE, Example, Puzzle
 from train_jax.tasks.puzzles.arc.json import Subset, read_subset
+from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.arc.symmetry import Symmetries, canonical, draw, invariant, names_of
-from train_jax.tasks.puzzles.format import Metadata, array_path, write_json, write_split
+from train_jax.tasks.puzzles.format import array_path, write_split
+from train_jax.tasks.puzzles.metadata import Metadata, write_json
+from train_jax.tasks.puzzles.recipe import content_of, write_record
 from train_jax.tasks.puzzles.row_file import RowFile
-from train_jax.tasks.puzzles.writing import content_sha256, is_built, new_dataset, write_record
+from train_jax.tasks.puzzles.writing import is_built, new_dataset
 
 MAKER_VERSION = 1
 """Part of every recipe: raise it when the same options come to give other arrays."""
@@ -100,7 +103,7 @@ def build_arc(
         for split, (metadata, of_split) in arrays.items():
             write_split(building / split, metadata, of_split)
         progress("hashing", 0, 0)
-        write_record(building, recipe, content_sha256(arrays), findings)
+        write_record(building, recipe, ArcKind.key, content_of(arrays), findings)
     return True
 
 
@@ -222,6 +225,7 @@ def _lay_out(
             mean_puzzle_examples=rows / len(per_puzzle),
             total_puzzles=len(per_puzzle),
             sets=("all",),
+            kind=ArcKind.key,
         )
         inputs, labels = (
             RowFile(array_path(building / split, metadata, field), (rows, CELLS), np.dtype(np.uint8))

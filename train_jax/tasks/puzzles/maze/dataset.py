@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
 from train_jax.tasks.puzzles.maze.csv import HUB_EXAMPLE, read_maze_table
 from train_jax.tasks.puzzles.maze.generator import Kind, generate
-from train_jax.tasks.puzzles.maze.grid import VOCAB_SIZE, Mazes
+from train_jax.tasks.puzzles.maze.grid import Mazes
+from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.maze.symmetry import all_turns, fingerprints
+from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_counts, equivalents, split_of, subsample
 from train_jax.tasks.puzzles.tables import local_tables, sha256_of
@@ -36,8 +37,8 @@ def build_generated(
 ) -> bool:
     """Makes a data set of new mazes, no two equivalent; returns False when it was there already.
 
-    Every solution is found to be a shortest path by a search that shares nothing with the generator, and of `corridors`
-    the only one. Raises `UserError` when the options cannot be met, or as `is_built` does.
+    Every solution is checked to be a shortest path by a search that shares no code with the generator, and of
+    `corridors` the only one. Raises `UserError` when the options cannot be met, or as `is_built` does.
     """
     recipe = {
         "maker": "maze",
@@ -54,8 +55,8 @@ def build_generated(
     if is_built(directory, recipe, overwrite=overwrite):
         return False
     mazes = generate(num_train + num_test, size, min_path, kind, np.random.default_rng(seed), progress)
-    found = search(mazes.questions)
-    good = are_shortest_paths(*mazes, found) & (found.steps > min_path) & (found.unique | (kind != "corridors"))
+    paths = search(mazes.inputs)
+    good = are_shortest_paths(*mazes, paths) & (paths.steps > min_path) & (paths.unique | (kind != "corridors"))
     if not good.all():
         raise RuntimeError(f"the search does not confirm the solution of maze {int(np.argmin(good))} of {recipe}")
     train, test = (Mazes(*(array[part] for array in mazes)) for part in (np.s_[:num_train], np.s_[num_train:]))
@@ -88,13 +89,13 @@ def build_from_tables(
         if is_built(directory, recipe, overwrite=overwrite):
             return False
         train, test = (read_maze_table(path, min_path=min_path, progress=progress) for path in tables.values())
-    if train.questions.shape[1] != test.questions.shape[1]:
+    if train.inputs.shape[1] != test.inputs.shape[1]:
         raise UserError(
-            f"--source {source}: mazes of {train.questions.shape[1]} cells in train.csv and of "
-            f"{test.questions.shape[1]} in test.csv; use tables of one size"
+            f"--source {source}: mazes of {train.inputs.shape[1]} cells in train.csv and of "
+            f"{test.inputs.shape[1]} in test.csv; use tables of one size"
         )
     if subsample_size is not None:
-        chosen = subsample(len(train.questions), subsample_size, np.random.default_rng(seed))
+        chosen = subsample(len(train.inputs), subsample_size, np.random.default_rng(seed))
         train = Mazes(*(array[chosen] for array in train))
     return _write(directory, train, test, recipe, augment=augment, overwrite=overwrite, source=source)
 
@@ -104,15 +105,15 @@ def _write(
 ) -> bool:
     splits = {"train": split_arrays(train, augment=augment), "test": split_arrays(test, augment=False)}
     findings: dict[str, Any] = {"source": source} if source else {}
-    findings |= equivalents(*(fingerprints(mazes.questions) for mazes in (train, test)))
+    findings |= equivalents(*(fingerprints(mazes.inputs) for mazes in (train, test)))
     for split, mazes in (("train", train), ("test", test)):
-        found = search(mazes.questions)
-        findings[f"{split}_path_steps"] = f"{found.steps.min()} to {found.steps.max()}"
-        findings[f"{split}_mazes_with_several_shortest_paths"] = int((~found.unique).sum())
+        paths = search(mazes.inputs)
+        findings[f"{split}_path_steps"] = f"{paths.steps.min()} to {paths.steps.max()}"
+        findings[f"{split}_mazes_with_several_shortest_paths"] = int((~paths.unique).sum())
     return write_dataset(directory, splits, IDENTIFIERS, recipe, findings=findings, overwrite=overwrite)
 
 
 def split_arrays(mazes: Mazes, *, augment: bool) -> tuple[Metadata, dict[str, np.ndarray]]:
     """A split whose groups are a maze and, augmented, its other seven turns, as the published builder orders them."""
     inputs, labels = (all_turns(array) if augment else array[:, None] for array in mazes)
-    return split_of(inputs, labels, VOCAB_SIZE)
+    return split_of(inputs, labels, MazeKind(round(inputs.shape[2] ** 0.5)))

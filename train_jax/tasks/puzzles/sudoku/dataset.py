@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_counts, equivalents, split_of, subsample
 from train_jax.tasks.puzzles.sudoku.csv import GEOMETRY as CSV_GEOMETRY
 from train_jax.tasks.puzzles.sudoku.csv import HUB_EXAMPLE, Table, guesses_of, read_table
 from train_jax.tasks.puzzles.sudoku.generator import Originals, generate
 from train_jax.tasks.puzzles.sudoku.grid import Geometry, tokens_of
-from train_jax.tasks.puzzles.sudoku.rating import rank_correlation, ratings, told
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
+from train_jax.tasks.puzzles.sudoku.rating import describe_guesses, rank_correlation, ratings
 from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints
 from train_jax.tasks.puzzles.tables import local_tables, sha256_of
 from train_jax.tasks.puzzles.writing import Splits, is_built, write_dataset
@@ -117,7 +118,7 @@ def build_from_tables(
 
 def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | None = None) -> dict[str, str]:
     """What is said of a split's puzzles; of a table's also its own rating, and how far both agree."""
-    findings = {f"{split}_difficulty": told(guesses)}
+    findings = {f"{split}_difficulty": describe_guesses(guesses)}
     if table is not None:
         own = table.ratings
         findings[f"{split}_rating_in_the_table"] = (
@@ -152,4 +153,4 @@ def split_arrays(
         inputs[part, 1:] = tokens_of(puzzles).reshape(-1, num_aug, geometry.cells)
         labels[part, 1:] = tokens_of(solutions).reshape(-1, num_aug, geometry.cells)
         progress("augmented examples", part.stop * copies, count * copies)
-    return split_of(inputs, labels, geometry.vocab_size)
+    return split_of(inputs, labels, SudokuKind(geometry))

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import Metadata
 
 BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
@@ -77,14 +76,6 @@ def geometry_of_size(size: int) -> Geometry:
     if size not in GEOMETRIES:
         raise UserError(f"a Sudoku of size {size} is not known; use one of {', '.join(map(str, GEOMETRIES))}")
     return GEOMETRIES[size]
-
-
-def sudoku_of(data: Metadata) -> Geometry | None:
-    """The Sudoku whose grids a data set holds; None if it holds something else."""
-    for geometry in GEOMETRIES.values():
-        if (data.seq_len, data.vocab_size) == (geometry.cells, geometry.vocab_size):
-            return geometry
-    return None
 
 
 def is_solution(grids: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Bool[np.ndarray, "n"]:
