@@ -1,6 +1,7 @@
 """Data sets whose puzzles all follow one set of rules: what their arrays, options and findings have in common."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,15 @@ from train_jax.errors import UserError
 from train_jax.tasks.puzzles.hashing import first_of_each
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.options import check_disk, check_memory
 
 PAD_TOKEN = 0
 """Of padding, and of a label that counts for nothing."""
 BLANK_IDENTIFIER = 0
 IDENTIFIERS = ["<blank>"]
 """The rules are the same for all, so they share the blank identifier."""
-FROM_ZERO = ("num_aug", "seed", "min_path", "min_difficulty")
-"""Options that may be 0."""
+INDEX_BYTES = 12
+"""Of an example in the three index arrays, at most."""
 
 
 def split_of(
@@ -47,12 +49,12 @@ def split_of(
     }
 
 
-def check_counts(**counts: int) -> None:
-    """Options that are counts, from 0 or from 1."""
-    for name, count in counts.items():
-        least = 0 if name in FROM_ZERO else 1
-        if count < least:
-            raise UserError(f"--{name.replace('_', '-')} {count}: expected at least {least}; use {least} or more")
+def check_room(directory: Path, kind: Kind, *, originals: int, examples: int) -> None:
+    """Raises `UserError` where a data set of so many examples does not fit into memory or on the disk."""
+    bytes_of_set = examples * (2 * kind.seq_len + INDEX_BYTES)
+    remedy = "use fewer puzzles or augmentations"
+    check_memory(bytes_of_set + originals * 4 * kind.seq_len, remedy)
+    check_disk(directory, bytes_of_set, remedy)
 
 
 def subsample(available: int, size: int, rng: np.random.Generator) -> Integer[np.ndarray, "size"]:

@@ -26,6 +26,12 @@ class Mazes(NamedTuple):
     solutions: UInt8[np.ndarray, "n cells"]
 
 
+def check_size(size: int) -> None:
+    """Raises `UserError` for mazes of so many rows."""
+    if not SMALLEST <= size <= LARGEST:
+        raise UserError(f"--size {size}: mazes have {SMALLEST} to {LARGEST} rows; use a size in that range")
+
+
 def size_of(cells: int) -> int | None:
     """Rows of a maze of so many cells; None where there is none."""
     size = round(cells**0.5)
