@@ -53,9 +53,7 @@ def test_sizes_that_do_not_fit_are_refused_before_the_work(tmp_path, monkeypatch
         main(config)
     monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**15)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
-    with pytest.raises(
-        UserError, match=r"has 1.0 GB of room, expected at least .* GB; make room, choose another"
-    ):
+    with pytest.raises(UserError, match=r"has 1.0 GB of room, expected at least .* GB; make room, choose another"):
         main(config)
     assert not list(tmp_path.iterdir())
 

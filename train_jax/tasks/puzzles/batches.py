@@ -112,7 +112,7 @@ class _EpochBegins:
     """Epoch -> how many examples come before it, counting only those that batches use.
 
     How many an epoch uses depends on where in a batch it begins, so this is a chain. Its links are cheap (a step in a
-    million is found in seconds, and once), and found ones are kept.
+    million is found in seconds, and once), and those known are kept.
     """
 
     def __init__(self, puzzles: PuzzleSet, seed: int, batch_size: int):

@@ -182,7 +182,7 @@ class Kind(Protocol):
         ...
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
-        """Why the answer is not right, in words; empty where it is, None where that cannot be told."""
+        """Why the answer is not right, in words; empty where it is, None where that is not known."""
         ...
 
     def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:

@@ -54,7 +54,7 @@ class Trace:
         return (self.grid(step) != self.solution) & self.kind.scored_cells(self.solution)
 
     def mistakes(self, step: int) -> list[str] | None:
-        """Why the grid is not right; empty where it is, None where that cannot be told."""
+        """Why the grid is not right; empty where it is, None where that is not known."""
         return self.kind.mistakes(self.inputs, self.grid(step), self.solution)
 
     def solved(self, step: int) -> bool:

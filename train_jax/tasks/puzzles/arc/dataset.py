@@ -48,7 +48,7 @@ class Group:
     name: str
     puzzle: Puzzle
     splits: dict[str, list[Example]]
-    """The examples that go into each split. What is asked of a tested puzzle never goes into "train"."""
+    """The examples that go into each split. The test inputs of a tested puzzle never go into "train"."""
     places: Places
     """Of the original in the train split."""
 
@@ -91,17 +91,17 @@ def build_arc(
         if building is None:
             return False
         workers = workers or cores()
-        drawn = _in_parallel(
+        symmetries = _in_parallel(
             lambda group: draw(group.puzzle, num_aug, _generator(seed, group.name, "symmetries")),
             groups, workers, "puzzles augmented", progress,
         )  # fmt: skip
-        splits = _lay_out(building, groups, drawn, files)
+        splits = _lay_out(building, groups, symmetries, files)
         _in_parallel(
-            lambda index: _write_group(groups[index], drawn[index], index, splits, seed),
+            lambda index: _write_group(groups[index], symmetries[index], index, splits, seed),
             range(len(groups)), workers, "puzzles written", progress,
         )  # fmt: skip
-        findings["puzzles_with_fewer_augmentations_than_asked"] = sum(len(each.turns) <= num_aug for each in drawn)
-        names = [name for group, each in zip(groups, drawn, strict=True) for name in names_of(group.name, each)]
+        findings["puzzles_with_fewer_augmentations_than_asked"] = sum(len(each.turns) <= num_aug for each in symmetries)
+        names = [name for group, each in zip(groups, symmetries, strict=True) for name in names_of(group.name, each)]
         write_json(building / "identifiers.json", ["<blank>", *names])
         write_json(building / "test_puzzles.json", _test_puzzles(groups), indent=None)
         arrays = {split: (layout.metadata, layout.arrays) for split, layout in splits.items()}
@@ -204,9 +204,9 @@ class Layout:
 
 
 def _lay_out(
-    building: Path, groups: Sequence[Group], drawn: Sequence[Symmetries], files: ExitStack
+    building: Path, groups: Sequence[Group], symmetries: Sequence[Symmetries], files: ExitStack
 ) -> dict[str, Layout]:
-    in_group = np.array([len(each.turns) for each in drawn])
+    in_group = np.array([len(each.turns) for each in symmetries])
     first_identifier = np.concatenate([[1], 1 + np.cumsum(in_group)]).tolist()
     layouts, sizes = {}, {}
     for split in ("train", "test"):

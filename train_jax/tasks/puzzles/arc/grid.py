@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Puzzle:
-    """A task: what it is called, and its examples under "train" (demonstrations) and "test" (questions)."""
+    """A task: what it is called, and its examples under "train" (demonstrations) and "test"."""
 
     name: str
     sections: dict[str, list[Example]]

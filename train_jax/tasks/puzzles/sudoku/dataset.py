@@ -50,7 +50,7 @@ def build_generated(
 ) -> bool:
     """Makes a data set of new puzzles, no two equivalent; returns False when it was there already.
 
-    `num_empty` None empties as many cells as each grid allows; `min_difficulty`: in guesses of `sudoku_rating.py`.
+    `num_empty` None empties as many cells as each grid allows; `min_difficulty`: in guesses (`rating.py`).
 
     Raises `UserError` when the options cannot be met, or as `is_built` does.
     """

@@ -98,7 +98,7 @@ def grids_of(tokens: Integer[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cel
 
 
 def parse(text: str) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
-    """The grid that a text shows, its size told by its number of cells.
+    """The grid that a text shows, whose size follows from the number of cells.
 
     `.` and `0` are empty cells; white space and the lines that `render` draws are passed over.
     Raises `UserError` for anything else, for a length that no size has, and for givens that contradict each other.
