@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from train_jax.report.terminal import drawn, in_rows
-from train_jax.tasks.puzzles.format import SPLITS, PuzzleSet, load_split
-from train_jax.tasks.puzzles.inspection import one_line, originals_of
+from train_jax.tasks.puzzles.format import SPLITS, PuzzleSet, load_split, originals_of
+from train_jax.tasks.puzzles.inspection import one_line
 from train_jax.tasks.puzzles.kinds import fitted_kind, kind_of
-from train_jax.tasks.puzzles.sudoku.grid import grids_of, sudoku_of
-from train_jax.tasks.puzzles.writing import read_recipe
+from train_jax.tasks.puzzles.recipe import read_recipe
 
 
 def told(directory: Path, built: bool, seconds: float) -> str:
@@ -31,11 +30,9 @@ def _counts(puzzles: PuzzleSet) -> str:
     if puzzles.num_puzzles not in (puzzles.num_groups, puzzles.num_examples):
         text += f"{puzzles.num_puzzles:>11,} with augmentations, "
     text += f"{puzzles.num_examples:>11,} examples"
-    if sudoku_of(puzzles.metadata) is not None:
-        empty = (grids_of(puzzles.inputs[originals_of(puzzles)]) == 0).sum(axis=1)
-        empties = f"{empty.min()}" if empty.min() == empty.max() else f"{empty.min()} to {empty.max()}"
-        text += f", {empties} of {puzzles.metadata.seq_len} cells empty"
-    return text
+    kind = puzzles.kind
+    summary = "" if kind is None else kind.summary(puzzles.inputs[originals_of(puzzles)])
+    return f"{text}, {summary}" if summary else text
 
 
 def inspected(directory: Path, facts: Mapping[str, Mapping[str, Any]]) -> str:

@@ -15,7 +15,6 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.tracking import read_metrics
-from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
 from train_jax.tasks.puzzles.halting import HaltingCurve, from_json
 from train_jax.tasks.puzzles.kinds import kind_of, trace_of
@@ -233,7 +232,8 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
 
 def _names(data_dir: str, data: Metadata) -> Sequence[str]:
     """Of ARC's tasks; puzzles of other kinds have none that says anything."""
-    if not isinstance(kind_of(data), ArcKind):
+    kind = kind_of(data)
+    if kind is None or not kind.has_named_puzzles:
         return ()
     try:
         names = read_identifiers(data_dir)

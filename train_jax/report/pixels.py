@@ -42,7 +42,7 @@ def frame(trace: Trace, step: int) -> Image.Image:
     picture = Image.new("P", (max(width + 2 * MARGIN, SMALLEST_WIDTH), height + 2 * MARGIN + CAPTION))
     picture.putpalette([channel for code in COLOURS.values() for channel in ImageColor.getrgb(code)])
     draw = ImageDraw.Draw(picture)
-    for i in range(len(trace.question)):
+    for i in range(len(trace.inputs)):
         row, col = divmod(i, kind.cols)
         _cell(draw, trace, step, i, (MARGIN + col * cell, MARGIN + row * cell, cell))
     _rules(draw, kind.box or (kind.rows, kind.cols), kind.rows, kind.cols, cell, thin=kind.box is not None)
