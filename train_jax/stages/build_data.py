@@ -12,7 +12,7 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.built import inspected, samples, told
+from train_jax.report.built import build_summary, inspected, samples
 from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze import dataset as maze_dataset
@@ -115,7 +115,7 @@ class SudokuData:
                 progress=progress,
             )
         progress.clear()
-        print(told(directory, built, time.monotonic() - started))
+        print(build_summary(directory, built, time.monotonic() - started))
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class MazeData:
                 directory, self.source, min_path=self.min_path, subsample_size=self.subsample_size, **common
             )
         progress.clear()
-        print(told(directory, built, time.monotonic() - started))
+        print(build_summary(directory, built, time.monotonic() - started))
 
 
 ARC_SUBSETS = {1: ("training", "evaluation", "concept"), 2: ("training2", "evaluation2", "concept")}
@@ -252,7 +252,7 @@ class ArcData:
             progress=progress,
         )
         progress.clear()
-        print(told(directory, built, time.monotonic() - started))
+        print(build_summary(directory, built, time.monotonic() - started))
 
 
 @dataclass(frozen=True)

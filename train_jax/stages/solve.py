@@ -13,7 +13,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.pixels import animation
 from train_jax.report.player import player
-from train_jax.report.terminal import thinking, verdict
+from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.folder import write_bytes, write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.tasks.puzzles.kinds import trace_of
@@ -50,13 +50,13 @@ def main(config: Solve) -> None:
     thoughts = think(run, question.tokens, puzzle_identifier=_as_trained(question, config, run))
     trace = trace_of(question.kind, question.tokens, thoughts.predictions, thoughts.q_halt_logits, question.solution)
     title = f"{question.name}; {config.run_dir} at step {run.step}, averaged weights"
-    told = verdict(trace, unique=question.unique)
+    outcome = verdict(trace, unique=question.unique)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(f"{title}\n")
-    print(thinking(trace, width=shutil.get_terminal_size().columns, styled=styled))
-    print(f"\n{told}")
+    print(trace_text(trace, width=shutil.get_terminal_size().columns, styled=styled))
+    print(f"\n{outcome}")
     if config.html is not None:
-        write_text(config.html, player(trace, title=title, verdict=told))
+        write_text(config.html, player(trace, title=title, verdict=outcome))
         print(f"animation: {config.html}")
     if config.gif is not None:
         write_bytes(config.gif, animation(trace))
