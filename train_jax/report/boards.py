@@ -13,10 +13,8 @@ from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 
 class Run(NamedTuple):
-    """Cells that follow each other in a row and look the same."""
+    """Of one cell or several in a row: left, top, width."""
 
-    name: str
-    """CSS class."""
     x: float
     y: float
     width: float
@@ -44,42 +42,35 @@ def board(
     underlined and tinted, the path of a maze dotted. An empty cell that is wrong is a dot."""
     none = np.zeros(len(grid), bool)
     fixed, wrong, changed = (none if mask is None else mask for mask in (fixed, wrong, changed))
-    cell = ((side or default_side(kind)) - 2) / max(kind.rows, kind.cols)
+    cell = ((side or (132 if kind.box else 190)) - 2) / max(kind.rows, kind.cols)
     colours = np.array([kind.colour(value) for value in range(int(grid.max()) + 1)])[grid]
-    fills = [
-        run for name in sorted({*colours.tolist()} - {""}) for run in _runs(colours == name, name, kind.cols, cell)
-    ]
-    if kind.box is not None:
-        fills += [*_runs(wrong, "wrong", kind.cols, cell), *_runs(changed & ~wrong, "changed", kind.cols, cell)]
+    fills = {name: colours == name for name in sorted({*colours.tolist()} - {""})}
+    fills |= {"wrong": wrong, "changed": changed & ~wrong} if kind.box else {}
     return render(
         "board.svg.j2",
-        label=label + (f", {wrong.sum()} wrong" if wrong.any() else ""),
+        label=label,
         cell=cell,
+        stroke=min(1.8, cell * 0.12),
         width=kind.cols * cell + 2,
         height=kind.rows * cell + 2,
-        fills=fills,
-        underlined=[] if kind.box is None else list(_runs(changed, "", kind.cols, cell)),
-        framed=list(_runs(wrong, "", kind.cols, cell)),
-        dots=[_place(i, kind, cell) for i in np.flatnonzero((colours == "path") & ~fixed)],
-        characters=list(_characters(kind, grid, fixed, wrong, cell)),
-        rules=None if kind.box is None else _rules(kind, kind.box, cell),
+        fills=[(name, run) for name, mask in fills.items() for run in _runs(mask, kind.cols, cell)],
+        underlined=_runs(changed & (kind.box is not None), kind.cols, cell),
+        framed=list(_runs(wrong, kind.cols, cell)),
+        dots=[_place(i, kind, cell) for i in np.flatnonzero((colours == "path") & ~fixed).tolist()],
+        characters=_characters(kind, grid, fixed, wrong, cell),
+        rules=kind.box and _rules(kind, kind.box, cell),
     )
 
 
-def default_side(kind: Kind) -> int:
-    """Pixels of the longer side of a board in a row of boards."""
-    return 132 if kind.box else 190
-
-
-def board_at(trace: Trace, step: int, *, label: str, side: float | None = None) -> Markup:
-    """The board after ACT step `step`, 0 for the inputs."""
-    marks = {"wrong": trace.wrong(step), "changed": trace.changed(step)}
-    return board(trace.kind, trace.grid(step), label=label, fixed=_fixed(trace), side=side, **marks)
-
-
-def solution_board(trace: Trace, *, label: str) -> Markup:
-    assert trace.solution is not None
-    return board(trace.kind, trace.solution, label=label, fixed=_fixed(trace))
+def board_at(trace: Trace, step: int | None, *, label: str, side: float | None = None, changes: bool = True) -> Markup:
+    """The board after ACT step `step`, 0 for the inputs, None for the solution; `changes`: marks what differs from the
+    step before."""
+    fixed = trace.given_cells if trace.kind.fills_inputs else None
+    if step is None:
+        assert trace.solution is not None
+        return board(trace.kind, trace.solution, label=label, fixed=fixed, side=side)
+    marks = {"wrong": trace.wrong(step), "changed": trace.changed(step) if changes else None}
+    return board(trace.kind, trace.grid(step), label=label, fixed=fixed, side=side, **marks)
 
 
 def strip(trace: Trace) -> Markup:
@@ -92,38 +83,33 @@ def strip(trace: Trace) -> Markup:
         # The last step of the stretch: the one in which the model was most sure of this grid, or gave it up.
         notes.append(f"halt {halting_probability(trace.q_halt_logits[stretch.last - 1]):.2f}")
         caption = str(stretch).replace("-", "\u2013")
-        figures.append(Figure(board_at(trace, stretch.first, label=caption), caption, " · ".join(notes)))
+        drawing = board_at(trace, stretch.first, label=", ".join([caption, *notes]))
+        figures.append(Figure(drawing, caption, " · ".join(notes)))
     if trace.solution is not None and trace.wrong(trace.act_steps).any():
-        figures.append(Figure(solution_board(trace, label="solution"), "solution"))
+        figures.append(Figure(board_at(trace, None, label="solution"), "solution"))
     return render("strip.html.j2", figures=figures)
 
 
-def _fixed(trace: Trace) -> Mask | None:
-    return trace.given_cells if trace.kind.fills_inputs else None
-
-
-def _runs(mask: Mask, name: str, cols: int, cell: float) -> Iterator[Run]:
+def _runs(mask: Mask, cols: int, cell: float) -> Iterator[Run]:
+    """Cells that follow each other in a row, as one."""
     for row, cells in enumerate(mask.reshape(-1, cols).tolist()):
         col = 0
         for on, run in groupby(cells):
             length = len(list(run))
             if on:
-                yield Run(name, 1 + col * cell, 1 + row * cell, length * cell)
+                yield Run(1 + col * cell, 1 + row * cell, length * cell)
             col += length
 
 
-def _place(i: int, kind: Kind, cell: float) -> tuple[float, float]:
-    """The upper left corner of a cell."""
-    return 1 + i % kind.cols * cell, 1 + i // kind.cols * cell
-
-
-def _characters(
-    kind: Kind, grid: Grid, fixed: Mask, wrong: Mask, cell: float
-) -> Iterator[tuple[str, float, float, str]]:
+def _characters(kind: Kind, grid: Grid, fixed: Mask, wrong: Mask, cell: float) -> Iterator[tuple[str, Run, str]]:
     """Where there are rules between cells; where colours tell cells apart, only those of given cells."""
-    for i in np.flatnonzero(fixed if kind.box is None else (grid > 0) | wrong):
+    for i in np.flatnonzero(fixed if kind.box is None else (grid > 0) | wrong).tolist():
         classes = "digit" + " given" * bool(fixed[i]) + " wrong" * bool(wrong[i])
-        yield classes, *_place(i, kind, cell), kind.character(int(grid[i])).replace(".", "·")
+        yield classes, _place(i, kind, cell), kind.character(int(grid[i])).replace(".", "·")
+
+
+def _place(i: int, kind: Kind, cell: float) -> Run:
+    return Run(1 + i % kind.cols * cell, 1 + i // kind.cols * cell, cell)
 
 
 def _rules(kind: Kind, box: tuple[int, int], cell: float) -> dict[str, str]:

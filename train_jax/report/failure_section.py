@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from train_jax.report.boards import Figure, board_at, solution_board
+from train_jax.report.boards import Figure, board_at
 from train_jax.report.failures import Failures, Share, failures_of
 from train_jax.report.figures import percent
 from train_jax.report.measured import ActSteps, Answers
@@ -93,11 +93,10 @@ def _example(answers: Answers, number: int) -> dict[str, Any] | None:
         return None
     puzzle = answers.name(number)
     name = f"Test example {number:,}{f' ({puzzle})' if puzzle else ''}"
+    wrong = trace.wrong(1).any()
     figures = [
-        Figure(board_at(trace, step, label=f"{name}: {caption}"), caption)
-        for step, caption in enumerate(("input", "answer"))
+        Figure(board_at(trace, step, label=f"{name}: {caption}", changes=False), caption)
+        for step, caption in ((0, "input"), (1, "answer"), *([(None, "solution")] if wrong else []))
     ]
-    mistakes = trace.mistakes(1) if trace.wrong(1).any() else None
-    if trace.wrong(1).any():
-        figures.append(Figure(solution_board(trace, label=f"{name}: solution"), "solution"))
+    mistakes = trace.mistakes(1) if wrong else None
     return {"name": name, "reasons": "; ".join(mistakes or [trace.kind.success_message]), "figures": figures}

@@ -43,7 +43,7 @@ class Failures:
     solved_earlier: int
     """Failed puzzles that were solved after an earlier ACT step."""
     predicted_correct: int
-    """Failed puzzles with a halting logit above 0: the model takes its answer for correct."""
+    """Failed puzzles with a halting logit above 0: the halting head predicts the answer to be correct."""
     solved_examples: list[int]
     failed_examples: list[int]
 

@@ -52,21 +52,17 @@ def _learning(measured: Measured) -> list[Markup]:
     units = (("hours", 3600), ("minutes", 60), ("seconds", 1))
     unit, seconds = next(each for each in units if longest >= 3 * each[1] or each[1] == 1)
     curves = []
-    for title, key, options in (
-        ("exact accuracy, %", "exact_accuracy", {"y_range": (0, 100)}),
-        ("loss per token", "lm_loss", {"log_y": True}),
+    for title, key, scale, y_range in (
+        ("exact accuracy, %", "exact_accuracy", 100, (0, 100)),
+        ("loss per token", "lm_loss", 1, None),
     ):
         for over, x_label, x_unit in (("step", "steps", 1), ("train_seconds", f"{unit} of training", seconds)):
-            series = [
-                Series(
-                    name,
-                    [(x / x_unit, y * (100 if "%" in title else 1)) for x, y in measured.curve(f"{split}/{key}", over)],
-                    colour,
-                    marks=split == "eval",
-                )
-                for name, split, colour in (("training", "train", 1), ("held out, EMA weights", "eval", 2))
-            ]
-            curves.append(plot(series, title=title, x_label=x_label, **options))
+            training, held_out = (
+                [(x / x_unit, y * scale) for x, y in measured.curve(f"{split}/{key}", over)]
+                for split in ("train", "eval")
+            )
+            series = [Series("training", training), Series("held out, EMA weights", held_out, 2, marks=True)]
+            curves.append(plot(series, title=title, x_label=x_label, y_range=y_range, log_y=y_range is None))
     for title, key, log_y in (("learning rate", "train/lr", False), ("gradient norm", "train/grad_norm", True)):
         curves.append(plot([Series("", measured.curve(key))], title=title, x_label="steps", log_y=log_y))
     return [curve for curve in curves if curve]
@@ -95,20 +91,16 @@ def _examples(answers: Answers, act_steps: ActSteps) -> list[dict[str, Any]]:
         if stayed
         else "Of those solved in the end, none of which stayed solved from the first time on, the one solved last."
     )
-    examples = []
-    for title, number, why in (
+    unsolved = "The first of the test set that is not solved in the end."
+    examples = (
         ("A puzzle solved", read.slowest_solved(act_steps.solved), solved),
-        (
-            "A puzzle not solved",
-            read.first_unsolved(answers, act_steps.solved),
-            "The first of the test set that is not solved in the end.",
-        ),
-    ):
-        trace = None if number is None else answers.trace(number)
-        if trace is not None:
-            shown = {"title": title, "number": number, "why": why, "kind": trace.kind, "strip": strip(trace)}
-            examples.append(shown)
-    return examples
+        ("A puzzle not solved", read.first_unsolved(answers, act_steps.solved), unsolved),
+    )
+    return [
+        {"title": title, "number": number, "why": why, "kind": trace.kind, "strip": strip(trace)}
+        for title, number, why in examples
+        if number is not None and (trace := answers.trace(number))
+    ]
 
 
 def _configuration(measured: Measured) -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from train_jax.report.figures import number, percent
 from train_jax.report.theme import COLOURS
@@ -24,36 +25,23 @@ from train_jax.tasks.puzzles.kind import Kind
 COLOUR = {name: colour.light for name, colour in COLOURS.items()}
 _VARIABLE = {colour: f"var(--{name})" for name, colour in reversed(COLOUR.items())}
 """What matplotlib draws in a light colour follows the page from light to dark."""
-RC = {
-    "svg.fonttype": "none",
-    "figure.frameon": False,
-    "font.size": 11,
-    "text.color": COLOUR["ink"],
-    "axes.facecolor": "none",
-    "axes.edgecolor": COLOUR["soft"],
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.formatter.min_exponent": 99,
-    "grid.color": COLOUR["grid"],
-    "grid.linewidth": 1,
-    "xtick.color": COLOUR["soft"],
-    "ytick.color": COLOUR["soft"],
-    "ytick.major.size": 0,
-    "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
-    "lines.dash_capstyle": "butt",
+RC: Any = {
+    **{"svg.fonttype": "none", "figure.frameon": False, "font.size": 11, "lines.linewidth": 1.8},
+    **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
+    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "axes.facecolor": "none", "grid.linewidth": 1},
+    **{"text.color": COLOUR["ink"], "grid.color": COLOUR["grid"], "axes.edgecolor": COLOUR["soft"]},
+    **{"xtick.color": COLOUR["soft"], "ytick.color": COLOUR["soft"], "ytick.major.size": 0, "ytick.major.pad": 6},
 }
 LINES = {1: "solid", 2: (0, (5, 1.6)), 3: (0, (1.6, 1.6))}
 MARKERS = {1: "o", 2: "s", 3: "^"}
 """Series differ by colour, dashes and markers, so that they can be told apart in print too."""
 TOP, RIGHT, BOTTOM, LEFT = 44, 22, 38, 48
 """Around the axes, in pixels, which are points here."""
+STEPS = (1, 2, 5, 10)
 NUMBERED_COLS = 9
 """A heat map of at most so many columns has room for numbers in its cells."""
+STRONGEST = 0.7
+"""Opacity of the highest share where there are numbers, so that they can be read."""
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 Points = Sequence[tuple[float, float]]
@@ -96,9 +84,7 @@ def plot(
 
     What is not finite, or not above 0 on a logarithmic axis, is left out, and the line is broken there.
     """
-    lines = [
-        [(x, y if math.isfinite(y) and (y > 0 or not log_y) else math.nan) for x, y in each.points] for each in series
-    ]
+    lines = [[(x, y if math.isfinite(y) and (y > 0 or not log_y) else math.nan) for x, y in s.points] for s in series]
     edges = np.array(band.edges if band else np.zeros((0, 3)))
     finite = [point for line in lines for point in line if not math.isnan(point[1])] + edges[:, :2].tolist()
     if not finite:
@@ -108,8 +94,7 @@ def plot(
         for i, (each, line) in enumerate(zip(series, lines, strict=True))
         if each.marks
     }
-    limits = {"axes.autolimit_mode": "data" if log_y else "round_numbers", "axes.ymargin": 0.05 if log_y else 0}
-    with matplotlib.rc_context(RC | limits | {"svg.hashsalt": f"{title} {x_label}"}):
+    with matplotlib.rc_context(RC | {"svg.hashsalt": f"{title} {x_label}"}):
         figure = Figure((width / 72, height / 72), dpi=72)
         place = (LEFT / width, BOTTOM / height, 1 - (LEFT + RIGHT) / width, 1 - (TOP + BOTTOM) / height)
         axes = figure.add_axes(place, yscale="log" if log_y else "linear")
@@ -128,9 +113,7 @@ def plot(
             room = {"borderpad": 0, "borderaxespad": 0, "handlelength": 2.4, "handletextpad": 0.5, "columnspacing": 1.2}
             place = {"loc": "upper left", "bbox_to_anchor": (0, 1 - 22 / height)}
             figure.legend(ncols=9, frameon=False, labelcolor=COLOUR["soft"], **room, **place)
-        _write_labels(
-            axes, [(point, text) for each in series for point, text in zip(each.points, each.labels, strict=False)]
-        )
+        _write_labels(axes, [pair for each in series for pair in zip(each.points, each.labels, strict=False)])
         return _svg(figure, _alternative(title, x_label, series, lines), titles)
 
 
@@ -147,16 +130,17 @@ def heat_map(
         for cell, (row, col) in zip(cells, places, strict=True)
     ]
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
-    depths = shares[cells] / highest if highest else shares[cells]
+    numbered = kind.cols <= NUMBERED_COLS
+    depths = shares[cells] / (highest or 1) * (STRONGEST if numbered else 1)
     side = 320 / 72
     with matplotlib.rc_context(RC | {"svg.hashsalt": label}):
         figure = Figure((side, side * kind.rows / kind.cols), dpi=72)
         axes = figure.add_axes((0.004, 0.004, 0.992, 0.992), xlim=(0, kind.cols), ylim=(kind.rows, 0))
         axes.set_axis_off()
-        squares = PolyCollection(places[:, None, ::-1] + corners, facecolors=COLOUR["wrong"], alpha=depths)
+        squares = PolyCollection([*places[:, None, ::-1] + corners], facecolors=COLOUR["wrong"], alpha=depths)
         squares.set(gid="heat", linewidth=0)
         axes.add_collection(squares)
-        if kind.cols <= NUMBERED_COLS:
+        if numbered:
             digits = 0 if highest >= 0.2 else 1 if highest >= 0.02 else 2
             for cell, (row, col) in zip(cells, places, strict=True):
                 share = f"{100 * shares[cell]:.{digits}f}"
@@ -172,29 +156,35 @@ def heat_map(
 
 
 def _scale(axes: Axes, xs: Sequence[float], log_y: bool, y_range: tuple[float, float] | None) -> None:
-    """x from 0; ticks at 1, 2 or 5 times a power of ten, in y over many decades at the powers alone."""
+    """x from 0, y from tick to tick; ticks at 1, 2 or 5 times a power of ten, over many decades at the powers alone."""
     axes.set_xlim(min(0, *xs), max(xs) if max(xs) > min(0, *xs) else 1)
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    if y_range is not None:
-        axes.set_ylim(y_range)
-    if log_y:
-        low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=8))
-        axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    low, high = map(float, y_range or axes.dataLim.intervaly)
+    if low == high:
+        low, high = (low / 2, high * 2) if log_y else (min(0, 2 * low), max(0, 2 * high) or 1)
+    multiples = (1, 2, 5) if high < 100 * low else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if log_y else ()
+    ticks = [float(f"{m}e{p}") for p in powers for m in multiples] or MaxNLocator(5, steps=STEPS).tick_values(low, high)
+    ticks, slack = np.asarray(ticks), 0 if log_y else 1e-9 * (high - low)
+    ticks = ticks[np.sum(ticks <= low + slack) - 1 : np.sum(ticks < high - slack) + 1]
+    axes.set_ylim(ticks[0], ticks[-1])
+    axes.set_yticks(ticks[:: -(-len(ticks) // 8)])
+    axes.yaxis.set_minor_locator(NullLocator())
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
 
 
 def _write_labels(axes: Axes, labels: Sequence[tuple[tuple[float, float], str]]) -> None:
-    """To the lower right of their points, which a rising curve leaves free; none over another, the first ones first."""
+    """To the lower right of their points, which a rising curve leaves free, or above where the axis is below; none over
+    another, the first ones first."""
     taken = []
     for point, text in labels:
         if text:
             style = {"color": COLOUR["soft"], "size": 10.5, "gid": "label"}
             label = axes.annotate(text, point, (5, -12), textcoords="offset points", **style)
-            beyond = label.get_window_extent().x1 - axes.figure.bbox.x1
-            label.set_position((5 - max(0, beyond), -12))
+            box = label.get_window_extent()
+            beyond = max(0, box.x1 - axes.figure.bbox.x1)
+            label.set_position((5 - beyond, -12 if box.y0 > axes.bbox.y0 else 5))
             box = label.get_window_extent()
             if box.count_overlaps(taken):
                 label.remove()
@@ -227,9 +217,8 @@ def _svg(figure: Figure, label: str, titles: Mapping[str, Sequence[str]]) -> Mar
         element.text, element.tail = ((text or "").strip() or None for text in (element.text, element.tail))
         element.attrib.pop("clip-path", None)
         for name in {"d", "x", "y"} & element.attrib.keys():
-            element.set(
-                name, re.sub(r"-?\d+\.\d+", lambda m: f"{float(m[0]):.1f}", " ".join(element.get(name).split()))
-            )
+            text = " ".join(element.attrib[name].split())
+            element.set(name, re.sub(r"-?\d+\.\d+", lambda m: f"{float(m[0]):.1f}", text))
         if "style" in element.attrib:
             style = re.sub(r"font-family: [^;]*;? ?", "", element.get("style", ""))
             element.set("style", re.sub("#[0-9a-f]{6}", lambda m: _VARIABLE.get(m[0], m[0]), style))

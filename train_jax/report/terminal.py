@@ -76,9 +76,8 @@ def grid_text(
 def as_text(grids: Sequence[Text], *below: RenderableType, width: int, styled: bool = False) -> str:
     """The grids, as many side by side as fit `width` columns, and what stands below them."""
     file = StringIO()
-    settings = {"markup": False, "highlight": False, "emoji": False, "legacy_windows": False, "no_color": False}
-    terminal = {"force_terminal": styled, "color_system": "256" if styled else None}
-    console = Console(file=file, width=1000, **settings, **terminal)
+    colours = {"force_terminal": styled, "color_system": "256" if styled else None, "no_color": False}
+    console = Console(file=file, width=1000, markup=False, highlight=False, legacy_windows=False, **colours)
     widest = max(line.cell_len for grid in grids for line in grid.split())
     spaced = [Text.assemble(grid, "\n") for grid in grids]
     console.print(Columns(spaced, padding=(0, 3, 0, 0), equal=True), width=max(width, widest) + 3)

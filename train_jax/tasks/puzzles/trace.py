@@ -42,7 +42,7 @@ class Trace:
         return self.answers[step - 1] if step else self.inputs
 
     def changed(self, step: int) -> Bool[np.ndarray, "cells"]:
-        """Cells that differ from the step before; none at the first step where an answer does not fill the inputs in."""
+        """Cells that differ from the step before; none at the first step where answers do not fill inputs in."""
         if step == 0 or (step == 1 and not self.kind.fills_inputs):
             return np.zeros(len(self.inputs), bool)
         return self.grid(step) != self.grid(step - 1)
