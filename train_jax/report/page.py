@@ -14,7 +14,7 @@ from train_jax.report.figures import percent
 from train_jax.report.halting_section import halting_section
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step
 from train_jax.report.plots import Series, plot
-from train_jax.report.render import render
+from train_jax.report.render import render_document
 from train_jax.tasks.puzzles.kinds import kind_of
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
@@ -29,7 +29,7 @@ def page(measured: Measured) -> str:
         missing = f"of a test set as large as this one only the answers after ACT step {answers.first_step} are kept"
         steps = _act_steps(answers, act_steps) if answers.first_step == 1 else None
     check = measured.export_check
-    return render(
+    return render_document(
         "report.html.j2",
         title=measured.folder.path.resolve().name,
         measured=measured,

@@ -11,7 +11,7 @@ from train_jax.report.boards import board_at
 from train_jax.report.figures import spelled
 from train_jax.report.measured import Measured, by_act_step, slowest_solved
 from train_jax.report.plots import Series, plot
-from train_jax.report.render import render
+from train_jax.report.render import render_document
 from train_jax.tasks.puzzles.trace import Trace
 
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
@@ -22,7 +22,7 @@ Panel = tuple[float, float, str, Markup]
 
 def card(headline: str, panels: Sequence[Panel], width: float, height: float) -> str:
     """A standalone SVG of drawings on paper, light or dark as its reader has it."""
-    return render("card.svg.j2", headline=headline, panels=panels, width=width, height=height, margin=MARGIN)
+    return render_document("card.svg.j2", headline=headline, panels=panels, width=width, height=height, margin=MARGIN)
 
 
 def picture(measured: Measured) -> str:

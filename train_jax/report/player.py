@@ -1,7 +1,7 @@
 """A puzzle's ACT steps as an HTML page that plays them one after the other, without a script, and shows all below."""
 
 from train_jax.report.boards import Figure, board_at, strip
-from train_jax.report.render import render
+from train_jax.report.render import render_document
 from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 STEP_SECONDS = 0.6
@@ -19,7 +19,7 @@ def player(trace: Trace, *, title: str, verdict: str) -> str:
         caption = _caption(trace, step)
         figures.append((step * STEP_SECONDS - whole, Figure(board_at(trace, step, label=caption, side=420), caption)))
     times = {"whole": whole, "share": share, "last_share": LAST_STEPS * share}
-    return render("player.html.j2", title=title, verdict=verdict, figures=figures, strip=strip(trace), **times)
+    return render_document("player.html.j2", title=title, verdict=verdict, figures=figures, strip=strip(trace), **times)
 
 
 def _caption(trace: Trace, step: int) -> str:

@@ -26,7 +26,8 @@ COLOUR = {name: colour.light for name, colour in COLOURS.items()}
 _VARIABLE = {colour: f"var(--{name})" for name, colour in reversed(COLOUR.items())}
 """What matplotlib draws in a light colour follows the page from light to dark."""
 RC: Any = {
-    **{"svg.fonttype": "none", "figure.frameon": False, "font.size": 11, "lines.linewidth": 1.8},
+    **{"svg.fonttype": "none", "figure.frameon": False, "font.size": 11},
+    **{"lines.linewidth": 1.8, "path.simplify_threshold": 0.5},  # pixels: long runs make no large page
     **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
     **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "axes.facecolor": "none", "grid.linewidth": 1},
     **{"text.color": COLOUR["ink"], "grid.color": COLOUR["grid"], "axes.edgecolor": COLOUR["soft"]},
@@ -137,9 +138,8 @@ def heat_map(
         figure = Figure((side, side * kind.rows / kind.cols), dpi=72)
         axes = figure.add_axes((0.004, 0.004, 0.992, 0.992), xlim=(0, kind.cols), ylim=(kind.rows, 0))
         axes.set_axis_off()
-        squares = PolyCollection([*places[:, None, ::-1] + corners], facecolors=COLOUR["wrong"], alpha=depths)
-        squares.set(gid="heat", linewidth=0)
-        axes.add_collection(squares)
+        fills = [(COLOUR["wrong"], depth) for depth in depths]
+        axes.add_collection(PolyCollection([*places[:, None, ::-1] + corners], facecolors=fills, lw=0, gid="heat"))
         if numbered:
             digits = 0 if highest >= 0.2 else 1 if highest >= 0.02 else 2
             for cell, (row, col) in zip(cells, places, strict=True):

@@ -20,5 +20,10 @@ _ENVIRONMENT.filters |= {"number": number, "percent": percent, "shown": shown, "
 
 
 def render(template: str, **values: Any) -> Markup:
-    """`template`: a file of `templates/`."""
-    return Markup(_ENVIRONMENT.get_template(template).render(values))
+    """A part of a page; `template`: a file of `templates/`."""
+    return Markup(render_document(template, **values))
+
+
+def render_document(template: str, **values: Any) -> str:
+    """The same as a plain string: `Markup` escapes what is added to it."""
+    return _ENVIRONMENT.get_template(template).render(values)
