@@ -16,7 +16,7 @@ from support.small_set import METADATA, RECIPE, arrays, rewrite_json
 from benchmarks.fuzz_data import fuzz
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError, brief
-from train_jax.report.built import inspected, told
+from train_jax.report.built import build_summary, inspected
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles import predictions
 from train_jax.tasks.puzzles.arc import json as arc_json
@@ -288,7 +288,7 @@ def test_identifiers_and_recipes_with_tricks_are_refused(data_set):
 )
 def test_a_recipe_of_somebody_else_stays_on_its_lines(data_set, record, tmp_path):
     (data_set / "recipe.json").write_text(json.dumps(record))
-    found = [told(data_set, False, 1.0), inspected(data_set, inspect(data_set, lambda *_: None))]
+    found = [build_summary(data_set, False, 1.0), inspected(data_set, inspect(data_set, lambda *_: None))]
     try:
         assert is_built(data_set, RECIPE)
     except UserError as error:

@@ -14,7 +14,7 @@ from train_jax.core.state import Trainee, new_learner
 from train_jax.core.step import make_eval_step
 from train_jax.errors import UserError
 from train_jax.optim.optimizer import dense_optimizer
-from train_jax.report.terminal import thinking, verdict
+from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import preset
 from train_jax.run.folder import RunFolder, open_run
@@ -77,9 +77,9 @@ def run_dir(tmp_path_factory, data_dir) -> str:
 
 
 def test_grids_stand_side_by_side_and_one_that_stays_is_drawn_once():
-    text = thinking(trace_of(SWAPPED, SOLUTION, SOLUTION), width=80, styled=False)
+    text = trace_text(trace_of(SWAPPED, SOLUTION, SOLUTION), width=80, styled=False)
     lines = text.splitlines()
-    assert lines[0] == "question        ACT step 1      ACT steps 2-3"
+    assert lines[0] == "input           ACT step 1      ACT steps 2-3"
     assert lines[2].split("   ") == ["| . 2 | . 4 |", "| 2!1!| 3*4 |", "| 1*2*| 3 4 |"]
     assert "*: changed; !: wrong" in lines
     assert [line.split() for line in lines[-3:]] == [
@@ -88,26 +88,26 @@ def test_grids_stand_side_by_side_and_one_that_stays_is_drawn_once():
         ["3", "0", "0", "+2.00", "0.881"],
     ]
     assert "\x1b" not in text
-    narrow = thinking(trace_of(SWAPPED, SOLUTION, SOLUTION), width=20, styled=False).splitlines()
+    narrow = trace_text(trace_of(SWAPPED, SOLUTION, SOLUTION), width=20, styled=False).splitlines()
     assert max(map(len, narrow[: narrow.index("*: changed; !: wrong")])) <= 20
-    assert {"question", "ACT step 1", "ACT steps 2-3"} <= {line.strip() for line in narrow}
+    assert {"input", "ACT step 1", "ACT steps 2-3"} <= {line.strip() for line in narrow}
 
 
 def test_on_a_terminal_givens_are_bold_changes_underlined_and_mistakes_red():
-    styled = thinking(trace_of(SWAPPED), width=80, styled=True)
+    styled = trace_text(trace_of(SWAPPED), width=80, styled=True)
     row = styled.splitlines()[2]
     assert row == (
         "| . \x1b[1m2\x1b[0m | . \x1b[1m4\x1b[0m |   "
-        "| \x1b[4m\x1b[31m2\x1b[0m \x1b[1m\x1b[4m\x1b[31m1\x1b[0m | \x1b[4m3\x1b[0m \x1b[1m4\x1b[0m |"
+        "| \x1b[4;31m2\x1b[0m!\x1b[1;4;31m1\x1b[0m!| \x1b[4m3\x1b[0m \x1b[1m4\x1b[0m |"
     )
-    plain = thinking(trace_of(SWAPPED), width=80, styled=False)
+    plain = trace_text(trace_of(SWAPPED), width=80, styled=False)
     legend = next(i for i, line in enumerate(plain.splitlines()) if line.startswith("*"))
-    bare = re.sub(r"\x1b\[\d+m", "", styled).splitlines()[:legend]
-    assert bare == [re.sub(r"[*!]", " ", line) for line in plain.splitlines()[:legend]]
+    bare = re.sub(r"\x1b\[[\d;]+m", "", styled).splitlines()[:legend]
+    assert bare == [line.replace("*", " ") for line in plain.splitlines()[:legend]]
 
 
 def test_an_unknown_solution_marks_nothing_wrong():
-    text = thinking(trace_of(SWAPPED, solution=None), width=80, styled=False)
+    text = trace_text(trace_of(SWAPPED, solution=None), width=80, styled=False)
     assert "!" not in text and "wrong" not in text
 
 

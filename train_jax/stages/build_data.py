@@ -12,7 +12,7 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.built import inspected, samples, told
+from train_jax.report.built import build_summary, inspected, samples
 from train_jax.tasks.puzzles.arc.options import ArcData
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.options import MazeData
@@ -55,7 +55,7 @@ def main(config: SudokuData | MazeData | ArcData | Inspect) -> None:
     else:
         built = config.build(progress)
         progress.clear()
-        print(told(config.directory, built, time.monotonic() - started))
+        print(build_summary(config.directory, built, time.monotonic() - started))
 
 
 def cli(argv: list[str]) -> None:

@@ -13,7 +13,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.pixels import animation
 from train_jax.report.player import player
-from train_jax.report.terminal import thinking, verdict
+from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.folder import write_bytes, write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.tasks.puzzles.kind import PuzzleInput
@@ -55,7 +55,7 @@ def main(config: Solve) -> None:
     result = verdict(trace, unique=puzzle.unique)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(f"{title}\n")
-    print(thinking(trace, width=shutil.get_terminal_size().columns, styled=styled))
+    print(trace_text(trace, width=shutil.get_terminal_size().columns, styled=styled))
     print(f"\n{result}")
     if config.html is not None:
         write_text(config.html, player(trace, title=title, verdict=result))
