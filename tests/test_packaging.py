@@ -33,6 +33,18 @@ def test_help_fits_a_screen_and_has_every_stage_once():
     assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == list(STAGES)
 
 
+@pytest.mark.parametrize("argument", ["--help", "--version", "nonsense"])
+def test_a_closed_pipe_is_no_traceback(argument):
+    command = [sys.executable, "-u", "-m", "train_jax", argument]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    with process.stderr as stderr:
+        shown = stderr.read()
+    assert process.wait(60) == (2 if argument == "nonsense" else 141)
+    assert len(shown.splitlines()) == (argument == "nonsense")
+
+
 def test_version_names_the_pinned_packages(capsys):
     assert main(["--version"]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())

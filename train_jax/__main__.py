@@ -46,19 +46,10 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Runs one command line; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if argv else 2
-    if argv[0] in ("-V", "--version"):
-        print(version_text())
-        return 0
-    name = argv[0]
     try:
-        if name not in STAGES:
-            raise UserError(f"unknown stage {name!r}; one of {', '.join(STAGES)}")
-        stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
-        stage.cli(argv[1:])
+        status = _run(argv)
         sys.stdout.flush()
     except UserError as error:
         print(f"trm: {error}", file=sys.stderr)
@@ -69,6 +60,21 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("trm: interrupted", file=sys.stderr)
         return 130
+    return status
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if argv else 2
+    name = argv[0]
+    if name in ("-V", "--version"):
+        print(version_text())
+        return 0
+    if name not in STAGES:
+        raise UserError(f"unknown stage {name!r}; one of {', '.join(STAGES)}")
+    stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
+    stage.cli(argv[1:])
     return 0
 
 
