@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import tyro
 
 from train_jax.loop import train
-from train_jax.run.config import RunConfig, preset, with_model
+from train_jax.run.config import RunConfig, with_model
+from train_jax.run.presets import preset
 from train_jax.tasks.puzzles.sudoku.dataset import build_generated
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
 

@@ -40,9 +40,9 @@ from benchmarks.trajectory_runs import (
     BATCH_SIZE,
     CASES,
     finish,
-    found,
     in_dtype,
     job,
+    load_results,
     start_jobs,
     tiny_run,
     write_puzzles,
@@ -113,7 +113,7 @@ def _jobs(case: str, seeds: int, root: Path) -> dict[str, Jobs]:
 
 
 def _losses(jobs: Jobs) -> Losses:
-    return np.stack([found(job)["loss"] / BATCH_SIZE for job in jobs])
+    return np.stack([load_results(job)["loss"] / BATCH_SIZE for job in jobs])
 
 
 def smoothed(losses: Losses) -> Losses:

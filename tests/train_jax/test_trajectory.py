@@ -91,7 +91,7 @@ def test_in_float32_within_the_promise(runs, case):
 @every_case
 def test_puzzle_table(runs, case):
     """Sign SGD makes a whole step of a gradient that is zero but for rounding, so a few entries may be steps apart."""
-    ours, theirs, step = runs[case, "jax"], runs[case, "torch"], CASES[case].optim.puzzle_lr
+    ours, theirs, step = runs[case, "jax"], runs[case, "torch"], CASES[case].optim.sparse_lr
     ours, theirs = (side[f"{STEPS}/table/weights"] for side in (ours, theirs))
     assert np.median(np.abs(theirs[1:])) > 5 * step, "the rows hardly moved: nothing was compared"
     apart = np.abs(ours - theirs)
