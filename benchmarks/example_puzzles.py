@@ -20,7 +20,7 @@ class ExamplePuzzles(PuzzleTask):
         self.arch: Any = config.arch
         self.batch_size = config.global_batch_size
         sizes = self.arch.seq_len, self.arch.vocab_size, 0, 0, 0, self.arch.num_puzzle_identifiers
-        super().__init__(config, dataclasses.asdict(Metadata(*sizes, 1, 1.0, 1, ("all",))))
+        super().__init__(config, dataclasses.asdict(Metadata(*sizes, 1, 1.0, 1, ())) | {"sets": ["all"]})
 
     def check(self, config: RunConfig, devices: Devices) -> None: ...
 

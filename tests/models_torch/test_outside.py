@@ -38,7 +38,7 @@ def test_a_model_with_a_carry_is_wrapped_in_the_act_loss_head():
     assert isinstance(head, ACTLossHead) and type(head.model).__name__ == "Thinker" and head.training
     batch = registry.example_batch(config, 4, seed=0)
     carry, loss, *_ = head(head.initial_carry(batch), batch)
-    assert type(carry).__name__ == "Thought" and loss.requires_grad
+    assert type(carry).__name__ == "ThinkerCarry" and loss.requires_grad
 
 
 def test_a_loss_head_is_not_wrapped():

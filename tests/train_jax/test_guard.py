@@ -109,12 +109,21 @@ def test_trm_in_float16_adapts_its_loss_scale_and_learns():
 def test_a_run_that_skips_too_many_steps_ends_with_one_line(capsys, tmp_path, data_dir):
     run = tmp_path / "run"
     fields = ["--data-dir", str(data_dir), "--run-dir", str(run), "--wandb", "disabled", "--eval-batch-size", "8"]
-    fields += ["--optim.lr", "1e38", "--optim.max-skipped-steps", "6", "--checkpoint-every-steps", "4"]
+    fields += [
+        "--optim.lr",
+        "1e3",
+        "--optim.warmup-steps",
+        "0",
+        "--optim.max-skipped-steps",
+        "6",
+        "--checkpoint-every-steps",
+        "4",
+    ]
     assert main(["train", "tiny", *fields, "--arch.forward-dtype", "float16"]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert error.startswith("trm: 7 steps in a row up to step 8 had a loss or gradient that is not finite")
-    assert "(optim.max_skipped_steps is 6); start another --run-dir with a lower --optim.lr than 1e+38" in error
+    assert "(optim.max_skipped_steps is 6); start another --run-dir with a lower --optim.lr than 1000.0" in error
     guard = restore(str(run)).state.guard
     assert (int(guard.consecutive_skipped), int(guard.skipped_steps)) == (3, 3)  # the checkpoint of step 4
     records = [json.loads(line) for line in (run / "metrics.jsonl").open()]

@@ -23,7 +23,7 @@ CASES = {
     "adamw": BASE,
     "adam_atan2": dataclasses.replace(BASE, optimizer="adam_atan2"),
     "lion": dataclasses.replace(BASE, optimizer="lion", lr=1e-3, beta2=0.99),
-    "muon": dataclasses.replace(BASE, optimizer="muon"),
+    "muon": dataclasses.replace(BASE, optimizer="muon, or package.module:function for your own"),
     "adamw_clipped": dataclasses.replace(BASE, clip_norm=0.5),
     # At lr 1e-2 PyTorch's own rounding of `1 - lr * weight_decay`, the same at every step, comes to 1.1e-6 over fifty.
     "adam_atan2_constant": dataclasses.replace(BASE, optimizer="adam_atan2", lr=5e-3, lr_min_ratio=1.0, warmup_steps=0),
@@ -156,9 +156,13 @@ def test_with_decay_0_the_average_equals_the_parameters():
         ({"lr": -1.0}, "optim.lr is -1.0; use at least 0"),
         ({"beta1": 1.0}, "optim.beta1 is 1.0; use a value from 0 to below 1"),
         ({"ema_decay": float("nan")}, "optim.ema_decay is nan; use a value from 0 to below 1"),
-        ({"lr_min_ratio": 1.5}, "optim.lr_min_ratio is 1.5; use a share of lr, from 0 to 1"),
+        ({"lr_min_ratio": 1.5}, "optim.lr_min_ratio is 1.5; use at most 1"),
         ({"max_skipped_steps": 0}, "optim.max_skipped_steps is 0; use at least 1"),
-        ({"optimizer": "sgd"}, "optim.optimizer is 'sgd'; use one of adamw, adam_atan2, lion, muon"),
+        (
+            {"optimizer": "sgd"},
+            "optim.optimizer is 'sgd'; use one of adamw, adam_atan2, lion, muon, "
+            "or package.module:function for your own",
+        ),
     ],
 )
 def test_a_value_outside_its_range_is_an_error(fields, message):
