@@ -61,12 +61,12 @@ def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run
     assert losses[0] == losses[1]
 
 
-def test_a_finished_run_is_left_unchanged(finished_run, finished_fields, data_dir):
+def test_a_finished_run_is_left_unchanged(tmp_path, finished_run, finished_fields, data_dir):
     """By a later process with the same fields."""
 
     def modification_times():
         return {path: path.stat().st_mtime_ns for path in sorted(finished_run.rglob("*")) if path.is_file()}
 
     before = modification_times()
-    run_script("train_tiny", data_dir, *run(finished_run.parent, finished_run.name, 1, *finished_fields))
+    run_script("train_tiny", data_dir, 1, finished_run, tmp_path / "again.npz", *finished_fields)
     assert before == modification_times()
