@@ -1,11 +1,11 @@
-"""Does every architecture learn? Equal steps on the same small Sudokus, a table of what each has reached.
+"""Exact accuracy of every architecture after equal numbers of steps on the same small Sudokus, as a table.
 
     python -m benchmarks.architectures [--steps N] [--seed N] [--only NAME …] [--markdown FILE]
 
 4x4 Sudokus, half the cells empty: 500 for training with 30 symmetries each, 250 for the test, none of them a symmetry
-of one trained on. All have 128 channels, four ACT steps and one block a level (the transformer, with one level, has two
-blocks); recursion and halting are those of their kind. `exact` is the share of test puzzles solved, with averaged
-weights. Attention has learned positions; the rows named so mix positions by an MLP.
+of a training puzzle. All models have 128 channels, four ACT steps and one block per level (the transformer, with one
+level, has two blocks); recursion and halting are those of the architecture. `exact` is the share of test puzzles solved
+with EMA weights. Attention has learned positions; rows with "MLP mixer" mix positions by an MLP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import tyro
 
 from train_jax.loop import train
-from train_jax.run.config import RunConfig, preset, with_model
+from train_jax.run.config import RunConfig, with_model
+from train_jax.run.presets import preset
 from train_jax.tasks.puzzles.sudoku.dataset import build_generated
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
 
@@ -35,7 +36,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "hrm": ("hrm", {"H_layers": 1}),
     "transformer": ("transformer", {"H_layers": 2}),
 }
-"""Row of the table: architecture, what it sets beside the others."""
+"""Row of the table: architecture, and the fields in which it differs from the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,32 +44,32 @@ class Benchmark:
     """Train every architecture for equal steps and print the table."""
 
     steps: int = 1000
-    """Optimizer steps; the learning rate falls on a cosine to the last of them."""
+    """Optimizer steps; the learning rate follows a cosine to the last of them."""
     seed: int = 0
-    """Seeds weights, batches and exploration; the puzzles stay the same."""
+    """Seed of weights, batches and exploration; the puzzles stay the same."""
     only: tuple[str, ...] = ()
-    """Rows to make, by name; all if none is named."""
+    """Rows to compute, by name; all by default."""
     markdown: Path | None = None
     """Also write the table there, with date, machine and command."""
 
 
 class Row(NamedTuple):
-    """What one run came to."""
+    """The result of one run."""
 
     name: str
     parameters: int
     exact: dict[int, float]
     """Exact accuracy by optimizer step."""
     step_milliseconds: float
-    """Median over the run, compilation and evaluation not counted."""
+    """Median over the run, without compilation and evaluation."""
     train_seconds: float
     """With compilation, without evaluation."""
     machine: dict[str, Any]
-    """What the run was made on."""
+    """Processor, cores and versions."""
 
 
 def run_config(name: str, folder: Path, options: Benchmark) -> RunConfig:
-    """What is the same for all, and what is not."""
+    """The run of one row."""
     model, own = ARCHITECTURES[name]
     base = preset("sudoku6")
     arch = {

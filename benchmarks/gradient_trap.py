@@ -1,8 +1,8 @@
-"""Why the bridge exists, in figures: one step of a tiny TRM in PyTorch, through torchax alone, through the bridge.
+"""The gradient trap: one step of a tiny TRM in PyTorch, through torchax alone, and through the bridge.
 
     python -m benchmarks.gradient_trap [--mlp-t]
 
-Prints the loss of each, and how far each gradient is from PyTorch's, relative to its largest entry.
+Prints each loss, and the error of each gradient against PyTorch's, relative to its largest entry.
 """
 
 import dataclasses

@@ -122,12 +122,12 @@ def numbered(leaves: Iterable[tuple[Any, Any]]) -> Leaves:
     return {n: np.asarray(v, np.float64) for n, v in doubles}
 
 
-def errors(found: dict[str, Leaves], expected: dict[str, Leaves]) -> Errors:
+def errors(actual: dict[str, Leaves], expected: dict[str, Leaves]) -> Errors:
     worst: Errors = {}
     for kind, leaves in expected.items():
         largest = max((np.abs(v).max(initial=0) for v in leaves.values()), default=0) if kind == "gradient" else 1e-3
         for name, theirs in leaves.items():
-            ours = found[kind].get(name)
+            ours = actual[kind].get(name)
             error = 1.0
             if ours is not None and ours.shape == theirs.shape:
                 error = np.abs(ours - theirs).max(initial=0) / max(np.abs(theirs).max(initial=0), largest, 1e-30)

@@ -1,11 +1,11 @@
-"""What the bridge costs: the bridged TRM train step beside the same mathematics written by hand in `jax.numpy`.
+"""Overhead of the bridge: the bridged TRM train step against the same mathematics written by hand in `jax.numpy`.
 
     python -m benchmarks.overhead [--batch-size 4] [--pairs 15]
 
-Both sides are the trainer's own step (optimizer, averages, puzzle rows) with another objective inside, at the
-baseline's size in float32. Compiled FLOPs and bytes are the compiler's; the steps take turns in one process, so that
-a noisy machine slows both, and the ratio is the median of the pairs' ratios. Tracing and lowering is that of the
-published baseline (bfloat16, 192 examples a device), the module's export not counted.
+Both sides run the trainer's own step (optimizer, EMA, puzzle rows) with different objectives, at the baseline's size in
+float32. FLOPs and bytes are the compiler's estimates. The steps alternate in one process, so that a noisy machine slows
+both, and the ratio is the median of the pairs' ratios. Tracing and lowering are measured on the published baseline
+(bfloat16, 192 examples on a device), without the module's export.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import torch
 import tyro
 
-import bridge
 from benchmarks import trm_jnp
-from models_torch.registry import build, example_batch
+from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.trm import TRMConfig
-from train_jax.core.objective import Objective, PuzzleTable, Step, objective_of
-from train_jax.core.state import Arrays, new_learner
-from train_jax.core.step import make_train_step
-from train_jax.optim.optimizer import dense_optimizer
-from train_jax.run.config import OptimConfig
+from train_jax.core.objective import Batch, LossSums, Objective
+from train_jax.core.state import Arrays
 from train_jax.runtime.devices import Devices
+from train_jax.start import Training, start
+from train_jax.tasks.puzzles.halting import halting_histogram
 
 VARIANTS = {
     "attention": {"mlp_t": False, "pos_encodings": "rope"},
@@ -44,71 +40,48 @@ class Options:
     batch_size: int = 4
     """Examples in a measured step."""
     pairs: int = 15
-    """Measured pairs of steps, after one that is not counted."""
+    """Measured pairs of steps, after a warm-up pair."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ByHand:
-    """`trm_jnp` behind the face of an `Objective`, its state taken from the bridged one."""
+class ByHand(Objective):
+    """`trm_jnp` as an `Objective`, with the state of the bridged module."""
 
-    bridged: Objective
-    config: TRMConfig
-    tables: tuple[PuzzleTable, ...]
+    config: TRMConfig = dataclasses.field(kw_only=True)
 
-    @property
-    def params(self) -> Arrays:
-        return self.bridged.params
-
-    @property
-    def buffers(self) -> Arrays:
-        return self.bridged.buffers
-
-    @property
-    def local_rows(self) -> Arrays:
-        return self.bridged.local_rows
-
-    def initial_carry(self, params: Arrays, buffers: Arrays, batch: dict) -> Any:
+    def initial_carry(self, params: Arrays, buffers: Arrays, batch: Batch) -> Any:
         return trm_jnp.initial_carry(batch, self.config)
 
     def __call__(
-        self, params: Arrays, rows: Arrays, buffers: Arrays, carry: Any, batch: dict, rng: Any, overrides: Any
-    ) -> Step:
+        self, params: Arrays, rows: Arrays, buffers: Arrays, carry: Any, batch: Batch, rng: Any, overrides: Any = None
+    ) -> LossSums:
         (table,) = self.tables
         ids = trm_jnp.take_up(carry, batch)["puzzle_identifiers"]
         leaf = rows[table.local_weights]
         filled = leaf + jax.lax.stop_gradient(buffers[table.weights][ids] - leaf)
         state = params | {n: b for n, b in buffers.items() if n.endswith("_init")}
         loss, (carry, metrics) = trm_jnp.loss_fn(state, filled, carry, batch, rng.key, self.config)
-        return Step(loss, carry, metrics, buffers | {table.local_ids: ids})
+        metrics |= halting_histogram(carry, self.config.halt_max_steps)
+        return LossSums(loss, None, metrics, carry, buffers | {table.local_ids: ids})
 
 
-def objectives(config: TRMConfig) -> dict[str, Any]:
-    torch.manual_seed(0)
-    bridged = objective_of(bridge.export(build("trm", config)))
-    return {"bridge": bridged, "by hand": ByHand(bridged, config, bridged.tables)}
+def trainings(config: TRMConfig) -> dict[str, Training]:
+    run = example_run("trm", config, steps=1000)
+    bridged = start(run, ExamplePuzzles(run), Devices(1))
+    fields = {field.name: getattr(bridged.objective, field.name) for field in dataclasses.fields(Objective)}
+    return {"bridge": bridged, "by hand": dataclasses.replace(bridged, objective=ByHand(**fields, config=config))}
 
 
 class Measured:
-    """One side's train step with a state of its own."""
+    """The train step of one side with a state of its own."""
 
-    def __init__(self, objective: Any, config: TRMConfig):
-        optim, devices = OptimConfig(), Devices(1)
-        self._optimizer, self._objective = dense_optimizer(optim, 1000), objective
-        step = make_train_step(
-            objective,
-            self._optimizer,
-            optim,
-            total_steps=1000,
-            global_batch_size=config.batch_size,
-            device_count=1,
-        )
-        self._batch = devices.split({k: v.numpy() for k, v in example_batch(config, config.batch_size, seed=0).items()})
-        self._key = devices.key(0)
-        learner = new_learner(objective.params, objective.buffers, self._optimizer)
-        carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, self._batch)
-        # Donated arrays go away: each side gets copies.
-        self._state = devices.replicate(jax.tree.map(jnp.copy, learner)), devices.spread(carry)
-        self._step = devices.train(step)
+    def __init__(self, training: Training):
+        devices = training.devices
+        batch, state = training.batches.at(0), training.initial_state()
+        carry = training.initial_carry(state, batch)
+        self._batch, self._key = batch, devices.random_key(0)
+        self._state = devices.replicate(state), devices.shard(carry)
+        self._step = training.parallel_step()
 
     def trace_seconds(self) -> float:
         start = time.perf_counter()
@@ -118,13 +91,13 @@ class Measured:
     def cost(self) -> tuple[float, float]:
         """GFLOP and gigabytes of the compiled step, by the compiler's count."""
         lowered = jax.jit(lambda *a: self._step(*a)).lower(*self._state, self._batch, self._key)
-        found: Any = lowered.compile().cost_analysis()
-        return found["flops"] / 1e9, found["bytes accessed"] / 1e9
+        cost: Any = lowered.compile().cost_analysis()
+        return cost["flops"] / 1e9, cost["bytes accessed"] / 1e9
 
     def step_seconds(self) -> float:
         start = time.perf_counter()
-        learner, carry, _ = self._step(*self._state, self._batch, self._key)
-        self._state = jax.block_until_ready((learner, carry))
+        state, carry, _ = self._step(*self._state, self._batch, self._key)
+        self._state = jax.block_until_ready((state, carry))
         return time.perf_counter() - start
 
 
@@ -133,7 +106,7 @@ def main(options: Options) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name, variant in VARIANTS.items():
         config = TRMConfig(batch_size=options.batch_size, seq_len=81, vocab_size=11, forward_dtype="float32", **variant)
-        sides = {side: Measured(objective, config) for side, objective in objectives(config).items()}
+        sides = {side: Measured(training) for side, training in trainings(config).items()}
         costs = [side.cost() for side in sides.values()]
         pairs = [[side.step_seconds() for side in sides.values()] for _ in range(options.pairs + 1)][1:]
         ours, theirs = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
@@ -146,9 +119,9 @@ def main(options: Options) -> None:
     print("\n| tracing and lowering the baseline | bridge, s | by hand, s |\n|---|---|---|")
     for name, variant in VARIANTS.items():
         config = TRMConfig(batch_size=192, seq_len=81, vocab_size=11, **variant)
-        both = objectives(config).values()
-        # A step of its own each time: JAX remembers what it traced.
-        seconds = [[Measured(objective, config).trace_seconds() for objective in both] for _ in range(4)][1:]
+        both = trainings(config).values()
+        # A new step each time: JAX caches traces.
+        seconds = [[Measured(training).trace_seconds() for training in both] for _ in range(4)][1:]
         medians = [statistics.median(column) for column in zip(*seconds, strict=True)]
         print(f"| {name} | {medians[0]:.2f} | {medians[1]:.2f} |", flush=True)
 

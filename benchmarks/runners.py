@@ -1,9 +1,9 @@
-"""`pmap` beside `jit(shard_map)`, one step a dispatch beside several: milliseconds a step of a tiny TRM.
+"""`pmap` and `jit(shard_map)` with one and with eight steps in a dispatch: milliseconds per step of a tiny TRM.
 
     python -m benchmarks.runners [--devices 1 8] [--steps 64]
 
-The model is so small that what is measured is what a step costs beside the arithmetic. The variants take turns in one
-process for each number of devices (virtual ones on a CPU); figures are medians of the rounds.
+The model is so small that nearly all of the time is overhead. The variants alternate in one process for each number of
+devices (virtual ones on a CPU); figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tyro
@@ -21,7 +22,7 @@ import tyro
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Measure what spreads a step over devices."""
+    """Measure the runners."""
 
     devices: tuple[int, ...] = (1, 8)
     """Numbers of devices, each in a process of its own; virtual ones on a CPU."""
@@ -33,57 +34,50 @@ class Options:
     """Measure in this process, on the devices it has."""
 
 
-VARIANTS = [(runner, together) for together in (1, 8) for runner in ("pmap", "shard_map")]
+VARIANTS = [(runner, dispatch) for dispatch in (1, 8) for runner in ("pmap", "shard_map")]
 
 
-def round_of(runner: Any, together: int, steps: int) -> Any:
-    """A function that takes so many steps and returns the milliseconds of one."""
+def make_round(runner: Any, dispatch: int, steps: int) -> Callable[[], float]:
+    """A function that runs `steps` steps, `dispatch` in each dispatch, and returns the milliseconds of one step."""
     import jax
-    import numpy as np
-    import torch
 
-    import bridge
-    from models_torch.registry import build, example_batch
-    from train_jax.core.objective import objective_of
-    from train_jax.core.state import new_learner
-    from train_jax.core.step import make_train_step, several_steps
-    from train_jax.optim.optimizer import dense_optimizer
-    from train_jax.run.config import PRESETS
+    from benchmarks.example_puzzles import ExamplePuzzles, example_run
+    from train_jax.run.config import ComputeConfig
+    from train_jax.run.presets import preset
     from train_jax.runtime.devices import Devices
+    from train_jax.start import start
 
-    devices, config = Devices(runner=runner), PRESETS["tiny"]
-    arch = dataclasses.replace(config.arch, batch_size=2, seq_len=16, vocab_size=6, num_puzzle_identifiers=5)
-    torch.manual_seed(0)
-    objective = objective_of(bridge.export(build("trm", arch)))
-    optimizer, size = dense_optimizer(config.optim, 1000), 2 * devices.count
-    step = make_train_step(
-        objective, optimizer, config.optim, total_steps=1000, global_batch_size=size, device_count=devices.count
-    )
-    program = devices.train(step if together == 1 else several_steps(step))
-    batch = devices.split({k: v.numpy() for k, v in example_batch(arch, size, seed=0).items()})
-    learner = devices.replicate(new_learner(objective.params, objective.buffers, optimizer))
-    carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batch)
-    stacked = batch if together == 1 else {k: np.stack([v] * together, axis=1) for k, v in batch.items()}
-    state, placed, key = (learner, devices.spread(carry)), devices.spread(stacked), devices.key(0)
+    devices, config = Devices(runner=runner), preset("tiny")
+    size = 2 * devices.count
+    arch = dataclasses.replace(config.arch, batch_size=size, seq_len=16, vocab_size=6, num_puzzle_identifiers=5)
+    every = {name: 8 for name in ("eval_every_steps", "checkpoint_every_steps", "log_every_steps")}
+    compute = ComputeConfig(runner=runner, steps_per_dispatch=dispatch)
+    run = example_run("trm", arch, optim=config.optim, compute=compute, steps=1000, **every)
+    training = start(run, ExamplePuzzles(run), devices)
+    program, batches = training.parallel_step(), training.batches
+    initial = training.initial_state()
+    carry = training.initial_carry(initial, batches.at(0))
+    state = devices.replicate(initial), devices.shard(carry)
+    batch, key = devices.shard(batches.from_step(0)), devices.random_key(0)
 
-    def take() -> float:
+    def run_round() -> float:
         nonlocal state
-        start = time.perf_counter()
-        for _ in range(steps // together):
-            learner, carry, metrics = program(*state, placed, key)
-            state = learner, carry
-            devices.keep_pace([metrics])
+        begin = time.perf_counter()
+        for _ in range(steps // dispatch):
+            *after, metrics = program(*state, batch, key)
+            state = tuple(after)
+            devices.limit_dispatch([metrics])
         jax.block_until_ready(state)
-        return 1e3 * (time.perf_counter() - start) / steps
+        return 1e3 * (time.perf_counter() - begin) / steps
 
-    return take
+    return run_round
 
 
 def measure(options: Options) -> None:
     import jax
 
-    takes = [round_of(runner, together, options.steps) for runner, together in VARIANTS]
-    times = [[take() for take in takes] for _ in range(options.rounds + 1)][1:]
+    rounds = [make_round(runner, dispatch, options.steps) for runner, dispatch in VARIANTS]
+    times = [[run_round() for run_round in rounds] for _ in range(options.rounds + 1)][1:]
     medians = [statistics.median(column) for column in zip(*times, strict=True)]
     print(
         f"| {jax.device_count()} x {jax.devices()[0].device_kind} | " + " | ".join(f"{m:.2f}" for m in medians) + " |"

@@ -1,26 +1,26 @@
-"""Is it the same training in bfloat16? JAX beside PyTorch, measured by how far PyTorch's own seeds are apart.
+"""Training in bfloat16: the difference between JAX and PyTorch, against the differences between PyTorch's own seeds.
 
     python -m benchmarks.trajectory [--seeds N] [--svg docs/trajectory_bf16.svg]
 
-The runs of `tests/train_jax/test_trajectory.py` in bfloat16: a hundred steps, ACT carry, exploration, puzzle rows. A
-seed is the exploration alone; weights, batches and puzzles are those of every other seed. That is the least that a seed
-of PyTorch's can change, and so its narrowest spread; other weights and another order of the puzzles are a row of the
-table. For every seed PyTorch in bfloat16, PyTorch in float32 and JAX in bfloat16 explore by the same random numbers.
+The runs of `tests/train_jax/test_trajectory.py` in bfloat16: a hundred steps, ACT carry, exploration, puzzle rows. Seeds
+differ in exploration only; weights, batches and puzzles are the same. That is the smallest difference that a seed can
+make in PyTorch, and so its narrowest spread; a row of the table has seeds that also change weights and puzzle order. For
+every seed, PyTorch in bfloat16, PyTorch in float32 and JAX in bfloat16 explore with the same random numbers.
 
-Rounding first moves a loss a little; then whether a puzzle counts as solved, which is what halting learns, so that the
-loss jumps; then who halts, and from there on the batches differ. And where curves cross they are not apart at all. So:
+Rounding first changes the loss a little; then it changes whether a puzzle counts as solved, which halting learns, so
+that the loss jumps; then it changes which sequences halt, and from there on the batches differ. Therefore:
 
-- the distance of two runs is that of the running means of their losses over ten steps, relative to the second one's:
-  its mean over the course, and its largest value;
-- a run is inside at a step where it lies between the lowest and the highest of PyTorch's *other* seeds: of single
-  steps (strict) and of running means. PyTorch's run of the seed is measured the same way and is the yardstick: one of
-  N equals is the lowest or the highest, and so outside of the others, at two of N steps.
+- the distance of two runs is that of the running means of their losses over ten steps, relative to the second run's:
+  its mean over all steps, and its largest value;
+- a run is inside at a step where it lies between the lowest and the highest of PyTorch's *other* seeds, for single
+  steps (strict) and for running means. PyTorch's run of the same seed is measured in the same way for comparison: one
+  of N equivalent runs is the lowest or the highest, and so outside, at two of N steps.
 
-JAX stays within the spread when it is no further from PyTorch's run of the same seed than two seeds of PyTorch's are
-from each other, by the mean (of all seeds, of all pairs) and by the largest value (of any seed, of any pair), and when
-its running means are inside no less often than those of PyTorch's worst seed.
+JAX is within the spread if its distance from PyTorch's run of the same seed is at most the distance between two seeds
+of PyTorch, in the mean (over all seeds, over all pairs) and in the largest value (of any seed, of any pair), and if its
+running means are inside at least as often as those of PyTorch's worst seed.
 
-That this can fail is the row of JAX without the rule of gradient mode.
+The row of JAX without gradient mode shows that a run can fail this test.
 """
 
 from __future__ import annotations
@@ -40,16 +40,14 @@ from benchmarks.trajectory_runs import (
     BATCH_SIZE,
     CASES,
     finish,
-    found,
     in_dtype,
     job,
+    load_results,
     start_jobs,
     tiny_run,
     write_puzzles,
     write_start,
 )
-from train_jax.report.curves import Band, Series, plot
-from train_jax.report.theme import COLOURS, DRAWINGS
 
 SMOOTHED_STEPS = 10
 WEIGHTS_SEED = 4
@@ -59,28 +57,28 @@ Jobs = list[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Train in JAX and in PyTorch in bfloat16 and print how far they come apart; three minutes on two cores."""
+    """Train in JAX and in PyTorch in bfloat16 and print their distances; three minutes on two cores."""
 
     seeds: int = 6
     """Seeds of exploration."""
     svg: Path | None = None
-    """Where to draw the curves."""
+    """File for a plot of the curves."""
 
 
 class Curves(NamedTuple):
-    """The losses of an example in the runs of one architecture, in bfloat16 but for one of them."""
+    """The loss per example in the runs of one architecture, in bfloat16 unless the name says otherwise."""
 
     jax: Losses
     jax_leaky: Losses
-    """The first seed alone: the gradient goes through what is computed under `torch.no_grad`."""
+    """The first seed only: gradients flow through what is computed under `torch.no_grad`."""
     torch: Losses
     torch_float32: Losses
     torch_other: Losses
     """Seeds of the weights and of the order of the puzzles too."""
 
 
-def trained(cases: Sequence[str], seeds: int, root: Path) -> dict[str, Curves]:
-    """All runs, two processes at a time. JAX first: it writes down the random numbers."""
+def train(cases: Sequence[str], seeds: int, root: Path) -> dict[str, Curves]:
+    """All runs, two processes at a time. JAX runs first, because it records the random numbers."""
     write_puzzles(root / "data", size=4, count=64, num_empty=1)
     jobs = {case: _jobs(case, seeds, root) for case in cases}
     for side in ("jax", "torch"):
@@ -113,7 +111,7 @@ def _jobs(case: str, seeds: int, root: Path) -> dict[str, Jobs]:
 
 
 def _losses(jobs: Jobs) -> Losses:
-    return np.stack([found(job)["loss"] / BATCH_SIZE for job in jobs])
+    return np.stack([load_results(job)["loss"] / BATCH_SIZE for job in jobs])
 
 
 def smoothed(losses: Losses) -> Losses:
@@ -121,19 +119,19 @@ def smoothed(losses: Losses) -> Losses:
     return np.lib.stride_tricks.sliding_window_view(losses, SMOOTHED_STEPS, axis=-1).mean(-1)
 
 
-def apart(ours: Losses, theirs: Losses) -> Losses:
-    """How far the running means of each pair of runs are apart at each step, relative to `theirs`."""
+def relative_distance(ours: Losses, theirs: Losses) -> Losses:
+    """The distance of the running means of each pair of runs at each step, relative to `theirs`."""
     return np.abs(smoothed(ours) / smoothed(theirs) - 1)
 
 
 def pairs(losses: Losses) -> tuple[Losses, Losses]:
-    """Every two seeds, either way round."""
+    """All ordered pairs of two seeds."""
     first, second = zip(*permutations(losses, 2), strict=True)
     return np.stack(first), np.stack(second)
 
 
 class Distance(NamedTuple):
-    """Over the course and all pairs of runs, relative to the loss."""
+    """Over all steps and all pairs of runs, relative to the loss."""
 
     mean: float
     largest: float
@@ -143,7 +141,7 @@ class Distance(NamedTuple):
 
 
 def distance(ours: Losses, theirs: Losses) -> Distance:
-    difference = apart(ours, theirs)
+    difference = relative_distance(ours, theirs)
     return Distance(float(difference.mean()), float(difference.max()))
 
 
@@ -155,7 +153,7 @@ class Inside(NamedTuple):
 
 
 def inside(runs: Losses, seeds: Losses) -> Inside:
-    """Of each run among all of `seeds` but the one of its own number."""
+    """Of each run among all of `seeds` except the one with its own index."""
     others = [np.delete(seeds, number, axis=0) for number in range(len(seeds))]
     shares = [np.mean((o.min(0) <= run) & (run <= o.max(0))) for run, o in zip(runs, others, strict=True)]
     return Inside(float(np.mean(shares)), float(np.min(shares)))
@@ -178,7 +176,7 @@ def cells(curves: Curves) -> dict[str, str]:
         "PyTorch's second seed from its first": (curves.torch[1:2], curves.torch[:1]),
         "PyTorch's float32 from its bfloat16, same seed": (curves.torch_float32, curves.torch),
         "two seeds of PyTorch, other weights and order too": pairs(curves.torch_other),
-        "JAX without the rule of gradient mode, first seed": (curves.jax_leaky, curves.torch[:1]),
+        "JAX without gradient mode, first seed": (curves.jax_leaky, curves.torch[:1]),
     }
     return {name: str(distance(*runs)) for name, runs in distances.items()} | {
         "single steps inside, JAX / PyTorch": " / ".join(f"{share.mean:.0%}" for share in single),
@@ -188,79 +186,24 @@ def cells(curves: Curves) -> dict[str, str]:
     }
 
 
-def table(ran: dict[str, Curves]) -> str:
-    columns = [cells(curves) for curves in ran.values()]
-    rows = [["", *ran], ["---"] * (1 + len(ran)), *([name, *(c[name] for c in columns)] for name in columns[0])]
+def table(curves_by_case: dict[str, Curves]) -> str:
+    columns = [cells(curves) for curves in curves_by_case.values()]
+    rows = [
+        ["", *curves_by_case],
+        ["---"] * (1 + len(curves_by_case)),
+        *([name, *(c[name] for c in columns)] for name in columns[0]),
+    ]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-WIDTH, HEIGHT, MARGIN, TITLE = 430, 230, 24, 58
-"""Of a panel, between panels, above them; in pixels."""
-
-
-def losses_panel(case: str, curves: Curves) -> str:
-    jax, torch = smoothed(curves.jax), smoothed(curves.torch)
-    edges = [
-        (x, float(low), float(high)) for x, low, high in zip(_steps(torch[0]), torch.min(0), torch.max(0), strict=True)
-    ]
-    return plot(
-        [_series("PyTorch, one seed", torch[0], 1), _series("JAX, the same", jax[0], 2)],
-        band=Band(f"PyTorch, {len(torch)} seeds", edges),
-        title=f"{case}: loss of an example",
-        x_label="steps",
-        width=WIDTH,
-        height=HEIGHT,
-    )
-
-
-def distances_panel(curves: Curves) -> str:
-    return plot(
-        [
-            _series("another seed", 100 * apart(*pairs(curves.torch)).mean(0), 1),
-            _series("JAX, same seed", 100 * apart(curves.jax, curves.torch).mean(0), 2),
-            _series("float32, same seed", 100 * apart(curves.torch_float32, curves.torch).mean(0), 3),
-        ],
-        title="distance from PyTorch, % of the loss, mean of all seeds",
-        x_label="steps",
-        log_y=True,
-        width=WIDTH,
-        height=HEIGHT,
-    )
-
-
-def _steps(values: np.ndarray) -> range:
-    return range(SMOOTHED_STEPS, SMOOTHED_STEPS + len(values))
-
-
-def _series(name: str, values: np.ndarray, colour: int) -> Series:
-    return Series(name, list(zip(_steps(values), values.tolist(), strict=True)), colour)
-
-
-def picture(ran: dict[str, Curves]) -> str:
-    """A standalone SVG, a row for each architecture: the first seed in the spread of all; how far they come apart."""
-    panels = [
-        f'<g transform="translate({MARGIN + column * (WIDTH + MARGIN)} {TITLE + row * (HEIGHT + MARGIN)})">{panel}</g>'
-        for row, (case, curves) in enumerate(ran.items())
-        for column, panel in enumerate((losses_panel(case, curves), distances_panel(curves)))
-    ]
-    width, height = 3 * MARGIN + 2 * WIDTH, TITLE + len(ran) * (HEIGHT + MARGIN)
-    headline = f"A hundred steps in bfloat16, running means of {SMOOTHED_STEPS}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{headline}">\n<style>{COLOURS}{DRAWINGS}'
-        "svg .headline { font-size: 16px; font-weight: 600; }\n"
-        "svg .paper { fill: var(--paper); stroke: var(--rule); }</style>\n"
-        f'<rect class="paper" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>\n'
-        f'<text class="headline" x="{MARGIN}" y="35">{headline}</text>\n' + "\n".join(panels) + "\n</svg>\n"
-    )
 
 
 def main(options: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ran = trained(list(CASES), options.seeds, Path(folder))
-    print(table(ran))
+        curves_by_case = train(list(CASES), options.seeds, Path(folder))
+    print(table(curves_by_case))
     if options.svg:
-        options.svg.write_text(picture(ran))
+        from benchmarks.trajectory_plot import picture
+
+        options.svg.write_text(picture(curves_by_case))
 
 
 if __name__ == "__main__":

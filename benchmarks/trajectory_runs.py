@@ -1,4 +1,4 @@
-"""The same training run in PyTorch and in JAX, each side in a process of its own, and how far the two come apart."""
+"""The same training run in PyTorch and in JAX, each side in a process of its own, and how far their results differ."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ import numpy as np
 import torch
 
 from models_torch.registry import architecture, build
-from train_jax.run.config import OptimConfig, RunConfig, sized_for, to_json
-from train_jax.tasks.puzzles.mixture import load_mixture
+from train_jax.optim.config import OptimConfig
+from train_jax.run.config import RunConfig, to_json
+from train_jax.run.model import sized
+from train_jax.tasks.puzzles.config import PuzzleConfig
 from train_jax.tasks.puzzles.sudoku.dataset import split_arrays
 from train_jax.tasks.puzzles.sudoku.generator import Originals, generate
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.tasks.puzzles.task import PuzzleTask
 from train_jax.tasks.puzzles.writing import write_dataset
 
 Side = Literal["torch", "jax"]
-LOOPS = Path(__file__).parents[1] / "tests" / "train_jax"
-"""Where `torch_trajectory.py` and `jax_trajectory.py` are; they say what a job is."""
-Found = dict[str, np.ndarray]
-"""What a job leaves: figures of every step by name, `STEP/params/NAME`, `STEP/ema/NAME`, `STEP/table/weights`."""
+TESTS = Path(__file__).parents[1] / "tests"
+"""Where `support/torch_trajectory.py` and `support/jax_trajectory.py` are; they define what a job is."""
+Results = dict[str, np.ndarray]
+"""The output of a job: figures of every step by name, `STEP/params/NAME`, `STEP/ema/NAME`, `STEP/table/weights`."""
 
 STEPS = 100
 BATCH_SIZE = 16
@@ -35,7 +38,7 @@ IDENTIFIERS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An architecture, tiny, with an optimizer and a learning rate at which 100 steps teach it something."""
+    """A tiny architecture with an optimizer and a learning rate at which it learns in 100 steps."""
 
     model: str
     fields: dict[str, Any]
@@ -44,7 +47,7 @@ class Case:
 
 def _optim(optimizer: Any, lr: float) -> OptimConfig:
     return OptimConfig(
-        optimizer=optimizer, lr=lr, warmup_steps=10, weight_decay=0.1, puzzle_weight_decay=1.0, ema_decay=0.95
+        optimizer=optimizer, lr=lr, warmup_steps=10, weight_decay=0.1, sparse_weight_decay=1.0, ema_decay=0.95
     )
 
 
@@ -74,6 +77,8 @@ def tiny_run(case: Case, data_dir: Path, **changes: Any) -> RunConfig:
     }
     return RunConfig(
         data_dir=str(data_dir),
+        run_dir="",
+        task_config=PuzzleConfig(),
         model=case.model,
         arch=architecture(case.model).config_class(**(fields | case.fields | changes)),
         optim=case.optim,
@@ -88,7 +93,7 @@ def in_dtype(config: RunConfig, dtype: str) -> RunConfig:
 
 
 def write_puzzles(folder: Path, *, size: int, count: int, num_empty: int) -> None:
-    """Sudokus with only so many empty cells, so that few steps teach a tiny model to solve them, and it halts.
+    """Sudokus with only so many empty cells: a tiny model learns to solve them in few steps, and halts early.
 
     Unlike a Sudoku data set they have several identifiers, so that there are puzzle rows to learn.
     """
@@ -105,13 +110,13 @@ def write_puzzles(folder: Path, *, size: int, count: int, num_empty: int) -> Non
 
 
 def write_start(path: Path, config: RunConfig, *, seed: int) -> None:
-    """The state that both sides start from: the module's own, but for its halting.
+    """The state that both sides start from: the module's own, except for its halting head.
 
-    An untrained model never wants to halt, and exploration, which only holds back who does, would change nothing.
+    An untrained model never halts early, and exploration, which only delays halting, would change nothing.
     """
     torch.manual_seed(seed)
-    metadata = load_mixture(config.data_dir, "train").metadata
-    module: Any = build(config.model, sized_for(in_dtype(config, "float32"), metadata, config.global_batch_size))
+    arch = sized(in_dtype(config, "float32").arch, PuzzleTask(config), config.global_batch_size)
+    module: Any = build(config.model, arch)
     with torch.no_grad():
         module.model.inner.q_head.weight.normal_(std=0.3)
         module.model.inner.q_head.bias.zero_()
@@ -119,7 +124,7 @@ def write_start(path: Path, config: RunConfig, *, seed: int) -> None:
 
 
 def job(folder: Path, name: str, config: RunConfig, **more: Any) -> dict[str, Any]:
-    """Writes the run's configuration into `folder` and returns a job that leaves `name`.npz there."""
+    """Writes the run's configuration into `folder` and returns a job that writes `name`.npz there."""
     (folder / f"{name}.json").write_text(to_json(config))
     snapshots = [1, config.steps // 2, config.steps]
     files = {"config": f"{name}.json", "start": "start.npz", "out": f"{name}.npz"}
@@ -127,30 +132,30 @@ def job(folder: Path, name: str, config: RunConfig, **more: Any) -> dict[str, An
 
 
 def start_jobs(side: Side, jobs: Sequence[dict[str, Any]], folder: Path) -> subprocess.Popen:
-    """One process that does these jobs in turn."""
+    """One process that runs these jobs one after the other."""
     listed = folder / f"{side}-{jobs[0]['out'].replace('/', '-')}.json"
     listed.write_text(json.dumps(jobs))
-    command = [sys.executable, str(LOOPS / f"{side}_trajectory.py"), str(listed)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", f"support.{side}_trajectory", str(listed.absolute())]
+    return subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process: subprocess.Popen) -> None:
-    """Waits for it. Raises RuntimeError with what it said if it failed."""
+    """Waits for it. Raises RuntimeError with its output if it failed."""
     output, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{process.args} ended with {process.returncode}:\n{output}")
 
 
-def found(job: dict[str, Any]) -> Found:
+def load_results(job: dict[str, Any]) -> Results:
     return dict(np.load(job["out"]))
 
 
-def loss_differences(ours: Found, theirs: Found) -> np.ndarray:
+def loss_differences(ours: Results, theirs: Results) -> np.ndarray:
     """Of every step, relative to `theirs`."""
     return np.abs(ours["loss"] - theirs["loss"]) / np.abs(theirs["loss"])
 
 
-def worst_leaf(ours: Found, theirs: Found, kind: str, step: int = STEPS) -> tuple[float, str]:
+def worst_leaf(ours: Results, theirs: Results, kind: str, step: int = STEPS) -> tuple[float, str]:
     """The largest difference in a leaf, relative to its largest entry, and which leaf that is."""
     names = [name for name in theirs if name.startswith(f"{step}/{kind}/")]
     return max((float(np.abs(ours[n] - theirs[n]).max() / np.abs(theirs[n]).max()), n) for n in names)

@@ -111,35 +111,35 @@ def level(z: Latent, injection: Latent, params: Params, config: TRMConfig) -> La
 
 
 def embed(params: Params, puzzle_rows: Array | None, inputs: Int[Array, "batch seq"], config: TRMConfig) -> Latent:
-    """The question: the puzzle's vector, filled up with zeros over its positions, then the tokens."""
+    """The puzzle embedding, padded with zeros to its positions, then the token embeddings."""
     dtype = config.forward_dtype
-    question = params[f"{INNER}embed_tokens.embedding_weight"].astype(dtype)[inputs]
+    input_embeddings = params[f"{INNER}embed_tokens.embedding_weight"].astype(dtype)[inputs]
     if config.puzzle_emb_ndim:
         assert puzzle_rows is not None
         room = config.puzzle_positions * config.hidden_size
         vector = jnp.pad(puzzle_rows.astype(dtype), ((0, 0), (0, room - config.puzzle_emb_ndim)))
         vector = vector.reshape(-1, config.puzzle_positions, config.hidden_size)
-        question = jnp.concatenate((vector, question), axis=1)
+        input_embeddings = jnp.concatenate((vector, input_embeddings), axis=1)
     if config.pos_encodings == "learned":
         positions = params[f"{INNER}embed_pos.embedding_weight"].astype(dtype)
-        question = math.sqrt(0.5) * (question + positions)
-    return math.sqrt(config.hidden_size) * question
+        input_embeddings = math.sqrt(0.5) * (input_embeddings + positions)
+    return math.sqrt(config.hidden_size) * input_embeddings
 
 
-def think(
-    params: Params, question: Latent, z_H: Latent, z_L: Latent, config: TRMConfig
+def deep_recursion(
+    params: Params, input_embeddings: Latent, z_H: Latent, z_L: Latent, config: TRMConfig
 ) -> tuple[Latent, Latent, Float[Array, "batch seq vocab"], PerSequence, PerSequence]:
     """The H-cycles of one ACT step: latents, answer logits, halt and continue logits."""
 
-    def h_cycle(z_H: Latent, z_L: Latent, params: Params, question: Latent) -> tuple[Latent, Latent]:
+    def h_cycle(z_H: Latent, z_L: Latent, params: Params, input_embeddings: Latent) -> tuple[Latent, Latent]:
         for _ in range(config.L_cycles):
-            z_L = level(z_L, z_H + question, params, config)
+            z_L = level(z_L, z_H + input_embeddings, params, config)
         return level(z_H, z_L, params, config), z_L
 
-    constant_params, constant_question = stop_gradient((params, question))
+    constant_params, constant_embeddings = stop_gradient((params, input_embeddings))
     for _ in range(config.H_cycles - 1):
-        z_H, z_L = h_cycle(z_H, z_L, constant_params, constant_question)
-    z_H, z_L = h_cycle(z_H, z_L, params, question)
+        z_H, z_L = h_cycle(z_H, z_L, constant_params, constant_embeddings)
+    z_H, z_L = h_cycle(z_H, z_L, params, input_embeddings)
 
     logits = linear(z_H, params[f"{INNER}lm_head.weight"])[:, config.puzzle_positions :]
     q_logits = linear(z_H[:, 0], params[f"{INNER}q_head.weight"], params[f"{INNER}q_head.bias"])
@@ -161,8 +161,8 @@ def act_step(
     fresh = carry.halted[:, None, None]
     z_H = jnp.where(fresh, stop_gradient(params[f"{INNER}H_init"]), carry.z_H).astype(config.forward_dtype)
     z_L = jnp.where(fresh, stop_gradient(params[f"{INNER}L_init"]), carry.z_L).astype(config.forward_dtype)
-    question = embed(params, puzzle_rows, data["inputs"], config)
-    z_H, z_L, logits, q_halt, q_continue = think(params, question, z_H, z_L, config)
+    input_embeddings = embed(params, puzzle_rows, data["inputs"], config)
+    z_H, z_L, logits, q_halt, q_continue = deep_recursion(params, input_embeddings, z_H, z_L, config)
     outputs = {"logits": logits, "q_halt_logits": q_halt, "q_continue_logits": q_continue}
 
     steps = jnp.where(carry.halted, 0, carry.steps) + 1
@@ -174,7 +174,7 @@ def act_step(
         minimum_steps = jax.random.randint(minimum_key, steps.shape, 2, config.halt_max_steps + 1)
         halted = (at_limit | wants_to) & (steps >= explores * minimum_steps)
         if not config.no_ACT_continue:
-            *_, next_halt, next_continue = think(params, question, z_H, z_L, config)
+            *_, next_halt, next_continue = deep_recursion(params, input_embeddings, z_H, z_L, config)
             best = jnp.where(at_limit, next_halt, jnp.maximum(next_halt, next_continue))
             outputs["target_q_continue"] = stop_gradient(jax.nn.sigmoid(best))
     return Carry(z_H, z_L, steps, halted, data), outputs

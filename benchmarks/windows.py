@@ -1,9 +1,9 @@
-"""Attention in a window beside full attention on large grids: what a train step of TRM costs.
+"""The cost of a TRM train step on large grids, with attention in a window and with full attention.
 
     python -m benchmarks.windows [--sides 30 50] [--windows 0 7]
 
-One block, one H-cycle of two L-cycles, float32. Arithmetic, memory accesses and the memory that a step takes beside its
-arguments are counted by the compiler; milliseconds are medians, the windows of one grid take turns in one process.
+One block, one H-cycle of two L-cycles, float32. FLOPs, memory accesses and temporary memory are the compiler's
+estimates; milliseconds are medians, the windows of one grid alternate in one process.
 """
 
 from __future__ import annotations
@@ -14,18 +14,12 @@ import time
 from typing import Any
 
 import jax
-import torch
 import tyro
 
-import bridge
-from models_torch.registry import build, example_batch
+from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.trm import TRMConfig
-from train_jax.core.objective import objective_of
-from train_jax.core.state import new_learner
-from train_jax.core.step import make_train_step
-from train_jax.optim.optimizer import dense_optimizer
-from train_jax.run.config import OptimConfig
 from train_jax.runtime.devices import Devices
+from train_jax.start import start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +29,13 @@ class Options:
     sides: tuple[int, ...] = (30, 50)
     """Cells on a side of the grids."""
     windows: tuple[int, ...] = (0, 7)
-    """Cells on a side of what a cell sees; 0 for all."""
+    """Width of the attention window in cells; 0 for full attention."""
     batch_size: int = 2
-    """Grids in a step."""
+    """Grids in a batch."""
     hidden_size: int = 128
     """Channels; heads have 32 of them."""
     rounds: int = 5
-    """Steps of each that are timed."""
+    """Timed steps of each."""
 
 
 class Step:
@@ -63,32 +57,28 @@ class Step:
             puzzle_emb_ndim=options.hidden_size,
             forward_dtype="float32",
         )
-        torch.manual_seed(0)
-        objective = objective_of(bridge.export(build("trm", config)))
-        optim, devices, size = OptimConfig(), Devices(1), options.batch_size
-        optimizer = dense_optimizer(optim, 1000)
-        step = make_train_step(objective, optimizer, optim, total_steps=1000, global_batch_size=size, device_count=1)
-        batch = devices.split({k: v.numpy() for k, v in example_batch(config, size, seed=0).items()})
-        learner = devices.replicate(new_learner(objective.params, objective.buffers, optimizer))
-        carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batch)
-        self._rest = devices.spread(batch), devices.key(0)
-        self._state: tuple[Any, Any] = learner, devices.spread(carry)
-        self._program: Any = devices.train(step).lower(*self._state, *self._rest).compile()
+        run, devices = example_run("trm", config, steps=1000), Devices(1)
+        training = start(run, ExamplePuzzles(run), devices)
+        batch, state = training.batches.at(0), training.initial_state()
+        carry = training.initial_carry(state, batch)
+        self._rest = devices.shard(batch), devices.random_key(0)
+        self._state: tuple[Any, Any] = devices.replicate(state), devices.shard(carry)
+        self._program: Any = training.parallel_step().lower(*self._state, *self._rest).compile()
 
     def counted(self) -> tuple[float, float, float]:
-        """GFLOP, gigabytes accessed, megabytes of memory beside the arguments."""
+        """GFLOP, gigabytes accessed, MiB of temporary memory."""
         cost, memory = self._program.cost_analysis(), self._program.memory_analysis()
         return cost["flops"] / 1e9, cost["bytes accessed"] / 1e9, memory.temp_size_in_bytes / 2**20
 
     def milliseconds(self) -> float:
         start = time.perf_counter()
-        learner, carry, _ = self._program(*self._state, *self._rest)
-        self._state = jax.block_until_ready((learner, carry))
+        state, carry, _ = self._program(*self._state, *self._rest)
+        self._state = jax.block_until_ready((state, carry))
         return 1e3 * (time.perf_counter() - start)
 
 
 def main(options: Options) -> None:
-    print("| grid | window | GFLOP | GB accessed | MiB beside arguments | ms a step |\n|---|---|---|---|---|---|")
+    print("| grid | window | GFLOP | GB accessed | MiB temporary | ms a step |\n|---|---|---|---|---|---|")
     for side in options.sides:
         steps = [Step(options, side, window) for window in options.windows]
         times = [[step.milliseconds() for step in steps] for _ in range(options.rounds + 1)][1:]

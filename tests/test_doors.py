@@ -1,72 +1,107 @@
-"""The doors between the rooms, read off the imports."""
+"""Which room may import which, read from the imports; chains of imports are followed to the end."""
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
+from support.imports import ImportGraph, direct_imports, packages
 
 ROOT = Path(__file__).parents[1]
+ROOMS = ("bridge", "models_torch", "train_jax")
 JAX = {"jax", "jaxlib", "optax", "orbax", "torchax", "bridge", "train_jax"}
 IO = {"wandb", "orbax", "os", "time", "sys", "pathlib", "subprocess", "logging", "shutil"}
 TORCH_ALLOWED = {"run/model.py", "run/restore.py", "tasks/puzzles/export_check.py"}
+FREE_OF_TASKS = ("core", "optim", "runtime", "run", "loop.py", "start.py")
+"""Parts of train_jax that no task's code may be imported by."""
+TASKS = ("train_jax.tasks.puzzles", "train_jax.tasks.language")
 
 
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            yield node.module
+def files(folder):
+    return sorted((ROOT / folder).rglob("*.py"))
 
 
-def rooms(room):
-    return [p for p in (ROOT / room).rglob("*.py")]
+def train_jax_files_that(knows):
+    return [str(path.relative_to(ROOT / "train_jax")) for path in files("train_jax") if knows(path)]
 
 
-def tops(path):
-    return {name.split(".")[0] for name in imports(path)}
+def chains_to_tasks(root):
+    """Chains of imports from the parts that must be free of tasks to a task, as `a -> b -> c`."""
+    graph = ImportGraph(root, "train_jax")
+    paths = [path for part in FREE_OF_TASKS for path in (root / "train_jax").glob(part)]
+    sources = [source for path in paths for source in ([path] if path.suffix else sorted(path.rglob("*.py")))]
+    modules = [".".join(source.relative_to(root).with_suffix("").parts) for source in sources]
+    chains = [graph.chain(module.removesuffix(".__init__"), task) for module in modules for task in TASKS]
+    return [" -> ".join(chain) for chain in chains if chain]
 
 
-@pytest.mark.parametrize("path", rooms("models_torch"), ids=lambda p: p.name)
-def test_models_know_nothing_of_jax(path):
-    assert not tops(path) & JAX
+def test_core_loop_and_run_reach_no_task():
+    assert chains_to_tasks(ROOT) == []
 
 
-@pytest.mark.parametrize("path", rooms("bridge"), ids=lambda p: p.name)
-def test_bridge_knows_no_model_and_no_training(path):
-    assert not tops(path) & {"models_torch", "train_jax", "optax", "orbax", "wandb"}
+@pytest.mark.parametrize("line", ["import train_jax.tasks.puzzles.format", "from train_jax.tasks import language"])
+def test_an_import_of_a_task_three_levels_deep_is_detected(tmp_path, line):
+    package = tmp_path / "train_jax"
+    shutil.copytree(ROOT / "train_jax", package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "tasks" / "language").mkdir(exist_ok=True)
+    (package / "tasks" / "language" / "__init__.py").touch()
+    (package / "first.py").write_text("if True:\n    from train_jax import second\n")
+    (package / "second.py").write_text("def later():\n    import train_jax.third\n")
+    (package / "third.py").write_text(f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {line}\n")
+    reduction = package / "core" / "reduction.py"
+    reduction.write_text(f"{reduction.read_text()}\nfrom train_jax.first import something\n")
+    before = chains_to_tasks(tmp_path)
+    (package / "third.py").write_text(f"{line}\n")
+    planted = [chain for chain in chains_to_tasks(tmp_path) if chain not in before]
+    end = line.split()[1] if line.startswith("import") else "train_jax.tasks.language"
+    expected = f"train_jax.core.reduction -> train_jax.first -> train_jax.second -> train_jax.third -> {end}"
+    assert any(chain.startswith(expected.removesuffix(".format")) for chain in planted)
+    assert any(chain.startswith("train_jax.loop ->") for chain in planted)
 
 
-@pytest.mark.parametrize("path", rooms("train_jax"), ids=lambda p: p.name)
-def test_torch_enters_training_only_where_a_model_is_built_or_exported(path):
-    assert "torchax" not in tops(path)
-    if str(path.relative_to(ROOT / "train_jax")) not in TORCH_ALLOWED:
-        assert "torch" not in tops(path)
+@pytest.mark.parametrize("path", files("models_torch"), ids=lambda p: p.name)
+def test_models_torch_imports_nothing_of_jax(path):
+    assert not packages(path) & JAX
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "train_jax" / "core").glob("[a-z]*.py")))
-def test_the_step_does_no_input_or_output(name):
-    tree = ast.parse((ROOT / "train_jax" / "core" / f"{name}.py").read_text())
-    assert not tops(ROOT / "train_jax" / "core" / f"{name}.py") & IO
-    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in ("print", "open")]
+@pytest.mark.parametrize("path", files("bridge"), ids=lambda p: p.name)
+def test_bridge_imports_no_model_and_no_training(path):
+    assert not packages(path) & {"models_torch", "train_jax", "optax", "orbax", "wandb"}
 
 
-@pytest.mark.parametrize(("module", "owner"), [("wandb", "tracking.py"), ("orbax", "checkpoint.py")], ids=lambda v: v)
-def test_one_file_knows(module, owner):
-    assert [p.name for p in rooms("train_jax") if module in tops(p)] == [owner]
+def test_train_jax_imports_torch_only_where_a_model_is_built_or_read():
+    assert not train_jax_files_that(lambda path: "torchax" in packages(path))
+    assert set(train_jax_files_that(lambda path: "torch" in packages(path))) <= TORCH_ALLOWED
 
 
-def test_only_devices_knows_pmap():
-    assert [p.name for p in rooms("train_jax") if "jax.pmap" in p.read_text()] == ["devices.py"]
+@pytest.mark.parametrize("path", files("train_jax/core") + files("train_jax/optim"), ids=lambda p: p.name)
+def test_core_and_optim_do_no_input_or_output(path):
+    assert not packages(path) & IO
+    names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    assert not names & {"print", "open"}
+
+
+@pytest.mark.parametrize(("package", "owner"), [("wandb", "run/tracking.py"), ("orbax", "run/checkpoint.py")])
+def test_one_file_knows_the_package(package, owner):
+    assert train_jax_files_that(lambda path: package in packages(path)) == [owner]
+
+
+def test_one_file_knows_pmap_and_shard_map():
+    def knows(path):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        imported = {name.split(".")[-1] for name in direct_imports(path)}
+        return bool((used | imported) & {"pmap", "shard_map"})
+
+    assert train_jax_files_that(knows) == ["runtime/devices.py"]
 
 
 def test_nothing_imports_a_stage():
-    for room in ("bridge", "models_torch", "train_jax"):
-        for path in rooms(room):
-            assert not [n for n in imports(path) if n.startswith("train_jax.stages")], path
+    stages = {path: [n for n in direct_imports(path) if n.startswith("train_jax.stages")] for path in
+              (path for room in ROOMS for path in files(room))}  # fmt: skip
+    assert not {str(path): names for path, names in stages.items() if names}
 
 
-def test_everything_has_a_name():
-    names = {p.name for room in ("bridge", "models_torch", "train_jax", "benchmarks") for p in rooms(room)}
-    assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
+def test_no_file_has_a_catch_all_name():
+    names = {path.stem for folder in (*ROOMS, "tests", "benchmarks") for path in files(folder)}
+    assert not names & {"utils", "common", "helpers", "misc"}

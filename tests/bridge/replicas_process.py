@@ -52,11 +52,11 @@ class Case:
         self.program = name, str(jax.make_jaxpr(self.gradient)(*one))
 
     def report(self, results: Any) -> dict:
-        found = []
+        per_device = []
         for i in range(DEVICES):
             (_, result), gradients = call(results, i)
-            found.append(leaves_of(self.row, [result.outputs], result, gradients, [gradients[1]]))
-        outcome = report(self.row, self.references, found)
+            per_device.append(leaves_of(self.row, [result.outputs], result, gradients, [gradients[1]]))
+        outcome = report(self.row, self.references, per_device)
         return {"ok": outcome.ok, "leaves": len(outcome.rows), "table": str(outcome)}
 
 
@@ -64,11 +64,11 @@ def matrix_of_meanings() -> dict[str, dict]:
     cases = {f"{name}-{mode}": Case(name, mode == "train") for name in ROWS for mode in ("train", "eval")}
     programs = {case.program: case for case in cases.values()}
 
-    def together(arguments):
+    def all_gradients(arguments):
         return [case.gradient(*given) for case, given in zip(programs.values(), arguments, strict=True)]
 
     given = [case.arguments for case in programs.values()]
-    results = jax.device_get(jax.pmap(together, in_axes=([AXES] * len(given),))(given))
+    results = jax.device_get(jax.pmap(all_gradients, in_axes=([AXES] * len(given),))(given))
     by_program = dict(zip(programs, results, strict=True))
     return {name: case.report(by_program[case.program]) for name, case in cases.items()}
 
@@ -87,14 +87,14 @@ def draws() -> dict[str, list]:
         return mapped(x.reshape(DEVICES, 2, 3), key, plain)
 
     one, two = jax.random.key(0), jax.random.key(1)
-    found = {
+    results = {
         "whole": fn({}, {}, x, rng=bridge.ShardedKey(one, 0, 1, 16))[0],
         "sharded": spread(one),
         "again": spread(one),
         "other key": spread(two),
         "one key each": spread(one, plain=True),
     }
-    return {name: [np.asarray(a).tolist() for a in arrays] for name, arrays in found.items()}
+    return {name: [np.asarray(a).tolist() for a in arrays] for name, arrays in results.items()}
 
 
 if __name__ == "__main__":

@@ -137,9 +137,9 @@ def leaves_of(row: Row, outputs: list, result: bridge.Result, gradients: tuple, 
     return {kind: parity._named(leaves) for kind, leaves in kinds.items()}
 
 
-def report(row: Row, references: list[Reference], found: list[dict]) -> parity.ParityReport:
+def report(row: Row, references: list[Reference], arrays: list[dict]) -> parity.ParityReport:
     rows = []
-    for i, (reference, leaves) in enumerate(zip(references, found, strict=True)):
+    for i, (reference, leaves) in enumerate(zip(references, arrays, strict=True)):
         rows += parity._compare(i, reference.leaves, leaves, None, row.tolerance)
     return parity.ParityReport(tuple(sorted(rows, key=lambda r: r.tolerance - r.error)))
 

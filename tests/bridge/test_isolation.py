@@ -42,14 +42,14 @@ def traced(row, module, train=True):
 
 def contents(module):
     """All that a module is made of, by value where it is a number and by identity where it is an object."""
-    found = {}
+    parts = {}
     for name, m in module.named_modules():
         for key, value in m.__dict__.items():
             inside = list(value.items()) if isinstance(value, dict) else value
-            found[name, key] = repr(inside) if isinstance(inside, (list, bool, int, set)) else id(inside)
+            parts[name, key] = repr(inside) if isinstance(inside, (list, bool, int, set)) else id(inside)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         data = tensor.detach().clone() if tensor.dtype != torch.bfloat16 else tensor.detach().float()
-        found[name] = (
+        parts[name] = (
             type(tensor),
             id(tensor),
             tensor._version,
@@ -57,7 +57,7 @@ def contents(module):
             tensor.grad,
             data.numpy().tobytes(),
         )
-    return found
+    return parts
 
 
 def tracers():
@@ -276,12 +276,12 @@ def test_work_before_between_and_after_calls_is_the_same():
 
 def test_a_second_thread_is_not_disturbed():
     """It trains in PyTorch, with the global generator, until this one has traced call after call."""
-    alone, module, found, done = training(10), Classifier(), [], threading.Event()
+    alone, module, trainings, done = training(10), Classifier(), [], threading.Event()
 
     def work():
-        while not found or not done.is_set():
+        while not trainings or not done.is_set():
             modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), type(torch.ones(2) + 1)
-            found.append((training(10), modes))
+            trainings.append((training(10), modes))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -289,7 +289,7 @@ def test_a_second_thread_is_not_disturbed():
         bridged(module)
     done.set()
     thread.join()
-    for end, modes in found:
+    for end, modes in trainings:
         assert torch.equal(end, alone) and modes == (True, False, torch.Tensor)
 
 

@@ -203,9 +203,9 @@ def weights(shape):
     return numbers(*shape, seed=7)
 
 
-def assert_close(found, expected, tolerance=TOLERANCE):
-    assert len(found) == len(expected)
-    for ours, truth in zip(found, expected, strict=True):
+def assert_close(actual, expected, tolerance=TOLERANCE):
+    assert len(actual) == len(expected)
+    for ours, truth in zip(actual, expected, strict=True):
         truth = truth.detach().double().numpy()
         assert ours.shape == truth.shape
         scale = max(np.abs(truth).max(initial=0), 1e-3)

@@ -131,10 +131,10 @@ def test_every_draw_of_every_row_has_pytorchs_shape_and_dtype():
 def test_vmap_over_keys_is_the_calls_one_by_one():
     for module in (Dropped(), Noise()):
         call = numbers(module)
-        together = jax.vmap(call)(keys(3))
+        batched = jax.vmap(call)(keys(3))
         for i, key in enumerate(keys(3)):
-            jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda a, i=i: a[i], together), call(key))
-        assert different(*jax.tree.leaves(together)[0])
+            jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda a, i=i: a[i], batched), call(key))
+        assert different(*jax.tree.leaves(batched)[0])
 
 
 def test_one_key_for_a_vmapped_batch_is_one_draw_for_all():

@@ -13,23 +13,23 @@ PROCESS = Path(__file__).with_name("replicas_process.py")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    out = tmp_path_factory.mktemp("replicas") / "found.json"
+def results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("replicas") / "replicas.json"
     subprocess.run([sys.executable, str(PROCESS), str(out)], check=True)
     return json.loads(out.read_text())
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("name", ROWS)
-def test_row(found, name, mode):
+def test_row(results, name, mode):
     """Each device's outputs, buffers and gradients are those of PyTorch with its shard."""
-    report = found["meanings"][f"{name}-{mode}"]
+    report = results["meanings"][f"{name}-{mode}"]
     assert report["ok"], f"\n{report['table']}"
     assert report["leaves"] >= 8
 
 
-def test_draws_belong_to_rows_not_to_replicas(found):
-    draws = {name: [np.array(a) for a in arrays] for name, arrays in found["draws"].items()}
+def test_draws_belong_to_rows_not_to_replicas(results):
+    draws = {name: [np.array(a) for a in arrays] for name, arrays in results["draws"].items()}
     rows, own, integers = draws["sharded"]
     np.testing.assert_array_equal(rows.reshape(16, 3), draws["whole"][0])
     np.testing.assert_array_equal(integers.reshape(16, 3), draws["whole"][2])
@@ -37,14 +37,14 @@ def test_draws_belong_to_rows_not_to_replicas(found):
     assert len(np.unique(rows)) == rows.size
 
 
-def test_a_key_gives_the_same_numbers_again_and_another_key_others(found):
-    draws = found["draws"]
+def test_a_key_gives_the_same_numbers_again_and_another_key_others(results):
+    draws = results["draws"]
     assert draws["again"] == draws["sharded"]
     for ours, others in zip(draws["sharded"], draws["other key"], strict=True):
         assert (np.array(ours) != np.array(others)).mean() > 0.9
 
 
-def test_one_key_for_each_replica(found):
+def test_one_key_for_each_replica(results):
     """A key folded with the replica's index: no two replicas draw the same."""
-    for array in found["draws"]["one key each"]:
+    for array in results["draws"]["one key each"]:
         assert len(np.unique(np.array(array).reshape(8, -1), axis=0)) == 8

@@ -28,11 +28,11 @@ def under_vmap(row, train):
     args = fn.params, inputs_of(row, range(1, 3)), fn.buffers, stacked([r.draws[0] for r in references])
     gradient = jax.vmap(gradient_of(objective), in_axes=(None, 0, None, 0))
     (_, results), gradients = compiled(gradient, *args)(*args)
-    found = []
+    per_example = []
     for i in range(2):
         result, slopes = call((results, gradients), i)
-        found.append(leaves_of(row, [result.outputs], result, slopes, [slopes[1]]))
-    return compare(row, references, found)
+        per_example.append(leaves_of(row, [result.outputs], result, slopes, [slopes[1]]))
+    return compare(row, references, per_example)
 
 
 def under_scan(row, train):

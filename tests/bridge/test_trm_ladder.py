@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import bridge
+from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.registry import architecture, build, example_batch
-from train_jax.core.objective import objective_of
-from train_jax.core.state import new_learner
-from train_jax.core.step import AXIS, make_train_step
-from train_jax.optim.optimizer import dense_optimizer
-from train_jax.run.config import OptimConfig
+from train_jax.core.objective import Objective, sparse_tables
+from train_jax.optim.config import OptimConfig
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
 
 VARIANTS = {
     "attention": ("trm", {"H_cycles": 3}),
@@ -81,7 +81,7 @@ def test_outputs_loss_and_every_gradient_over_three_act_steps(variant):
     assert all(row.scale > 1e-6 for row in gradients), "the puzzle rows have no gradient: nothing was compared"
 
 
-OPTIM = OptimConfig(lr=1e-3, warmup_steps=5, weight_decay=0.3, puzzle_lr=1e-3, puzzle_weight_decay=0.2, ema_decay=0.9)
+OPTIM = OptimConfig(lr=1e-3, warmup_steps=5, weight_decay=0.3, sparse_lr=1e-3, sparse_weight_decay=0.2, ema_decay=0.9)
 
 
 def torch_training(module, config, batches, total_steps):
@@ -101,46 +101,44 @@ def torch_training(module, config, batches, total_steps):
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
-            lr = OPTIM.puzzle_lr * ratio
+            lr = OPTIM.sparse_lr * ratio
             for row in table.local_ids.unique():
                 gradient = table.local_weights.grad[table.local_ids == row].sum(0)
-                table.weights[row] = table.weights[row] * (1 - lr * OPTIM.puzzle_weight_decay) - lr * gradient.sign()
+                table.weights[row] = table.weights[row] * (1 - lr * OPTIM.sparse_weight_decay) - lr * gradient.sign()
             table.local_weights.grad = None
             for name, parameter in module.named_parameters():
                 ema[name].mul_(OPTIM.ema_decay).add_(parameter, alpha=1 - OPTIM.ema_decay)
         yield loss.item(), ema
 
 
-def jax_training(module, config, batches, total_steps):
-    objective = objective_of(bridge.export(module))
-    optimizer = dense_optimizer(OPTIM, total_steps)
-    step = make_train_step(
-        objective, optimizer, OPTIM, total_steps=total_steps, global_batch_size=config.batch_size, device_count=1
-    )
-    step = jax.pmap(step, axis_name=AXIS, in_axes=(None, 0, 0, None), out_axes=(None, 0, None))
-    batches = [{k: jnp.asarray(v.numpy())[None] for k, v in b.items()} for b in batches]
-    learner = new_learner(objective.params, objective.buffers, optimizer)
-    first = jax.tree.map(lambda x: x[0], batches[0])
-    carry = jax.tree.map(lambda x: x[None], objective.initial_carry(learner.params, learner.buffers, first))
-    for batch in batches[:total_steps]:
-        learner, carry, metrics = step(learner, carry, batch, jax.random.key(0))
+def jax_training(name, module, config, total_steps):
+    """On the example batches with seeds 0, 1, …; yields loss, state and objective of every step."""
+    run, devices = example_run(name, config, optim=OPTIM, steps=total_steps), Devices(1)
+    task, fn = ExamplePuzzles(run), bridge.export(module)
+    objective = Objective(fn, task, sparse_tables(fn))
+    training = dataclasses.replace(start(run, task, devices), objective=objective)
+    step, batches, state = training.parallel_step(), training.batches, training.initial_state()
+    carry = devices.shard(training.initial_carry(state, batches.at(0)))
+    state, key = devices.replicate(state), devices.random_key(0)
+    for number in range(total_steps):
+        state, carry, metrics = step(state, carry, batches.at(number), key)
         q = metrics["q_halt_loss"] + metrics.get("q_continue_loss", 0.0)
-        yield float(metrics["lm_loss"] + 0.5 * q), learner, objective
+        yield float(metrics["lm_loss"] + 0.5 * q), jax.tree.map(np.asarray, state), objective
 
 
-def close(found, expected, tolerance, exact=None):
-    found, expected = np.asarray(found), np.asarray(expected)
+def assert_close(actual, expected, tolerance, exact=None):
+    actual, expected = np.asarray(actual), np.asarray(expected)
     allowed = tolerance * max(np.abs(expected).max(), 1e-3)
     if exact is not None:
         allowed = max(allowed, 8 * np.abs(expected - np.asarray(exact)).max())
-    assert np.abs(found - expected).max() <= allowed
+    assert np.abs(actual - expected).max() <= allowed
 
 
 @functools.cache
 def trained(variant):
-    """Twenty steps of the JAX side on batches 0 to 19, for the two tests that look at them."""
+    """Twenty steps of the JAX side, for two tests."""
     config, module, _ = model(variant, halt_exploration_prob=0.0)
-    return list(jax_training(module, config, [example_batch(config, config.batch_size, seed=s) for s in range(20)], 20))
+    return list(jax_training(VARIANTS[variant][0], module, config, 20))
 
 
 @pytest.mark.parametrize("variant", TRAINED)
@@ -159,28 +157,28 @@ def test_one_step_then_twenty(variant):
     start = {name: parameter.detach().numpy().copy() for name, parameter in fresh_module.named_parameters()}
     drift = 0.0
     sides = zip(torch_side, wide_side, trained(variant), strict=True)
-    for step, ((expected, ema), (exact, exact_ema), (found, learner, _)) in enumerate(sides):
+    for step, ((expected, ema), (exact, exact_ema), (loss, state, _)) in enumerate(sides):
         drift = max(drift, abs(expected / exact - 1))
         # Sign SGD makes a whole step of a puzzle gradient that is zero but for rounding: hence 1e-3 for the curve, on
         # either side. In float64 `test_trajectory.py` holds a hundred steps, exploration too, to 1e-9.
-        close(found, expected, MODEL if step == 0 else max(1e-3, 8 * drift))
+        assert_close(loss, expected, MODEL if step == 0 else max(1e-3, 8 * drift))
         if step == 0:
             table = fresh_module.model.inner.puzzle_emb.weights
-            close(learner.buffers["model.inner.puzzle_emb.weights"], table.numpy(), 1e-5)
+            assert_close(state.buffers["model.inner.puzzle_emb.weights"], table.numpy(), 1e-5)
             exact_parameters = dict(wide_module.named_parameters())
             for name, parameter in fresh_module.named_parameters():
-                close(learner.params[name], parameter.detach(), MODEL, exact_parameters[name].detach())
-                close(learner.ema[name], ema[name], MODEL, exact_ema[name])
+                assert_close(state.params[name], parameter.detach(), MODEL, exact_parameters[name].detach())
+                assert_close(state.ema[name], ema[name], MODEL, exact_ema[name])
         elif step == 19:
-            assert all(np.abs(learner.params[name] - start[name]).max() > 5e-3 for name in start), "nothing was trained"
+            assert all(np.abs(state.params[name] - start[name]).max() > 5e-3 for name in start), "nothing was trained"
 
 
 @pytest.mark.parametrize("variant", TRAINED)
 def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
     """Rung 6."""
-    _, learner, objective = trained(variant)[-1]
+    _, state, objective = trained(variant)[-1]
     fn = objective.fn
-    state = bridge.state_dict(fn, fn.params | learner.params, fn.buffers | learner.buffers)
+    state = bridge.state_dict(fn, fn.params | state.params, fn.buffers | state.buffers)
     bridge.save_weights(tmp_path / "w.safetensors", state)
     loaded = bridge.load_weights(tmp_path / "w.safetensors")
     _, other, batch = model(variant)
@@ -188,17 +186,17 @@ def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
     other.eval()
     outputs = other(carry=other.initial_carry(batch), batch=batch, return_keys=("logits",))
     arrays = {k: jnp.asarray(v.numpy()) for k, v in batch.items()}
-    carry = objective.initial_carry(learner.params, learner.buffers, arrays)
+    carry = objective.initial_carry(state.params, state.buffers, arrays)
     ours, _ = fn(
-        fn.params | learner.params, fn.buffers | learner.buffers, carry=carry, batch=arrays, return_keys=("logits",),
+        fn.params | state.params, fn.buffers | state.buffers, carry=carry, batch=arrays, return_keys=("logits",),
         train=False,
     )  # fmt: skip
-    close(ours[3]["logits"], outputs[3]["logits"].detach().numpy(), 1e-4)
+    assert_close(ours[3]["logits"], outputs[3]["logits"].detach().numpy(), 1e-4)
     params, buffers = bridge.into(fn, loaded)
-    for name in learner.params:
-        np.testing.assert_array_equal(params[name], learner.params[name])
+    for name in state.params:
+        np.testing.assert_array_equal(params[name], state.params[name])
     np.testing.assert_array_equal(
-        buffers["model.inner.puzzle_emb.weights"], learner.buffers["model.inner.puzzle_emb.weights"]
+        buffers["model.inner.puzzle_emb.weights"], state.buffers["model.inner.puzzle_emb.weights"]
     )
 
 

@@ -10,15 +10,10 @@ from models_torch.outside import OutsideConfig
 SIZES = {"batch_size": 4, "seq_len": 16, "vocab_size": 6, "num_puzzle_identifiers": 5, "forward_dtype": "float32"}
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch, request):
-    monkeypatch.syspath_prepend(str(request.config.rootpath / "tests"))
-
-
 def make(name: str, **fields):
     config = OutsideConfig(**(SIZES | fields))
     torch.manual_seed(0)
-    return registry.build(f"outside_models:{name}", config), config
+    return registry.build(f"support.outside_models:{name}", config), config
 
 
 def construct(name: str, **options):
@@ -43,7 +38,7 @@ def test_a_model_with_a_carry_is_wrapped_in_the_act_loss_head():
     assert isinstance(head, ACTLossHead) and type(head.model).__name__ == "Thinker" and head.training
     batch = registry.example_batch(config, 4, seed=0)
     carry, loss, *_ = head(head.initial_carry(batch), batch)
-    assert type(carry).__name__ == "Thought" and loss.requires_grad
+    assert type(carry).__name__ == "ThinkerCarry" and loss.requires_grad
 
 
 def test_a_loss_head_is_not_wrapped():
@@ -85,12 +80,12 @@ def test_the_name_of_a_parameter_does_not_decide():
 
 
 def test_the_bare_model_and_its_loss_head_apart():
-    for name in ("outside_models:Thinker", "outside_models:ThinkerWithLoss"):
+    for name in ("support.outside_models:Thinker", "support.outside_models:ThinkerWithLoss"):
         config = OutsideConfig(**SIZES, halt_max_steps=3, options={"width": 8})
         model = registry.build_model(name, config)
         assert type(model).__name__ == name.partition(":")[2]
         head = registry.with_loss_head(name, model, config)
-        assert (head is model) == (name == "outside_models:ThinkerWithLoss")
+        assert (head is model) == (name == "support.outside_models:ThinkerWithLoss")
         assert head is model or (isinstance(head, ACTLossHead) and head.model is model)
 
 
@@ -105,19 +100,20 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     ("name", "fields", "message"),
     [
         ("nowhere:Net", {}, r"'nowhere' cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\); put"),
-        ("outside_models:Net", {}, "outside_models has no nn.Module class 'Net'; it has CellNet, Thinker, "),
-        ("outside_models:a_function", {}, "has no nn.Module class 'a_function'"),
-        ("outside_models:Thought", {}, "has no nn.Module class 'Thought'"),
+        ("Net", {}, "support.outside_models has no nn.Module class 'Net'; it has CellNet, Thinker, "),
+        ("a_function", {}, "has no nn.Module class 'a_function'"),
+        ("ThinkerCarry", {}, "has no nn.Module class 'ThinkerCarry'"),
         (":Net", {}, "'' cannot be imported"),
-        ("outside_models:CellNet", {"options": {"depth": 3}}, "takes no depth; its arguments are vocab_size, seq_len"),
-        ("outside_models:Thinker", {}, r"refused {.*} \(KeyError: 'width', outside_models.py:\d+\); give .*options"),
-        ("outside_models:CellNet", {"halt_max_steps": 4}, "halt_max_steps is 4, and .* has no initial_carry .*; use 1"),
-        ("outside_models:TooFewLogits", {}, r"gives logits of shape \(2, 16, 5\), expected \(2, 16, 6\)"),
-        ("outside_models:Fails", {}, r"not run on inputs of shape \(2, 16\) \(RuntimeError: .*outside_models.py:\d+\)"),
-        ("outside_models:Hasty", {"halt_max_steps": 3, "options": {"width": 8}}, "halts after one step of evaluation"),
+        ("CellNet", {"options": {"depth": 3}}, "takes no depth; its arguments are vocab_size, seq_len"),
+        ("Thinker", {}, r"refused {.*} \(KeyError: 'width', outside_models.py:\d+\); give .*options"),
+        ("CellNet", {"halt_max_steps": 4}, "halt_max_steps is 4, and .* has no initial_carry .*; use 1"),
+        ("TooFewLogits", {}, r"gives logits of shape \(2, 16, 5\), expected \(2, 16, 6\)"),
+        ("Fails", {}, r"not run on inputs of shape \(2, 16\) \(RuntimeError: .*outside_models.py:\d+\)"),
+        ("Hasty", {"halt_max_steps": 3, "options": {"width": 8}}, "halts after one step of evaluation"),
     ],
 )  # fmt: skip
 def test_the_message_says_what_is_wrong(name, fields, message):
+    name = name if ":" in name else f"support.outside_models:{name}"
     with pytest.raises(ValueError, match=message):
         registry.build(name, OutsideConfig(**(SIZES | {"halt_max_steps": 1} | fields)))
 

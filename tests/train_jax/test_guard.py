@@ -1,8 +1,7 @@
-"""Steps that are left out, the loss scale of float16, and the end of a run that only leaves out steps."""
+"""Skipped steps, the loss scale of float16, and the end of a run that skips too many steps."""
 
 import dataclasses
 import json
-import time
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +10,31 @@ import pytest
 import torch
 
 import bridge
-from models_torch.registry import ARCHITECTURES, build, example_batch
+from benchmarks.example_puzzles import ExamplePuzzles, example_run
+from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import main
-from train_jax.core.guard import FIRST_SCALE, LARGEST_SCALE, judged, new_guard
-from train_jax.core.metrics import means, parameter_groups, window_means
-from train_jax.core.objective import objective_of
-from train_jax.core.state import new_learner
-from train_jax.core.step import make_train_step
+from train_jax.core.guard import FIRST_SCALE, LARGEST_SCALE, check_finite, new_guard
+from train_jax.core.metrics import optimizer_figures, parameter_groups, window_sums
+from train_jax.core.objective import Objective, sparse_tables
+from train_jax.core.step import StepOptions, make_train_step
 from train_jax.errors import UserError
-from train_jax.optim.optimizer import dense_optimizer
-from train_jax.run.config import OptimConfig
+from train_jax.optim.chain import dense_optimizer
+from train_jax.optim.config import OptimConfig
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.puzzles.evaluation import means
 
 OVERFLOW = [*"...!.......!!.....!...!!!!..........."]
-"""A run with overflows (!) and good steps."""
+"""A run with overflows (!) and good steps (.)."""
 
 
 @jax.jit
-def judge(guard, good):
-    return judged(guard, jnp.float32(1.0), [jnp.where(good, 1.0, jnp.inf)], growth_steps=3)
+def check(guard, good):
+    return check_finite(guard, jnp.float32(1.0), [jnp.where(good, 1.0, jnp.inf)], growth_steps=3)
 
 
-def test_the_loss_scale_is_that_of_grad_scaler():
+def test_the_loss_scale_equals_that_of_grad_scaler():
     scaler = torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE, growth_interval=3)
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -43,14 +44,14 @@ def test_the_loss_scale_is_that_of_grad_scaler():
         parameter.grad = scaler.scale(torch.tensor([torch.inf if step == "!" else 1.0]))
         scaler.step(optimizer)
         scaler.update()
-        guard = judge(guard, jnp.array(step == ".")).guard
+        guard = check(guard, jnp.array(step == ".")).guard
     assert int(guard.skipped_steps) == OVERFLOW.count("!")
 
 
 def test_the_loss_scale_stays_in_bounds():
     low = high = new_guard(scales_loss=True)
     for _ in range(40):
-        low, high = judge(low, jnp.array(False)).guard, judge(high, jnp.array(True)).guard
+        low, high = check(low, jnp.array(False)).guard, check(high, jnp.array(True)).guard
     assert (float(low.loss_scale), float(high.loss_scale)) == (1.0, LARGEST_SCALE)
     assert (int(low.consecutive_skipped), int(high.consecutive_skipped)) == (40, 0)
 
@@ -59,84 +60,85 @@ def test_the_loss_scale_stays_in_bounds():
     ("loss", "norm", "scale", "good", "carry_good"),
     [(1, 1, 8, True, True), (1, np.inf, 8, False, True), (1, np.nan, 1, False, False), (np.nan, 1, 8, False, False)],
 )
-def test_the_carry_goes_on_where_only_the_scale_was_too_large(loss, norm, scale, good, carry_good):
+def test_the_carry_is_kept_if_only_the_loss_scale_was_too_large(loss, norm, scale, good, carry_good):
     guard = new_guard(scales_loss=True)._replace(loss_scale=jnp.float32(scale))
-    verdict = judged(guard, jnp.float32(loss), [jnp.array([1.0, norm])], growth_steps=5)
-    assert (bool(verdict.good), bool(verdict.carry_good)) == (good, carry_good)
+    result = check_finite(guard, jnp.float32(loss), [jnp.array([1.0, norm])], growth_steps=5)
+    assert (bool(result.good), bool(result.carry_good)) == (good, carry_good)
 
 
-def test_trm_in_float16_finds_its_scale_and_learns():
-    config = dataclasses.replace(ARCHITECTURES["trm"].tiny_config, forward_dtype="float16", mlp_t=True, L_layers=1)
-    torch.manual_seed(0)
-    objective = objective_of(bridge.export(build("trm", config)))
+def test_trm_in_float16_adapts_its_loss_scale_and_learns():
+    arch = dataclasses.replace(ARCHITECTURES["trm"].tiny_config, forward_dtype="float16", mlp_t=True, L_layers=1)
     optim = OptimConfig(lr=3e-3, warmup_steps=0, weight_decay=0.0, loss_scale_growth_steps=4)
-    optimizer, devices = dense_optimizer(optim, 100), Devices(1)
-    sizes = {"total_steps": 100, "global_batch_size": config.batch_size, "device_count": 1, "halt_max_steps": 4}
-    step = devices.train(make_train_step(objective, optimizer, optim, **sizes, scales_loss=True))
-    batch = devices.split({n: t.numpy() for n, t in example_batch(config, config.batch_size, seed=0).items()})
-    learner = new_learner(objective.params, objective.buffers, optimizer, scales_loss=True)
-    assert float(learner.guard.loss_scale) == FIRST_SCALE
-    assert {array.dtype for array in learner.params.values()} == {jnp.dtype("float32")}
-    carry = devices.for_each(objective.initial_carry)(learner.params, learner.buffers, batch)
-    learner = learner._replace(guard=learner.guard._replace(loss_scale=jnp.float32(LARGEST_SCALE)))
-    learner, carry = devices.replicate(learner), devices.spread(carry)
+    config = example_run("trm", arch, optim=optim, steps=100)
+    devices = Devices(1)
+    training = start(config, ExamplePuzzles(config), devices)
+    step, batch = training.parallel_step(), training.batches.at(0)
+    state = training.initial_state()
+    assert float(state.guard.loss_scale) == FIRST_SCALE
+    assert {array.dtype for array in state.params.values()} == {jnp.dtype("float32")}
+    carry = training.initial_carry(state, batch)
+    state = state._replace(guard=state.guard._replace(loss_scale=jnp.float32(LARGEST_SCALE)))
+    state, carry = devices.replicate(state), devices.shard(carry)
 
     losses, norms, scales, skipped, kept = [], [], [], [], None
     for _ in range(40):
         if kept is None:
-            kept = jax.tree.map(np.asarray, learner._replace(guard=None))
-        learner, carry, metrics = step(learner, carry, batch, devices.key(0))
+            kept = jax.tree.map(np.asarray, state._replace(guard=None))
+        state, carry, metrics = step(state, carry, batch, devices.random_key(0))
         skipped.append(bool(metrics["skipped_steps"]))
         scales.append(float(metrics["loss_scale"]))
         losses.append(float(metrics["lm_loss"]))
         norms.append(float(np.linalg.norm(metrics["grad_norm"])))
         if skipped[-1]:
-            jax.tree.map(np.testing.assert_array_equal, kept, learner._replace(guard=None))
-            assert np.asarray(carry.steps).all(), "the carry did not go on though only the scale was too large"
+            jax.tree.map(np.testing.assert_array_equal, kept, state._replace(guard=None))
+            assert np.asarray(carry.steps).all(), "the carry was reset though only the loss scale was too large"
         else:
             kept = None
     overflows = skipped.index(False)
     assert overflows > 0 and scales[: overflows + 1] == [LARGEST_SCALE / 2**n for n in range(overflows + 1)]
     grown = [i for i in range(len(scales) - 4) if not any(skipped[i : i + 4]) and len({*scales[i : i + 4]}) == 1]
-    assert grown and all(scales[i + 4] == 2 * scales[i] for i in grown), "it did not grow after four good steps"
+    assert grown and all(scales[i + 4] == 2 * scales[i] for i in grown), (
+        "the loss scale did not grow after four good steps"
+    )
     good = [loss for loss, left_out in zip(losses, skipped, strict=True) if not left_out]
     assert good[-1] < 0.8 * good[0]
-    assert all(0.1 < norm < 100 for norm in np.array(norms)[~np.array(skipped)]), "gradients keep the loss's scale"
-    assert {array.dtype for array in learner.params.values()} == {jnp.dtype("float32")}
+    assert all(0.1 < norm < 100 for norm in np.array(norms)[~np.array(skipped)]), "gradients contain the loss scale"
+    assert {array.dtype for array in state.params.values()} == {jnp.dtype("float32")}
 
 
-def test_a_run_that_only_leaves_out_steps_ends_with_one_line(capsys, tmp_path, data_dir):
+def test_a_run_that_skips_too_many_steps_ends_with_one_line(capsys, tmp_path, data_dir):
     run = tmp_path / "run"
     fields = ["--data-dir", str(data_dir), "--run-dir", str(run), "--wandb", "disabled", "--eval-batch-size", "8"]
-    fields += ["--optim.lr", "1e38", "--optim.max-skipped-steps", "6", "--checkpoint-every-steps", "4"]
+    fields += [
+        "--optim.lr",
+        "1e3",
+        "--optim.warmup-steps",
+        "0",
+        "--optim.max-skipped-steps",
+        "6",
+        "--checkpoint-every-steps",
+        "4",
+    ]
     assert main(["train", "tiny", *fields, "--arch.forward-dtype", "float16"]) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert said.startswith("trm: 7 steps in a row up to step 8 had a loss or gradient that is not finite")
-    assert "not finite, 6 are too many; start another --run-dir with a lower --optim.lr than 1e+38" in said
-    deadline = time.monotonic() + 20  # it is written in the background
-    while not (run / "checkpoints" / "4" / "commit_success.txt").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    guard = restore(str(run)).learner.guard
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert error.startswith("trm: 7 steps in a row up to step 8 had a loss or gradient that is not finite")
+    assert "(optim.max_skipped_steps is 6); start another --run-dir with a lower --optim.lr than 1000.0" in error
+    guard = restore(str(run)).state.guard
     assert (int(guard.consecutive_skipped), int(guard.skipped_steps)) == (3, 3)  # the checkpoint of step 4
     records = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert [record["train/skipped_steps"] for record in records] == [3, 1, 3]
-    # Of step 4, after the halvings at steps 2 and 3: the loop has told float16 to scale its loss.
+    # Of step 4, after the halvings at steps 2 and 3: the run scales the loss of float16.
     assert records[0]["train/loss_scale"] == FIRST_SCALE / 4
     assert np.isfinite(records[0]["train/lm_loss"]) and np.isnan(records[-1]["train/lm_loss"])
 
 
-def test_frozen_weights_of_a_model_without_a_puzzle_table():
-    objective = objective_of(bridge.export(torch.nn.Linear(2, 2)))
-    with pytest.raises(UserError, match="freeze_weights leaves nothing to learn: the model has no puzzle table"):
-        make_train_step(
-            objective,
-            dense_optimizer(OptimConfig(), 1),
-            OptimConfig(freeze_weights=True),
-            total_steps=1,
-            global_batch_size=1,
-            device_count=1,
-        )
+def test_freezing_all_weights_of_a_model_without_sparse_table():
+    fn = bridge.export(torch.nn.Linear(2, 2))
+    objective, config = Objective(fn, None, sparse_tables(fn)), OptimConfig(freeze=".*")
+    options = StepOptions(total_steps=1, global_batch_size=1, device_count=1)
+    with pytest.raises(UserError, match="leaves nothing to train: the model has no sparse table"):
+        make_train_step(objective, dense_optimizer(config, 1), config, options)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +151,21 @@ def test_frozen_weights_of_a_model_without_a_puzzle_table():
         ([], {}),
     ],
 )
-def test_groups_are_the_first_part_of_a_name_that_differs(names, groups):
+def test_parameter_groups_are_the_first_part_of_the_names_that_differs(names, groups):
     assert parameter_groups(names) == groups
 
 
-def test_a_window_counts_only_the_steps_that_count():
+def test_skipped_steps_do_not_count_in_a_window():
     step = {"count": 2, "lm_loss": 8.0, "exact_accuracy": 1, "halted_at": np.array([1, 1]), "skipped_steps": False}
     step |= {"lr": 0.1, "grad_norm": np.array([3.0, 4.0]), "update_norm": np.array([0.0, 1.0])}
-    left_out = step | {"count": 0, "lm_loss": 0.0, "exact_accuracy": 0, "halted_at": np.zeros(2), "skipped_steps": True}
-    figures = window_means([step, left_out, step], {"a": ("x",), "b": ("y",)}, batch_size=4)
-    assert figures == {
-        "count": 4, "lm_loss": 2.0, "exact_accuracy": 0.5, "halted_at/1": 0.5, "halted_at/2": 0.5, "skipped_steps": 1,
+    skipped = step | {"count": 0, "lm_loss": 0.0, "exact_accuracy": 0, "halted_at": np.zeros(2), "skipped_steps": True}
+    sums = window_sums([step, skipped, step])
+    assert sums.pop("skipped_steps") == 1
+    config = example_run("trm", ARCHITECTURES["trm"].tiny_config)
+    assert ExamplePuzzles(config).figures(sums, examples=2 * 4) == {
+        "count": 4, "lm_loss": 2.0, "exact_accuracy": 0.5, "halted_at/1": 0.5, "halted_at/2": 0.5,
+    }  # fmt: skip
+    assert optimizer_figures(step, {"a": ("x",), "b": ("y",)}) == {
         "lr": 0.1, "grad_norm": 5.0, "grad_norm/a": 3.0, "grad_norm/b": 4.0,
         "update_norm": 1.0, "update_norm/a": 0.0, "update_norm/b": 1.0,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""From training to the checked export, for models that are not a TRM and for modules from outside the project."""
+"""From training to the checked export for other models than TRM and for modules from outside the project."""
 
 import json
 
@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.outside_models import CellNet
 
 from train_jax import loop
 from train_jax.__main__ import main
 from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.model import build_module
 from train_jax.run.restore import restore
 
 TINY = ["--wandb", "disabled", "--steps", "6", "--eval-every-steps", "0", "--eval-batch-size", "8",
@@ -17,15 +19,10 @@ TINY = ["--wandb", "disabled", "--steps", "6", "--eval-every-steps", "0", "--eva
 SMALL = ["--arch.hidden-size", "16", "--arch.puzzle-emb-ndim", "16", "--arch.H-layers", "1"]
 MODELS = {
     "hrm": ["--model", "hrm", *SMALL],
-    "thinker": ["--model", "outside_models:Thinker", "--arch.options", '{"width": 8}'],
-    "loss head": ["--model", "outside_models:ThinkerWithLoss", "--arch.options", '{"width": 8}'],
-    "plain": ["--model", "outside_models:CellNet", "--arch.options", '{"hidden": 8}'],
+    "thinker": ["--model", "support.outside_models:Thinker", "--arch.options", '{"width": 8}'],
+    "loss head": ["--model", "support.outside_models:ThinkerWithLoss", "--arch.options", '{"width": 8}'],
+    "plain": ["--model", "support.outside_models:CellNet", "--arch.options", '{"hidden": 8}'],
 }
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch, request):
-    monkeypatch.syspath_prepend(str(request.config.rootpath / "tests"))
 
 
 def train(name, data_dir, run_dir) -> int:
@@ -41,19 +38,19 @@ def test_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
     shown = capsys.readouterr().out
     assert shown.count("PyTorch agrees: the same answer on 8 of 8 puzzles") == 2 and "step 6" in shown
     weights = load_file(run / "weights.safetensors")
-    learner = restore(str(run)).learner
-    assert weights.keys() >= learner.params.keys()
-    started = dict(build(run).named_parameters())
-    moved = [key for key, value in started.items() if not np.allclose(weights[key], value.detach(), atol=1e-4)]
-    assert len(moved) > len(started) / 2
+    state = restore(str(run)).state
+    assert weights.keys() >= state.params.keys()
+    initial = dict(build_initial(run).named_parameters())
+    changed = [key for key, value in initial.items() if not np.allclose(weights[key], value.detach(), atol=1e-4)]
+    assert len(changed) > len(initial) / 2
 
 
 def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir, monkeypatch, capsys):
-    """Running statistics, dropout and Adam's moments go on where they stopped; its weights load into the class."""
+    """Running statistics, dropout and Adam's moments continue; the weights load into the class itself."""
 
     class Stopped(Checkpoints):
-        def save(self, step, state, notes):
-            super().save(step, state, notes)
+        def save(self, *args):
+            super().save(*args)
             self.wait()
             raise KeyboardInterrupt
 
@@ -70,17 +67,12 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
     for key, value in whole.items():
         assert torch.equal(value, stopped[key]), key
     assert whole["model.inner.norm.num_batches_tracked"] == 6
-
-    from outside_models import CellNet
-
     own = CellNet(vocab_size=6, seq_len=16, hidden=8)
     own.load_state_dict({key.removeprefix("model.inner."): value for key, value in stopped.items()}, strict=True)
     figures = json.loads((tmp_path / "stopped" / "FINISHED").read_text())
     assert figures["steps"] == 1 and figures["count"] == 8
 
 
-def build(run_dir):
-    from train_jax.run.model import build_module
-
-    restored = restore(str(run_dir))
-    return build_module(restored.config, restored.data, 8)
+def build_initial(run_dir):
+    run = restore(str(run_dir))
+    return build_module(run.config, run.task, 8)

@@ -1,4 +1,4 @@
-"""Runs of several processes, each with devices of its own: what is learned and recorded is what one process makes.
+"""Runs of several processes, each with devices of its own, learn and record the same as one process.
 
 Every run is the tiny preset, 20 steps, exploration on, a checkpoint after 10; folders are shared, as on a pod.
 """
@@ -9,15 +9,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.scripts import TESTS, script
 
 from train_jax.errors import UserError
-from train_jax.runtime.devices import join_processes
+from train_jax.runtime.processes import join_processes
 
-PROCESS = Path(__file__).with_name("training_process.py")
 FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5")
 
 
@@ -27,14 +26,14 @@ def free_port():
         return s.getsockname()[1]
 
 
-def on_processes(commands, folders=(None, None)):
-    """Starts the commands as processes that know of each other; returns their statuses and what they printed."""
+def run_processes(commands, folders=(TESTS, TESTS)):
+    """Runs the commands as the processes of one run; returns exit statuses and outputs."""
     count = len(commands)
-    joined = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
+    variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
     running = [
         subprocess.Popen(
             command,
-            env=os.environ | ({} if count == 1 else joined | {"JAX_PROCESS_ID": str(number)}),
+            env=os.environ | ({} if count == 1 else variables | {"JAX_PROCESS_ID": str(number)}),
             cwd=folders[number],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -47,14 +46,14 @@ def on_processes(commands, folders=(None, None)):
 
 
 def train(run_dir, data_dir, processes, devices, *fields):
-    command = [sys.executable, str(PROCESS), str(data_dir), str(devices), str(run_dir), f"{run_dir}.npz"]
-    statuses, texts = on_processes([[*command, *FIELDS, *fields]] * processes)
+    command = script("train_tiny", data_dir, devices, run_dir, f"{run_dir}.npz", *FIELDS, *fields)
+    statuses, texts = run_processes([command] * processes)
     assert statuses == [0] * processes, "\n".join(texts)
     return texts
 
 
-def stop_after_ten(run_dir):
-    """As if it had been stopped between its two checkpoints."""
+def revert_to_step_ten(run_dir):
+    """As if the run had been stopped between its two checkpoints."""
     (run_dir / "FINISHED").unlink()
     shutil.rmtree(run_dir / "checkpoints" / "20")
 
@@ -66,47 +65,53 @@ def assert_same(run_dir, other):
         if "opt_state" not in name:
             scale = max(float(np.abs(array).max(initial=0)), 1e-12)
             np.testing.assert_allclose(learned[name], array, rtol=0, atol=1e-5 * scale, err_msg=name)
-    answers, asked = (dict(np.load(path / "evaluation" / "test_predictions.npz")) for path in (run_dir, other))
-    np.testing.assert_array_equal(answers["predictions"], asked["predictions"])
-    records, wanted = ([json.loads(line) for line in (path / "metrics.jsonl").open()] for path in (run_dir, other))
-    assert [(r["step"], sorted(r)) for r in records] == [(r["step"], sorted(r)) for r in wanted]
-    for record, want in zip(records, wanted, strict=True):
-        for name in want.keys() & {"train/lm_loss", "train/count", "train/steps", "eval/accuracy", "eval/count"}:
-            assert record[name] == pytest.approx(want[name], rel=1e-4), (record["step"], name)
+    predictions, expected = (dict(np.load(path / "evaluation" / "test_predictions.npz")) for path in (run_dir, other))
+    np.testing.assert_array_equal(predictions["predictions"], expected["predictions"])
+    records, reference = ([json.loads(line) for line in (path / "metrics.jsonl").open()] for path in (run_dir, other))
+    assert [(r["step"], sorted(r)) for r in records] == [(r["step"], sorted(r)) for r in reference]
+    for record, other_record in zip(records, reference, strict=True):
+        for name in other_record.keys() & {
+            "train/lm_loss",
+            "train/count",
+            "train/steps",
+            "eval/accuracy",
+            "eval/count",
+        }:
+            assert record[name] == pytest.approx(other_record[name], rel=1e-4), (record["step"], name)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, data_dir):
+def single_process_run(tmp_path_factory, data_dir):
     """One process with one device."""
-    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    run_dir = tmp_path_factory.mktemp("single") / "run"
     train(run_dir, data_dir, 1, 1)
     return run_dir
 
 
 @pytest.mark.parametrize("runner", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)])
-def test_two_processes_of_four_devices_learn_what_one_device_does(tmp_path, data_dir, alone, runner):
+def test_two_processes_learn_the_same_as_one_device(tmp_path, data_dir, single_process_run, runner):
     run_dir = tmp_path / "two"
     texts = train(run_dir, data_dir, 2, 4, f"runner='{runner}'")
-    assert_same(run_dir, alone)
-    assert ["step 20: exact accuracy" in text for text in texts] == [True, False], "one process speaks for all"
+    assert_same(run_dir, single_process_run)
+    assert ["step 20: exact accuracy" in text for text in texts] == [True, False], "only the first process prints"
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_processes(tmp_path, data_dir, alone):
-    """From two of four devices to one of eight, and the other way round."""
+def test_a_run_continues_with_another_number_of_processes(tmp_path, data_dir, single_process_run):
+    """From two processes of four devices to one of eight, and back."""
     run_dir = tmp_path / "run"
     train(run_dir, data_dir, 2, 4)
-    stop_after_ten(run_dir)
+    revert_to_step_ten(run_dir)
     (text,) = train(run_dir, data_dir, 1, 8)
     assert "continuing at step 10" in text
-    assert_same(run_dir, alone)
-    stop_after_ten(run_dir)
+    assert_same(run_dir, single_process_run)
+    revert_to_step_ten(run_dir)
     assert "continuing at step 10" in train(run_dir, data_dir, 2, 4)[0]
-    assert_same(run_dir, alone)
+    assert_same(run_dir, single_process_run)
     scored = run_dir / "evaluation" / "test.json"
     before = json.loads(scored.read_text())
     scored.unlink()
-    statuses, texts = on_processes([[sys.executable, "-m", "train_jax", "evaluate", str(run_dir)]] * 2)
+    statuses, texts = run_processes([[sys.executable, "-m", "train_jax", "evaluate", str(run_dir)]] * 2)
     assert statuses == [0, 0], "\n".join(texts)
     assert json.loads(scored.read_text()) == pytest.approx(before, rel=1e-5)
 
@@ -114,26 +119,26 @@ def test_a_run_goes_on_with_other_processes(tmp_path, data_dir, alone):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        pytest.param({}, "is not what the first process sees there", marks=pytest.mark.slow, id="folder"),
+        pytest.param({}, "does not show the files that the first process wrote", marks=pytest.mark.slow, id="folder"),
         pytest.param({"--seed": "1"}, "started with different fields", marks=pytest.mark.slow, id="seed"),
         pytest.param({"--data-dir": "nowhere"}, "nowhere", id="data"),
     ],
 )
-def test_what_stops_one_process_stops_all_with_one_line(tmp_path, data_dir, fields, message):
+def test_an_error_in_one_process_stops_all_with_one_line(tmp_path, data_dir, fields, message):
     command = [sys.executable, "-m", "train_jax", "train", "tiny", "--wandb", "disabled"]
     own = {"--data-dir": str(data_dir), "--run-dir": "run"}
     folders = [tmp_path / name for name in (("here", "there") if not fields else ("here", "here"))]
     for folder in folders:
         folder.mkdir(exist_ok=True)
     commands = [[*command, *(word for pair in each.items() for word in pair)] for each in (own, own | fields)]
-    statuses, texts = on_processes(commands, folders)
+    statuses, texts = run_processes(commands, folders)
     assert statuses == [2, 2], "\n".join(texts)
-    said = [[line for line in text.splitlines() if line and "Gloo" not in line] for text in texts]
-    assert [len(lines) for lines in said] == [1, 1]
-    assert message in said[1][0] and (message in said[0][0] or "process 1 of 2 could not go on" in said[0][0])
+    errors = [[line for line in text.splitlines() if line and "Gloo" not in line] for text in texts]
+    assert [len(lines) for lines in errors] == [1, 1]
+    assert message in errors[1][0] and (message in errors[0][0] or "process 1 of 2 failed" in errors[0][0])
 
 
-def test_half_an_invitation_is_one_line(monkeypatch):
+def test_an_incomplete_set_of_variables_is_an_error(monkeypatch):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1234")
     with pytest.raises(UserError, match=r"JAX_NUM_PROCESSES=None.*set all three, or none"):
         join_processes()

@@ -1,39 +1,33 @@
-"""What a run compiles: one program for each recursion depth, one collective for the gradients, nothing fetched."""
+"""The programs of a run: one for each recursion depth, one all-reduce for the gradients, no transfer to the host."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from support.scripts import run_script
 
-from train_jax.runtime.programs import Curriculum
-
-HERE = Path(__file__).parent
+from train_jax.tasks.puzzles.task import Curriculum
 
 
-def program(tmp_path, data_dir, devices, *fields):
-    command = [sys.executable, str(HERE / "program_process.py"), str(devices), str(data_dir), str(tmp_path / "run")]
-    done = subprocess.run([*command, *fields], check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def inspect_programs(tmp_path, data_dir, devices, *fields):
+    return json.loads(run_script("inspect_programs", devices, data_dir, tmp_path / "run", *fields).splitlines()[-1])
 
 
 @pytest.mark.parametrize("fields", [(), ("runner='shard_map'", "accumulation_steps=2")], ids=["pmap", "shard_map"])
-def test_one_program_one_all_reduce_and_nothing_fetched(tmp_path, data_dir, fields):
-    found = program(tmp_path, data_dir, 8, "steps=12", "eval_every_steps=4", *fields)
-    assert found["all_reduces"] == [1]
-    assert set(found["programs_by_call"]) == {1} and len(found["programs_by_call"]) == 12
-    assert found["fetches"] == []
+def test_one_program_with_one_all_reduce_and_no_transfer(tmp_path, data_dir, fields):
+    run = inspect_programs(tmp_path, data_dir, 8, "steps=12", "eval_every_steps=4", *fields)
+    assert run["all_reduces"] == [1]
+    assert set(run["programs_by_call"]) == {1} and len(run["programs_by_call"]) == 12
+    assert run["fetches"] == []
 
 
 def test_a_curriculum_compiles_each_depth_once(tmp_path, data_dir):
-    """Four steps make an epoch of this data."""
-    found = program(tmp_path, data_dir, 1, "steps=16", "curriculum_epochs=2", "curriculum_start=(1,1)")
-    assert found["programs"] == 2
-    assert found["programs_by_call"] == [2] * 16, "the second depth is compiled while the first one trains"
+    """An epoch of this data has four steps."""
+    run = inspect_programs(tmp_path, data_dir, 1, "steps=16", "curriculum_epochs=2", "curriculum_start=(1,1)")
+    assert run["programs"] == 2
+    assert run["programs_by_call"] == [2] * 16, "the second depth is compiled while the first one trains"
 
 
-def test_depths_of_the_curriculum():
+def test_curriculum_depths():
     curriculum = Curriculum((1, 2), (3, 6), 100)
     depths = [curriculum.at(step) for step in range(120)]
     assert depths[0] == (1, 2) and depths[50] == (2, 4) and depths[100:] == [(3, 6)] * 20

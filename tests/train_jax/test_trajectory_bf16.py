@@ -1,19 +1,19 @@
-"""In bfloat16 the losses stay within the spread of PyTorch's seeds; without the rule of gradient mode they do not."""
+"""In bfloat16 the losses stay within the spread of PyTorch's seeds; without gradient mode they do not."""
 
 import pytest
 
-from benchmarks.trajectory import distance, pairs, trained
+from benchmarks.trajectory import distance, pairs, train
 from benchmarks.trajectory_runs import CASES
 
 SEEDS = 4
 
 
 @pytest.mark.slow
-def test_within_the_spread_of_pytorchs_seeds(tmp_path):
-    """How often a curve is inside the others, which `benchmarks.trajectory` adds, says little of so few seeds."""
-    for case, curves in trained(list(CASES), SEEDS, tmp_path).items():
+def test_losses_are_within_the_spread_of_pytorch_seeds(tmp_path):
+    """How often a curve lies inside the others, as in `benchmarks.trajectory`, means little with so few seeds."""
+    for case, curves in train(list(CASES), SEEDS, tmp_path).items():
         ours, spread = distance(curves.jax, curves.torch), distance(*pairs(curves.torch))
         leaky = distance(curves.jax_leaky, curves.torch[:1])
-        print(f"\n{case}: {ours}; two seeds of PyTorch {spread}; without the rule {leaky}")
+        print(f"\n{case}: {ours}; two seeds of PyTorch {spread}; without gradient mode {leaky}")
         assert 0 < ours.mean <= spread.mean < leaky.mean, case
         assert ours.largest <= spread.largest, case

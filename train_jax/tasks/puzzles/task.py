@@ -61,7 +61,7 @@ class PuzzleTask:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return dataclasses.asdict(self.metadata)
+        return dataclasses.asdict(self.metadata) | {"sets": list(self.metadata.sets)}  # as JSON has it
 
     @property
     def fingerprint(self) -> str:

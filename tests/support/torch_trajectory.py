@@ -1,35 +1,37 @@
-"""Run in a process of its own: a plain training loop in PyTorch, as its users train this model; nothing of JAX.
+"""Run in a process of its own: a plain PyTorch training loop, as users of this model write it; without JAX.
 
-python torch_trajectory.py JOBS.json
+python -m support.torch_trajectory JOBS.json
 
 A job has `config` (a `RunConfig` as JSON, whose seed is that of the batches), `start` (a state dict as NumPy arrays),
-`seed` (of exploration), `snapshots` (after which steps to keep everything), `out`, and perhaps `draws`: what
-`rand_like` and `randint_like` are to give at each step. Without it PyTorch draws by itself.
+`seed` (of exploration), `snapshots` (after which steps to save everything), `out`, and perhaps `draws`: the results of
+`rand_like` and `randint_like` at each step. Without it PyTorch draws by itself.
 """
 
 import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import torch
-import torch_optimizers
 
-from models_torch.registry import build
-from train_jax.run.config import from_json, sized_for
+from models_torch.registry import build, config_class
+from support import torch_optimizers
+from train_jax.optim.config import from_fields
 from train_jax.tasks.puzzles.mixture import load_mixture
 
 
-def trained(config, start, draws, snapshots):
-    """Every metric of every step, and parameters, average and puzzle table after the steps in `snapshots`."""
+def train(config, start, draws, snapshots):
+    """Every metric of every step, and parameters, EMA and puzzle table after the steps in `snapshots`."""
     data = load_mixture(config.data_dir, "train")
-    module = model(config, data.metadata, start)
+    module = build_module(config, data.metadata, start)
     params, optim = dict(module.named_parameters()), config.optim
     ema = {name: p.detach().clone() for name, p in params.items()}
     optimizer = torch_optimizers.counterpart(optim, params)
-    table, carry, found = module.model.inner.puzzle_emb, None, {}
+    table, carry, results = module.model.inner.puzzle_emb, None, {}
 
     def rate(peak):
         return torch_optimizers.rate(step + 1, peak, optim, config.steps)
@@ -39,30 +41,32 @@ def trained(config, start, draws, snapshots):
         batch = {name: torch.tensor(array) for name, array in arrays.items()}
         if carry is None:
             carry = module.initial_carry(batch)
-        with drawing(draws, step):
+        with replayed(draws, step):
             carry, loss, metrics, *_ = module(carry=carry, batch=batch)
         (loss / config.global_batch_size).backward()
         with torch.no_grad():
             optimizer.step(rate(optim.lr))
             rows = table.local_ids.numpy(), table.local_weights.grad.numpy()
-            moved = torch_optimizers.sparse_sign_sgd(
-                table.weights.numpy(), *rows, rate(optim.puzzle_lr), optim.puzzle_weight_decay
+            updated = torch_optimizers.sparse_sign_sgd(
+                table.weights.numpy(), *rows, rate(optim.sparse_lr), optim.sparse_weight_decay
             )
-            table.weights.copy_(torch.tensor(moved))
+            table.weights.copy_(torch.tensor(updated))
             for name, p in params.items():
                 ema[name].mul_(optim.ema_decay).add_(p, alpha=1 - optim.ema_decay)
         for leaf in (*params.values(), table.local_weights):
             leaf.grad = None
         for name, value in (metrics | {"loss": loss}).items():
-            found.setdefault(name, []).append(value.item())
+            results.setdefault(name, []).append(value.item())
         if step + 1 in snapshots:
             for kind, tensors in (("params", params), ("ema", ema), ("table", {"weights": table.weights})):
-                found |= {f"{step + 1}/{kind}/{n}": t.detach().numpy().copy() for n, t in tensors.items()}
-    return found
+                results |= {f"{step + 1}/{kind}/{n}": t.detach().numpy().copy() for n, t in tensors.items()}
+    return results
 
 
-def model(config, metadata, start):
-    module = build(config.model, sized_for(config, metadata, config.global_batch_size)).train()
+def build_module(config, metadata, start):
+    sizes = {name: getattr(metadata, name) for name in ("seq_len", "vocab_size", "num_puzzle_identifiers")}
+    arch = dataclasses.replace(config.arch, batch_size=config.global_batch_size, **sizes)
+    module = build(config.model, arch).train()
     if config.arch.forward_dtype == "float64":
         module.double()
     module.load_state_dict({name: torch.tensor(array) for name, array in start.items()}, strict=True)
@@ -70,8 +74,8 @@ def model(config, metadata, start):
 
 
 @contextlib.contextmanager
-def drawing(draws, step):
-    """`rand_like` and `randint_like` give what is written down for this step, each of them once."""
+def replayed(draws, step):
+    """`rand_like` and `randint_like` return what was recorded for this step, each of them once."""
     if draws is None:
         yield
         return
@@ -84,17 +88,24 @@ def drawing(draws, step):
 
             patches.enter_context(mock.patch.object(torch, name, draw))
         yield
-    assert not any(given.values()), "the model drew less than was written down"
+    assert not any(given.values()), "the model drew fewer numbers than were recorded"
+
+
+def read_config(path):
+    """The fields of a `RunConfig`, whose own module imports JAX."""
+    fields = json.loads(Path(path).read_text())
+    arch, optim = config_class(fields["model"])(**fields["arch"]), from_fields(fields["optim"])
+    return SimpleNamespace(**(fields | {"arch": arch, "optim": optim}))
 
 
 def main(jobs):
     torch.set_num_threads(1)
     for job in jobs:
-        config = from_json(Path(job["config"]).read_text())
+        config = read_config(job["config"])
         torch.manual_seed(job["seed"])
         draws = dict(np.load(job["draws"])) if job.get("draws") else None
-        np.savez(job["out"], **trained(config, np.load(job["start"]), draws, job["snapshots"]))
-    assert not {"jax", "torchax", "bridge"} & set(sys.modules), "this was to be PyTorch alone"
+        np.savez(job["out"], **train(config, np.load(job["start"]), draws, job["snapshots"]))
+    assert not {"jax", "torchax", "bridge"} & set(sys.modules), "this process must run PyTorch alone"
 
 
 if __name__ == "__main__":

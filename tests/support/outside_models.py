@@ -1,4 +1,4 @@
-"""Modules as somebody outside the project would write them, for the tests of `--model package.module:Class`."""
+"""Modules as a user outside the project would write them, for `--model package.module:Class`."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ class CellNet(nn.Module):
 
 
 @dataclasses.dataclass
-class Thought:
+class ThinkerCarry:
     memory: torch.Tensor
     steps: torch.Tensor
     halted: torch.Tensor
@@ -47,7 +47,7 @@ class Thinker(nn.Module):
 
     def initial_carry(self, batch):
         count, length = batch["inputs"].shape
-        return Thought(
+        return ThinkerCarry(
             torch.zeros(count, length, self.width),
             torch.zeros(count, dtype=torch.int32),
             torch.ones(count, dtype=torch.bool),
@@ -65,7 +65,7 @@ class Thinker(nn.Module):
         if self.training:
             halted = halted | (q_halt.detach() > 0)
         outputs = {"logits": self.head(memory), "q_halt_logits": q_halt}
-        return Thought(memory.detach(), steps, halted, data), outputs
+        return ThinkerCarry(memory.detach(), steps, halted, data), outputs
 
 
 class ThinkerWithLoss(Thinker):
@@ -87,7 +87,7 @@ class ThinkerWithLoss(Thinker):
 
 
 class Hasty(Thinker):
-    """Breaks the contract: halts in evaluation when it likes to."""
+    """Breaks the contract: halts early in evaluation."""
 
     def forward(self, carry, batch):
         carry, outputs = super().forward(carry, batch)
@@ -107,7 +107,7 @@ class TooFewLogits(nn.Module):
 
 
 class Fails(nn.Module):
-    """Cannot run on what it is given."""
+    """Cannot run on its inputs."""
 
     def __init__(self):
         super().__init__()

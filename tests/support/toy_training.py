@@ -1,6 +1,6 @@
-"""Run in a process of its own: the training step on eight virtual devices, with gradients that the batch dictates.
+"""Run in a process of its own: the training step on eight virtual devices, with gradients taken from the batch.
 
-python toy_training.py OUT.npz
+python -m support.toy_training OUT.npz
 """
 
 import dataclasses
@@ -10,38 +10,38 @@ import sys
 import numpy as np
 import torch
 from torch import nn
-from torch_optimizers import SHAPES
 
 from models_torch.sparse_embedding import SparseEmbedding
-from train_jax.run.config import OptimConfig
+from support.torch_optimizers import SHAPES
+from train_jax.optim.config import OptimConfig
 
 DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50
 BAD = 20
-UNSPOILT = "frozen"
-"""Before step BAD comes a batch that is no good, except in this case."""
-BASE = OptimConfig(lr=1e-2, puzzle_lr=5e-3, warmup_steps=5, lr_min_ratio=0.1, weight_decay=0.3, ema_decay=0.9)
+ALL_GOOD = "frozen"
+"""In every other case a batch with a NaN comes before step BAD."""
+BASE = OptimConfig(lr=1e-2, sparse_lr=5e-3, warmup_steps=5, lr_min_ratio=0.1, weight_decay=0.3, ema_decay=0.9)
 CASES = {
     "adamw": BASE,
     "adam_atan2": dataclasses.replace(BASE, optimizer="adam_atan2"),
     "lion": dataclasses.replace(BASE, optimizer="lion", lr=1e-3),
     "muon": dataclasses.replace(BASE, optimizer="muon"),
     "clipped": dataclasses.replace(BASE, clip_norm=0.5),
-    "frozen": dataclasses.replace(BASE, freeze_weights=True),
+    "frozen": dataclasses.replace(BASE, freeze=".*"),
 }
 TABLE = "puzzle_emb.weights"
 
 
 @dataclasses.dataclass
 class Carry:
-    """What a row adds to the loss, and that it halted, as an ACT model has it."""
+    """What a row adds to the loss, and the fields of an ACT carry."""
 
-    worth: torch.Tensor
+    value: torch.Tensor
     steps: torch.Tensor
     halted: torch.Tensor
 
 
 class Toy(nn.Module):
-    """A loss linear in every parameter: the gradient of each is the sum of what its examples say."""
+    """A loss linear in every parameter: the gradient of each is the sum over the batch of the array of its name."""
 
     def __init__(self, local_batch):
         super().__init__()
@@ -62,11 +62,11 @@ class Toy(nn.Module):
         return Carry(torch.zeros(ids.shape), torch.zeros_like(ids), torch.ones(ids.shape, dtype=torch.bool))
 
     def forward(self, carry, batch, return_keys=()):
-        loss = (self.puzzle_emb(batch["ids"]) * batch["rows"]).sum() + carry.worth.sum()
+        loss = (self.puzzle_emb(batch["ids"]) * batch["rows"]).sum() + carry.value.sum()
         for name, parameter in self.named_parameters():
             loss = loss + (parameter * batch[name]).sum()
         steps = torch.where(carry.halted, 0, carry.steps) + 1
-        carry = Carry(carry.worth, steps, steps >= 1 + batch["ids"] % 2)
+        carry = Carry(carry.value, steps, steps >= 1 + batch["ids"] % 2)
         metrics = {"lm_loss": loss.detach(), "count": carry.halted.sum(), "drawn": torch.rand(batch["ids"].shape).sum()}
         return carry, loss, metrics
 
@@ -89,38 +89,48 @@ def main(out):
     import jax.numpy as jnp
 
     import bridge
-    from train_jax.core.objective import objective_of
-    from train_jax.core.state import new_learner
-    from train_jax.core.step import make_train_step
-    from train_jax.optim.optimizer import dense_optimizer
+    from train_jax.core.objective import LossSums, Objective, sparse_tables
+    from train_jax.core.state import new_state
+    from train_jax.core.step import StepOptions, make_train_step
+    from train_jax.optim.chain import dense_optimizer, trainable
     from train_jax.runtime.devices import Devices
+    from train_jax.tasks.puzzles.halting import halting_histogram
+
+    class ToyTask:
+        def initial_carry(self, call, batch):
+            return call(batch, method="initial_carry")[0]
+
+        def loss(self, call, carry, batch):
+            (carry, loss, metrics), buffers = call(carry=carry, batch=batch)
+            return LossSums(loss, None, metrics | halting_histogram(carry, 2), carry, buffers)
 
     devices = Devices(DEVICES)
-    objective = objective_of(bridge.export(Toy(BATCH // DEVICES)))
-    found, compiled = {}, []
+    fn = bridge.export(Toy(BATCH // DEVICES))
+    objective = Objective(fn, ToyTask(), sparse_tables(fn))
+    options = StepOptions(total_steps=STEPS, global_batch_size=BATCH, device_count=DEVICES)
+    results, compiled = {}, []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
     )
     for case, config in CASES.items():
         optimizer = dense_optimizer(config, STEPS)
-        sizes = {"total_steps": STEPS, "global_batch_size": BATCH, "device_count": DEVICES, "halt_max_steps": 2}
-        step = devices.train(make_train_step(objective, optimizer, config, **sizes))
-        params, buffers = jax.tree.map(jnp.copy, (objective.params, objective.buffers))  # given up to the steps
-        learner = devices.replicate(new_learner(params, buffers, optimizer))
-        first = devices.split(next(batches()))
-        carry = devices.spread(devices.for_each(objective.initial_carry)(learner.params, learner.buffers, first))
-        key = devices.key(0)
+        step = devices.parallel_train_step(make_train_step(objective, optimizer, config, options))
+        params, buffers = jax.tree.map(jnp.copy, (objective.params, objective.buffers))  # the steps' are donated
+        state = devices.replicate(new_state(params, buffers, optimizer, trainable=trainable(params, config)))
+        first = devices.split_batch(next(batches()))
+        carry = devices.shard(devices.parallel_map(objective.initial_carry)(state.params, state.buffers, first))
+        key = devices.random_key(0)
         for number, batch in enumerate(batches()):
-            if number == BAD and case != UNSPOILT:
-                found |= named(f"{case}/before", learner)
-                learner, carry, metrics = step(learner, carry, devices.split(spoilt(batch)), key)
-                found |= named(f"{case}/bad", (learner, carry, metrics))
-            learner, carry, metrics = step(learner, carry, devices.split(batch), key)
-            found |= named(f"{case}/{number}", (learner, carry, metrics))
+            if number == BAD and case != ALL_GOOD:
+                results |= named(f"{case}/before", state)
+                state, carry, metrics = step(state, carry, devices.split_batch(with_nan(batch)), key)
+                results |= named(f"{case}/bad", (state, carry, metrics))
+            state, carry, metrics = step(state, carry, devices.split_batch(batch), key)
+            results |= named(f"{case}/{number}", (state, carry, metrics))
             if number == 0:
                 compiled.clear()
-        found[f"{case}/compiled"] = np.asarray(len(compiled))
-    np.savez(out, **found)
+        results[f"{case}/compiled"] = np.asarray(len(compiled))
+    np.savez(out, **results)
 
 
 def named(prefix, tree):
@@ -130,8 +140,8 @@ def named(prefix, tree):
     return {f"{prefix}/{jax.tree_util.keystr(path, simple=True, separator='/')}": np.asarray(x) for path, x in leaves}
 
 
-def spoilt(batch):
-    """One number of one example on one device is none."""
+def with_nan(batch):
+    """One number of one example on one device is NaN."""
     batch = {name: array.copy() for name, array in batch.items()}
     batch["model.inner.q_head.bias"][11, 0] = np.nan
     return batch

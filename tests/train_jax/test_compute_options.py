@@ -1,13 +1,9 @@
-"""Levers that must not change what is learned: the same twenty steps with each of them, on four virtual devices."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""Compute options must not change what is learned: the same twenty steps with each, on four virtual devices."""
 
 import numpy as np
 import pytest
+from support.scripts import run_script
 
-PROCESS = Path(__file__).with_name("training_process.py")
 FIELDS = (
     "steps=20",
     "halt_exploration_prob=0.5",
@@ -16,10 +12,10 @@ FIELDS = (
     "checkpoint_every_steps=20",
 )
 
-LEVERS = {
+OPTIONS = {
     "shard_map": ("runner='shard_map'",),
     "accumulation": ("accumulation_steps=2",),
-    "several steps a dispatch": ("steps_per_dispatch=5",),
+    "several steps in a dispatch": ("steps_per_dispatch=5",),
     "exploration as an input": ("halt_exploration_end=0.5",),
     "remat": ("remat='blocks'",),
     "all of them": (
@@ -34,12 +30,12 @@ LEVERS = {
 ANNEALED, FOUR = "annealed exploration", "accumulation of four on one device"
 
 
-def learned(tmp_path, data_dir, runs):
-    """What each run learned, all of them in one process."""
+def train(tmp_path, data_dir, runs):
+    """The arrays that each run learned, without optimizer state; all runs in one process."""
     words = []
     for name, (devices, *fields) in runs.items():
         words += ["--", str(devices), str(tmp_path / name), str(tmp_path / f"{name}.npz"), *FIELDS, *fields]
-    subprocess.run([sys.executable, str(PROCESS), str(data_dir), *words], check=True, capture_output=True)
+    run_script("train_tiny", data_dir, *words)
     every = {name: dict(np.load(tmp_path / f"{name}.npz")) for name in runs}
     return {n: {key: array for key, array in arrays.items() if "opt_state" not in key} for n, arrays in every.items()}
 
@@ -50,14 +46,14 @@ def worst(a, b):
 
 
 @pytest.mark.slow
-def test_levers_do_not_change_what_is_learned(tmp_path, data_dir):
-    """An accumulation of four is one batch of four times the size. Less exploration does change it, and is seen to."""
-    levers = {name: (4, *fields) for name, fields in LEVERS.items()} | {FOUR: (1, "accumulation_steps=4")}
-    runs = {"plain": (4,), ANNEALED: (4, "halt_exploration_end=0.0")} | levers
-    found = learned(tmp_path, data_dir, runs)
-    plain = found.pop("plain")
+def test_options_do_not_change_what_is_learned(tmp_path, data_dir):
+    """Four accumulated parts equal one batch. Less exploration does change the result, and the comparison shows it."""
+    options = {name: (4, *fields) for name, fields in OPTIONS.items()} | {FOUR: (1, "accumulation_steps=4")}
+    runs = {"plain": (4,), ANNEALED: (4, "halt_exploration_end=0.0")} | options
+    learned = train(tmp_path, data_dir, runs)
+    plain = learned.pop("plain")
     table = next(k for k in plain if "puzzle_emb.weights" in k)
-    assert len(np.unique(plain[table], axis=0)) > 3, "the puzzle rows did not move: nothing was compared"
-    differences = {name: worst(plain, arrays) for name, arrays in found.items()}
+    assert len(np.unique(plain[table], axis=0)) > 3, "the puzzle rows did not change: nothing was compared"
+    differences = {name: worst(plain, arrays) for name, arrays in learned.items()}
     assert differences.pop(ANNEALED)[0] > 1e-4
     assert not {name: each for name, each in differences.items() if each[0] > 1e-5}

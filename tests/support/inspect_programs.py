@@ -1,10 +1,9 @@
 """Run in a process of its own: trains on virtual devices and prints, as JSON, what was compiled and what was fetched.
 
-python program_process.py DEVICES DATA_DIR RUN_DIR [field=value …]
+python -m support.inspect_programs DEVICES DATA_DIR RUN_DIR [field=value …]
 """
 
 import ast
-import dataclasses
 import json
 import os
 import re
@@ -17,30 +16,22 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from jax._src import array  # noqa: E402
 
-from train_jax import loop  # noqa: E402
-from train_jax.run.config import PRESETS  # noqa: E402
-from train_jax.runtime import programs  # noqa: E402
+from support.presets import with_fields  # noqa: E402
+from train_jax import loop, start  # noqa: E402
+from train_jax.run.presets import preset  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
 
 fields = {name: ast.literal_eval(value) for name, value in (pair.split("=") for pair in sys.argv[4:])}
-compute = {name: fields.pop(name) for name in list(fields) if hasattr(PRESETS["tiny"].compute, name)}
-config = dataclasses.replace(
-    PRESETS["tiny"],
-    data_dir=data_dir,
-    run_dir=run_dir,
-    wandb="disabled",
-    eval_batch_size=8,
-    compute=dataclasses.replace(PRESETS["tiny"].compute, **compute),
-    **fields,
-)
+common = {"data_dir": data_dir, "run_dir": run_dir, "wandb": "disabled", "eval_batch_size": 8}
+config = with_fields(preset("tiny"), common | fields)
 
 texts, fetches, calls = [], [], []
 inside = False
 main = threading.current_thread()  # others compile and make batches
 
 
-class Watched(programs.Programs):
-    """Notes every program's text, and every array fetched to the host while a step is handed over."""
+class Watched(start.Programs):
+    """Records every program's text, and every array fetched to the host during a dispatch."""
 
     def __call__(self, *args):
         global inside
@@ -66,7 +57,7 @@ def fetched(self):
 
 
 array.ArrayImpl._value = property(fetched)
-programs.Programs = Watched
+start.Programs = Watched
 figures = loop.train(config, Devices(devices, config.compute.runner))
 print(
     json.dumps(

@@ -1,4 +1,4 @@
-"""What ours are measured against: PyTorch's own optimizers where it has them, else the papers' rules written out."""
+"""References for our optimizers: PyTorch's own where it has one, otherwise the paper's algorithm in PyTorch."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ SHAPES = {
     "model.inner.L_level.layers.0.self_attn.qkv_proj.weight": (24, 8),  # taller than wide, and the other way round
     "model.inner.L_level.layers.0.mlp.down_proj.weight": (8, 16),
 }
-"""Names and kinds of parameters as TRM has them."""
+"""Parameters with names and shapes as in TRM."""
 
 
 def rate(step, peak, config, total_steps):
@@ -27,7 +27,7 @@ def rate(step, peak, config, total_steps):
 
 
 class Lion:
-    """arXiv 2302.06675, algorithm 2: the sign of a mixture of momentum and gradient, then the momentum itself."""
+    """arXiv 2302.06675, algorithm 2: the sign of an interpolation of momentum and gradient, then the momentum."""
 
     def __init__(self, params, config):
         self.params, self.config = params, config
@@ -59,8 +59,8 @@ class AdamATan2:
             p.sub_(lr * torch.atan2(m / (1 - b1**self.count), torch.sqrt(v / (1 - b2**self.count))))
 
 
-class Own:
-    """Optimizers that PyTorch has."""
+class TorchOptimizers:
+    """PyTorch's own optimizers, with one learning rate."""
 
     def __init__(self, *optimizers):
         self.optimizers = optimizers
@@ -86,7 +86,7 @@ def counterpart(config, params):
     every = list(params.values())
     match config.optimizer:
         case "adamw":
-            return Own(adamw(every, config))
+            return TorchOptimizers(adamw(every, config))
         case "adam_atan2":
             return AdamATan2(every, config)
         case "lion":
@@ -94,12 +94,14 @@ def counterpart(config, params):
         case "muon":
             hidden = [p for name, p in params.items() if name.endswith(HIDDEN)]
             assert len(hidden) == 2
-            return Own(muon(hidden, config), adamw([p for n, p in params.items() if not n.endswith(HIDDEN)], config))
+            return TorchOptimizers(
+                muon(hidden, config), adamw([p for n, p in params.items() if not n.endswith(HIDDEN)], config)
+            )
 
 
 @contextlib.contextmanager
 def muon_in_float32():
-    """`torch.optim.Muon` rounds to bfloat16 inside, which is no measure for a rule; everything else of it stays."""
+    """Without the rounding to bfloat16 inside `torch.optim.Muon`, which is far coarser than the tolerance."""
     with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
         yield
 

@@ -1,0 +1,35 @@
+"""Runs without a data set: random examples of the sizes that the architecture's configuration has."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from models_torch.registry import example_batch
+from train_jax.run.config import RunConfig
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.puzzles.config import PuzzleConfig
+from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.task import PuzzleTask
+
+
+class ExamplePuzzles(PuzzleTask):
+    """The puzzle task on `models_torch.registry.example_batch`, with the step as its seed."""
+
+    def __init__(self, config: RunConfig):
+        self.arch: Any = config.arch
+        self.batch_size = config.global_batch_size
+        sizes = self.arch.seq_len, self.arch.vocab_size, 0, 0, 0, self.arch.num_puzzle_identifiers
+        super().__init__(config, dataclasses.asdict(Metadata(*sizes, 1, 1.0, 1, ())) | {"sets": ["all"]})
+
+    def check(self, config: RunConfig, devices: Devices) -> None: ...
+
+    def batch(self, step: int, shard: tuple[int, int] = (0, 1), state: Any = None) -> dict[str, np.ndarray]:
+        assert shard == (0, 1), "only for one process"
+        return {name: tensor.numpy() for name, tensor in example_batch(self.arch, self.batch_size, seed=step).items()}
+
+
+def example_run(model: str, arch: Any, **fields: Any) -> RunConfig:
+    """A run of `arch.batch_size` examples a step unless `fields` say otherwise; it has no folders."""
+    common = {"data_dir": "", "run_dir": "", "task_config": PuzzleConfig(), "global_batch_size": arch.batch_size}
+    return RunConfig(model=model, arch=arch, **(common | fields))

@@ -1,0 +1,76 @@
+"""The ops of PyTorch's database that `op_survey` covers, by kind, and the known gaps among them."""
+
+OPS: dict[str, str] = {
+    "elementwise": """abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh ceil clamp clamp_max clamp_min
+        copysign cos cosh deg2rad div erf erfc erfinv exp exp2 expm1 float_power floor floor_divide fmax fmin fmod frac
+        heaviside hypot ldexp lerp lgamma log log10 log1p log2 logaddexp logaddexp2 logit maximum minimum mul
+        nan_to_num neg positive pow rad2deg reciprocal remainder round rsqrt rsub sgn sigmoid sign sin sinc sinh
+        special.entr special.log_ndtr special.ndtr special.xlog1py sqrt square sub tan tanh true_divide trunc where
+        xlogy digamma""",
+    "reductions": """all amax amin aminmax any argmax argmin count_nonzero dist linalg.norm linalg.vector_norm logsumexp
+        max mean median min mode nanmean nanmedian nansum norm prod quantile std std_mean sum sum_to_size trace var
+        var_mean""",
+    "shape": """T __getitem__ as_strided atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors broadcast_to cat
+        chunk clone column_stack contiguous diag diag_embed diagflat diagonal dstack expand expand_as flatten flip
+        fliplr flipud hsplit hstack kron mT meshgrid movedim narrow permute ravel repeat repeat_interleave
+        reshape reshape_as roll rot90 select slice split split_with_sizes squeeze stack swapaxes t
+        tensor_split tile transpose tril triu unbind unflatten unfold unsqueeze view view_as vsplit vstack""",
+    "indexing and scatter": """bucketize diagonal_scatter gather index_add index_copy index_fill index_put index_reduce
+        index_select masked_fill masked_scatter masked_select put scatter scatter_add scatter_reduce searchsorted
+        select_scatter slice_scatter take take_along_dim nonzero unique isin""",
+    "linear algebra": """addbmm addmm addmv addr baddbmm bmm cdist cross dot einsum inner linalg.cholesky linalg.cross
+        linalg.det linalg.inv linalg.matrix_norm linalg.matrix_power linalg.multi_dot linalg.solve linalg.vecdot matmul
+        mm mv outer tensordot linalg.qr linalg.eigh linalg.svdvals""",
+    "activations": """log_softmax nn.functional.celu nn.functional.elu nn.functional.gelu nn.functional.glu
+        nn.functional.hardshrink nn.functional.hardsigmoid nn.functional.hardswish nn.functional.hardtanh
+        nn.functional.leaky_relu nn.functional.logsigmoid nn.functional.mish nn.functional.prelu nn.functional.relu
+        nn.functional.relu6 nn.functional.selu nn.functional.silu nn.functional.softmin nn.functional.softplus
+        nn.functional.softshrink nn.functional.softsign nn.functional.tanhshrink nn.functional.threshold softmax""",
+    "norms": """native_batch_norm native_layer_norm nn.functional.batch_norm nn.functional.group_norm
+        nn.functional.instance_norm nn.functional.layer_norm nn.functional.local_response_norm nn.functional.normalize
+        nn.functional.rms_norm renorm""",
+    "losses": """nn.functional.binary_cross_entropy nn.functional.binary_cross_entropy_with_logits
+        nn.functional.cosine_embedding_loss nn.functional.cosine_similarity nn.functional.cross_entropy
+        nn.functional.gaussian_nll_loss nn.functional.hinge_embedding_loss nn.functional.huber_loss nn.functional.kl_div
+        nn.functional.l1_loss nn.functional.margin_ranking_loss nn.functional.mse_loss nn.functional.nll_loss
+        nn.functional.pairwise_distance nn.functional.poisson_nll_loss nn.functional.smooth_l1_loss
+        nn.functional.soft_margin_loss nn.functional.triplet_margin_loss nn.functional.ctc_loss
+        nn.functional.multi_margin_loss nn.functional.multilabel_soft_margin_loss""",
+    "attention and linear": """nn.functional.bilinear nn.functional.linear nn.functional.multi_head_attention_forward
+        nn.functional.scaled_dot_product_attention""",
+    "convolution and pooling": """nn.functional.adaptive_avg_pool1d nn.functional.adaptive_avg_pool2d
+        nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool1d nn.functional.adaptive_max_pool2d
+        nn.functional.avg_pool1d nn.functional.avg_pool2d nn.functional.avg_pool3d nn.functional.conv1d
+        nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d nn.functional.conv_transpose2d
+        nn.functional.conv_transpose3d nn.functional.grid_sample nn.functional.interpolate nn.functional.max_pool1d
+        nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.pad nn.functional.pixel_shuffle
+        nn.functional.pixel_unshuffle nn.functional.unfold constant_pad_nd nn.functional.channel_shuffle
+        nn.functional.upsample_bilinear nn.functional.upsample_nearest""",
+    "embedding": "nn.functional.embedding nn.functional.embedding_bag nn.functional.one_hot",
+    "comparison and bits": """allclose bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+        bitwise_xor eq equal ge gt isclose isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt
+        ne signbit""",
+    "creation and dtype": """arange bfloat16 bool double eye fill float full full_like half int linspace
+        logspace long new_full new_ones new_zeros ones ones_like scalar_tensor to tril_indices triu_indices
+        zeros zeros_like zero_""",
+    "sorting and scans": """argsort cummax cummin cumprod cumsum cumulative_trapezoid diff histc kthvalue logcumsumexp
+        msort sort topk trapezoid bincount""",
+    "random": """bernoulli nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d normal rand_like
+        randint randn randn_like uniform multinomial""",
+}
+"""Kind -> names in PyTorch's database, all of a name's variants included."""
+
+_TIES = "PyTorch leaves open which of equal entries it picks, and the int64 and bool samples have equals"
+
+GAPS: dict[str, str] = {
+    "as_strided.partial_views": "the sample reaches memory outside its input; an array in JAX has none",
+    "digamma": "the gradient is JAX's `polygamma`, which loses digits in float32 near the poles",
+    "kthvalue": _TIES,
+    "lgamma": "JAX's `lgamma` loses digits in float32 near its zeros at 1 and 2",
+    "mode": _TIES,
+    "nn.functional.ctc_loss": "no lowering: PyTorch's is one kernel with a backward of its own",
+    "nn.functional.multi_head_attention_forward": "the sample saturates the softmax: rounding alone",
+    "tensor_split": "PyTorch insists on int64 for sections given as a tensor, and JAX has 32 bits unless x64 is on",
+    "topk": _TIES,
+}
+"""Op, or op and variant -> why some of its samples fail, in words."""

@@ -1,0 +1,19 @@
+"""Presets with other values for some fields, wherever in the configuration they are."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from train_jax.run.config import RunConfig
+
+PARTS = ("arch", "compute", "optim", "task_config")
+
+
+def with_fields(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
+    """The same run with these values of its own fields and of those of its parts; names are unique among them."""
+    rest, changes = dict(fields), {}
+    for part in PARTS:
+        values = getattr(config, part)
+        own = {name: rest.pop(name) for name in list(rest) if hasattr(values, name)}
+        changes[part] = dataclasses.replace(values, **own)
+    return dataclasses.replace(config, **changes, **rest)
