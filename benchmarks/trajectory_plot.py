@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 from markupsafe import Markup
-from train_jax.report.plots import Band, Series, plot
 
 from benchmarks.trajectory import SMOOTHED_STEPS, Curves, pairs, relative_distance, smoothed
 from train_jax.report.picture import card
+from train_jax.report.plots import Band, Series, plot
 
 WIDTH, HEIGHT, MARGIN, TITLE = 430, 230, 24, 58
 """Of a panel, between panels, above them; in pixels."""

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import write_source
+from train_jax.optim.optimizer import dense_optimizer
 
 from train_jax.__main__ import main as trm
 from train_jax.core.state import Trainee, new_learner
 from train_jax.core.step import make_eval_step
 from train_jax.errors import UserError
-from train_jax.optim.optimizer import dense_optimizer
 from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import preset
