@@ -1,4 +1,4 @@
-"""Reads a stage's arguments into its dataclass, with tyro; what cannot be read is one line, as every user's mistake."""
+"""Parses a stage's arguments into its dataclass with tyro, and reports mistakes in one line."""
 
 import contextlib
 import io
@@ -9,26 +9,35 @@ from typing import Any
 
 import tyro
 
+from models_torch.ranges import check_ranges
 from train_jax.errors import UserError
 
 WIDE = "5000"
-"""Columns, so that tyro wraps nothing that is put on one line here."""
+"""Columns: wide enough that tyro wraps no message."""
 
 
 def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any] = tyro.cli, **more: Any) -> Any:
-    """What `tyro.cli`, or another of its readers, makes of the arguments; `--help` prints and exits as ever.
+    """Parses the arguments with `tyro.cli` or another of its readers, and checks every field against its range.
 
-    Raises `UserError` where tyro would print a box.
+    `--help` prints and exits. Raises `UserError` where tyro would print a box, and for a value out of its range. A
+    configuration with a `check` method or a `__post_init__` checks itself.
     """
-    said = io.StringIO()
+    errors = io.StringIO()
     asks_for_help = bool({"-h", "--help"} & set(argv))
     try:
-        with contextlib.redirect_stderr(said), contextlib.nullcontext() if asks_for_help else _wide():
-            return reader(command, args=argv, prog=prog, **more)
+        with contextlib.redirect_stderr(errors), contextlib.nullcontext() if asks_for_help else _wide():
+            config = reader(command, args=argv, prog=prog, **more)
     except SystemExit:
-        if not said.getvalue():
+        if not errors.getvalue():
             raise
-    raise UserError(_one_line(said.getvalue()))
+        raise UserError(_one_line(errors.getvalue())) from None
+    if not (hasattr(config, "check") or hasattr(config, "__post_init__")):
+        try:
+            check_ranges(config)
+        except ValueError as error:
+            name, _, rest = str(error).partition(" ")
+            raise UserError(f"--{name.replace('_', '-')} {rest}") from None
+    return config
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 import bridge
+from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.folder import write_text
@@ -36,14 +37,14 @@ class Evaluate:
     """Which part of it."""
     weights: str | None = None
     """Score these weights instead: .pt or .safetensors with PyTorch names (published checkpoints, `trm export`)."""
-    batch_size: int = 0
+    batch_size: Annotated[int, Range(0, 2**24)] = 0
     """Examples in a batch, all devices together; 0 takes the run's."""
-    limit: int = 0
+    limit: Annotated[int, Range(0, 10**12)] = 0
     """Score only so many examples; 0 takes all."""
     halt_early: bool = False
     """Take a sequence's answer at the first ACT step where the model itself says halt, and compute no further than a
     batch on a device needs."""
-    halt_threshold: float | None = None
+    halt_threshold: Annotated[float, Range(0, 1)] | None = None
     """Halting probability above which a sequence halts; 0.5 if not given, as in training. 1 is never exceeded. Implies
     --halt-early."""
     predictions: str | None = None

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.pixels import animation
@@ -34,7 +35,7 @@ class Solve:
     file: Path | None = None
     """A file instead: a Sudoku; a maze, a line for each row, '#' wall, ' ' or '.' open, 'S' start, 'G' goal; or an ARC
     task as JSON, with the name of a puzzle that was trained on (007bbfb7.json)."""
-    index: int | None = None
+    index: Annotated[int, Range(0, 10**12)] | None = None
     """Which puzzle of the test set to take instead, or which test example of an ARC task, from 0; 0 if not given."""
     data_dir: str | None = None
     """Data set whose test set --index counts in, or whose identifiers name ARC puzzles; the run's own if not given."""

@@ -1,0 +1,107 @@
+"""Every field of every stage with extreme values: accepted by the validation, or refused in one line and status 2."""
+
+import dataclasses
+import importlib
+import typing
+
+import pytest
+
+from models_torch.ranges import Range, field_rules
+from models_torch.registry import ARCHITECTURES
+from train_jax.__main__ import STAGES, main
+from train_jax.optim.config import OptimConfig
+from train_jax.run.config import ComputeConfig, RunConfig
+from train_jax.stages import build_data, evaluate, solve, sweep
+from train_jax.tasks.puzzles.config import PuzzleConfig
+
+VALUES = ("0", "-5", "nan", "inf", "1e400", str(10**30), "")
+REQUIRED = {
+    "evaluate": ["run"], "score": ["data", "file"], "solve": ["run"], "export": ["run"], "report": ["run"],
+    "summary": ["run"],
+}  # fmt: skip
+
+
+def options(config_class, prefix=""):
+    """The options of a dataclass by name; positional fields have none."""
+    hints = typing.get_type_hints(config_class, include_extras=True)
+    for field in dataclasses.fields(config_class):
+        if "Positional" not in str(hints[field.name]) and not dataclasses.is_dataclass(rule_of(config_class, field)):
+            yield f"--{prefix}{field.name}".replace("_", "-")
+
+
+def rule_of(config_class, field):
+    return typing.get_type_hints(config_class).get(field.name)
+
+
+def cases():
+    classes = {"evaluate": evaluate.Evaluate, "solve": solve.Solve}
+    for stage in ("score", "export", "report", "summary"):
+        module = importlib.import_module(f"train_jax.stages.{stage}")
+        classes[stage] = getattr(module, stage.capitalize())
+    for stage, config_class in classes.items():
+        yield from (([stage, *REQUIRED[stage]], option) for option in options(config_class))
+    for kind, config_class in build_data.COMMANDS.items():
+        first = {"inspect": ["folder"], "arc": ["--source", "folder"]}.get(kind, [])
+        yield from ((["build-data", kind, *first], option) for option in options(config_class))
+    for command, config_class in sweep.COMMANDS.items():
+        assert not list(options(config_class)), f"sweep {command} has options now: add them here"
+    parts = {"": RunConfig, "optim.": OptimConfig, "compute.": ComputeConfig}
+    for prefix, config_class in parts.items():
+        skipped = {"--arch", "--task-config", "--optim", "--compute", "--task", "--model"}
+        yield from ((["train", "tiny"], option) for option in options(config_class, prefix) if option not in skipped)
+    yield from ((["train", "tiny"], option) for option in options(PuzzleConfig))
+    for name, architecture in ARCHITECTURES.items():
+        for option in options(architecture.config_class, "arch."):
+            yield ["train", "tiny", "--model", name], option
+
+
+CASES = list(cases())
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch, tmp_path):
+    """Parses and validates only; the working folder must stay empty."""
+    monkeypatch.chdir(tmp_path)
+    for stage in STAGES:
+        module = importlib.import_module(f"train_jax.stages.{stage.replace('-', '_')}")
+        check = (lambda config: config.check()) if stage == "build-data" else (lambda config: None)
+        monkeypatch.setattr(module, "main", check)
+
+
+@pytest.mark.parametrize("stage", sorted({" ".join(argv) for argv, _ in CASES}))
+def test_extreme_values_are_accepted_or_refused_in_one_line(stage, capsys, tmp_path):
+    for argv, option in CASES:
+        if " ".join(argv) != stage:
+            continue
+        for value in VALUES:
+            status = main([*argv, f"{option}={value}"])
+            error = capsys.readouterr().err
+            assert status in (0, 2), (option, value)
+            if status == 2:
+                assert error.startswith("trm: ") and len(error.strip().splitlines()) == 1, (option, value, error)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "config_class",
+    [RunConfig, OptimConfig, ComputeConfig, PuzzleConfig, *(a.config_class for a in ARCHITECTURES.values())],
+    ids=lambda c: c.__name__,
+)
+def test_a_field_without_a_finite_range_says_why(config_class):
+    for name, rule in field_rules(config_class).items():
+        if isinstance(rule.declared, Range) and rule.declared.high == float("inf"):
+            assert rule.declared.why, name
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "tiny", "--steps", "-5"], "steps is -5; use at least 0"),
+        (["train", "tiny", "--log-every-steps", "0"], "log_every_steps is 0; use at least 1"),
+        (["train", "tiny", "--optim.lr", "nan"], "optim.lr is nan"),
+        (["evaluate", "run", "--limit", "-1"], "--limit is -1; use at least 0"),
+    ],
+)
+def test_the_value_and_the_remedy_are_named(argv, message, capsys):
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
