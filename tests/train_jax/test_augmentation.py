@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_batches import puzzle_set
+from support.puzzle_sets import puzzle_set
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError

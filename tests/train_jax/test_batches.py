@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import PUBLISHED
+from support.puzzle_sets import puzzle_set
 
 from benchmarks import published
 from train_jax.errors import UserError
@@ -20,30 +21,9 @@ from train_jax.tasks.puzzles.batches import (
     examples_per_epoch,
     train_batch,
 )
-from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
+from train_jax.tasks.puzzles.format import PuzzleSet
 
 GROUPS = 10
-
-
-def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:
-    """An example's first token tells its row."""
-    group_indices = np.concatenate([[0], np.cumsum(puzzles_in_group)])
-    puzzle_indices = np.concatenate([[0], np.cumsum(examples_in_puzzle)])
-    rows = np.arange(puzzle_indices[-1])
-    inputs = np.stack([rows + 1, rows % 3], axis=1).astype(np.uint8)
-    metadata = Metadata(
-        seq_len=2,
-        vocab_size=100,
-        pad_id=0,
-        ignore_label_id=0,
-        blank_identifier_id=0,
-        num_puzzle_identifiers=50,
-        total_groups=len(puzzles_in_group),
-        mean_puzzle_examples=puzzle_indices[-1] / len(examples_in_puzzle),
-        total_puzzles=len(examples_in_puzzle),
-        sets=("all",),
-    )
-    return PuzzleSet(metadata, inputs, inputs.copy(), np.arange(group_indices[-1]) + 1, puzzle_indices, group_indices)
 
 
 @pytest.fixture
