@@ -37,12 +37,12 @@ def identifiers(directory: Path) -> list[str]:
 def in_corner(tokens: np.ndarray) -> np.ndarray:
     """The canvases with their grids moved to the upper left corner."""
     canvases = tokens.reshape(-1, 30, 30)
-    moved = np.zeros_like(canvases)
-    for before, after in zip(canvases, moved, strict=True):
+    in_place = np.zeros_like(canvases)
+    for before, after in zip(canvases, in_place, strict=True):
         rows, cols = np.nonzero(before >= 2)
         part = before[rows.min() :, cols.min() :]
         after[: part.shape[0], : part.shape[1]] = part
-    return moved.reshape(-1, CELLS)
+    return in_place.reshape(-1, CELLS)
 
 
 def originals(tokens: np.ndarray, names: list[str]) -> list[list]:

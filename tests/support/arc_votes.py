@@ -37,38 +37,40 @@ def perfect(directory: Path) -> Predictions:
     return Predictions(test.puzzle_identifiers[owners], np.asarray(test.inputs), np.asarray(test.labels), sure)
 
 
-def answered(found: Predictions, row: int, names: list[str], grid: list[list[int]], logit: float = 0.0) -> None:
+def set_answer(predictions: Predictions, row: int, names: list[str], grid: list[list[int]], logit: float = 0.0) -> None:
     """Makes `grid`, a grid of the original puzzle, the answer in `row`: drawn as that row's augmentation shows it."""
-    _, symmetries = parse_names([names[found.puzzle_identifiers[row]]])
+    _, symmetries = parse_names([names[predictions.puzzle_identifiers[row]]])
     corner = Places(np.zeros((1, 1), int), np.zeros((1, 1), int))
-    found.preds[row] = render([np.array(grid, np.uint8)], symmetries, corner)[0]
-    found.q_halt_logits[row] = logit
+    predictions.preds[row] = render([np.array(grid, np.uint8)], symmetries, corner)[0]
+    predictions.q_halt_logits[row] = logit
 
 
-def rows_by_question(found: Predictions, names: list[str], puzzles: list[Puzzle]) -> dict[tuple[str, int], list[int]]:
+def rows_by_test_input(
+    predictions: Predictions, names: list[str], puzzles: list[Puzzle]
+) -> dict[tuple[str, int], list[int]]:
     """(puzzle, number of its test input) -> the rows that ask it."""
     rows: dict[tuple[str, int], list[int]] = {}
-    asked: dict[int, int] = {}
-    for row, identifier in enumerate(found.puzzle_identifiers.tolist()):
+    test_inputs_seen: dict[int, int] = {}
+    for row, identifier in enumerate(predictions.puzzle_identifiers.tolist()):
         name = parse_names([names[identifier]])[0][0]
-        rows.setdefault((name, asked.get(identifier, 0)), []).append(row)
-        asked[identifier] = asked.get(identifier, 0) + 1
+        rows.setdefault((name, test_inputs_seen.get(identifier, 0)), []).append(row)
+        test_inputs_seen[identifier] = test_inputs_seen.get(identifier, 0) + 1
     assert set(rows) == {(puzzle.name, n) for puzzle in puzzles for n in range(len(puzzle.sections["test"]))}
     return rows
 
 
-def copy(found: Predictions) -> Predictions:
-    return Predictions(*(array.copy() for array in found))
+def copy(predictions: Predictions) -> Predictions:
+    return Predictions(*(array.copy() for array in predictions))
 
 
 def noisy(arc: Path, seed: int) -> Predictions:
     """A few grids to each question, the solution among them, some with stray tokens; many ranks tie."""
-    found, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
+    predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
     rng = np.random.default_rng(seed)
-    for rows in rows_by_question(found, names, puzzles).values():
+    for rows in rows_by_test_input(predictions, names, puzzles).values():
         for row in rows:
             if (number := int(rng.integers(4))) > 0:
-                answered(found, row, names, [[number] * 3] * number)
-    stray = rng.random(found.preds.shape) < 0.01 * (rng.random(len(found.preds)) < 0.3)[:, None]
-    found.preds[stray] = rng.integers(0, 12, stray.sum())
-    return found._replace(q_halt_logits=rng.integers(-2, 3, len(stray)).astype(np.float32))
+                set_answer(predictions, row, names, [[number] * 3] * number)
+    stray = rng.random(predictions.preds.shape) < 0.01 * (rng.random(len(predictions.preds)) < 0.3)[:, None]
+    predictions.preds[stray] = rng.integers(0, 12, stray.sum())
+    return predictions._replace(q_halt_logits=rng.integers(-2, 3, len(stray)).astype(np.float32))

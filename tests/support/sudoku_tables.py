@@ -22,7 +22,7 @@ def sudoku_rows() -> list[str]:
     texts = [["".join(map(str, grid)) for grid in grids] for grids in originals]
     rows = zip(*texts, strict=True)
     return [
-        f"made,{question.replace('0', '.' if i % 2 else '0')},{answer},{i}" for i, (question, answer) in enumerate(rows)
+        f"made,{puzzle.replace('0', '.' if i % 2 else '0')},{answer},{i}" for i, (puzzle, answer) in enumerate(rows)
     ]
 
 

@@ -24,9 +24,9 @@ def source(tmp_path_factory) -> Path:
 
 def test_without_augmentations_the_arrays_are_the_published_ones(tmp_path, source):
     """The hash is that of what the published builder wrote for these files with this seed."""
-    found = record(build(tmp_path / "set", source))
-    assert found["content_sha256"] == GOLDEN
-    assert found["findings"]["puzzles"] == SUBSETS
+    facts = record(build(tmp_path / "set", source))
+    assert facts["content_sha256"] == GOLDEN
+    assert facts["findings"]["puzzles"] == SUBSETS
 
 
 GOLDEN = "bbd634b14a8d3e9eaefc87b097f098f11ca115c51b4c7cd6172c8d9b93df7472"
@@ -75,16 +75,16 @@ def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path,
     names = identifiers(directory)
     for split in ("train", "test"):
         puzzles = load_split(directory, split)
-        found = examples_by_name(puzzles, names)
+        facts = examples_by_name(puzzles, names)
         assert (np.diff(puzzles.group_indices) == 31).all()
         for group, start in enumerate(puzzles.group_indices[:-1]):
             of_group = puzzles.puzzle_identifiers[start : puzzles.group_indices[group + 1]]
             (original,) = set(parse_names([names[identifier] for identifier in of_group])[0])
-            assert all(found[names[identifier]] == found[original] for identifier in of_group)
+            assert all(facts[names[identifier]] == facts[original] for identifier in of_group)
         for subset in ALL if split == "train" else TESTED:
             for puzzle in read_subset(source, subset).puzzles:
                 kept = puzzle.examples if subset not in TESTED else puzzle.sections[split]
-                assert found[puzzle.name] == [(e.input.tolist(), e.output.tolist()) for e in kept]
+                assert facts[puzzle.name] == [(e.input.tolist(), e.output.tolist()) for e in kept]
     train = load_split(directory, "train")
     corner = np.concatenate([in_corner(train.inputs), in_corner(train.labels)], axis=1)
     for start, end in zip(train.group_indices[:-1], train.group_indices[1:], strict=True):
@@ -117,10 +117,10 @@ def test_grids_go_everywhere_they_fit_and_test_grids_stay(tmp_path, source):
     test = load_split(directory, "test")
     assert (test.inputs == in_corner(test.inputs)).all()
     train = load_split(directory, "train")
-    moved = (train.inputs != in_corner(train.inputs)).any(axis=1)
+    is_moved = (train.inputs != in_corner(train.inputs)).any(axis=1)
     # One example of every puzzle stays, and one that fills the canvas.
-    assert 0.5 < moved.mean() < 1 - 1 / train.metadata.mean_puzzle_examples
-    first = np.add.reduceat(~moved, train.puzzle_indices[:-1])
+    assert 0.5 < is_moved.mean() < 1 - 1 / train.metadata.mean_puzzle_examples
+    first = np.add.reduceat(~is_moved, train.puzzle_indices[:-1])
     assert (first >= 1).all()
 
 

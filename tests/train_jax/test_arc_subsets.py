@@ -37,8 +37,8 @@ def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_
     solutions = json.loads((files / "arc-agi_evaluation_solutions.json").read_text())
     write_files(files, "other", {"x": challenges["evaluation0"]}, {"x": solutions["evaluation0"]})
     found = record(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
-    asked = len(challenges["evaluation0"]["test"])
-    assert found["test_examples_that_another_puzzle_trains_on"] == ["evaluation0 in x"] * asked
+    num_tested = len(challenges["evaluation0"]["test"])
+    assert found["test_examples_that_another_puzzle_trains_on"] == ["evaluation0 in x"] * num_tested
 
 
 def test_a_puzzle_of_two_trained_subsets_is_taken_once(tmp_path, source):
@@ -62,8 +62,8 @@ def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, so
     directory = build(tmp_path / "set", tmp_path / "files")
     found = record(directory)["findings"]
     assert found["test_examples_without_a_solution"] == found["original_examples"]["test"] > 0
-    questions = sum(len(p.sections["test"]) for each in read for p in each.puzzles if each.name != "evaluation")
-    assert found["original_examples_left_out"] == questions > 0
+    left_out = sum(len(p.sections["test"]) for each in read for p in each.puzzles if each.name != "evaluation")
+    assert found["original_examples_left_out"] == left_out > 0
     demonstrations = sum(len(puzzle.sections["train"]) for each in read for puzzle in each.puzzles)
     assert load_split(directory, "train").num_examples == demonstrations
     labels = load_split(directory, "test").labels

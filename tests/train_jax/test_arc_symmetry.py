@@ -76,11 +76,11 @@ def test_places_are_drawn_from_all_that_are_possible():
     example = Example(np.zeros((1, 2), np.uint8), np.zeros((3, 1), np.uint8))
     turns = np.array([0, 1] * 20_000, np.uint8)
     places = place([example, example], turns, np.random.default_rng(0))
-    moved = (places.top > 0) | (places.left > 0)
-    assert moved.sum(axis=1).max() == 1
+    is_moved = (places.top > 0) | (places.left > 0)
+    assert is_moved.sum(axis=1).max() == 1
     for turn, ends in ((0, (27, 28)), (1, (28, 27))):
-        for drawn, end in zip(places, ends, strict=True):
-            counts = np.bincount(drawn[turns == turn][:, 0], minlength=end + 1)
+        for offsets, end in zip(places, ends, strict=True):
+            counts = np.bincount(offsets[turns == turn][:, 0], minlength=end + 1)
             # Half of the time the other example is the one that moves.
             assert len(counts) == end + 1
             assert counts[1:].min() > 0.6 * 10_000 / (end + 1)

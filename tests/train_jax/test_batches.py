@@ -43,7 +43,7 @@ def rows_of(batch) -> np.ndarray:
     return batch["inputs"][:, 0] - 1
 
 
-def drawn(puzzles: PuzzleSet, *, seed: int, examples: int) -> np.ndarray:
+def rows_drawn(puzzles: PuzzleSet, *, seed: int, examples: int) -> np.ndarray:
     return np.concatenate(
         [rows_of(train_batch(puzzles, seed=seed, step=step, batch_size=4)) for step in range(examples // 4)]
     )
@@ -96,13 +96,13 @@ def test_shards_join_to_the_whole_batch(puzzles, step, count):
 
 
 def test_where_puzzles_have_one_example_every_epoch_draws_every_group_once(sudokus):
-    epochs = groups_of(sudokus, drawn(sudokus, seed=0, examples=40 * GROUPS)).reshape(-1, GROUPS)
+    epochs = groups_of(sudokus, rows_drawn(sudokus, seed=0, examples=40 * GROUPS)).reshape(-1, GROUPS)
     assert (np.sort(epochs, axis=1) == np.arange(GROUPS)).all()
     assert len(np.unique(epochs, axis=0)) == len(epochs)
 
 
 def test_where_puzzles_have_one_example_the_batch_size_moves_none(sudokus):
-    by_four = drawn(sudokus, seed=1, examples=80)
+    by_four = rows_drawn(sudokus, seed=1, examples=80)
     by_forty = [rows_of(train_batch(sudokus, seed=1, step=step, batch_size=40)) for step in range(2)]
     assert (np.concatenate(by_forty) == by_four).all()
 
@@ -191,7 +191,7 @@ def test_a_batch_given_away_may_be_written_to(puzzles):
 
 
 def test_the_seed_matters(puzzles):
-    assert not (drawn(puzzles, seed=0, examples=40) == drawn(puzzles, seed=1, examples=40)).all()
+    assert not (rows_drawn(puzzles, seed=0, examples=40) == rows_drawn(puzzles, seed=1, examples=40)).all()
 
 
 @pytest.mark.parametrize(("batch_size", "count"), [(4, 1), (6, 2), (24, 4), (64, 2)])

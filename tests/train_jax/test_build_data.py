@@ -214,15 +214,15 @@ def test_the_hub_is_asked_by_its_own_client_and_its_absence_is_said(tmp_path, pu
     ):
         main(options)
     tables = write_tables(tmp_path / "csv", public_rows, public_rows)
-    asked = []
+    downloads = []
 
     def download(repo_id: str, filename: str, *, repo_type: str) -> str:
-        asked.append((repo_id, filename, repo_type))
+        downloads.append((repo_id, filename, repo_type))
         return str(tables / filename)
 
     monkeypatch.setattr(client, "hf_hub_download", download)
     main(options)
-    assert asked == [("someone/some-sudokus", name, "dataset") for name in ("train.csv", "test.csv")]
+    assert downloads == [("someone/some-sudokus", name, "dataset") for name in ("train.csv", "test.csv")]
     assert load_split(tmp_path / "set", "train").num_groups == 40
 
 

@@ -24,7 +24,7 @@ SIZE = 8
 def public_rows() -> list[str]:
     mazes = generate(30, SIZE, 18, "walls", np.random.default_rng(0), lambda *_: None)
     texts = [[text_of(maze).replace("\n", "") for maze in array] for array in mazes]
-    return [f",{question},{answer},{i}" for i, (question, answer) in enumerate(zip(*texts, strict=True))]
+    return [f",{maze},{answer},{i}" for i, (maze, answer) in enumerate(zip(*texts, strict=True))]
 
 
 def write_tables(folder: Path, train: list[str], test: list[str]) -> Path:
@@ -96,8 +96,8 @@ def walled_in(row: str) -> str:
 
 def detour(row: str) -> str:
     """One more cell marked than the path has."""
-    question, answer = row.split(",")[1:3]
-    cell = next(i for i, pair in enumerate(zip(question, answer, strict=True)) if pair == (" ", " "))
+    maze, answer = row.split(",")[1:3]
+    cell = next(i for i, pair in enumerate(zip(maze, answer, strict=True)) if pair == (" ", " "))
     return broken(row, 2, lambda text: text[:cell] + "o" + text[cell + 1 :])
 
 
@@ -162,8 +162,8 @@ def test_tables_come_out_of_a_bucket_and_its_client_missing_is_said(tmp_path, pu
         main(MazeData(output_dir=tmp_path / "x", source="memory://nothing"))
 
     def without(name: str):
-        def absent(asked: str):
-            raise ImportError(f"no {asked}") if asked == name else AssertionError(asked)
+        def absent(module: str):
+            raise ImportError(f"no {module}") if module == name else AssertionError(module)
 
         return absent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import OFFICIAL, PUBLISHED
-from support.arc_votes import AUGMENTATIONS, answered, copy, noisy, perfect, rows_by_question, write_arc_set
+from support.arc_votes import AUGMENTATIONS, copy, noisy, perfect, rows_by_test_input, set_answer, write_arc_set
 
 from benchmarks import published
 from train_jax.errors import UserError
@@ -43,23 +43,23 @@ def test_a_perfect_predictor_scores_one_on_the_official_sets(tmp_path, edition):
 @pytest.mark.parametrize("known", [True, False])
 def test_the_rank_of_the_solution_decides_every_figure(arc, known):
     """The solution of question i is put on rank i % 8 of eight grids: votes tie in pairs, and the logit decides."""
-    found, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
+    predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
     share = {puzzle.name: 1 / len(puzzle.sections["test"]) / len(puzzles) for puzzle in puzzles}
     ranks, expected_submission = {}, {}
     votes = [3, 3, 1, 1, 1, 1, 1, 1]
     assert sum(votes) == AUGMENTATIONS + 1
-    for number, ((name, question), rows) in enumerate(rows_by_question(found, names, puzzles).items()):
-        solution = next(p for p in puzzles if p.name == name).sections["test"][question].output.tolist()
+    for number, ((name, number_of_input), rows) in enumerate(rows_by_test_input(predictions, names, puzzles).items()):
+        solution = next(p for p in puzzles if p.name == name).sections["test"][number_of_input].output.tolist()
         grids = [[[n, n, n, n], [n % 3, 0, 0, 1]] for n in range(8)]
-        rank = ranks[name, question] = number % 8
+        rank = ranks[name, number_of_input] = number % 8
         if known:
             grids[rank] = solution
         logits = [2.0, -2.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]
         order = np.random.default_rng(number).permutation(AUGMENTATIONS + 1)
         for row, place in zip(np.array(rows)[order], np.repeat(np.arange(8), votes), strict=True):
-            answered(found, row, names, grids[place], logits[place])
-        expected_submission[name, question] = {"attempt_1": grids[0], "attempt_2": grids[1]}
-    scores = score_predictions(arc, [found])
+            set_answer(predictions, row, names, grids[place], logits[place])
+        expected_submission[name, number_of_input] = {"attempt_1": grids[0], "attempt_2": grids[1]}
+    scores = score_predictions(arc, [predictions])
     for k in PASSES:
         expected = sum(share[name] for (name, _), rank in ranks.items() if known and rank < k)
         assert scores.figures[f"ARC/pass@{k}"] == pytest.approx(expected, abs=1e-12)
@@ -68,11 +68,11 @@ def test_the_rank_of_the_solution_decides_every_figure(arc, known):
 
 
 def test_more_votes_beat_a_higher_probability(arc):
-    found, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
-    for rows in rows_by_question(found, names, puzzles).values():
+    predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
+    for rows in rows_by_test_input(predictions, names, puzzles).values():
         for number, row in enumerate(rows):
-            answered(found, row, names, [[1]] if number < 7 else [[2]], -9.0 if number < 7 else 9.0)
-    scores = score_predictions(arc, [found])
+            set_answer(predictions, row, names, [[1]] if number < 7 else [[2]], -9.0 if number < 7 else 9.0)
+    scores = score_predictions(arc, [predictions])
     assert all(
         pair == {"attempt_1": [[1]], "attempt_2": [[2]]} for pairs in scores.submission.values() for pair in pairs
     )
@@ -92,14 +92,14 @@ def test_the_outcome_does_not_depend_on_how_the_examples_are_spread(arc, tmp_pat
 
 
 def test_not_even_the_last_bit_depends_on_the_order(arc):
-    found, names = noisy(arc, 1), read_identifiers(arc)
+    predictions, names = noisy(arc, 1), read_identifiers(arc)
     rng = np.random.default_rng(0)
-    found = found._replace(q_halt_logits=rng.normal(size=len(found.inputs)).astype(np.float32))
-    expected = count_votes(names, [found])
+    predictions = predictions._replace(q_halt_logits=rng.normal(size=len(predictions.inputs)).astype(np.float32))
+    expected = count_votes(names, [predictions])
     assert max(candidate.votes for candidates in expected.values() for candidate in candidates) > 4
     for _ in range(5):
-        order = rng.permutation(len(found.inputs))
-        assert count_votes(names, [Predictions(*(array[order] for array in found))]) == expected
+        order = rng.permutation(len(predictions.inputs))
+        assert count_votes(names, [Predictions(*(array[order] for array in predictions))]) == expected
 
 
 def test_several_evaluations_vote_together(arc, tmp_path):
@@ -116,10 +116,10 @@ def test_several_evaluations_vote_together(arc, tmp_path):
 @pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
 def test_the_published_evaluator_finds_the_same(arc, tmp_path):
     pytest.importorskip("numba")
-    found = noisy(arc, 3)
+    predictions = noisy(arc, 3)
     # Logits of their own: where ranks tie, the published order is the order of arrival.
-    logits = np.random.default_rng(0).normal(size=len(found.inputs)).astype(np.float32)
-    save_predictions(tmp_path / "predictions.npz", found._replace(q_halt_logits=logits))
+    logits = np.random.default_rng(0).normal(size=len(predictions.inputs)).astype(np.float32)
+    save_predictions(tmp_path / "predictions.npz", predictions._replace(q_halt_logits=logits))
     theirs = published.run(str(PUBLISHED), "vote", arc, tmp_path / "predictions.npz", tmp_path)["found"]
     ours = score(arc, [tmp_path / "predictions.npz"])
     assert ours.figures == pytest.approx(theirs, abs=1e-12)
@@ -127,28 +127,28 @@ def test_the_published_evaluator_finds_the_same(arc, tmp_path):
 
 
 def test_questions_without_an_answer_are_counted_and_submitted(arc):
-    found, names, puzzles = perfect(arc), read_identifiers(arc), read_test_puzzles(arc)
-    rows = rows_by_question(found, names, puzzles)
-    (name, question), gone = next(iter(rows.items()))
-    kept = np.setdiff1d(np.arange(len(found.inputs)), gone)
-    scores = score_predictions(arc, [Predictions(*(array[kept] for array in found))])
+    predictions, names, puzzles = perfect(arc), read_identifiers(arc), read_test_puzzles(arc)
+    rows = rows_by_test_input(predictions, names, puzzles)
+    (name, number_of_input), gone = next(iter(rows.items()))
+    kept = np.setdiff1d(np.arange(len(predictions.inputs)), gone)
+    scores = score_predictions(arc, [Predictions(*(array[kept] for array in predictions))])
     assert scores.unanswered == 1
-    assert scores.submission[name][question] == {"attempt_1": [[0]], "attempt_2": [[0]]}
-    asked = len(next(p for p in puzzles if p.name == name).sections["test"])
-    assert scores.figures["ARC/pass@1000"] == pytest.approx(1 - 1 / asked / len(puzzles))
+    assert scores.submission[name][number_of_input] == {"attempt_1": [[0]], "attempt_2": [[0]]}
+    num_test_inputs = len(next(p for p in puzzles if p.name == name).sections["test"])
+    assert scores.figures["ARC/pass@1000"] == pytest.approx(1 - 1 / num_test_inputs / len(puzzles))
 
 
 def test_padding_does_not_vote(arc):
-    found = perfect(arc)
+    predictions = perfect(arc)
     padding = Predictions(np.zeros(3, np.int32), *(np.zeros((3, 900), np.uint8),) * 2, np.full(3, 9, np.float32))
-    padded = Predictions(*(np.concatenate(pair) for pair in zip(found, padding, strict=True)))
-    assert score_predictions(arc, [padded]) == score_predictions(arc, [found])
+    padded = Predictions(*(np.concatenate(pair) for pair in zip(predictions, padding, strict=True)))
+    assert score_predictions(arc, [padded]) == score_predictions(arc, [predictions])
 
 
 def test_an_empty_answer_is_a_vote_and_is_submitted_as_a_black_cell(arc):
-    found = copy(perfect(arc))
-    found.preds[:] = 0
-    scores = score_predictions(arc, [found])
+    predictions = copy(perfect(arc))
+    predictions.preds[:] = 0
+    scores = score_predictions(arc, [predictions])
     assert set(scores.figures.values()) == {0.0} and scores.unanswered == 0
     assert all(pair["attempt_1"] == [[0]] for pairs in scores.submission.values() for pair in pairs)
 

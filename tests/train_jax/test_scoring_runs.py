@@ -162,7 +162,7 @@ def test_files_that_hold_no_predictions_are_said(arc, tmp_path):
         ({"preds": good.preds[:, :-1]}, "preds are"),
         ({"inputs": good.inputs.astype(np.float32)}, "inputs is float32"),
         ({"q_halt_logits": np.zeros(len(good.inputs), int)}, "q_halt_logits is int64"),
-        ({"q_halt_logits": np.full(len(good.inputs), np.nan, np.float32)}, "hold what is no number"),
+        ({"q_halt_logits": np.full(len(good.inputs), np.nan, np.float32)}, "are not all finite"),
         ({"puzzle_identifiers": np.array([None] * len(good.inputs))}, "Object arrays cannot be loaded"),
     ):
         np.savez(path, **(good._asdict() | changes), allow_pickle=True)

@@ -138,9 +138,9 @@ def test_a_maze_is_shown_from_a_file_and_from_the_test_set(maze_run, tmp_path, c
     main(Solve(maze_run, index=2))
     assert capsys.readouterr().out.startswith("puzzle 2 of the test set")
     # The solution is the only shortest path, found without having been given.
-    question = MazeKind(5).parse(MAZE)
-    assert question.solution is not None
-    assert text_of(question.solution).splitlines() == ["So#  ", "#o# #", "#ooo#", "# #o#", "# #oG"]
+    puzzle = MazeKind(5).parse(MAZE)
+    assert puzzle.solution is not None
+    assert text_of(puzzle.solution).splitlines() == ["So#  ", "#o# #", "#ooo#", "# #o#", "# #oG"]
 
 
 @pytest.fixture(scope="module")

@@ -105,17 +105,17 @@ def test_the_answer_to_a_puzzle_with_several_solutions_is_not_known():
 
 def test_maze_answers_are_checked_by_the_rules():
     kind = MazeKind(5)
-    question, solution = parse_maze(MAZE), kind.parse(MAZE).solution
+    maze, solution = parse_maze(MAZE), kind.parse(MAZE).solution
     assert solution is not None
-    assert kind.mistakes(question, solution, solution) == []
-    assert kind.mistakes(question, solution, None) == []
-    assert kind.mistakes(question, question, solution) == ["7 of 25 cells wrong", "no path marked"]
+    assert kind.mistakes(maze, solution, solution) == []
+    assert kind.mistakes(maze, solution, None) == []
+    assert kind.mistakes(maze, maze, solution) == ["7 of 25 cells wrong", "no path marked"]
     gap = np.where(np.arange(25) == 12, OPEN, solution)
-    assert kind.mistakes(question, gap, None) == ["the 6 cells marked do not join start and goal"]
+    assert kind.mistakes(maze, gap, None) == ["the 6 cells marked do not join start and goal"]
     aside = np.where(np.arange(25) == 16, PATH, solution)
-    assert kind.mistakes(question, aside, None) == ["1 of the 8 cells marked are not on the way"]
+    assert kind.mistakes(maze, aside, None) == ["1 of the 8 cells marked are not on the way"]
     through = np.where(np.isin(np.arange(25), [2, 4]), PATH, solution)
-    assert kind.mistakes(question, through, solution)[:2] == ["2 of 25 cells wrong", "1 walls or ends overwritten"]
+    assert kind.mistakes(maze, through, solution)[:2] == ["2 of 25 cells wrong", "1 walls or ends overwritten"]
     ring = parse_maze("S..\n.#.\n..G\n".replace("\n", "##\n") + "#####\n#####")
     for way in ([1, 2, 7], [5, 10, 11]):
         assert kind.mistakes(ring, np.where(np.isin(np.arange(25), way), PATH, ring), None) == []

@@ -33,7 +33,7 @@ def made(size: int, count: int, num_empty: int, seed: int = 0):
 def backtracked_solutions(puzzle, box_rows: int, box_cols: int, limit: int = 2) -> list[list[int]]:
     """Another solver, on lists and sets, sharing nothing with the one under test."""
     size = box_rows * box_cols
-    grid, found = [int(digit) for digit in puzzle], []
+    grid, solutions_so_far = [int(digit) for digit in puzzle], []
 
     def free(cell: int) -> set[int]:
         row, col = divmod(cell, size)
@@ -55,18 +55,18 @@ def backtracked_solutions(puzzle, box_rows: int, box_cols: int, limit: int = 2) 
     def fill() -> None:
         options = {cell: free(cell) for cell in range(size * size) if grid[cell] == 0}
         if not options:
-            found.extend([list(grid)] if is_valid() else [])
+            solutions_so_far.extend([list(grid)] if is_valid() else [])
             return
         cell = min(options, key=lambda each: len(options[each]))
         for digit in options[cell]:
             grid[cell] = digit
             fill()
             grid[cell] = 0
-            if len(found) == limit:
+            if len(solutions_so_far) == limit:
                 return
 
     fill()
-    return found
+    return solutions_so_far
 
 
 @pytest.mark.parametrize(("size", "count", "num_empty"), [(4, 60, 8), (6, 60, 18), (6, 20, 22), (9, 8, 50)])

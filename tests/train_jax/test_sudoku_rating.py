@@ -145,8 +145,8 @@ def test_rank_correlation_is_spearmans():
 
 def ambiguous(row: str) -> str:
     """The row without givens in its first three rows, which may then be exchanged at will within their columns."""
-    source, question, answer, rating = row.split(",")
-    return ",".join([source, "." * 27 + question[27:], answer, rating])
+    source, puzzle, answer, rating = row.split(",")
+    return ",".join([source, "." * 27 + puzzle[27:], answer, rating])
 
 
 @pytest.mark.parametrize("name", ["train", "test"])
@@ -181,12 +181,12 @@ def test_a_folder_of_another_difficulty_is_another_data_set(tmp_path):
 
 
 def test_how_many_processes_look_for_hard_puzzles_changes_none(monkeypatch):
-    found = []
+    runs = []
     for count in (1, 3):
         monkeypatch.setattr(sudoku_generator, "BATCH", 256)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=count: set(range(n)), raising=False)
         rng = np.random.default_rng(5)
-        found.append((generate(90, None, GEOMETRIES[6], rng, min_difficulty=1, progress=silent), rng.random()))
-    (one, after_one), (three, after_three) = found
+        runs.append((generate(90, None, GEOMETRIES[6], rng, min_difficulty=1, progress=silent), rng.random()))
+    (one, after_one), (three, after_three) = runs
     assert (one.puzzles == three.puzzles).all() and (one.solutions == three.solutions).all()
     assert after_one == after_three, "what is drawn afterwards has changed"
