@@ -94,16 +94,16 @@ class Row(NamedTuple):
 
     def __str__(self) -> str:
         cells = [self.work]
-        for found in (self.ours, self.theirs):
-            if found is None:
+        for report in (self.ours, self.theirs):
+            if report is None:
                 cells += ["", "", "", ""]
                 continue
-            rate = f"{self.amount / found['seconds']:,.0f}"
+            rate = f"{self.amount / report['seconds']:,.0f}"
             cells += [
-                f"{found['seconds']:.2f}",
-                f"{found['cpu_seconds']:.2f}",
+                f"{report['seconds']:.2f}",
+                f"{report['cpu_seconds']:.2f}",
                 rate,
-                f"{found['peak_bytes'] / 1e9:.2f}",
+                f"{report['peak_bytes'] / 1e9:.2f}",
             ]
         cells.append("" if self.theirs is None else f"{self.theirs['seconds'] / self.ours['seconds']:.1f}")
         return f"| {' | '.join(cells)} |"
@@ -119,8 +119,8 @@ def run_ours(program: str, *arguments: Any) -> dict[str, Any]:
 
 def fastest(times: int, *runs: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
     """The fastest of each, run in turns so that a busy minute hits all of them."""
-    found = [[run(time) for run in runs] for time in range(times)]
-    return [min(each, key=lambda report: report["seconds"]) for each in zip(*found, strict=True)]
+    reports = [[run(time) for run in runs] for time in range(times)]
+    return [min(each, key=lambda report: report["seconds"]) for each in zip(*reports, strict=True)]
 
 
 def in_memory(puzzles: PuzzleSet) -> None:
@@ -143,16 +143,16 @@ def build_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
                 options.published, "arc", Path(options.arc) / "arc-agi", f"{places['theirs']}-{time}", *common
             )
 
-        found = fastest(options.repeat, ours, theirs)
+        reports = fastest(options.repeat, ours, theirs)
         examples = load_split(f"{places['ours']}-0", "train").num_examples
         name = f"build ARC-AGI-1, {num_aug} augmentations, {examples:,} train examples, one worker"
-        rows.append(Row(name, examples, *found))
+        rows.append(Row(name, examples, *reports))
         print(rows[-1], flush=True)
     if options.full:
-        found = run_ours("arc", options.arc, folder / "full", ",".join(SUBSETS), "evaluation", 1000, 42, 2)
+        reports = run_ours("arc", options.arc, folder / "full", ",".join(SUBSETS), "evaluation", 1000, 42, 2)
         examples = load_split(folder / "full", "train").num_examples
         name = f"build ARC-AGI-1, 1000 augmentations, {examples:,} train examples, two workers"
-        rows.append(Row(name, examples, found, None))
+        rows.append(Row(name, examples, reports, None))
         print(rows[-1], flush=True)
     return rows
 
@@ -164,7 +164,7 @@ def sudoku_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
     lines = [f"made,{''.join(map(str, q))},{''.join(map(str, a))},1" for q, a in zip(*made, strict=True)]
     for name, part in (("train", lines[:SUDOKUS]), ("test", lines[SUDOKUS:])):
         (tables / f"{name}.csv").write_text("\n".join(["source,question,answer,rating", *part]) + "\n")
-    found = fastest(
+    reports = fastest(
         options.repeat,
         lambda time: run_ours("sudoku", tables, folder / f"sudoku-ours-{time}", SUDOKU_AUGMENTATIONS),
         lambda time: published.run(
@@ -173,18 +173,18 @@ def sudoku_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
     )
     examples = SUDOKUS * (1 + SUDOKU_AUGMENTATIONS)
     row = Row(
-        f"build Sudoku from tables, {SUDOKU_AUGMENTATIONS} augmentations, {examples:,} examples", examples, *found
+        f"build Sudoku from tables, {SUDOKU_AUGMENTATIONS} augmentations, {examples:,} examples", examples, *reports
     )
     print(row, flush=True)
     copies = -(-AUGMENTED_IN_MEMORY // len(made.puzzles))
     puzzles, solutions = (np.tile(array, (copies, 1))[:AUGMENTED_IN_MEMORY] for array in made)
     np.savez(folder / "sudokus.npz", puzzles=puzzles, solutions=solutions)
-    found = fastest(
+    reports = fastest(
         options.repeat,
         lambda _: run_ours("augment", folder / "sudokus.npz"),
         lambda _: published.run(options.published, "augment", folder / "sudokus.npz"),
     )
-    alone = Row(f"augment {AUGMENTED_IN_MEMORY:,} Sudokus in memory", AUGMENTED_IN_MEMORY, *found)
+    alone = Row(f"augment {AUGMENTED_IN_MEMORY:,} Sudokus in memory", AUGMENTED_IN_MEMORY, *reports)
     print(alone, flush=True)
     return [row, alone]
 
@@ -198,16 +198,16 @@ def sampler_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
     for name, directory in sets.items():
         in_memory(load_split(directory, "train"))
         for batch_size in (768, 6144):
-            found = fastest(
+            reports = fastest(
                 options.repeat,
                 lambda _, d=directory, b=batch_size: run_ours("sampler", d, b, BATCHES),
                 lambda _, d=directory, b=batch_size: published.run(options.published, "sampler", d, b, BATCHES),
             )
-            rows.append(Row(f"{BATCHES} batches of {batch_size}, {name}", BATCHES * batch_size, *found))
+            rows.append(Row(f"{BATCHES} batches of {batch_size}, {name}", BATCHES * batch_size, *reports))
             print(rows[-1], flush=True)
-    (found,) = fastest(options.repeat, lambda _: run_ours("sampler", directory, batch_size, BATCHES, "augment"))
+    (reports,) = fastest(options.repeat, lambda _: run_ours("sampler", directory, batch_size, BATCHES, "augment"))
     name = f"{BATCHES} batches of {batch_size}, Sudoku (81 tokens), augmented on the fly"
-    rows.append(Row(name, BATCHES * batch_size, found, None))
+    rows.append(Row(name, BATCHES * batch_size, reports, None))
     print(rows[-1], flush=True)
     return rows
 
@@ -247,10 +247,10 @@ def vote_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 def processor() -> str:
-    found = [
+    reports = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
-    return f"{len(found)} cores of {found[0]}"
+    return f"{len(reports)} cores of {reports[0]}"
 
 
 def main() -> None:

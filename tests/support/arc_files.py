@@ -24,10 +24,10 @@ def random_puzzle(rng: np.random.RandomState, largest: int = 8) -> tuple[dict, l
     demonstrations = [
         {"input": random_grid(rng, largest), "output": random_grid(rng, largest)} for _ in range(rng.randint(1, 5))
     ]
-    questions = [{"input": random_grid(rng, largest)} for _ in range(rng.randint(1, 4))]
+    test_inputs = [{"input": random_grid(rng, largest)} for _ in range(rng.randint(1, 4))]
     # Both orders occur in the official files.
-    sections = [("train", demonstrations), ("test", questions)]
-    return dict(sections[:: rng.choice([-1, 1])]), [random_grid(rng, largest) for _ in questions]
+    sections = [("train", demonstrations), ("test", test_inputs)]
+    return dict(sections[:: rng.choice([-1, 1])]), [random_grid(rng, largest) for _ in test_inputs]
 
 
 def write_files(folder: Path, subset: str, challenges: dict, solutions: dict | None) -> None:

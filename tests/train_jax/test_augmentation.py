@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_batches import puzzle_set
+from support.puzzle_sets import puzzle_set
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
@@ -41,13 +41,13 @@ def rarity(counts: np.ndarray) -> float:
 def images_of_4x4(grid: np.ndarray) -> set[bytes]:
     """Under every symmetry, written out: 8 orders of rows, 8 of columns, transposed or not, 24 names of the digits."""
     orders = [(a, b, c, d) for a, b, c, d in permutations(range(4)) if {a // 2, b // 2} in ({0}, {1})]
-    found = set()
+    images = set()
     for turned in (grid.reshape(4, 4), grid.reshape(4, 4).T):
         for rows in orders:
             for cols in orders:
                 for names in permutations((1, 2, 3, 4)):
-                    found.add(np.array([0, *names], np.uint8)[turned[np.ix_(rows, cols)]].tobytes())
-    return found
+                    images.add(np.array([0, *names], np.uint8)[turned[np.ix_(rows, cols)]].tobytes())
+    return images
 
 
 def test_every_symmetry_of_a_4x4_puzzle_comes_equally_often_and_no_other():
@@ -84,11 +84,11 @@ def test_a_larger_sudoku_stays_itself_with_its_own_solution(size, num_empty):
 
 def test_cells_without_a_label_and_padding_keep_their_tokens():
     """Also in a data set whose labels are not the whole solution."""
-    question = np.array([[0, 1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]], np.uint8)
-    answer = np.where(question == 3, 5, np.where(question == 2, 1, 0)).astype(np.uint8)
+    inputs = np.array([[0, 1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]], np.uint8)
+    answer = np.where(inputs == 3, 5, np.where(inputs == 2, 1, 0)).astype(np.uint8)
     count = 400
     transformed, labels = transform_for(metadata_of(16, 6))(
-        question.repeat(count, 0), answer.repeat(count, 0), words_for(0, 0, slice(0, count))
+        inputs.repeat(count, 0), answer.repeat(count, 0), words_for(0, 0, slice(0, count))
     )
     for row, label in zip(transformed, labels, strict=True):
         assert sorted(np.minimum(row, 2)) == [0, *[1] * 13, 2, 2]
@@ -224,10 +224,10 @@ def test_ignored_labels_are_ignored_where_they_went(folders):
 def test_a_run_is_augmented_where_it_trains_and_nowhere_else(folders, tmp_path, monkeypatch, capsys):
     """Whole runs with the option, on one device and on eight, killed and continued, are in test_training.py."""
 
-    def told(self, **arguments):
+    def refuse(self, **arguments):
         raise UserError(f"asked for a batch with augment {arguments['augment']}")
 
-    monkeypatch.setattr(Mixture, "train_batch", told)
+    monkeypatch.setattr(Mixture, "train_batch", refuse)
     command = [
         "train",
         "tiny",

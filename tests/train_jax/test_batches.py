@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import PUBLISHED
+from support.puzzle_sets import puzzle_set
 
 from benchmarks import published
 from train_jax.errors import UserError
@@ -20,30 +21,9 @@ from train_jax.tasks.puzzles.batches import (
     examples_per_epoch,
     train_batch,
 )
-from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
+from train_jax.tasks.puzzles.format import PuzzleSet
 
 GROUPS = 10
-
-
-def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:
-    """An example's first token tells its row."""
-    group_indices = np.concatenate([[0], np.cumsum(puzzles_in_group)])
-    puzzle_indices = np.concatenate([[0], np.cumsum(examples_in_puzzle)])
-    rows = np.arange(puzzle_indices[-1])
-    inputs = np.stack([rows + 1, rows % 3], axis=1).astype(np.uint8)
-    metadata = Metadata(
-        seq_len=2,
-        vocab_size=100,
-        pad_id=0,
-        ignore_label_id=0,
-        blank_identifier_id=0,
-        num_puzzle_identifiers=50,
-        total_groups=len(puzzles_in_group),
-        mean_puzzle_examples=puzzle_indices[-1] / len(examples_in_puzzle),
-        total_puzzles=len(examples_in_puzzle),
-        sets=("all",),
-    )
-    return PuzzleSet(metadata, inputs, inputs.copy(), np.arange(group_indices[-1]) + 1, puzzle_indices, group_indices)
 
 
 @pytest.fixture
@@ -63,7 +43,7 @@ def rows_of(batch) -> np.ndarray:
     return batch["inputs"][:, 0] - 1
 
 
-def drawn(puzzles: PuzzleSet, *, seed: int, examples: int) -> np.ndarray:
+def rows_drawn(puzzles: PuzzleSet, *, seed: int, examples: int) -> np.ndarray:
     return np.concatenate(
         [rows_of(train_batch(puzzles, seed=seed, step=step, batch_size=4)) for step in range(examples // 4)]
     )
@@ -116,13 +96,13 @@ def test_shards_join_to_the_whole_batch(puzzles, step, count):
 
 
 def test_where_puzzles_have_one_example_every_epoch_draws_every_group_once(sudokus):
-    epochs = groups_of(sudokus, drawn(sudokus, seed=0, examples=40 * GROUPS)).reshape(-1, GROUPS)
+    epochs = groups_of(sudokus, rows_drawn(sudokus, seed=0, examples=40 * GROUPS)).reshape(-1, GROUPS)
     assert (np.sort(epochs, axis=1) == np.arange(GROUPS)).all()
     assert len(np.unique(epochs, axis=0)) == len(epochs)
 
 
 def test_where_puzzles_have_one_example_the_batch_size_moves_none(sudokus):
-    by_four = drawn(sudokus, seed=1, examples=80)
+    by_four = rows_drawn(sudokus, seed=1, examples=80)
     by_forty = [rows_of(train_batch(sudokus, seed=1, step=step, batch_size=40)) for step in range(2)]
     assert (np.concatenate(by_forty) == by_four).all()
 
@@ -211,7 +191,7 @@ def test_a_batch_given_away_may_be_written_to(puzzles):
 
 
 def test_the_seed_matters(puzzles):
-    assert not (drawn(puzzles, seed=0, examples=40) == drawn(puzzles, seed=1, examples=40)).all()
+    assert not (rows_drawn(puzzles, seed=0, examples=40) == rows_drawn(puzzles, seed=1, examples=40)).all()
 
 
 @pytest.mark.parametrize(("batch_size", "count"), [(4, 1), (6, 2), (24, 4), (64, 2)])

@@ -7,23 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.sudoku_tables import hash_of, sudoku_rows, write_tables
 
 from train_jax.errors import UserError
 from train_jax.stages.build_data import SudokuData, cli, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.recipe import read_recipe
 from train_jax.tasks.puzzles.sudoku.csv import read_table
-from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
 
 ROOT = Path(__file__).parents[2]
-
-
-def hash_of(directory: Path) -> str:
-    record = read_recipe(directory)
-    assert record is not None
-    return record["content_sha256"]
 
 
 @pytest.mark.parametrize(("size", "num_empty"), [(4, 8), (6, 18), (9, 50)])
@@ -89,21 +83,9 @@ def test_options_that_do_not_go_together_are_said(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def public_rows() -> list[str]:
-    originals = generate(40, 45, GEOMETRIES[9], np.random.default_rng(0), progress=lambda what, done, total: None)
-    texts = [["".join(map(str, grid)) for grid in grids] for grids in originals]
-    rows = zip(*texts, strict=True)
-    return [
-        f"made,{question.replace('0', '.' if i % 2 else '0')},{answer},{i}" for i, (question, answer) in enumerate(rows)
-    ]
-
-
-def write_tables(folder: Path, train: list[str], test: list[str]) -> Path:
-    folder.mkdir()
-    for name, rows in (("train", train), ("test", test)):
-        (folder / f"{name}.csv").write_text("\n".join(["source,question,answer,rating", *rows]) + "\n", "latin-1")
-    return folder
+    return list(sudoku_rows())
 
 
 def cells_of(rows: list[str], column: int) -> list[list[int]]:
@@ -232,15 +214,15 @@ def test_the_hub_is_asked_by_its_own_client_and_its_absence_is_said(tmp_path, pu
     ):
         main(options)
     tables = write_tables(tmp_path / "csv", public_rows, public_rows)
-    asked = []
+    downloads = []
 
     def download(repo_id: str, filename: str, *, repo_type: str) -> str:
-        asked.append((repo_id, filename, repo_type))
+        downloads.append((repo_id, filename, repo_type))
         return str(tables / filename)
 
     monkeypatch.setattr(client, "hf_hub_download", download)
     main(options)
-    assert asked == [("someone/some-sudokus", name, "dataset") for name in ("train.csv", "test.csv")]
+    assert downloads == [("someone/some-sudokus", name, "dataset") for name in ("train.csv", "test.csv")]
     assert load_split(tmp_path / "set", "train").num_groups == 40
 
 

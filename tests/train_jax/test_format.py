@@ -122,6 +122,14 @@ def test_broken_files_are_said(data_set):
         load_split(data_set, "train")
 
 
+@pytest.mark.parametrize("dtype", [np.uint64, np.int8, ">i4"])
+def test_indices_of_any_integer_type_are_read(data_set, dtype):
+    for field in ("puzzle_indices", "group_indices", "puzzle_identifiers"):
+        np.save(data_set / "train" / f"all__{field}.npy", arrays()[field].astype(dtype))
+    loaded = load_split(data_set, "train")
+    assert loaded.puzzle_indices.tolist() == [0, 2, 3, 5] and loaded.largest_puzzle == 2
+
+
 def test_an_ignored_label_may_lie_outside_the_vocabulary(tmp_path):
     changed = arrays()
     changed["labels"] = np.full((5, 4), -100)

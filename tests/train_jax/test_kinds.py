@@ -56,6 +56,8 @@ def test_a_kind_that_is_not_stated_is_recognised_by_its_sizes(kind):
     expected = SudokuKind(GEOMETRIES[4]) if kind == MazeKind(4) else kind
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size)) == expected
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size + 20)) is None
+    recognised = [each for each in KINDS if each.recognise(metadata_of(kind.seq_len, kind.vocab_size))]
+    assert len(recognised) == 1  # so the order in which the kinds are asked does not matter
 
 
 def test_builders_state_the_kind_and_the_published_files_do_not(tmp_path, mazes):

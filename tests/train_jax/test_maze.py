@@ -102,9 +102,9 @@ def test_of_many_shortest_paths_walls_takes_the_first_of_up_left_down_and_right(
     is_open = boards_of(np.ones((2, 5, 5), bool))
     corners = np.zeros((2, 5, 5), bool)
     corners[0, 4, 4] = corners[1, 0, 0] = True
-    found = maze_generator._solved(is_open, boards_of(corners), boards_of(corners[::-1]))
-    assert text_of(found.solutions[0]).splitlines() == ["Goooo", "    o", "    o", "    o", "    S"]
-    assert text_of(found.solutions[1]).splitlines() == ["S    ", "o    ", "o    ", "o    ", "ooooG"]
+    paths = maze_generator._solved(is_open, boards_of(corners), boards_of(corners[::-1]))
+    assert text_of(paths.solutions[0]).splitlines() == ["Goooo", "    o", "    o", "    o", "    S"]
+    assert text_of(paths.solutions[1]).splitlines() == ["S    ", "o    ", "o    ", "o    ", "ooooG"]
 
 
 def test_corridors_without_loops_are_trees_and_fill_the_square(monkeypatch):
@@ -158,13 +158,13 @@ def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to
         flooded[cells_of(wave)] = step
     for maze, distances, unique in zip(inputs.reshape(50, -1), flooded, alone, strict=True):
         for cell in np.flatnonzero(maze == OPEN):
-            asked = maze.copy()
-            asked[cell] = GOAL
-            steps, ways = walked(asked)
+            other = maze.copy()
+            other[cell] = GOAL
+            steps, ways = walked(other)
             assert distances.ravel()[cell] == steps
             assert unique.ravel()[cell] == (ways == 1)
-            found = search(asked[None])
-            assert (found.steps[0], found.unique[0]) == (steps, ways == 1)
+            paths = search(other[None])
+            assert (paths.steps[0], paths.unique[0]) == (steps, ways == 1)
 
 
 def test_the_seed_decides_the_mazes_and_no_two_are_turns_of_each_other():
@@ -211,8 +211,8 @@ def with_cells(maze: np.ndarray, **cells: str) -> np.ndarray:
 
 def test_the_second_opinion_knows_a_shortest_path_from_what_is_not():
     maze = parse(RING)
-    found = search(maze[None])
-    assert (found.steps[0], found.unique[0]) == (5, True)
+    paths = search(maze[None])
+    assert (paths.steps[0], paths.unique[0]) == (5, True)
     right = with_cells(maze, r1c2="o", r1c3="o", r1c4="o", r2c4="o")
     wrong = {
         "the long way": with_cells(maze, r2c1="o", r3c1="o", r4c1="o", r4c2="o", r4c3="o", r4c4="o"),
@@ -225,13 +225,13 @@ def test_the_second_opinion_knows_a_shortest_path_from_what_is_not():
         "another start": with_cells(right, r1c1="o", r4c1="S"),
         "padding": with_cells(right, r0c0="?"),
     }
-    assert are_shortest_paths(maze[None], right[None], found).tolist() == [True]
+    assert are_shortest_paths(maze[None], right[None], paths).tolist() == [True]
     for what, answer in wrong.items():
-        assert are_shortest_paths(maze[None], answer[None], found).tolist() == [False], what
+        assert are_shortest_paths(maze[None], answer[None], paths).tolist() == [False], what
     cut_off = parse(RING.replace("S...", "S#..").replace("#....#", "##...#"))
-    found = search(cut_off[None])
-    assert (found.steps[0], found.unique[0]) == (-1, False)
-    assert not are_shortest_paths(cut_off[None], with_cells(cut_off, r1c3="o")[None], found)[0]
+    paths = search(cut_off[None])
+    assert (paths.steps[0], paths.unique[0]) == (-1, False)
+    assert not are_shortest_paths(cut_off[None], with_cells(cut_off, r1c3="o")[None], paths)[0]
     empty = search(np.empty((0, 36), np.uint8))
     assert len(empty.steps) == 0 and len(are_shortest_paths(*np.empty((2, 0, 36), np.uint8), empty)) == 0
 
@@ -243,10 +243,10 @@ def test_two_cells_as_near_that_do_not_touch_are_no_path():
     answer = maze.copy()
     for row, col in ((0, 1), (0, 2), (0, 3), (4, 0), (5, 0), (6, 0), (6, 1), (6, 2), (6, 3), (6, 4), (6, 5)):
         answer[row, col] = PATH
-    found = search(maze.reshape(1, -1))
-    distances = found.distances.reshape(7, 7)[(answer == PATH)]
-    assert sorted(distances.tolist()) == list(range(1, 12)) and found.steps[0] == 12
-    assert not are_shortest_paths(maze.reshape(1, -1), answer.reshape(1, -1), found)[0]
+    paths = search(maze.reshape(1, -1))
+    distances = paths.distances.reshape(7, 7)[(answer == PATH)]
+    assert sorted(distances.tolist()) == list(range(1, 12)) and paths.steps[0] == 12
+    assert not are_shortest_paths(maze.reshape(1, -1), answer.reshape(1, -1), paths)[0]
 
 
 def test_mazes_that_cannot_be_had_are_said_with_a_remedy(monkeypatch):

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_batches import puzzle_set
+from support.puzzle_sets import puzzle_set
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError

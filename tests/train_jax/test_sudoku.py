@@ -10,23 +10,12 @@ from train_jax.tasks.puzzles.hashing import first_of_each
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import (
     GEOMETRIES,
-    contradiction_in,
-    geometry_of_size,
-    grids_of,
     is_solution,
     parse,
-    render,
-    tokens_of,
 )
 from train_jax.tasks.puzzles.sudoku.solver import solve
 from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints, line_orders
 
-EXAMPLE = """
-53. .7. ...  6.. 195 ...  .98 ... .6.
-8.. .6. ..3  4.. 8.3 ..1  7.. .2. ..6
-.6. ... 28.  ... 419 ..5  ... .8. .79
-"""
-EXAMPLE_SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
 HARD_ONES = [
     "8..........36......7..9.2...5...7.......457.....1...3...1....68..85...1..9....4..",
     "..............3.85..1.2.......5.7.....4...1...9.......5......73..2.1........4...9",
@@ -44,7 +33,7 @@ def made(size: int, count: int, num_empty: int, seed: int = 0):
 def backtracked_solutions(puzzle, box_rows: int, box_cols: int, limit: int = 2) -> list[list[int]]:
     """Another solver, on lists and sets, sharing nothing with the one under test."""
     size = box_rows * box_cols
-    grid, found = [int(digit) for digit in puzzle], []
+    grid, solutions_so_far = [int(digit) for digit in puzzle], []
 
     def free(cell: int) -> set[int]:
         row, col = divmod(cell, size)
@@ -66,18 +55,18 @@ def backtracked_solutions(puzzle, box_rows: int, box_cols: int, limit: int = 2) 
     def fill() -> None:
         options = {cell: free(cell) for cell in range(size * size) if grid[cell] == 0}
         if not options:
-            found.extend([list(grid)] if is_valid() else [])
+            solutions_so_far.extend([list(grid)] if is_valid() else [])
             return
         cell = min(options, key=lambda each: len(options[each]))
         for digit in options[cell]:
             grid[cell] = digit
             fill()
             grid[cell] = 0
-            if len(found) == limit:
+            if len(solutions_so_far) == limit:
                 return
 
     fill()
-    return found
+    return solutions_so_far
 
 
 @pytest.mark.parametrize(("size", "count", "num_empty"), [(4, 60, 8), (6, 60, 18), (6, 20, 22), (9, 8, 50)])
@@ -149,7 +138,7 @@ def test_generation_is_determined_by_the_seed():
         (9, 5, 70, "70 empty cells of 81: a 9x9 Sudoku with one solution has 1 to 64; use --num-empty 64"),
         (9, 5, 0, "0 empty cells of 81: .* use --num-empty 1 "),
         (6, 5, 28, r"28 empty cells were reached by \d+ of the last 512 6x6 grids.*use --num-empty 2\d"),
-        (4, 3000, 8, r"only \d+ of 3000 different 4x4 puzzles with 8 empty cells were found.*ask for fewer"),
+        (4, 3000, 8, r"only \d+ of 3000 different 4x4 puzzles with 8 empty cells were made.*ask for fewer"),
     ],
 )
 def test_what_cannot_be_generated_is_said_with_a_remedy(size, count, num_empty, message):
@@ -250,61 +239,3 @@ def test_augmentation_draws_every_symmetry_of_4x4():
     original = made(4, 1, 8)
     puzzles, _ = augment(*(np.repeat(array, 60_000, axis=0) for array in original), geometry, np.random.default_rng(6))
     assert len(np.unique(puzzles, axis=0)) == 2 * 8 * 8 * 24
-
-
-def test_parse_reads_what_render_draws_and_what_people_type():
-    grid, geometry = parse(EXAMPLE)
-    assert geometry == GEOMETRIES[9]
-    assert grid[:5].tolist() == [5, 3, 0, 0, 7]
-    solved = solve(grid[None], geometry)
-    assert "".join(map(str, solved.grids[0])) == EXAMPLE_SOLUTION
-    for size, text in ((4, "1.......0.......\n"), (6, "." * 35 + "6")):
-        small, found = parse(text)
-        assert found.size == size
-        assert (parse(render(small, found))[0] == small).all()
-    assert (parse(render(grid, geometry))[0] == grid).all()
-
-
-def test_render_draws_box_lines_and_marks_only_when_asked():
-    grid, geometry = parse("123456" + "." * 30)
-    lines = render(grid, geometry).splitlines()
-    assert lines[:3] == ["+-------+-------+", "| 1 2 3 | 4 5 6 |", "| . . . | . . . |"]
-    assert len(lines) == 6 + 4
-    marked = render(grid, geometry, givens=grid > 0, wrong=grid == 6)
-    assert "\x1b[1m1\x1b[0m" in marked
-    assert "\x1b[1m\x1b[31m6\x1b[0m" in marked
-    assert "\x1b" not in render(grid, geometry)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("." * 80, r"the Sudoku has 80 cells, expected one of 16 \(4x4\), 36 \(6x6\), 81 \(9x9\); write '\.'"),
-        ("", "the Sudoku has 0 cells"),
-        ("12x4" + "." * 12, "'x' at cell 3 of the Sudoku is neither a digit nor '.'"),
-        ("7" + "." * 35, "digit 7 in a 6x6 Sudoku; use digits 1 to 6"),
-        ("5...5" + "." * 76, "digit 5 more than once in row 1"),
-        ("." * 9 + ("." * 8 + "5") * 2 + "." * 54, "digit 5 more than once in column 9"),
-        ("1....1" + "." * 10, "digit 1 more than once in box 1"),
-    ],
-)
-def test_parse_says_what_is_wrong(text, message):
-    with pytest.raises(UserError, match=message):
-        parse(text)
-
-
-def test_tokens_are_the_published_ones():
-    grid = np.arange(10, dtype=np.uint8)
-    assert tokens_of(grid).tolist() == list(range(1, 11))
-    assert (grids_of(tokens_of(grid)) == grid).all()
-    assert grids_of(np.array([0, 1, 10])).tolist() == [0, 0, 9]
-    assert GEOMETRIES[9].vocab_size == 11
-
-
-def test_boxes_of_6x6_are_two_rows_by_three_columns():
-    geometry = geometry_of_size(6)
-    assert geometry.units[12].tolist() == [0, 1, 2, 6, 7, 8]
-    assert geometry.units[17].tolist() == [27, 28, 29, 33, 34, 35]
-    assert contradiction_in(np.eye(6, dtype=np.uint8).ravel(), geometry) == "digit 1 more than once in box 1"
-    with pytest.raises(UserError, match="a Sudoku of size 5 is not known; use one of 4, 6, 9"):
-        geometry_of_size(5)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from test_build_data import hash_of, public_rows, write_tables  # noqa: F401
+from support.sudoku_tables import hash_of, sudoku_rows, write_tables
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
@@ -18,6 +18,11 @@ from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, Geometry, grids_of
 from train_jax.tasks.puzzles.sudoku.rating import describe_guesses, rank_correlation, ratings
+
+
+@pytest.fixture
+def public_rows() -> list[str]:
+    return list(sudoku_rows())
 
 
 def silent(*_):
@@ -115,7 +120,7 @@ def test_without_the_option_nothing_has_changed(tmp_path, options, content):
     ]  # fmt: skip
 
 
-def test_of_tables_both_ratings_are_told(tmp_path, public_rows, capsys):  # noqa: F811
+def test_of_tables_both_ratings_are_told(tmp_path, public_rows, capsys):
     tables = write_tables(tmp_path / "csv", public_rows[:30], public_rows[30:])
     main(SudokuData(output_dir=tmp_path / "set", source=str(tables), min_difficulty=4))
     puzzles = grids_of(load_split(tmp_path / "set", "train").inputs)
@@ -140,12 +145,12 @@ def test_rank_correlation_is_spearmans():
 
 def ambiguous(row: str) -> str:
     """The row without givens in its first three rows, which may then be exchanged at will within their columns."""
-    source, question, answer, rating = row.split(",")
-    return ",".join([source, "." * 27 + question[27:], answer, rating])
+    source, puzzle, answer, rating = row.split(",")
+    return ",".join([source, "." * 27 + puzzle[27:], answer, rating])
 
 
 @pytest.mark.parametrize("name", ["train", "test"])
-def test_a_puzzle_with_two_solutions_is_named_by_its_line_and_nothing_is_written(tmp_path, public_rows, name):  # noqa: F811
+def test_a_puzzle_with_two_solutions_is_named_by_its_line_and_nothing_is_written(tmp_path, public_rows, name):
     rows = [*public_rows[:16], ambiguous(public_rows[16]), *public_rows[17:]]
     tables = write_tables(tmp_path / "csv", *(rows if name == split else public_rows for split in ("train", "test")))
     with pytest.raises(UserError) as caught:
@@ -176,12 +181,12 @@ def test_a_folder_of_another_difficulty_is_another_data_set(tmp_path):
 
 
 def test_how_many_processes_look_for_hard_puzzles_changes_none(monkeypatch):
-    found = []
+    runs = []
     for count in (1, 3):
         monkeypatch.setattr(sudoku_generator, "BATCH", 256)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=count: set(range(n)), raising=False)
         rng = np.random.default_rng(5)
-        found.append((generate(90, None, GEOMETRIES[6], rng, min_difficulty=1, progress=silent), rng.random()))
-    (one, after_one), (three, after_three) = found
+        runs.append((generate(90, None, GEOMETRIES[6], rng, min_difficulty=1, progress=silent), rng.random()))
+    (one, after_one), (three, after_three) = runs
     assert (one.puzzles == three.puzzles).all() and (one.solutions == three.solutions).all()
     assert after_one == after_three, "what is drawn afterwards has changed"

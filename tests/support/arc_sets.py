@@ -1,0 +1,74 @@
+"""ARC data sets of small files, and what is in them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from support.arc_files import SUBSETS, write_files
+
+from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.arc.grid import CELLS, sizes_of
+from train_jax.tasks.puzzles.arc.symmetry import parse_names, undo
+from train_jax.tasks.puzzles.format import PuzzleSet
+from train_jax.tasks.puzzles.recipe import read_recipe
+
+ALL = tuple(SUBSETS)
+
+
+TESTED = ("evaluation",)
+
+
+def build(directory: Path, source: Path, **options) -> Path:
+    chosen = {"subsets": ALL, "test_subsets": TESTED, "num_aug": 0, "seed": 5} | options
+    assert build_arc(directory, source, **chosen)
+    return directory
+
+
+def record(directory: Path) -> dict:
+    found = read_recipe(directory)
+    assert found is not None
+    return found
+
+
+def identifiers(directory: Path) -> list[str]:
+    return json.loads((directory / "identifiers.json").read_text())
+
+
+def in_corner(tokens: np.ndarray) -> np.ndarray:
+    """The canvases with their grids moved to the upper left corner."""
+    canvases = tokens.reshape(-1, 30, 30)
+    in_place = np.zeros_like(canvases)
+    for before, after in zip(canvases, in_place, strict=True):
+        rows, cols = np.nonzero(before >= 2)
+        part = before[rows.min() :, cols.min() :]
+        after[: part.shape[0], : part.shape[1]] = part
+    return in_place.reshape(-1, CELLS)
+
+
+def originals(tokens: np.ndarray, names: list[str]) -> list[list]:
+    """The grids behind the canvases, one name for each, every augmentation undone."""
+    corner = in_corner(tokens)
+    grids, rows, cols = undo(corner, *sizes_of(corner), parse_names(names)[1])
+    return [grid.reshape(30, 30)[:r, :c].tolist() for grid, r, c in zip(grids, rows, cols, strict=True)]
+
+
+def examples_by_name(puzzles: PuzzleSet, names: list[str]) -> dict[str, list[tuple[list, list]]]:
+    """Puzzle name -> its examples as the grids of the original."""
+    counts = np.diff(puzzles.puzzle_indices)
+    of_example = [names[identifier] for identifier in np.repeat(puzzles.puzzle_identifiers, counts)]
+    pairs = list(zip(originals(puzzles.inputs, of_example), originals(puzzles.labels, of_example), strict=True))
+    starts = puzzles.puzzle_indices
+    return {
+        names[identifier]: pairs[starts[number] : starts[number + 1]]
+        for number, identifier in enumerate(puzzles.puzzle_identifiers)
+    }
+
+
+def copied(folder: Path, source: Path, **subsets: str) -> Path:
+    """Files of subsets under other names."""
+    for subset, original in subsets.items():
+        read = [
+            json.loads((source / f"arc-agi_{original}_{kind}.json").read_text()) for kind in ("challenges", "solutions")
+        ]
+        write_files(folder, subset, *read)
+    return folder

@@ -1,0 +1,76 @@
+"""Predictions on a small ARC set."""
+
+from pathlib import Path
+
+import numpy as np
+from support.arc_files import write_source
+
+from train_jax.tasks.puzzles.arc.canvas import Places, render
+from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.arc.grid import Puzzle
+from train_jax.tasks.puzzles.arc.json import read_test_puzzles
+from train_jax.tasks.puzzles.arc.symmetry import parse_names
+from train_jax.tasks.puzzles.format import load_split, read_identifiers
+from train_jax.tasks.puzzles.predictions import Predictions
+
+AUGMENTATIONS = 11
+
+
+def write_arc_set(folder: Path) -> Path:
+    """Five tested puzzles of one to three test inputs, eleven augmentations each."""
+    build_arc(
+        folder / "set",
+        write_source(folder / "files"),
+        subsets=("training", "evaluation", "concept"),
+        test_subsets=("evaluation",),
+        num_aug=AUGMENTATIONS,
+        seed=0,
+    )
+    return folder / "set"
+
+
+def perfect(directory: Path) -> Predictions:
+    """The labels as answers, in the order of the data set."""
+    test = load_split(directory, "test")
+    owners = np.repeat(np.arange(test.num_puzzles), np.diff(test.puzzle_indices))
+    sure = np.zeros(test.num_examples, np.float32)
+    return Predictions(test.puzzle_identifiers[owners], np.asarray(test.inputs), np.asarray(test.labels), sure)
+
+
+def set_answer(predictions: Predictions, row: int, names: list[str], grid: list[list[int]], logit: float = 0.0) -> None:
+    """Makes `grid`, a grid of the original puzzle, the answer in `row`: drawn as that row's augmentation shows it."""
+    _, symmetries = parse_names([names[predictions.puzzle_identifiers[row]]])
+    corner = Places(np.zeros((1, 1), int), np.zeros((1, 1), int))
+    predictions.preds[row] = render([np.array(grid, np.uint8)], symmetries, corner)[0]
+    predictions.q_halt_logits[row] = logit
+
+
+def rows_by_test_input(
+    predictions: Predictions, names: list[str], puzzles: list[Puzzle]
+) -> dict[tuple[str, int], list[int]]:
+    """(puzzle, number of its test input) -> the rows that ask it."""
+    rows: dict[tuple[str, int], list[int]] = {}
+    test_inputs_seen: dict[int, int] = {}
+    for row, identifier in enumerate(predictions.puzzle_identifiers.tolist()):
+        name = parse_names([names[identifier]])[0][0]
+        rows.setdefault((name, test_inputs_seen.get(identifier, 0)), []).append(row)
+        test_inputs_seen[identifier] = test_inputs_seen.get(identifier, 0) + 1
+    assert set(rows) == {(puzzle.name, n) for puzzle in puzzles for n in range(len(puzzle.sections["test"]))}
+    return rows
+
+
+def copy(predictions: Predictions) -> Predictions:
+    return Predictions(*(array.copy() for array in predictions))
+
+
+def noisy(arc: Path, seed: int) -> Predictions:
+    """A few grids to each question, the solution among them, some with stray tokens; many ranks tie."""
+    predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
+    rng = np.random.default_rng(seed)
+    for rows in rows_by_test_input(predictions, names, puzzles).values():
+        for row in rows:
+            if (number := int(rng.integers(4))) > 0:
+                set_answer(predictions, row, names, [[number] * 3] * number)
+    stray = rng.random(predictions.preds.shape) < 0.01 * (rng.random(len(predictions.preds)) < 0.3)[:, None]
+    predictions.preds[stray] = rng.integers(0, 12, stray.sum())
+    return predictions._replace(q_halt_logits=rng.integers(-2, 3, len(stray)).astype(np.float32))

@@ -1,0 +1,26 @@
+"""Puzzle sets in memory whose examples say which row they are."""
+
+import numpy as np
+
+from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
+
+
+def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:
+    """An example's first token tells its row."""
+    group_indices = np.concatenate([[0], np.cumsum(puzzles_in_group)])
+    puzzle_indices = np.concatenate([[0], np.cumsum(examples_in_puzzle)])
+    rows = np.arange(puzzle_indices[-1])
+    inputs = np.stack([rows + 1, rows % 3], axis=1).astype(np.uint8)
+    metadata = Metadata(
+        seq_len=2,
+        vocab_size=100,
+        pad_id=0,
+        ignore_label_id=0,
+        blank_identifier_id=0,
+        num_puzzle_identifiers=50,
+        total_groups=len(puzzles_in_group),
+        mean_puzzle_examples=puzzle_indices[-1] / len(examples_in_puzzle),
+        total_puzzles=len(examples_in_puzzle),
+        sets=("all",),
+    )
+    return PuzzleSet(metadata, inputs, inputs.copy(), np.arange(group_indices[-1]) + 1, puzzle_indices, group_indices)

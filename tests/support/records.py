@@ -1,0 +1,11 @@
+"""`recipe.json` of a data set that a test has built."""
+
+from pathlib import Path
+
+from train_jax.tasks.puzzles.recipe import read_recipe
+
+
+def record_of(directory: Path) -> dict:
+    record = read_recipe(directory)
+    assert record is not None
+    return record

@@ -1,0 +1,117 @@
+"""`trm build-data arc`: which puzzles are tested and which are trained on, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.arc_files import SUBSETS, write_files, write_source
+from support.arc_sets import ALL, build, copied, identifiers, record
+
+from train_jax.errors import UserError
+from train_jax.stages.build_data import ArcData, main
+from train_jax.tasks.puzzles.arc.grid import UNKNOWN
+from train_jax.tasks.puzzles.arc.json import read_subset
+from train_jax.tasks.puzzles.format import load_split
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return write_source(tmp_path_factory.mktemp("arc") / "files")
+
+
+def test_a_tested_puzzle_in_a_subset_that_is_trained_on_is_refused(tmp_path, source):
+    files = copied(tmp_path / "files", source, evaluation="evaluation", more="evaluation")
+    message = "puzzle evaluation0 of the test subset evaluation is also in more, with its solutions; leave more out"
+    for subsets in (("evaluation", "more"), ("more", "evaluation")):
+        with pytest.raises(UserError, match=message):
+            build(tmp_path / "set", files, subsets=subsets)
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_path, source):
+    files = copied(tmp_path / "files", source, evaluation="evaluation")
+    challenges = json.loads((files / "arc-agi_evaluation_challenges.json").read_text())
+    solutions = json.loads((files / "arc-agi_evaluation_solutions.json").read_text())
+    write_files(files, "other", {"x": challenges["evaluation0"]}, {"x": solutions["evaluation0"]})
+    found = record(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
+    num_tested = len(challenges["evaluation0"]["test"])
+    assert found["test_examples_that_another_puzzle_trains_on"] == ["evaluation0 in x"] * num_tested
+
+
+def test_a_puzzle_of_two_trained_subsets_is_taken_once(tmp_path, source):
+    files = copied(tmp_path / "files", source, evaluation="evaluation", training="training", again="training")
+    directory = build(tmp_path / "set", files, subsets=("training", "again", "evaluation"))
+    key = "puzzles_left_out_because_another_subset_has_them"
+    assert record(directory)["findings"][key] == SUBSETS["training"]
+    names = identifiers(directory)
+    assert len(set(names)) == len(names) == 1 + SUBSETS["training"] + SUBSETS["evaluation"]
+
+
+def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, source):
+    for subset in ALL:
+        write_files(
+            tmp_path / "files", subset, json.loads((source / f"arc-agi_{subset}_challenges.json").read_text()), None
+        )
+    read = [read_subset(tmp_path / "files", subset) for subset in ALL]
+    assert all(
+        example.output is UNKNOWN for each in read for puzzle in each.puzzles for example in puzzle.sections["test"]
+    )
+    directory = build(tmp_path / "set", tmp_path / "files")
+    found = record(directory)["findings"]
+    assert found["test_examples_without_a_solution"] == found["original_examples"]["test"] > 0
+    left_out = sum(len(p.sections["test"]) for each in read for p in each.puzzles if each.name != "evaluation")
+    assert found["original_examples_left_out"] == left_out > 0
+    demonstrations = sum(len(puzzle.sections["train"]) for each in read for puzzle in each.puzzles)
+    assert load_split(directory, "train").num_examples == demonstrations
+    labels = load_split(directory, "test").labels
+    assert ((labels == 2).sum(axis=1) == 1).all() and (labels[:, 0] == 2).all()
+
+
+def test_what_cannot_be_asked_for_is_said_and_nothing_is_written(tmp_path, source, monkeypatch):
+    arc = {"output_dir": tmp_path / "set", "source": str(source), "num_aug": 2}
+    for options, message in (
+        ({"num_aug": -1}, "--num-aug -1: expected 0 to 999999"),
+        ({"seed": 2**32}, "--seed 4294967296: expected 0 to 4294967295"),
+        ({"test_subsets": ("concept2",)}, "--test-subsets concept2 is not among --subsets training evaluation concept"),
+        ({"subsets": ("concept", "concept")}, "--subsets concept concept: expected different names"),
+        ({"subsets": ("../x", "evaluation")}, "subset '../x' is not a name"),
+        ({"subsets": ("concept", "nothing"), "test_subsets": ("concept",)}, "_nothing_challenges.json is missing"),
+        ({"subsets": ("concept",), "output_dir": None}, "--subsets concept needs --output-dir"),
+        ({"source": str(tmp_path / "none")}, "none_training_challenges.json is missing; give --source the folder"),
+        ({"num_aug": 900_000}, "GB of (room|memory)"),
+    ):
+        with monkeypatch.context() as patched:
+            if options == {"num_aug": 900_000}:
+                options = {}
+                patched.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+            with pytest.raises(UserError, match=message):
+                main(ArcData(**(arc | options)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_beginning_of_the_names_serves_as_source_where_a_folder_is_ambiguous(tmp_path, source):
+    files = copied(tmp_path / "files", source, training="training", evaluation="evaluation", concept="concept")
+    (files / "mine_training_challenges.json").write_text("{}")
+    with pytest.raises(UserError, match=r"both arc-agi_training_.* and mine_training_.*/files/arc-agi$"):
+        build(tmp_path / "set", files)
+    build(tmp_path / "set", files / "arc-agi")
+
+
+def test_the_command_line_builds_and_says_what_is_in_it(tmp_path, source):
+    command = [sys.executable, "-m", "train_jax", "build-data", "arc", "--source", str(source), "--num-aug", "3"]
+    where = ["--output-dir", str(tmp_path / "set")]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    for expected in ("built in", "was already there"):
+        shown = subprocess.run([*command, *where], capture_output=True, text=True, env=environment)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert f"{tmp_path / 'set'} {expected}" in shown.stdout
+    assert "15 puzzles,          60 with augmentations,         236 examples" in shown.stdout
+    assert "puzzles: training 6, evaluation 5, concept 4" in shown.stdout
+    assert "test examples that another puzzle trains on: none" in shown.stdout
+    assert f"sha256 {record(tmp_path / 'set')['content_sha256']}" in shown.stdout
+    failed = subprocess.run([*command, *where, "--seed", "1"], capture_output=True, text=True, env=environment)
+    assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (2, "", 1)
+    assert "another recipe (seed is 42, asked for 1)" in failed.stderr

@@ -1,0 +1,196 @@
+"""ARC voting of whole runs: hosts, devices, files of predictions, and what is refused."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.arc_votes import perfect, write_arc_set
+from support.refusal import refusal
+
+from train_jax.__main__ import main
+from train_jax.core.state import Trainee, new_learner
+from train_jax.errors import UserError
+from train_jax.optim.optimizer import dense_optimizer
+from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.config import preset
+from train_jax.run.folder import open_run
+from train_jax.run.model import build_objective
+from train_jax.tasks.puzzles import predictions
+from train_jax.tasks.puzzles.arc.json import read_test_puzzles
+from train_jax.tasks.puzzles.evaluation import evaluate
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.predictions import Predictions, load_predictions, save_predictions
+from train_jax.tasks.puzzles.voting import PASSES, score, score_predictions
+
+
+@pytest.fixture(scope="module")
+def arc(tmp_path_factory) -> Path:
+    return write_arc_set(tmp_path_factory.mktemp("arc"))
+
+
+class Host:
+    """One of several hosts, as `evaluate` sees it; its one device computes nothing."""
+
+    def __init__(self, index: int, count: int):
+        self.index, self.count = index, count
+
+    def local_batch_size(self, _: int) -> None: ...
+
+    def shard(self) -> tuple[int, int]:
+        return self.index, self.count
+
+    def split(self, batch):
+        return batch
+
+    spread = fetch = split
+
+    def gathered(self, arrays, axis):
+        return arrays
+
+
+def answer_with_labels(_, batch):
+    identifiers, labels = batch["puzzle_identifiers"], batch["labels"]
+    outputs = {"preds": np.maximum(labels, 0)[None, None], "q_halt_logits": np.cos(identifiers)[None, None]}
+    return {"count": 1.0}, outputs
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_hosts_see_every_example_once_between_them(arc, hosts):
+    parts = [
+        evaluate(answer_with_labels, (), load_split(arc, "test"), Host(n, hosts), batch_size=12) for n in range(hosts)
+    ]
+    predictions = [Predictions(p.puzzle_identifiers, p.inputs, p.predictions[-1], p.q_halt_logits[-1]) for p in parts]
+    assert sum(len(each.inputs) for each in predictions) == load_split(arc, "test").num_examples
+    assert score_predictions(arc, predictions).figures["ARC/pass@1"] == 1.0
+
+
+def test_devices_make_no_difference(arc, tmp_path):
+    process = Path(__file__).with_name("evaluation_process.py")
+    for devices in (1, 4):
+        command = [sys.executable, str(process), str(devices), str(arc), str(tmp_path / f"{devices}.npz")]
+        subprocess.run(command, check=True, capture_output=True)
+    one, four = (score(arc, [tmp_path / f"{devices}.npz"]) for devices in (1, 4))
+    assert one == four and one.unanswered == 0
+    assert len({json.dumps(pair["attempt_2"]) for pairs in one.submission.values() for pair in pairs}) > 3
+
+
+@pytest.fixture(scope="module")
+def run_dir(arc, tmp_path_factory) -> str:
+    """A run on the ARC set as training leaves it, with its first weights."""
+    config = preset("tiny")
+    arch = dataclasses.replace(config.arch, H_cycles=1, L_cycles=1, halt_max_steps=2)
+    path = tmp_path_factory.mktemp("runs") / "run"
+    config = dataclasses.replace(config, arch=arch, data_dir=str(arc), run_dir=str(path), eval_batch_size=32)
+    folder, data = open_run(config), load_split(arc, "train").metadata
+    folder.data.write_text(json.dumps(dataclasses.asdict(data)))
+    objective = build_objective(config, data, 1)
+    learner = new_learner(objective.params, objective.buffers, dense_optimizer(config.optim, 1))
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, Trainee(learner, {}), {"train_seconds": 0.0})
+    checkpoints.wait()
+    checkpoints.close()
+    return str(path)
+
+
+def test_a_run_is_scored_and_its_files_score_the_same(run_dir, arc, tmp_path, capsys):
+    predictions, submission = str(tmp_path / "predictions.npz"), str(tmp_path / "submission.json")
+    assert main(["evaluate", run_dir, "--predictions", predictions, "--submission", submission]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    figures = [line for line in lines if "ARC/pass@" in line]
+    assert len(figures) == len(PASSES)
+    test = load_split(arc, "test")
+    saved = load_predictions(predictions)
+    assert (saved.inputs == test.inputs).all() and len(saved.preds) == test.num_examples
+    first = json.loads(Path(submission).read_text())
+    again = str(tmp_path / "again.json")
+    assert main(["score", str(arc), predictions, "--submission", again]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "ARC/pass@" in line] == figures
+    assert json.loads(Path(again).read_text()) == first
+    assert set(first) == {puzzle.name for puzzle in read_test_puzzles(arc)}
+
+
+def mistake(capsys, *argv: str) -> str:
+    assert main(list(argv)) == 2
+    shown = capsys.readouterr()
+    assert len(shown.err.strip().splitlines()) == 1, shown.err
+    return shown.err
+
+
+def test_what_cannot_be_written_is_said_before_the_work(run_dir, arc, data_dir, tmp_path, capsys):
+    nowhere = str(tmp_path / "no" / "file")
+    for option in ("--predictions", "--submission"):
+        assert "no is not a folder; give a file in one that is there" in mistake(
+            capsys, "evaluate", run_dir, option, nowhere
+        )
+    here = str(tmp_path / "s.json")
+    said = mistake(capsys, "evaluate", run_dir, "--submission", here, "--split", "train")
+    assert "is for the test split of one ARC data set" in said
+    assert "no predictions to score" in mistake(capsys, "score", str(arc))
+    good = tmp_path / "good.npz"
+    save_predictions(good, perfect(arc))
+    assert "test_puzzles.json is missing; votes are counted on ARC data sets" in mistake(
+        capsys, "score", str(data_dir), str(good)
+    )
+    assert f"{nowhere} holds no predictions (No such file or directory)" in mistake(capsys, "score", str(arc), nowhere)
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_files_that_hold_no_predictions_are_said(arc, tmp_path):
+    good = perfect(arc)
+    path = tmp_path / "bad.npz"
+    save_predictions(path, good)
+    whole = path.read_bytes()
+    cases = {
+        "not a zip": b"hello",
+        "empty": b"",
+        "cut": whole[: len(whole) // 2],
+        "flipped": whole[:2000] + bytes(x ^ 255 for x in whole[2000:2100]) + whole[2100:],
+    }
+    for content in cases.values():
+        path.write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"bad.npz holds no predictions \(.*\); `trm evaluate --predictions` writes"
+        ):
+            load_predictions(path)
+    for changes, message in (
+        ({"preds": good.preds[:-1]}, "preds is uint8"),
+        ({"preds": good.preds[:, :-1]}, "preds are"),
+        ({"inputs": good.inputs.astype(np.float32)}, "inputs is float32"),
+        ({"q_halt_logits": np.zeros(len(good.inputs), int)}, "q_halt_logits is int64"),
+        ({"q_halt_logits": np.full(len(good.inputs), np.nan, np.float32)}, "are not all finite"),
+        ({"puzzle_identifiers": np.array([None] * len(good.inputs))}, "Object arrays cannot be loaded"),
+    ):
+        np.savez(path, **(good._asdict() | changes), allow_pickle=True)
+        with pytest.raises(UserError, match=message):
+            load_predictions(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("inputs.npy", whole)
+    with pytest.raises(UserError, match="holds no predictions"):
+        load_predictions(path)
+
+
+def test_predictions_of_another_data_set_are_said(arc):
+    good = perfect(arc)
+    for changes, message in (
+        ({"puzzle_identifiers": good.puzzle_identifiers + 1000}, r"the data set has 0 to 180; give the data set that"),
+        ({"puzzle_identifiers": good.puzzle_identifiers - 1000}, "identifiers -"),
+        ({"inputs": good.inputs + np.uint8(1), "preds": good.preds}, "from 0 to 12, expected ARC's 900 from 0 to 11"),
+        ({"inputs": good.inputs[:, :81], "preds": good.preds[:, :81]}, "are 81 tokens"),
+    ):
+        with pytest.raises(UserError, match=message):
+            score_predictions(arc, [good._replace(**changes)])
+
+
+def test_predictions_that_unpack_to_too_much_are_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictions, "LARGEST_BYTES", 2**20)
+    path, zeros = tmp_path / "p.npz", np.zeros((2**12, 2**14), np.uint8)
+    bomb = predictions.Predictions(np.zeros(2**12, np.int32), zeros, zeros, np.zeros(2**12, np.float32))
+    predictions.save_predictions(path, bomb)
+    assert path.stat().st_size < 2**20
+    message = refusal(tmp_path, lambda: predictions.load_predictions(path), limit_bytes=2**20)
+    assert "holds no predictions (134," in message and "bytes unpacked, expected at most 1,048,576" in message

@@ -1,0 +1,83 @@
+"""Sudokus as text and as tokens: what is read, what is drawn, what is refused."""
+
+import numpy as np
+import pytest
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.sudoku.grid import (
+    GEOMETRIES,
+    contradiction_in,
+    geometry_of_size,
+    grids_of,
+    parse,
+    render,
+    tokens_of,
+)
+from train_jax.tasks.puzzles.sudoku.solver import solve
+
+EXAMPLE = """
+53. .7. ...  6.. 195 ...  .98 ... .6.
+8.. .6. ..3  4.. 8.3 ..1  7.. .2. ..6
+.6. ... 28.  ... 419 ..5  ... .8. .79
+"""
+
+
+EXAMPLE_SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+
+
+def test_parse_reads_what_render_draws_and_what_people_type():
+    grid, geometry = parse(EXAMPLE)
+    assert geometry == GEOMETRIES[9]
+    assert grid[:5].tolist() == [5, 3, 0, 0, 7]
+    solved = solve(grid[None], geometry)
+    assert "".join(map(str, solved.grids[0])) == EXAMPLE_SOLUTION
+    for size, text in ((4, "1.......0.......\n"), (6, "." * 35 + "6")):
+        small, found = parse(text)
+        assert found.size == size
+        assert (parse(render(small, found))[0] == small).all()
+    assert (parse(render(grid, geometry))[0] == grid).all()
+
+
+def test_render_draws_box_lines_and_marks_only_when_asked():
+    grid, geometry = parse("123456" + "." * 30)
+    lines = render(grid, geometry).splitlines()
+    assert lines[:3] == ["+-------+-------+", "| 1 2 3 | 4 5 6 |", "| . . . | . . . |"]
+    assert len(lines) == 6 + 4
+    marked = render(grid, geometry, givens=grid > 0, wrong=grid == 6)
+    assert "\x1b[1m1\x1b[0m" in marked
+    assert "\x1b[1m\x1b[31m6\x1b[0m" in marked
+    assert "\x1b" not in render(grid, geometry)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("." * 80, r"the Sudoku has 80 cells, expected one of 16 \(4x4\), 36 \(6x6\), 81 \(9x9\); write '\.'"),
+        ("", "the Sudoku has 0 cells"),
+        ("12x4" + "." * 12, "'x' at cell 3 of the Sudoku is neither a digit nor '.'"),
+        ("7" + "." * 35, "digit 7 in a 6x6 Sudoku; use digits 1 to 6"),
+        ("5...5" + "." * 76, "digit 5 more than once in row 1"),
+        ("." * 9 + ("." * 8 + "5") * 2 + "." * 54, "digit 5 more than once in column 9"),
+        ("1....1" + "." * 10, "digit 1 more than once in box 1"),
+    ],
+)
+def test_parse_says_what_is_wrong(text, message):
+    with pytest.raises(UserError, match=message):
+        parse(text)
+
+
+def test_tokens_are_the_published_ones():
+    grid = np.arange(10, dtype=np.uint8)
+    assert tokens_of(grid).tolist() == list(range(1, 11))
+    assert (grids_of(tokens_of(grid)) == grid).all()
+    assert grids_of(np.array([0, 1, 10])).tolist() == [0, 0, 9]
+    assert GEOMETRIES[9].vocab_size == 11
+
+
+def test_boxes_of_6x6_are_two_rows_by_three_columns():
+    geometry = geometry_of_size(6)
+    assert geometry.units[12].tolist() == [0, 1, 2, 6, 7, 8]
+    assert geometry.units[17].tolist() == [27, 28, 29, 33, 34, 35]
+    assert contradiction_in(np.eye(6, dtype=np.uint8).ravel(), geometry) == "digit 1 more than once in box 1"
+    with pytest.raises(UserError, match="a Sudoku of size 5 is not known; use one of 4, 6, 9"):
+        geometry_of_size(5)
