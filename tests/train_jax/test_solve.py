@@ -138,7 +138,7 @@ def test_a_puzzle_of_the_test_set_and_one_given_are_shown(run_dir, data_dir, cap
     main(Solve(run_dir))
     shown = capsys.readouterr().out
     assert shown.startswith(
-        f"puzzle 0 of the test set in {data_dir}; {run_dir} at step 7, averaged weights\n\nquestion"
+        f"puzzle 0 of the test set in {data_dir}; {run_dir} at step 7, averaged weights\n\ninput"
     )
     assert shown.splitlines()[-1].startswith(("solved: ", "not solved: "))
     assert "wrong" in shown
@@ -272,7 +272,7 @@ def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys)
         del example["output"]
     path.write_text(json.dumps(task))
     main(Solve(arc_run, file=path))
-    assert "whether that is right is not known" in capsys.readouterr().out.splitlines()[-1]
+    assert "whether that is correct is not known" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_arc_answers_are_judged_as_they_are_read_in_voting():

@@ -15,6 +15,7 @@ from train_jax.report.halting_section import halting_section
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import render_document
+from train_jax.tasks.puzzles.agreement import AGREEING_SHARE
 from train_jax.tasks.puzzles.kinds import kind_of
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
@@ -40,7 +41,7 @@ def page(measured: Measured) -> str:
         halting=halting_section(measured),
         failures=act_steps and answers and failure_section(answers, act_steps),
         check=check,
-        agrees=check is not None and check["agree"] >= 0.999 * check["puzzles"],
+        agrees=check is not None and check["agree"] >= AGREEING_SHARE * check["puzzles"],
         facts={n: v for n, v in (measured.machine or {}).items() if n not in ("versions", "parameters")},
         groups=_configuration(measured),
     )

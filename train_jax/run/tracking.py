@@ -8,10 +8,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
+
+if TYPE_CHECKING:  # it knows the models, and `trm summary` needs no torch
+    from train_jax.run.config import RunConfig
 
 _CONSOLE_EVERY_SECONDS = 5.0
 
