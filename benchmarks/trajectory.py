@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tyro
 from jaxtyping import Float
+from markupsafe import Markup
 
 from benchmarks.trajectory_runs import (
     BATCH_SIZE,
@@ -48,8 +49,8 @@ from benchmarks.trajectory_runs import (
     write_puzzles,
     write_start,
 )
-from train_jax.report.curves import Band, Series, plot
-from train_jax.report.theme import COLOURS, DRAWINGS
+from train_jax.report.picture import MARGIN, card
+from train_jax.report.plots import Band, Series, plot
 
 SMOOTHED_STEPS = 10
 WEIGHTS_SEED = 4
@@ -194,11 +195,11 @@ def table(ran: dict[str, Curves]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-WIDTH, HEIGHT, MARGIN, TITLE = 430, 230, 24, 58
-"""Of a panel, between panels, above them; in pixels."""
+WIDTH, HEIGHT, TITLE = 430, 230, 58
+"""Of a panel, above them; in pixels."""
 
 
-def losses_panel(case: str, curves: Curves) -> str:
+def losses_panel(case: str, curves: Curves) -> Markup:
     jax, torch = smoothed(curves.jax), smoothed(curves.torch)
     edges = [
         (x, float(low), float(high)) for x, low, high in zip(_steps(torch[0]), torch.min(0), torch.max(0), strict=True)
@@ -213,7 +214,7 @@ def losses_panel(case: str, curves: Curves) -> str:
     )
 
 
-def distances_panel(curves: Curves) -> str:
+def distances_panel(curves: Curves) -> Markup:
     return plot(
         [
             _series("another seed", 100 * apart(*pairs(curves.torch)).mean(0), 1),
@@ -239,20 +240,12 @@ def _series(name: str, values: np.ndarray, colour: int) -> Series:
 def picture(ran: dict[str, Curves]) -> str:
     """A standalone SVG, a row for each architecture: the first seed in the spread of all; how far they come apart."""
     panels = [
-        f'<g transform="translate({MARGIN + column * (WIDTH + MARGIN)} {TITLE + row * (HEIGHT + MARGIN)})">{panel}</g>'
+        (MARGIN + column * (WIDTH + MARGIN), TITLE + row * (HEIGHT + MARGIN), "", panel)
         for row, (case, curves) in enumerate(ran.items())
         for column, panel in enumerate((losses_panel(case, curves), distances_panel(curves)))
     ]
     width, height = 3 * MARGIN + 2 * WIDTH, TITLE + len(ran) * (HEIGHT + MARGIN)
-    headline = f"A hundred steps in bfloat16, running means of {SMOOTHED_STEPS}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{headline}">\n<style>{COLOURS}{DRAWINGS}'
-        "svg .headline { font-size: 16px; font-weight: 600; }\n"
-        "svg .paper { fill: var(--paper); stroke: var(--rule); }</style>\n"
-        f'<rect class="paper" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>\n'
-        f'<text class="headline" x="{MARGIN}" y="35">{headline}</text>\n' + "\n".join(panels) + "\n</svg>\n"
-    )
+    return card(f"A hundred steps in bfloat16, running means of {SMOOTHED_STEPS}", panels, width, height)
 
 
 def main(options: Options) -> None:

@@ -12,6 +12,7 @@ import bridge
 from train_jax.command_line import parse
 from train_jax.core.step import EvalStep, make_eval_step, make_halting_eval_step
 from train_jax.errors import UserError
+from train_jax.report.terminal import progress
 from train_jax.run.folder import write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices, join_processes
@@ -63,15 +64,16 @@ def main(config: Evaluate) -> None:
             raise UserError(str(error)) from error
     puzzles = _puzzles(config, run)
     arc = _arc_directory(config, run)
-    found = evaluate(
-        devices.evaluate(_step(run, threshold if halts else None)),
-        run.learner,
-        puzzles,
-        devices,
-        batch_size=config.batch_size or run.config.eval_batch_size,
-        limit=config.limit,
-        progress=_progress,
-    )
+    with progress("evaluating") as advance:
+        found = evaluate(
+            devices.evaluate(_step(run, threshold if halts else None)),
+            run.learner,
+            puzzles,
+            devices,
+            batch_size=config.batch_size or run.config.eval_batch_size,
+            limit=config.limit,
+            progress=advance,
+        )
     if not devices.writes:
         return
     if arc is not None or config.predictions is not None:
@@ -163,11 +165,6 @@ def _vote(config: Evaluate, arc: Path | None, predictions: Predictions) -> dict[
     if config.submission is not None:
         write_submission(config.submission, scores)
     return scores.figures
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def cli(argv: list[str]) -> None:

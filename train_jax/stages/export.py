@@ -12,6 +12,7 @@ import bridge
 from train_jax.command_line import parse
 from train_jax.core.step import make_eval_step
 from train_jax.errors import UserError
+from train_jax.report.terminal import progress
 from train_jax.run.folder import write_text
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
@@ -46,8 +47,10 @@ def main(config: Export) -> None:
     wide = run.in_float32()
     puzzles, devices = load_mixture(run.config.data_dir, "test"), Devices()
     step = devices.evaluate(make_eval_step(wide.objective, run.config.arch.halt_max_steps))
-    ours = evaluate(step, wide.learner, puzzles, devices, batch_size=run.config.eval_batch_size)
-    found = check_export(wide.config, run.data, output, puzzles, ours)
+    with progress("answers in JAX") as advance:
+        ours = evaluate(step, wide.learner, puzzles, devices, batch_size=run.config.eval_batch_size, progress=advance)
+    with progress("answers in PyTorch") as advance:
+        found = check_export(wide.config, run.data, output, puzzles, ours, progress=advance)
     write_text(run.folder.export_check, json.dumps(dataclasses.asdict(found), indent=1))
     print(f"{found}; halting logits differ by at most {found.max_logit_difference:.1e}")
     if not found.agrees:
