@@ -205,6 +205,14 @@ def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
         main(Report(str(run_dir), picture=tmp_path / "nowhere" / "picture.svg"))
 
 
+def test_the_weights_that_were_evaluated_are_named(run_dir):
+    config = RunFolder(run_dir).config
+    assert "EMA weights" in words(page(measure(str(run_dir))))
+    rewrite(config, optim=json.loads(config.read_text())["optim"] | {"ema_decay": 0.0})
+    text = words(page(measure(str(run_dir))))
+    assert "held out, raw weights" in text and "EMA weights" not in text
+
+
 def test_a_folder_without_a_run_is_said(tmp_path):
     with pytest.raises(UserError, match=r"no run at .*train one with `trm train PRESET"):
         main(Report(str(tmp_path)))

@@ -137,9 +137,7 @@ def test_a_model_thinks_as_in_evaluation_with_its_averaged_weights(run_dir, data
 def test_a_puzzle_of_the_test_set_and_one_given_are_shown(run_dir, data_dir, capsys):
     main(Solve(run_dir))
     shown = capsys.readouterr().out
-    assert shown.startswith(
-        f"puzzle 0 of the test set in {data_dir}; {run_dir} at step 7, averaged weights\n\ninput"
-    )
+    assert shown.startswith(f"puzzle 0 of the test set in {data_dir}; {run_dir} at step 7, averaged weights\n\ninput")
     assert shown.splitlines()[-1].startswith(("solved: ", "not solved: "))
     assert "wrong" in shown
     grid = grids_of(load_split(data_dir, "test").inputs)[0]

@@ -62,7 +62,7 @@ def _learning(measured: Measured) -> list[Markup]:
                 [(x / x_unit, y * scale) for x, y in measured.curve(f"{split}/{key}", over)]
                 for split in ("train", "eval")
             )
-            series = [Series("training", training), Series("held out, EMA weights", held_out, 2, marks=True)]
+            series = [Series("training", training), Series(f"held out, {measured.weights}", held_out, 2, marks=True)]
             curves.append(plot(series, title=title, x_label=x_label, y_range=y_range, log_y=y_range is None))
     for title, key, log_y in (("learning rate", "train/lr", False), ("gradient norm", "train/grad_norm", True)):
         curves.append(plot([Series("", measured.curve(key))], title=title, x_label="steps", log_y=log_y))
