@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from support.arc_files import SUBSETS, write_files
 
+from support.arc_files import SUBSETS, write_files
 from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.arc.grid import CELLS, sizes_of
 from train_jax.tasks.puzzles.arc.symmetry import parse_names, undo

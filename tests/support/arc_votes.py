@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-from support.arc_files import write_source
 
+from support.arc_files import write_source
 from train_jax.tasks.puzzles.arc.canvas import Places, render
 from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.arc.grid import Puzzle

@@ -11,7 +11,7 @@ from PIL import Image, ImageSequence
 from train_jax.report.boards import board, board_at
 from train_jax.report.pixels import CAPTION, COLOUR_OF, LAST_MS, MARGIN, STEP_MS, animation, caption, frame
 from train_jax.report.player import player
-from train_jax.report.terminal import as_text, grid_text
+from train_jax.report.terminal import as_text, grid_text, progress
 from train_jax.report.theme import CELLS, COLOURS
 from train_jax.tasks.puzzles.arc.kind import ArcKind, arc_kind_of
 from train_jax.tasks.puzzles.kind import Kind
@@ -203,3 +203,10 @@ def test_as_much_of_an_arc_canvas_is_drawn_as_is_used():
     assert arc_kind_of([canvas.ravel(), np.zeros((3, 900), np.uint8)]) == ArcKind(4, 9)
     assert arc_kind_of([np.zeros(900, np.uint8)]) == ArcKind(1, 1)
     assert ArcKind(4, 9).values(canvas.ravel()[None]).shape == (1, 36)
+
+
+def test_progress_is_for_terminals(capsys):
+    with progress("counting") as advance:
+        advance(1, 2)
+    shown = capsys.readouterr()
+    assert shown.out == shown.err == ""

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -203,6 +205,14 @@ def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
         main(Report(str(run_dir), picture=tmp_path / "nowhere" / "picture.svg"))
 
 
+def test_the_weights_that_were_evaluated_are_named(run_dir):
+    config = RunFolder(run_dir).config
+    assert "EMA weights" in words(page(measure(str(run_dir))))
+    rewrite(config, optim=json.loads(config.read_text())["optim"] | {"ema_decay": 0.0})
+    text = words(page(measure(str(run_dir))))
+    assert "held out, raw weights" in text and "EMA weights" not in text
+
+
 def test_a_folder_without_a_run_is_said(tmp_path):
     with pytest.raises(UserError, match=r"no run at .*train one with `trm train PRESET"):
         main(Report(str(tmp_path)))
@@ -241,3 +251,21 @@ def test_a_trace_tells_what_changed_and_what_is_wrong():
     # A valid grid that overwrites a given is no solution of this puzzle.
     inputs = np.roll(solution, 1) * (np.arange(16) == 5)
     assert not Trace(KIND, inputs, solution[None], np.zeros(1)).solved(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "argv", "absent"),
+    [
+        ("summary", ["RUN"], {"torch", "jax", "matplotlib", "jinja2", "rich"}),
+        ("train", None, {"matplotlib", "jinja2", "rich"}),
+        ("", None, {"torch", "jax", "matplotlib", "jinja2", "rich"}),
+    ],
+)
+def test_nothing_is_loaded_that_is_not_needed(run_dir, module, argv, absent):
+    rewrite(RunFolder(run_dir).export_check, torch_exact_accuracy=0.75)
+    name = f"train_jax.stages.{module}" if module else "train_jax"
+    call = f"stage.cli([{str(run_dir)!r}])" if argv else "pass"
+    code = f"import importlib; stage = importlib.import_module({name!r}); {call}; import sys; print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not absent & set(shown.split())
+    assert not argv or "held-out exact accuracy 0.9167 with EMA weights on 12 puzzles" in shown

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support.arc_votes import perfect, write_arc_set
 from support.refusal import refusal
+from train_jax.optim.optimizer import dense_optimizer
 
 from train_jax.__main__ import main
 from train_jax.core.state import Trainee, new_learner
 from train_jax.errors import UserError
-from train_jax.optim.optimizer import dense_optimizer
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import preset
 from train_jax.run.folder import open_run

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import write_source
+from train_jax.optim.optimizer import dense_optimizer
 
 from train_jax.__main__ import main as trm
 from train_jax.core.state import Trainee, new_learner
 from train_jax.core.step import make_eval_step
-from train_jax.optim.optimizer import dense_optimizer
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import preset
 from train_jax.run.folder import RunFolder, open_run
@@ -73,9 +73,7 @@ def test_a_model_thinks_as_in_evaluation_with_its_averaged_weights(run_dir, data
 def test_a_puzzle_of_the_test_set_and_one_given_are_shown(run_dir, data_dir, capsys):
     main(Solve(run_dir))
     shown = capsys.readouterr().out
-    assert shown.startswith(
-        f"puzzle 0 of the test set in {data_dir}; {run_dir} at step 7, averaged weights\n\ninput"
-    )
+    assert shown.startswith(f"puzzle 0 of the test set in {data_dir}; {run_dir} at step 7, averaged weights\n\ninput")
     assert shown.splitlines()[-1].startswith(("solved: ", "not solved: "))
     assert "wrong" in shown
     grid = grids_of(load_split(data_dir, "test").inputs)[0]

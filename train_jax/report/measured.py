@@ -118,6 +118,11 @@ class Measured:
         return self.config.global_batch_size / statistics.median(seconds) if seconds else None
 
     @property
+    def weights(self) -> str:
+        """What evaluations are made with."""
+        return "EMA weights" if self.config.optim.ema_decay else "raw weights"
+
+    @property
     def held_out(self) -> dict[str, float]:
         """The means of the newest evaluation: the one on the whole test set, or the last one during training."""
         if self.test is not None:

@@ -15,6 +15,7 @@ from train_jax.report.halting_section import halting_section
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import render_document
+from train_jax.tasks.puzzles.agreement import AGREEING_SHARE
 from train_jax.tasks.puzzles.kinds import kind_of
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
@@ -40,7 +41,7 @@ def page(measured: Measured) -> str:
         halting=halting_section(measured),
         failures=act_steps and answers and failure_section(answers, act_steps),
         check=check,
-        agrees=check is not None and check["agree"] >= 0.999 * check["puzzles"],
+        agrees=check is not None and check["agree"] >= AGREEING_SHARE * check["puzzles"],
         facts={n: v for n, v in (measured.machine or {}).items() if n not in ("versions", "parameters")},
         groups=_configuration(measured),
     )
@@ -61,7 +62,7 @@ def _learning(measured: Measured) -> list[Markup]:
                 [(x / x_unit, y * scale) for x, y in measured.curve(f"{split}/{key}", over)]
                 for split in ("train", "eval")
             )
-            series = [Series("training", training), Series("held out, EMA weights", held_out, 2, marks=True)]
+            series = [Series("training", training), Series(f"held out, {measured.weights}", held_out, 2, marks=True)]
             curves.append(plot(series, title=title, x_label=x_label, y_range=y_range, log_y=y_range is None))
     for title, key, log_y in (("learning rate", "train/lr", False), ("gradient norm", "train/grad_norm", True)):
         curves.append(plot([Series("", measured.curve(key))], title=title, x_label="steps", log_y=log_y))

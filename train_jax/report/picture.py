@@ -47,7 +47,7 @@ def picture(measured: Measured) -> str:
         Series(name, [(x / unit, 100 * y) for x, y in measured.curve(key, over)], colour, marks=colour == 2)
         for name, key, colour in (
             ("training", "train/exact_accuracy", 1),
-            ("held out, EMA weights", "eval/exact_accuracy", 2),
+            (f"held out, {measured.weights}", "eval/exact_accuracy", 2),
         )
     ]
     curves = plot(series, title="puzzles solved, %", x_label=label, y_range=(0, 100), width=526, height=286)

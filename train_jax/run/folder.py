@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from train_jax.errors import UserError
-from train_jax.run.config import RunConfig, from_json, to_json
+
+if TYPE_CHECKING:  # it knows the models, and `trm summary` needs no torch
+    from train_jax.run.config import RunConfig
 
 _MAY_CHANGE = {
     "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps",
@@ -99,6 +102,8 @@ def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
     `writes`: only one of several processes writes. Raises `UserError` if the folder holds a run with other fields, or
     cannot be made.
     """
+    from train_jax.run.config import from_json, to_json
+
     folder = RunFolder(Path(config.run_dir))
     if folder.config.exists():
         before = from_json(folder.config.read_text())
@@ -120,13 +125,21 @@ def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
     return folder
 
 
-def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
+def find_run(run_dir: str) -> RunFolder:
     """An existing run. Raises `UserError` if there is none."""
     folder = RunFolder(Path(run_dir))
     if not folder.config.is_file():
         raise UserError(
             f"no run at {run_dir} ({folder.config} is missing); train one with `trm train PRESET --run-dir {run_dir}`"
         )
+    return folder
+
+
+def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
+    """The same with its configuration."""
+    from train_jax.run.config import from_json
+
+    folder = find_run(run_dir)
     return folder, dataclasses.replace(from_json(folder.config.read_text()), run_dir=str(run_dir))
 
 

@@ -9,10 +9,12 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, write_text
+
+if TYPE_CHECKING:  # it knows the models, and `trm summary` needs no torch
+    from train_jax.run.config import RunConfig
 
 _CONSOLE_EVERY_SECONDS = 5.0
 

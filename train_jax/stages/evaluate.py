@@ -12,6 +12,7 @@ import bridge
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
+from train_jax.report.terminal import progress
 from train_jax.run.folder import write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
@@ -66,15 +67,16 @@ def main(config: Evaluate) -> None:
             raise UserError(str(error)) from error
     puzzles = _puzzles(config, run)
     arc = _arc_directory(config, run)
-    evaluator = task.evaluator(
-        run.objective,
-        devices,
-        puzzles,
-        batch_size=config.batch_size,
-        halt_threshold=threshold if halts else None,
-        progress=_progress,
-    )
-    evaluation = evaluator(run.state, limit=config.limit)
+    with progress("evaluating") as advance:
+        evaluator = task.evaluator(
+            run.objective,
+            devices,
+            puzzles,
+            batch_size=config.batch_size,
+            halt_threshold=threshold if halts else None,
+            progress=advance,
+        )
+        evaluation = evaluator(run.state, limit=config.limit)
     if not is_main_process():
         return
     if arc is not None or config.predictions is not None:
@@ -159,11 +161,6 @@ def _vote(config: Evaluate, arc: Path | None, predictions: Predictions) -> dict[
     if config.submission is not None:
         write_submission(config.submission, scores)
     return scores.figures
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def cli(argv: list[str]) -> None:

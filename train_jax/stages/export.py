@@ -11,6 +11,7 @@ import tyro
 import bridge
 from train_jax.command_line import parse
 from train_jax.errors import UserError
+from train_jax.report.terminal import progress
 from train_jax.run.folder import write_text
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
@@ -43,8 +44,10 @@ def main(config: Export) -> None:
     # In float32 on both sides: bf16 rounds at different places in two frameworks, and this is about the weights.
     wide = run.in_float32()
     task = puzzle_task(wide)
-    ours = task.evaluator(wide.objective, Devices())(wide.state)
-    check = check_export(wide.config, task, output, task.test_set, ours)
+    with progress("answers in JAX") as advance:
+        ours = task.evaluator(wide.objective, Devices(), progress=advance)(wide.state)
+    with progress("answers in PyTorch") as advance:
+        check = check_export(wide.config, task, output, task.test_set, ours, progress=advance)
     write_text(run.folder.export_check, json.dumps(dataclasses.asdict(check), indent=1))
     print(f"{check}; halting logits differ by at most {check.max_logit_difference:.1e}")
     if not check.agrees:

@@ -9,9 +9,10 @@ from typing import Annotated
 import tyro
 
 from train_jax.command_line import parse
-from train_jax.run.folder import read_run
+from train_jax.errors import UserError
+from train_jax.run.folder import RunFolder, find_run
 from train_jax.run.tracking import duration, read_metrics
-from train_jax.tasks.puzzles.export_check import ExportCheck
+from train_jax.tasks.puzzles.agreement import ExportCheck
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Summary:
 
 
 def main(config: Summary) -> None:
-    folder, run = read_run(config.run_dir)
+    folder = find_run(config.run_dir)
+    weights = _evaluated_weights(folder)
     if not folder.finished.exists():
         records = read_metrics(folder)
         reached = f"step {records[-1]['step']}" if records else "nothing yet"
@@ -32,7 +34,7 @@ def main(config: Summary) -> None:
     figures = json.loads(folder.finished.read_text())
     print(
         f"held-out exact accuracy {figures['exact_accuracy']:.4f} with "
-        f"{'EMA' if run.optim.ema_decay else 'raw'} weights on {figures['count']:.0f} puzzles unseen under symmetry "
+        f"{weights} weights on {figures['count']:.0f} puzzles unseen under symmetry "
         f"(token accuracy {figures['accuracy']:.4f})"
     )
     print(f"training time {duration(figures['train_seconds'])} for {figures['train_steps']:.0f} steps")
@@ -41,6 +43,14 @@ def main(config: Summary) -> None:
     for path, what in ((folder.weights, "weights under PyTorch names"), (folder.report, "report")):
         if path.exists():
             print(f"{what}: {relative(path)}")
+
+
+def _evaluated_weights(folder: RunFolder) -> str:
+    """From the file, since a `RunConfig` brings the models with it, and these torch."""
+    try:
+        return "EMA" if json.loads(folder.config.read_text())["optim"]["ema_decay"] else "raw"
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder.config} cannot be read ({error!r}); restore it, or train the run again") from error
 
 
 def relative(path: Path) -> Path:

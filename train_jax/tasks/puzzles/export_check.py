@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,32 +12,10 @@ from safetensors.torch import load_file
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module
 from train_jax.tasks.puzzles.accuracy import score_answers
+from train_jax.tasks.puzzles.agreement import ExportCheck
 from train_jax.tasks.puzzles.evaluation import Evaluation
 from train_jax.tasks.puzzles.mixture import Mixture
 from train_jax.tasks.puzzles.task import PuzzleTask
-
-
-@dataclasses.dataclass(frozen=True)
-class ExportCheck:
-    """The result of the comparison."""
-
-    puzzles: int
-    agree: int
-    """Puzzles whose every token is the same after the last ACT step."""
-    torch_exact_accuracy: float
-    """Share that PyTorch solves."""
-    max_logit_difference: float
-    """Largest |JAX - PyTorch| of the halting logits after the last ACT step."""
-
-    @property
-    def agrees(self) -> bool:
-        return self.agree >= 0.999 * self.puzzles
-
-    def __str__(self) -> str:
-        return (
-            f"PyTorch {'agrees' if self.agrees else 'DISAGREES'}: the same answer on {self.agree} of {self.puzzles} "
-            f"puzzles ({self.agree / self.puzzles:.2%}, float32), exact accuracy there {self.torch_exact_accuracy:.4f}"
-        )
 
 
 def check_export(
