@@ -1,9 +1,9 @@
-# Sourced by the scripts: makes .venv with the pinned versions if it is not there or out of date, and enters it.
-#   source ./environment.sh [extra …]      extras of pyproject.toml: test, tpu, cuda
+# Sourced by the scripts: creates .venv with the pinned versions if it is missing or out of date, and activates it.
+#   source ./environment.sh [extra …]      extras of pyproject.toml: test, docs, tpu, cuda
 
 _python=${PYTHON:-python3}
 _sum=$(cat pyproject.toml constraints.txt | cksum)
-_done=.venv/installed.$(echo "$_sum" | tr -d ' ')       # one line for every extra installed with these very pins
+_done=.venv/installed.$(echo "$_sum" | tr -d ' ')       # one line per extra installed with these pins
 _missing=""
 for _extra in base "$@"; do grep -qx "$_extra" "$_done" 2>/dev/null || _missing="$_missing $_extra"; done
 if [ -n "$_missing" ]; then

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.report.built import inspected, samples, told
+from train_jax.report.built import build_summary, inspected, samples
 from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.batches import train_batch
 from train_jax.tasks.puzzles.format import FIELDS, load_split
@@ -260,7 +260,7 @@ class Setting:
         elif what in BUILD_TABLES:
             BUILD_TABLES[what](folder, folder.parent / "built")
         elif what == "inspect":
-            found = inspected(folder, inspect(folder, silent)) + told(folder, False, 1.0)
+            found = inspected(folder, inspect(folder, silent)) + build_summary(folder, False, 1.0)
             found += "".join(samples(folder, 1, 100, styled=False))
             if not all(line.isprintable() for line in found.split("\n")):
                 raise AssertionError(f"not fit for a terminal: {found!r}")

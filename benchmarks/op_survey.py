@@ -225,7 +225,9 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
         "compared at 1e-5 of the leaf's largest entry (or 8 times PyTorch's own float32-to-float64 difference, where",
         "that is more).",
         "",
-        f"    python -m benchmarks.op_survey --markdown {options.markdown}",
+        "```bash",
+        f"python -m benchmarks.op_survey --markdown {options.markdown}",
+        "```",
         "",
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()} CPU, torch {torch.__version__}, jax {jax.__version__}: "
         f"**{summary(outcomes)}**.",

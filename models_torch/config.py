@@ -67,7 +67,7 @@ class ArchitectureConfig(ACTConfig):
     expansion: Expansion = 4.0  # MLP width in multiples of its input, before the SwiGLU's two thirds
     mlp_multiple_of: Channels = 256  # MLP widths are rounded up to a multiple of this many channels
     mlp_t: bool = False  # mix positions by an MLP over them instead of attention
-    attention_window: Window = 0  # side of the square of cells that a cell attends to, beside puzzle positions; 0: all
+    attention_window: Window = 0  # side of the square of cells that a cell attends to, besides puzzle positions; 0: all
 
     pos_encodings: PositionEncodings = "rope"  # none, rope or learned; rope has no effect on the MLP mixer
     rope_theta: Annotated[float, Range(1, 1e9)] = 10000.0  # longest rotary wavelength, in positions over 2 pi

@@ -1,6 +1,6 @@
-"""`trm <stage> …`: finds the stage, hands it the rest of the line, turns a user's mistake into one line and status 2.
+"""`trm STAGE …`: imports the stage and passes it the remaining arguments; a `UserError` is one line and exit status 2.
 
-Nothing heavy is imported before the stage is known, so that `trm --help` answers at once.
+Nothing heavy is imported before the stage is known, so that `trm --help` and `trm --version` answer at once.
 """
 
 import importlib
@@ -8,46 +8,74 @@ import os
 import sys
 
 from train_jax.errors import UserError
+from train_jax.version import version_text
 
-STAGES = {
-    "build-data": "make a data set (sudoku, maze, arc), or inspect one",
-    "train": "train a model: trm train PRESET [--field value …]",
-    "evaluate": "score a run on its test set with its EMA weights",
-    "score": "count the votes in predictions files for an ARC data set",
-    "solve": "show the model think on one puzzle, step by step",
-    "export": "write a run's EMA weights under their PyTorch names and check them in plain PyTorch",
-    "report": "write a run's HTML report",
-    "summary": "print what a run has reached",
+GROUPS = {
+    "data": {
+        "build-data": "make a data set (sudoku, maze, arc), or inspect one",
+    },
+    "training": {
+        "train": "train a model, or continue a run: trm train PRESET [--field value …]",
+        "summary": "print a run's accuracy, training time and files",
+        "sweep": "list and show the experiments",
+    },
+    "evaluation": {
+        "evaluate": "score a run on its test set with its EMA weights",
+        "score": "count the votes in predictions files for an ARC data set",
+        "solve": "show a run's answer to one puzzle after every ACT step",
+    },
+    "results": {
+        "export": "write a run's EMA weights under PyTorch names and check them in PyTorch",
+        "report": "write a run's HTML report",
+    },
 }
+"""Stages by the part of the work that they belong to, in the order of `trm --help`."""
+
+STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 def usage() -> str:
-    lines = ["usage: trm STAGE [arguments]; trm STAGE --help explains one stage", "", "stages:"]
-    lines += [f"  {name:<12} {text}" for name, text in STAGES.items()]
+    width = max(map(len, STAGES))
+    lines = [
+        "usage: trm STAGE [arguments]",
+        "       trm STAGE --help    arguments of one stage",
+        "       trm --version       version, commit, and versions of torch, torchax and jax",
+    ]
+    for group, stages in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<{width}}  {text}" for name, text in stages.items())]
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Runs one command line; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if argv else 2
-    name = argv[0]
     try:
-        if name not in STAGES:
-            raise UserError(f"unknown stage {name!r}; one of {', '.join(STAGES)}")
-        stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
-        stage.cli(argv[1:])
+        status = _run(argv)
         sys.stdout.flush()
     except UserError as error:
         print(f"trm: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # who read the output has had enough, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
         print("trm: interrupted", file=sys.stderr)
         return 130
+    return status
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if argv else 2
+    name = argv[0]
+    if name in ("-V", "--version"):
+        print(version_text())
+        return 0
+    if name not in STAGES:
+        raise UserError(f"unknown stage {name!r}; one of {', '.join(STAGES)}")
+    stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
+    stage.cli(argv[1:])
     return 0
 
 

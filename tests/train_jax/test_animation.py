@@ -11,8 +11,8 @@ from PIL import Image, ImageSequence
 from train_jax.report.boards import board, board_at
 from train_jax.report.pixels import CAPTION, COLOUR_OF, LAST_MS, MARGIN, STEP_MS, animation, caption, frame
 from train_jax.report.player import player
-from train_jax.report.terminal import drawn
-from train_jax.report.theme import CELLS
+from train_jax.report.terminal import as_text, grid_text
+from train_jax.report.theme import CELLS, COLOURS
 from train_jax.tasks.puzzles.arc.kind import ArcKind, arc_kind_of
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
@@ -29,13 +29,13 @@ ARC = np.array([2, 3, 11, 1, 4, 5, 6, 1, 1, 1, 1, 0], np.uint8)
 
 
 def traces() -> dict[str, Trace]:
-    question = np.where(np.arange(16) % 2, SUDOKU, 0).astype(np.uint8)
+    inputs = np.where(np.arange(16) % 2, SUDOKU, 0).astype(np.uint8)
     wrong = np.where(np.arange(16) == 0, 3, SUDOKU).astype(np.uint8)
     logits = np.array([-2.0, 0.5, 2.0])
     gap = np.where(np.arange(25) == 2, OPEN, SOLVED)
     other = np.where(np.arange(12) == 4, 9, ARC)
     return {
-        "sudoku": Trace(SudokuKind(GEOMETRIES[4]), question, np.array([wrong, SUDOKU, SUDOKU]), logits, SUDOKU),
+        "sudoku": Trace(SudokuKind(GEOMETRIES[4]), inputs, np.array([wrong, SUDOKU, SUDOKU]), logits, SUDOKU),
         "maze": Trace(MazeKind(5), MAZE, np.array([gap, SOLVED, SOLVED]), logits, SOLVED),
         "arc": Trace(ArcKind(3, 4), ARC[::-1].copy(), np.array([other, ARC, ARC]), logits, ARC),
         "unknown": Trace(MazeKind(5), MAZE, np.array([gap, SOLVED]), logits[:2]),
@@ -46,10 +46,10 @@ def traces() -> dict[str, Trace]:
 def test_every_step_is_a_frame(name):
     trace = traces()[name]
     data = animation(trace)
-    with Image.open(BytesIO(data)) as found:
-        assert (found.format, found.info["loop"], getattr(found, "n_frames", 0)) == ("GIF", 0, trace.act_steps + 1)
+    with Image.open(BytesIO(data)) as image:
+        assert (image.format, image.info["loop"], getattr(image, "n_frames", 0)) == ("GIF", 0, trace.act_steps + 1)
         delays = []
-        for step, each in enumerate(ImageSequence.Iterator(found)):
+        for step, each in enumerate(ImageSequence.Iterator(image)):
             delays.append(each.info["duration"])
             assert (np.asarray(each.convert("RGB")) == np.asarray(frame(trace, step).convert("RGB"))).all()
     assert delays == [STEP_MS] * trace.act_steps + [LAST_MS]
@@ -66,7 +66,7 @@ def middle(trace: Trace, picture: np.ndarray, cell: int) -> int:
     kind = trace.kind
     side = (picture.shape[0] - 2 * MARGIN - CAPTION) // kind.rows
     row, col = divmod(cell, kind.cols)
-    return int(picture[MARGIN + row * side + 4, MARGIN + col * side + 4])
+    return int(picture[MARGIN + row * side + 6, MARGIN + col * side + 6])
 
 
 def shown(trace: Trace, step: int) -> np.ndarray:
@@ -91,12 +91,13 @@ def test_frames_show_walls_paths_colours_and_what_is_wrong():
 
 def test_digits_stand_inside_their_cells_in_the_ink_of_their_kind():
     sudoku, side = traces()["sudoku"], 75
-    for step, kind in ((1, "wrong"), (2, "found")):
-        cell = shown(sudoku, step)[MARGIN + 1 : MARGIN + side, MARGIN + 1 : MARGIN + side]
-        rows, cols = np.nonzero(cell == COLOUR_OF[kind])
-        assert rows.min() > 15 and rows.max() < side - 15 and cols.min() > 15 and cols.max() < side - 15
+    for step, ink in ((1, "wrong"), (2, "answer")):
+        edge = 10  # outside it are the frame and the underline
+        cell = shown(sudoku, step)[MARGIN + edge : MARGIN + side - edge, MARGIN + edge : MARGIN + side - edge]
+        rows, cols = np.nonzero(cell == COLOUR_OF[ink])
+        assert rows.min() > 5 and rows.max() < side - 25 and cols.min() > 5 and cols.max() < side - 25
         assert len(rows) > 100
-        assert set(np.unique(cell)) == {COLOUR_OF[kind], COLOUR_OF["wrong-tint" if kind == "wrong" else "changed-tint"]}
+        assert set(np.unique(cell)) == {COLOUR_OF[ink], COLOUR_OF["wrong-tint" if ink == "wrong" else "changed-tint"]}
 
 
 @pytest.mark.parametrize("name", traces())
@@ -117,7 +118,7 @@ def test_the_page_plays_every_step_without_a_script(name):
 def test_boards_are_drawn_inside_their_frame(name):
     trace = traces()[name]
     for step in range(trace.act_steps + 1):
-        root = ElementTree.fromstring(board_at(trace, step, label="x"))
+        root = ElementTree.fromstring(board_at(trace, step, label="x", side=132))
         width, height = float(root.get("width", "0")), float(root.get("height", "0"))
         assert abs(max(width, height) - 132) < 0.1
         for each in root.iter():
@@ -135,11 +136,11 @@ def cells_of_class(drawing: str, kind: str, cell: float) -> int:
 
 def test_boards_show_every_wall_path_and_colour():
     trace = traces()["maze"]
-    drawing, cell = board_at(trace, 1, label="x"), 130 / 5
+    drawing, cell = board_at(trace, 1, label="x", side=132), 130 / 5
     assert cells_of_class(drawing, "wall", cell) == 20
     assert cells_of_class(drawing, "path", cell) == 2
     assert cells_of_class(drawing, "mark", cell) == 1
-    arc = board(ArcKind(3, 4), ARC, label="x")
+    arc = board(ArcKind(3, 4), ARC, label="x", side=132)
     assert [cells_of_class(arc, f"arc{i}", 130 / 4) for i in range(10)] == [1, 1, 1, 1, 1, 0, 0, 0, 0, 1]
 
 
@@ -150,11 +151,50 @@ def test_text_shows_every_kind_with_and_without_colours():
         (ArcKind(3, 4), ARC, ["0 1 9 . ", "2 3 4 . "]),
     ]
     for kind, grid, expected in drawings:
-        assert drawn(kind, grid)[:2] == expected
-        styled = drawn(kind, grid, styled=True)
-        visible = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in styled]
-        assert [len(line) for line in visible] == [len(line) for line in drawn(kind, grid)]
-    assert f"\x1b[48;5;{CELLS['wall'].ansi}m" in drawn(MazeKind(5), SOLVED, styled=True)[1]
+        plain = grid_text(kind, grid).plain.splitlines()
+        assert plain[:2] == expected
+        styled = grid_text(kind, grid, styled=True).plain.splitlines()
+        assert [len(line) for line in styled] == [len(line) for line in plain]
+    walls = as_text([grid_text(MazeKind(5), SOLVED, styled=True)], width=80, styled=True).splitlines()[1]
+    assert f"\x1b[48;5;{CELLS['wall'].ansi}m" in walls
+
+
+def test_wrong_and_changed_cells_differ_in_more_than_colour():
+    """By a frame, an underline, dots on a path, a mark in text: for who sees no colours, and in print."""
+    sudoku, maze = traces()["sudoku"], traces()["maze"]
+    drawing = board_at(sudoku, 1, label="x", side=132)
+    assert cells_of_class(drawing, "mark", 130 / 4) == sudoku.wrong(1).sum() == 1
+    assert drawing.count('class="underline"') and not board_at(sudoku, 3, label="x").count('class="underline"')
+    assert not board_at(sudoku, 1, label="x", changes=False).count('class="underline"')
+    assert board_at(maze, 3, label="x").count("<circle") == (SOLVED == PATH).sum()
+    for styled in (False, True):
+        text = grid_text(sudoku.kind, sudoku.grid(1), wrong=sudoku.wrong(1), styled=styled).plain
+        assert "| 3!2 | 3 4 |" in text
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_text_and_marks_can_be_seen(mode):
+    """WCAG 2: 4.5 to 1 for text, 3 to 1 for what a drawing is read by."""
+    text = {
+        ("ink", "paper"),
+        ("soft", "paper"),
+        ("ink", "card"),
+        ("soft", "card"),
+        ("answer", "paper"),
+        ("s3", "paper"),
+    }
+    text |= {("wrong", "wrong-tint"), ("wrong", "paper"), ("answer", "changed-tint"), ("ink", "end")}
+    marks = {(name, "paper") for name in ("s1", "s2", "s3", "wall", "path")} | {("paper", "path")}
+    for needed, pairs in ((4.5, text), (3.0, marks)):
+        for pair in pairs:
+            low, high = sorted(luminance(getattr(COLOURS[name], mode)) for name in pair)
+            assert (high + 0.05) / (low + 0.05) >= needed, pair
+
+
+def luminance(code: str) -> float:
+    channels = (value / 255 for value in bytes.fromhex(code[1:]))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_as_much_of_an_arc_canvas_is_drawn_as_is_used():

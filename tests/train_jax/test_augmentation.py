@@ -13,13 +13,13 @@ from test_batches import puzzle_set
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.stages.build_data import MazeData, SudokuData, main
-from train_jax.tasks.puzzles.augmentation import digit_orders, move_for, words_for
+from train_jax.tasks.puzzles.augmentation import transform_for, words_for
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL, train_batch
 from train_jax.tasks.puzzles.format import Metadata, PuzzleSet, load_split
 from train_jax.tasks.puzzles.mixture import Mixture, load_mixture, mixture_of
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution, tokens_of
-from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
+from train_jax.tasks.puzzles.sudoku.symmetry import digit_orders, fingerprints
 from train_jax.tasks.puzzles.writing import write_dataset
 
 
@@ -58,9 +58,9 @@ def test_every_symmetry_of_a_4x4_puzzle_comes_equally_often_and_no_other():
     )
     count = 3072 * 40
     tokens = np.broadcast_to(tokens_of(puzzle), (count, 16))
-    moved, labels = move_for(metadata_of(16, 6))(tokens, tokens, words_for(3, 5, slice(0, count)))
-    assert (moved == labels).all()
-    found, counts = np.unique(grids_of(moved), axis=0, return_counts=True)
+    transformed, labels = transform_for(metadata_of(16, 6))(tokens, tokens, words_for(3, 5, slice(0, count)))
+    assert (transformed == labels).all()
+    found, counts = np.unique(grids_of(transformed), axis=0, return_counts=True)
     assert {row.tobytes() for row in found} == images_of_4x4(puzzle)
     assert rarity(counts) < 4
 
@@ -70,16 +70,16 @@ def test_a_larger_sudoku_stays_itself_with_its_own_solution(size, num_empty):
     geometry = GEOMETRIES[size]
     originals = generate(60, num_empty, geometry, np.random.default_rng(2), progress=silent)
     puzzles, solutions = (np.repeat(array, 200, axis=0) for array in originals)
-    move = move_for(metadata_of(geometry.cells, geometry.vocab_size))
+    move = transform_for(metadata_of(geometry.cells, geometry.vocab_size))
     words = words_for(0, 1, slice(0, len(puzzles)))
-    moved, labels = map(grids_of, move(tokens_of(puzzles), tokens_of(solutions), words))
-    assert is_solution(labels, geometry).all() and ((moved == 0) | (moved == labels)).all()
-    assert (fingerprints(moved, geometry) == fingerprints(puzzles, geometry)).all()
-    assert len(np.unique(moved, axis=0)) == len(moved)
+    transformed, labels = map(grids_of, move(tokens_of(puzzles), tokens_of(solutions), words))
+    assert is_solution(labels, geometry).all() and ((transformed == 0) | (transformed == labels)).all()
+    assert (fingerprints(transformed, geometry) == fingerprints(puzzles, geometry)).all()
+    assert len(np.unique(transformed, axis=0)) == len(transformed)
     # What becomes of a cell's digit, and where the givens of a puzzle go.
     counts = np.bincount(labels[:, 0], minlength=size + 1)[1:]
     assert rarity(counts) < 4
-    assert rarity((moved[:200] > 0).sum(axis=0)) < 4
+    assert rarity((transformed[:200] > 0).sum(axis=0)) < 4
 
 
 def test_cells_without_a_label_and_padding_keep_their_tokens():
@@ -87,10 +87,10 @@ def test_cells_without_a_label_and_padding_keep_their_tokens():
     question = np.array([[0, 1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]], np.uint8)
     answer = np.where(question == 3, 5, np.where(question == 2, 1, 0)).astype(np.uint8)
     count = 400
-    moved, labels = move_for(metadata_of(16, 6))(
+    transformed, labels = transform_for(metadata_of(16, 6))(
         question.repeat(count, 0), answer.repeat(count, 0), words_for(0, 0, slice(0, count))
     )
-    for row, label in zip(moved, labels, strict=True):
+    for row, label in zip(transformed, labels, strict=True):
         assert sorted(np.minimum(row, 2)) == [0, *[1] * 13, 2, 2]
         assert (np.sort(label)[:15] == [0] * 14 + [1]).all() and label.max() >= 2
         assert row[label == 1] >= 2 and row[label >= 2] >= 2
@@ -105,8 +105,10 @@ def test_every_turn_of_a_maze_comes_equally_often_and_no_other(tmp_path):
     assert len(set(pairs)) == 8
     count = 8000
     inputs, labels = (np.repeat(array[:1], count, axis=0) for array in (stored.inputs, stored.labels))
-    moved = np.concatenate(move_for(stored.metadata)(inputs, labels, words_for(1, 2, slice(0, count))), axis=1)
-    found, counts = np.unique(moved, axis=0, return_counts=True)
+    transformed = np.concatenate(
+        transform_for(stored.metadata)(inputs, labels, words_for(1, 2, slice(0, count))), axis=1
+    )
+    found, counts = np.unique(transformed, axis=0, return_counts=True)
     assert {row.tobytes() for row in found} == set(pairs)
     assert rarity(counts) < 4
 
@@ -132,7 +134,9 @@ def test_what_runs_were_trained_on_stays_what_it_is():
     digest = hashlib.sha256()
     for seq_len, vocab_size in ((16, 6), (36, 8), (81, 11), (49, 6)):
         tokens = np.random.default_rng(0).integers(0, vocab_size, (64, seq_len)).astype(np.uint8)
-        for array in move_for(metadata_of(seq_len, vocab_size))(tokens, tokens[::-1], words_for(4, 99, slice(3, 67))):
+        for array in transform_for(metadata_of(seq_len, vocab_size))(
+            tokens, tokens[::-1], words_for(4, 99, slice(3, 67))
+        ):
             digest.update(array.tobytes())
     assert digest.hexdigest() == "8d627c5c9363629cf5da20fcde0fc958e57eca1277cf3fe2e8e6936598529965"
 
@@ -176,14 +180,16 @@ def test_shards_join_to_the_whole_batch_and_no_step_depends_on_another(mixture, 
 
 def test_the_same_examples_are_drawn_as_without(mixture):
     for step in (0, 3):
-        plain, moved = (mixture.train_batch(seed=2, step=step, batch_size=90, augment=each) for each in (False, True))
-        assert (plain["puzzle_identifiers"] == moved["puzzle_identifiers"]).all()
-        sudokus = [fingerprints(grids_of(batch["inputs"][:60]), GEOMETRIES[6]) for batch in (plain, moved)]
+        plain, transformed = (
+            mixture.train_batch(seed=2, step=step, batch_size=90, augment=each) for each in (False, True)
+        )
+        assert (plain["puzzle_identifiers"] == transformed["puzzle_identifiers"]).all()
+        sudokus = [fingerprints(grids_of(batch["inputs"][:60]), GEOMETRIES[6]) for batch in (plain, transformed)]
         assert (sudokus[0] == sudokus[1]).all()
-        assert (plain["inputs"][:60] != moved["inputs"][:60]).any(axis=1).all()
-        mazes = [np.sort(batch["labels"][60:], axis=1) for batch in (plain, moved)]
+        assert (plain["inputs"][:60] != transformed["inputs"][:60]).any(axis=1).all()
+        mazes = [np.sort(batch["labels"][60:], axis=1) for batch in (plain, transformed)]
         assert (mazes[0] == mazes[1]).all()
-        assert 0.6 < (plain["inputs"][60:] != moved["inputs"][60:]).any(axis=1).mean() < 1
+        assert 0.6 < (plain["inputs"][60:] != transformed["inputs"][60:]).any(axis=1).mean() < 1
 
 
 def test_one_data_set_alone_is_moved_alike_and_each_step_otherwise(folders, one_sudoku):
@@ -212,7 +218,7 @@ def test_ignored_labels_are_ignored_where_they_went(folders):
     assert ((batch["labels"] == IGNORED_LABEL).sum(axis=1) == 6).all()
     assert (batch["labels"] == IGNORED_LABEL).any(axis=0).sum() > 30
     with pytest.raises(UserError, match="--augment: x ignores label -100, expected 0"):
-        move_for(replace(sudoku.metadata, ignore_label_id=-100), "x")
+        transform_for(replace(sudoku.metadata, ignore_label_id=-100), "x")
 
 
 def test_a_run_is_augmented_where_it_trains_and_nowhere_else(folders, tmp_path, monkeypatch, capsys):
@@ -258,6 +264,6 @@ def test_a_data_set_of_another_kind_is_said_and_no_run_is_begun(folders, tmp_pat
     assert trm(["train", "tiny", "--augment", "--data-dir", both, "--run-dir", str(run), "--wandb", "disabled"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(
-        f"trm: --augment: {tmp_path / 'other'} holds 2 tokens of 100 kinds, and only Sudokus and mazes"
+        f"trm: --augment: {tmp_path / 'other'} holds sequences of 2 tokens from a vocabulary of 100, which have no "
     )
     assert said.count("\n") == 1 and not run.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import PUBLISHED
+from support.arc_files import PUBLISHED
 
 from benchmarks import published
 from train_jax.errors import UserError

@@ -1,60 +1,26 @@
 """The data set on disk: what is written loads again, what is broken is said, a killed build leaves nothing."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.small_set import METADATA, RECIPE, arrays, rewrite_json, splits
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import FIELDS, Metadata, load_split
-from train_jax.tasks.puzzles.writing import content_sha256, is_built, read_recipe, write_dataset
-
-METADATA = Metadata(
-    seq_len=4,
-    vocab_size=6,
-    pad_id=0,
-    ignore_label_id=0,
-    blank_identifier_id=0,
-    num_puzzle_identifiers=3,
-    total_groups=2,
-    mean_puzzle_examples=5 / 3,
-    total_puzzles=3,
-    sets=("all",),
-)
-RECIPE = {"maker": "test", "seed": 1}
-
-
-def arrays() -> dict[str, np.ndarray]:
-    """Two groups of two and one puzzles, with two, one and two examples."""
-    inputs = np.arange(20, dtype=np.uint8).reshape(5, 4) % 6
-    return {
-        "inputs": inputs,
-        "labels": inputs[:, ::-1].copy(),
-        "puzzle_identifiers": np.array([0, 1, 2], np.int32),
-        "puzzle_indices": np.array([0, 2, 3, 5], np.int32),
-        "group_indices": np.array([0, 2, 3], np.int32),
-    }
-
-
-def splits():
-    return {"train": (METADATA, arrays()), "test": (METADATA, arrays())}
+from train_jax.tasks.puzzles.format import FIELDS, load_split
+from train_jax.tasks.puzzles.recipe import content_of, read_recipe
+from train_jax.tasks.puzzles.writing import is_built, write_dataset
 
 
 @pytest.fixture
 def data_set(tmp_path: Path) -> Path:
     assert write_dataset(tmp_path / "set", splits(), ["<blank>", "a", "b"], RECIPE, findings={"odd": 3})
     return tmp_path / "set"
-
-
-def rewrite_json(path: Path, **changes) -> None:
-    values = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({name: value for name, value in values.items() if value != "absent"}))
 
 
 def names_in(folder: Path) -> list[str]:
@@ -76,7 +42,7 @@ def test_the_layout_is_the_published_one(data_set):
     assert names_in(data_set) == ["identifiers.json", "recipe.json", "test", "train"]
     assert names_in(data_set / "train") == sorted([*(f"all__{field}.npy" for field in FIELDS), "dataset.json"])
     assert json.loads((data_set / "identifiers.json").read_text()) == ["<blank>", "a", "b"]
-    assert set(json.loads((data_set / "train/dataset.json").read_text())) == set(METADATA.__dataclass_fields__)
+    assert set(json.loads((data_set / "train/dataset.json").read_text())) == {*asdict(METADATA)} - {"kind"}
 
 
 def test_several_sets_are_joined(data_set):
@@ -167,19 +133,51 @@ def test_an_ignored_label_may_lie_outside_the_vocabulary(tmp_path):
 def test_the_recipe_file_says_how_it_was_made_and_what_came_of_it(data_set):
     assert read_recipe(data_set) == {
         "recipe": RECIPE,
-        "content_sha256": content_sha256(splits()),
+        "kind": "",
+        "content": content_of(splits()).fingerprints,
+        "content_sha256": content_of(splits()).sha256,
         "findings": {"odd": 3},
     }
 
 
 def test_the_content_hash_sees_every_array():
-    before = content_sha256(splits())
-    assert before == content_sha256(splits())
+    before = content_of(splits())
+    assert before == content_of(splits())
     for split in ("train", "test"):
         for field in FIELDS:
             changed = splits()
             changed[split][1][field].flat[-1] += 1
-            assert content_sha256(changed) != before
+            assert content_of(changed) != before
+
+
+def test_a_fingerprint_is_the_same_however_it_is_come_by(data_set):
+    """Stored by the builder, computed from what is loaded, or from indices of another integer type."""
+    stated = load_split(data_set, "train")
+    assert stated.fingerprint == content_of(splits()).fingerprints["train"] == stated.stated_fingerprint
+    (data_set / "recipe.json").unlink()
+    for dtype in (np.int32, np.uint16, ">i8"):
+        for field in ("puzzle_indices", "group_indices"):
+            np.save(data_set / "train" / f"all__{field}.npy", arrays()[field].astype(dtype))
+        computed = load_split(data_set, "train")
+        assert not computed.stated_fingerprint and computed.fingerprint == stated.fingerprint
+    assert len(stated.fingerprint) == 32 and load_split(data_set, "test").fingerprint == stated.fingerprint
+
+
+def test_a_fingerprint_sees_every_array_and_the_metadata(data_set):
+    puzzles = load_split(data_set, "train")
+    others = [replace(puzzles, metadata=replace(METADATA, ignore_label_id=1))]
+    for field in FIELDS:
+        changed = getattr(puzzles, field).copy()
+        changed.flat[-1] += 1
+        others.append(replace(puzzles, **{field: changed}))
+    assert len({puzzles.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("content", [None, [], {"train": 3}, {"train": "x" * 32}, {"train": "ab"}, {"test": "0" * 32}])
+def test_a_fingerprint_that_is_none_is_computed(data_set, content):
+    expected = load_split(data_set, "train").fingerprint
+    rewrite_json(data_set / "recipe.json", content=content)
+    assert load_split(data_set, "train").fingerprint == expected
 
 
 def test_the_same_recipe_is_left_alone_and_another_is_refused(data_set):
@@ -226,9 +224,10 @@ def test_an_empty_directory_is_filled(tmp_path):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-import test_format, train_jax.tasks.puzzles.writing as writing
-writing.content_sha256 = lambda splits: os.kill(os.getpid(), signal.SIGKILL)
-writing.write_dataset({place!r}, test_format.splits(), ["<blank>"], {{"maker": "killed"}}, overwrite={overwrite})
+import train_jax.tasks.puzzles.writing as writing
+from support.small_set import splits
+writing.content_of = lambda splits: os.kill(os.getpid(), signal.SIGKILL)
+writing.write_dataset({place!r}, splits(), ["<blank>"], {{"maker": "killed"}}, overwrite={overwrite})
 """
 
 
@@ -237,7 +236,7 @@ def test_a_killed_build_leaves_no_half_data_set(tmp_path, overwrite):
     place = tmp_path / "set"
     if overwrite:
         write_dataset(place, splits(), ["<blank>"], RECIPE)
-    program = KILLED.format(tests=os.path.dirname(__file__), place=str(place), overwrite=overwrite)
+    program = KILLED.format(tests=str(Path(__file__).parents[1]), place=str(place), overwrite=overwrite)
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", program], cwd=root).returncode == -signal.SIGKILL
     assert names_in(tmp_path) == [".set.building"] + ["set"] * overwrite

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import write_source
-from test_format import METADATA, RECIPE, arrays, rewrite_json
+from support.arc_files import write_source
+from support.small_set import METADATA, RECIPE, arrays, rewrite_json
 
 from benchmarks.fuzz_data import fuzz
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError, brief
-from train_jax.report.built import inspected, told
+from train_jax.report.built import build_summary, inspected
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles import predictions
 from train_jax.tasks.puzzles.arc import json as arc_json
@@ -25,10 +25,10 @@ from train_jax.tasks.puzzles.arc.json import read_subset, read_task
 from train_jax.tasks.puzzles.format import load_split, read_identifiers
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.puzzle_input import from_file
+from train_jax.tasks.puzzles.recipe import read_recipe
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.writing import is_built, read_recipe, write_dataset
+from train_jax.tasks.puzzles.writing import is_built, write_dataset
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
 
@@ -288,7 +288,7 @@ def test_identifiers_and_recipes_with_tricks_are_refused(data_set):
 )
 def test_a_recipe_of_somebody_else_stays_on_its_lines(data_set, record, tmp_path):
     (data_set / "recipe.json").write_text(json.dumps(record))
-    found = [told(data_set, False, 1.0), inspected(data_set, inspect(data_set, lambda *_: None))]
+    found = [build_summary(data_set, False, 1.0), inspected(data_set, inspect(data_set, lambda *_: None))]
     try:
         assert is_built(data_set, RECIPE)
     except UserError as error:
@@ -306,7 +306,7 @@ def test_links_to_what_has_no_end_are_not_read(data_set, tmp_path):
         for read in (
             lambda: read_identifiers(data_set),
             lambda: read_task(data_set / "task.json"),
-            lambda target=target: from_file(target, MazeKind(5), data_dir=""),
+            lambda target=target: MazeKind(5).read(target, data_dir=""),
         ):
             with pytest.raises(UserError, match=r"cannot be read .it is no ordinary file.; "):
                 read()
@@ -380,7 +380,7 @@ def test_texts_with_tricks_are_refused(tmp_path, text):
     path.write_text(text, encoding="utf-8")
     for kind in (SudokuKind(GEOMETRIES[9]), MazeKind(5)):
         with pytest.raises(UserError) as caught:
-            from_file(path, kind, data_dir="")
+            kind.read(path, data_dir="")
         assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import write_source
+from support.arc_files import write_source
 
 from train_jax.__main__ import main as trm
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect, row_marks
-from train_jax.tasks.puzzles.writing import read_recipe
+from train_jax.tasks.puzzles.recipe import read_recipe
 
 LEAKS = "between train and test"
-OF_ARC = "test examples that are a symmetry of a train one, of the same puzzle or another"
+EQUIVALENT = "test examples that are a symmetry of a train example"
 
 
 def silent(*_):
@@ -63,23 +63,23 @@ def test_a_whole_set_is_counted_and_nothing_is_wrong_with_it(whole_sets):
         "examples that repeat another": "0",
         "inputs with several labels": "0 more labels than inputs",
         "empty cells": "18",
-        "labels that solve nothing": "0",
-        "puzzles without exactly one solution": "0 of 20 looked at",
-        "difficulty": "0 to 0 guesses, mean 0.0, median 0, 0.0% need one, of 20 looked at",
-        "augmentations that are no symmetry of their original": "0 of 2,000 looked at",
+        "labels that are not a solution": "0",
+        "puzzles without exactly one solution": "0 of 20 checked",
+        "difficulty": "0 to 0 guesses, mean 0.0, median 0, 0.0% need one, of 20 checked",
+        "augmentations that are not a symmetry of their original": "0 of 2,000 checked",
     }
     assert facts[LEAKS] == {
         "test inputs that are also train inputs": "0 of 10",
-        "test puzzles that are a symmetry of a train one": "0 of 10",
+        EQUIVALENT: "0 of 10",
     }
     mazes = inspect(whole_sets["maze"], silent)
     assert mazes["data set"]["kind"] == "7x7 mazes"
     assert mazes["train"]["with augmentations"] == "160 (8 of each)"
-    assert mazes["train"]["mazes with several shortest paths"] == "0 of 20 looked at"
+    assert mazes["train"]["mazes with several shortest paths"] == "0 of 20 checked"
     arc = inspect(whole_sets["arc"], silent)
     assert arc["data set"]["kind"] == "ARC puzzles"
     assert arc["test"]["with augmentations"] == "15 (3 of each)"
-    assert arc[LEAKS][OF_ARC].startswith("0 of")
+    assert arc[LEAKS][EQUIVALENT].startswith("0 of")
 
 
 def test_what_occurs_twice_and_what_leaked_is_counted(sets):
@@ -99,10 +99,10 @@ def test_what_occurs_twice_and_what_leaked_is_counted(sets):
     assert facts["data set"]["content"] == "CHANGED since it was written (SHA-256)"
     assert facts["train"]["examples that repeat another"] == "1"
     assert facts["test"]["inputs with several labels"] == "1 more labels than inputs"
-    assert facts["test"]["labels that solve nothing"] == "2"
+    assert facts["test"]["labels that are not a solution"] == "2"
     assert facts[LEAKS] == {
         "test inputs that are also train inputs": "2 of 10",
-        "test puzzles that are a symmetry of a train one": "2 of 10",
+        EQUIVALENT: "2 of 10",
     }
 
 
@@ -112,23 +112,23 @@ def test_faults_of_each_kind_are_counted(sets):
 
     change(sets["sudoku"], "train", "inputs", clear)
     facts = inspect(sets["sudoku"], silent)["train"]
-    assert facts["puzzles without exactly one solution"] == "1 of 20 looked at"
-    # The 2000 looked at are spread evenly over 80 examples, so the three copies of the first are 75 or 76 of them.
-    unlike = int(facts["augmentations that are no symmetry of their original"].split()[0])
+    assert facts["puzzles without exactly one solution"] == "1 of 20 checked"
+    # The 2000 checked are spread evenly over 80 examples, so the three copies of the first are 75 or 76 of them.
+    unlike = int(facts["augmentations that are not a symmetry of their original"].split()[0])
     assert 74 <= unlike <= 77
     change(
         sets["maze"], "train", "labels", lambda array: array.__setitem__(0, load_split(sets["maze"], "train").inputs[0])
     )
-    assert inspect(sets["maze"], silent)["train"]["labels that are no shortest path"] == "1 of 20 looked at"
+    assert inspect(sets["maze"], silent)["train"]["labels that are not a shortest path"] == "1 of 20 checked"
     change(sets["maze"], "train", "inputs", lambda array: array.__setitem__(0, 2))
-    assert inspect(sets["maze"], silent)["train"]["inputs that are no mazes"] == "1 of 20 looked at"
+    assert inspect(sets["maze"], silent)["train"]["inputs that are not mazes"] == "1 of 20 checked"
 
 
 def test_a_turned_maze_and_a_recoloured_arc_example_are_leaks(sets):
     for field in ("inputs", "labels"):
         turned = np.rot90(getattr(load_split(sets["maze"], "train"), field)[8].reshape(7, 7)).ravel()
         change(sets["maze"], "test", field, lambda array, turned=turned: array.__setitem__(2, turned))
-    assert inspect(sets["maze"], silent)[LEAKS]["test puzzles that are a symmetry of a train one"] == "1 of 10"
+    assert inspect(sets["maze"], silent)[LEAKS][EQUIVALENT] == "1 of 10"
     train = load_split(sets["arc"], "train")
     example = train.puzzle_indices[train.group_indices[1]]
     colours = np.concatenate([[0, 1, 2], 3 + np.random.default_rng(0).permutation(9)]).astype(np.uint8)
@@ -136,7 +136,7 @@ def test_a_turned_maze_and_a_recoloured_arc_example_are_leaks(sets):
         canvas = colours[getattr(train, field)[example].reshape(30, 30).T].ravel()
         change(sets["arc"], "test", field, lambda array, canvas=canvas: array.__setitem__(0, canvas))
     leaks = inspect(sets["arc"], silent)[LEAKS]
-    assert leaks[OF_ARC].startswith("1 of")
+    assert leaks[EQUIVALENT].startswith("1 of")
 
 
 def test_row_marks_are_equal_for_equal_rows_only():
@@ -173,7 +173,7 @@ def test_sets_from_elsewhere_and_of_unknown_kinds_are_inspected_too(sets, capsys
         path = sets["sudoku"] / split / "dataset.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 40}))
     facts = inspect(sets["sudoku"], silent)
-    assert facts["data set"]["kind"] == "36 tokens of 40 kinds"
+    assert facts["data set"]["kind"] == "sequences of 36 tokens from a vocabulary of 40"
     assert facts[LEAKS]["the same under the puzzle's symmetries"] == "not known for this kind of puzzle"
     main(Inspect(sets["sudoku"]))
     assert "example 0" not in capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_a_hostile_recipe_stays_on_its_lines(sets):
 def test_what_cannot_be_inspected_is_one_line(tmp_path, whole_sets, capsys):
     for arguments, message in (
         ([str(tmp_path / "none")], "no data set at"),
-        ([str(whole_sets["maze"]), "--examples", "-1"], "--examples -1: expected at least 0"),
+        ([str(whole_sets["maze"]), "--examples", "-1"], "--examples -1: expected 0 to"),
     ):
         assert trm(["build-data", "inspect", *arguments]) == 2
         captured = capsys.readouterr()

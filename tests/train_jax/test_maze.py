@@ -17,7 +17,7 @@ from train_jax.tasks.puzzles.maze.grid import (
     START,
     WALL,
     Mazes,
-    keeps_question,
+    keeps_inputs,
     parse,
     text_of,
     tokens_of,
@@ -79,19 +79,19 @@ def marked_path(solution: np.ndarray) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("size", "count", "min_path"), [(5, 60, 8), (10, 40, 29), (13, 20, 40), (30, 6, 110)])
 def test_corridors_have_one_shortest_path_and_it_is_the_solution(size, count, min_path):
     mazes = made(size, count, min_path)
-    assert mazes.questions.shape == mazes.solutions.shape == (count, size * size)
-    for question, solution in zip(*mazes, strict=True):
-        steps, ways = walked(question)
+    assert mazes.inputs.shape == mazes.solutions.shape == (count, size * size)
+    for maze, solution in zip(*mazes, strict=True):
+        steps, ways = walked(maze)
         assert ways == 1 and steps > min_path
         assert len(marked_path(solution)) == steps + 1
-    assert keeps_question(*mazes).all()
+    assert keeps_inputs(*mazes).all()
 
 
 def test_walls_are_strewn_as_published_and_the_solution_is_a_shortest_path():
     mazes = made(20, 60, 60, kind="walls")
-    assert keeps_question(*mazes).all()
-    for question, solution in zip(*mazes, strict=True):
-        steps, _ = walked(question)
+    assert keeps_inputs(*mazes).all()
+    for maze, solution in zip(*mazes, strict=True):
+        steps, _ = walked(maze)
         assert steps > 60
         assert len(marked_path(solution)) == steps + 1
     shares = 1 - maze_generator.random_walls(2000, 50, np.random.default_rng(0)).mean(axis=(1, 2))
@@ -145,8 +145,8 @@ def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to
     rng = np.random.default_rng(3)
     ground = maze_generator.random_walls(50, 9, rng)
     start = maze_generator.any_cell(boards_of(ground), rng)
-    questions = np.where(ground, OPEN, WALL).astype(np.uint8)
-    questions[cells_of(start)] = START
+    inputs = np.where(ground, OPEN, WALL).astype(np.uint8)
+    inputs[cells_of(start)] = START
     flooded = np.full(ground.shape, -1)
     before = one_way = start
     alone = cells_of(start)
@@ -156,7 +156,7 @@ def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to
             alone |= cells_of(one_way)
         before = wave
         flooded[cells_of(wave)] = step
-    for maze, distances, unique in zip(questions.reshape(50, -1), flooded, alone, strict=True):
+    for maze, distances, unique in zip(inputs.reshape(50, -1), flooded, alone, strict=True):
         for cell in np.flatnonzero(maze == OPEN):
             asked = maze.copy()
             asked[cell] = GOAL
@@ -170,25 +170,25 @@ def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to
 def test_the_seed_decides_the_mazes_and_no_two_are_turns_of_each_other():
     first, again, other = made(6, 150, 8), made(6, 150, 8), made(6, 150, 8, seed=1)
     assert all((one == two).all() for one, two in zip(first, again, strict=True))
-    assert not (first.questions == other.questions).all(axis=1).any()
+    assert not (first.inputs == other.inputs).all(axis=1).any()
     seen = set()
-    for question in first.questions:
-        grid = np.where(question == GOAL, START, question).reshape(6, 6)
+    for maze in first.inputs:
+        grid = np.where(maze == GOAL, START, maze).reshape(6, 6)
         turns = {np.rot90(each, k).tobytes() for each in (grid, grid.T) for k in range(4)}
         assert not turns & seen
         seen |= turns
 
 
 def test_fingerprints_are_the_same_under_every_turn_and_exchange_of_the_ends():
-    questions = made(10, 40, 15).questions
-    marks = fingerprints(questions)
+    inputs = made(10, 40, 15).inputs
+    marks = fingerprints(inputs)
     assert len(set(marks.tolist())) == 40
     for turn in range(8):
-        moved = all_turns(questions)[:, turn]
-        exchanged = np.where(moved == START, GOAL, np.where(moved == GOAL, START, moved)).astype(np.uint8)
-        assert (fingerprints(moved) == marks).all() and (fingerprints(exchanged) == marks).all()
-    changed = questions.copy()
-    changed[np.arange(40), np.argmax(questions == OPEN, axis=1)] = WALL
+        turned = all_turns(inputs)[:, turn]
+        exchanged = np.where(turned == START, GOAL, np.where(turned == GOAL, START, turned)).astype(np.uint8)
+        assert (fingerprints(turned) == marks).all() and (fingerprints(exchanged) == marks).all()
+    changed = inputs.copy()
+    changed[np.arange(40), np.argmax(inputs == OPEN, axis=1)] = WALL
     assert not np.isin(fingerprints(changed), marks).any()
 
 
@@ -210,24 +210,24 @@ def with_cells(maze: np.ndarray, **cells: str) -> np.ndarray:
 
 
 def test_the_second_opinion_knows_a_shortest_path_from_what_is_not():
-    question = parse(RING)
-    found = search(question[None])
+    maze = parse(RING)
+    found = search(maze[None])
     assert (found.steps[0], found.unique[0]) == (5, True)
-    right = with_cells(question, r1c2="o", r1c3="o", r1c4="o", r2c4="o")
+    right = with_cells(maze, r1c2="o", r1c3="o", r1c4="o", r2c4="o")
     wrong = {
-        "the long way": with_cells(question, r2c1="o", r3c1="o", r4c1="o", r4c2="o", r4c3="o", r4c4="o"),
+        "the long way": with_cells(maze, r2c1="o", r3c1="o", r4c1="o", r4c2="o", r4c3="o", r4c4="o"),
         "both ways": with_cells(right, r2c1="o", r3c1="o", r4c1="o", r4c2="o", r4c3="o", r4c4="o"),
         "a gap": with_cells(right, r1c3=" "),
         "a gap, as many cells": with_cells(right, r1c3=" ", r4c1="o"),
-        "nothing": question,
-        "through the wall": with_cells(question, r2c1="o", r3c1="o", r3c2="o", r3c3="o"),
+        "nothing": maze,
+        "through the wall": with_cells(maze, r2c1="o", r3c1="o", r3c2="o", r3c3="o"),
         "a wall gone": with_cells(right, r2c2=" "),
         "another start": with_cells(right, r1c1="o", r4c1="S"),
         "padding": with_cells(right, r0c0="?"),
     }
-    assert are_shortest_paths(question[None], right[None], found).tolist() == [True]
+    assert are_shortest_paths(maze[None], right[None], found).tolist() == [True]
     for what, answer in wrong.items():
-        assert are_shortest_paths(question[None], answer[None], found).tolist() == [False], what
+        assert are_shortest_paths(maze[None], answer[None], found).tolist() == [False], what
     cut_off = parse(RING.replace("S...", "S#..").replace("#....#", "##...#"))
     found = search(cut_off[None])
     assert (found.steps[0], found.unique[0]) == (-1, False)
@@ -238,15 +238,15 @@ def test_the_second_opinion_knows_a_shortest_path_from_what_is_not():
 
 def test_two_cells_as_near_that_do_not_touch_are_no_path():
     """As many cells as a shortest path has, one at each distance, and yet no path."""
-    question = np.full((7, 7), OPEN, np.uint8)
-    question[0, 0], question[6, 6] = START, GOAL
-    answer = question.copy()
+    maze = np.full((7, 7), OPEN, np.uint8)
+    maze[0, 0], maze[6, 6] = START, GOAL
+    answer = maze.copy()
     for row, col in ((0, 1), (0, 2), (0, 3), (4, 0), (5, 0), (6, 0), (6, 1), (6, 2), (6, 3), (6, 4), (6, 5)):
         answer[row, col] = PATH
-    found = search(question.reshape(1, -1))
+    found = search(maze.reshape(1, -1))
     distances = found.distances.reshape(7, 7)[(answer == PATH)]
     assert sorted(distances.tolist()) == list(range(1, 12)) and found.steps[0] == 12
-    assert not are_shortest_paths(question.reshape(1, -1), answer.reshape(1, -1), found)[0]
+    assert not are_shortest_paths(maze.reshape(1, -1), answer.reshape(1, -1), found)[0]
 
 
 def test_mazes_that_cannot_be_had_are_said_with_a_remedy(monkeypatch):
@@ -257,28 +257,28 @@ def test_mazes_that_cannot_be_had_are_said_with_a_remedy(monkeypatch):
         made(6, 5, 30)
     with pytest.raises(UserError, match=r"mazes of 5x5 .* use a lower --min-path, fewer mazes or a larger --size"):
         made(5, 50, 15)
-    for size in (4, 51):
-        with pytest.raises(UserError, match=f"--size {size}: mazes have 5 to 50 rows"):
+    for size in (3, 51):
+        with pytest.raises(UserError, match=f"--size {size}: mazes have 4 to 50 rows"):
             made(size, 1, 1)
 
 
 def test_parse_reads_what_text_of_writes_and_what_people_type():
-    question = made(8, 1, 10).questions[0]
-    assert (parse(text_of(question)) == question).all()
-    assert (parse(text_of(question).replace(" ", ".").replace("\n", "\r\n") + "\r\n") == question).all()
+    maze = made(8, 1, 10).inputs[0]
+    assert (parse(text_of(maze)) == maze).all()
+    assert (parse(text_of(maze).replace(" ", ".").replace("\n", "\r\n") + "\r\n") == maze).all()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the maze has 1 lines, expected 5 to 50"),
+        ("", "the maze has 1 lines, expected 4 to 50"),
         ("\n" * 5, r"line 1 of the maze has 0 cells, expected 5, .* write '\.' for open cells where blanks"),
         (RING.replace("#S...#", "#S... #"), "line 2 of the maze has 7 cells, expected 6"),
         (RING.replace("S", "x"), "'x' at line 2, column 2 of the maze; write '#' for a wall"),
         (RING.replace("S", "\x1b"), r"'\\x1b' at line 2, column 2"),
         (RING.replace("S", "."), "the maze has 0 starts, expected one; write 'S' in one cell"),
         (RING.replace("....", ".GG."), "the maze has 3 goals, expected one"),
-        ((("#" * 51) + "\n") * 51, "the maze has 51 lines, expected 5 to 50"),
+        ((("#" * 51) + "\n") * 51, "the maze has 51 lines, expected 4 to 50"),
     ],
 )
 def test_parse_says_what_is_wrong(text, message):

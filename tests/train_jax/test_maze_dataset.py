@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import PUBLISHED
+from support.arc_files import PUBLISHED
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
@@ -18,9 +18,10 @@ from train_jax.tasks.puzzles.maze import dataset as maze_dataset
 from train_jax.tasks.puzzles.maze import generator as maze_generator
 from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
 from train_jax.tasks.puzzles.maze.generator import generate
-from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, maze_size_of, text_of
+from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, text_of
+from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.maze.symmetry import fingerprints
-from train_jax.tasks.puzzles.writing import read_recipe
+from train_jax.tasks.puzzles.recipe import read_recipe
 
 SIZE = 8
 
@@ -38,7 +39,7 @@ def test_a_generated_set_is_whole_and_its_splits_share_no_maze(tmp_path, kind, c
     assert (train.num_groups, train.num_examples, test.num_groups, test.num_examples) == (60, 480, 30, 30)
     for split in (train, test):
         assert (split.metadata.vocab_size, split.metadata.seq_len, split.metadata.ignore_label_id) == (6, 64, 0)
-        assert maze_size_of(split.metadata) == SIZE
+        assert split.kind == MazeKind(SIZE)
         found = search(split.inputs)
         assert are_shortest_paths(split.inputs, split.labels, found).all()
         assert found.steps.min() > 22
@@ -71,7 +72,7 @@ def test_a_wrong_generator_is_found_out_and_nothing_is_written(tmp_path, monkeyp
 
     def unsolved(*arguments, **options):
         mazes, longest = honest(*arguments, **options)
-        return maze_generator.Mazes(mazes.questions, mazes.questions), longest
+        return maze_generator.Mazes(mazes.inputs, mazes.inputs), longest
 
     wrong = {"between_far_ends": unsolved, "reached_one_way": lambda wave, before, one_way: wave}
     for name, function in wrong.items():
@@ -205,17 +206,17 @@ def test_tables_that_do_not_go_together_are_said(tmp_path, public_rows):
     ):
         main(MazeData(output_dir=tmp_path / "set", source=str(folder)))
     (folder / "train.csv").write_text("source,question,answer,rating\n,####,####,1\n")
-    with pytest.raises(UserError, match=r"line 2: the question has 4 cells, expected a square of 5x5 to 50x50"):
+    with pytest.raises(UserError, match=r"line 2: the question has 4 cells, expected a square of 4x4 to 50x50"):
         main(MazeData(output_dir=tmp_path / "set", source=str(folder)))
 
 
 def test_options_that_do_not_go_together_are_said(tmp_path):
     for config, message in (
-        (MazeData(size=4), "--size 4: mazes have 5 to 50 rows"),
-        (MazeData(size=51), "--size 51: mazes have 5 to 50 rows"),
-        (MazeData(num_train=0), "--num-train 0: expected at least 1"),
-        (MazeData(min_path=-1), "--min-path -1: expected at least 0"),
-        (MazeData(seed=-1), "--seed -1: expected at least 0"),
+        (MazeData(size=3), "--size 3: mazes have 4 to 50 rows"),
+        (MazeData(size=51), "--size 51: mazes have 4 to 50 rows"),
+        (MazeData(num_train=0), "--num-train 0: expected 1 to"),
+        (MazeData(min_path=-1), "--min-path -1: expected 0 to"),
+        (MazeData(seed=-1), "--seed -1: expected 0 to"),
         (MazeData(subsample_size=5), "--subsample-size 5 needs --source"),
         (MazeData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
         (MazeData(source="x/y", kind="walls"), "--kind walls does not go with --source"),

@@ -131,7 +131,7 @@ def two_dirs(tmp_path, data_dir) -> tuple[str, str]:
         arrays = {name: getattr(puzzles, name) for name in ("puzzle_identifiers", "puzzle_indices", "group_indices")}
         for name in ("inputs", "labels"):
             arrays[name] = np.pad(getattr(puzzles, name), ((0, 0), (0, 1)))
-        splits[split] = dataclasses.replace(puzzles.metadata, seq_len=17), arrays
+        splits[split] = dataclasses.replace(puzzles.metadata, seq_len=17, kind=""), arrays
     write_dataset(tmp_path / "other", splits, ["<blank>"], {"made": "by a test"})
     return str(data_dir), str(tmp_path / "other")
 

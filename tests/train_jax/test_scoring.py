@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import OFFICIAL, PUBLISHED, write_source
+from support.arc_files import OFFICIAL, PUBLISHED, write_source
 
 from benchmarks import published
 from train_jax.__main__ import main

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arc_files import write_source
+from support.arc_files import write_source
 
 from train_jax.__main__ import main as trm
 from train_jax.core.state import Trainee, new_learner
 from train_jax.core.step import make_eval_step
 from train_jax.errors import UserError
 from train_jax.optim.optimizer import dense_optimizer
-from train_jax.report.terminal import thinking, verdict
+from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import preset
 from train_jax.run.folder import RunFolder, open_run
@@ -24,13 +24,14 @@ from train_jax.runtime.devices import Devices
 from train_jax.stages.build_data import ArcData, MazeData, SudokuData
 from train_jax.stages.build_data import main as build_data
 from train_jax.stages.solve import Solve, main
+from train_jax.tasks.puzzles.arc.canvas import canvas_of
 from train_jax.tasks.puzzles.arc.kind import ArcKind, arc_kind_of
 from train_jax.tasks.puzzles.evaluation import evaluate
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
 from train_jax.tasks.puzzles.maze.grid import OPEN, PATH, text_of
 from train_jax.tasks.puzzles.maze.grid import parse as parse_maze
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.puzzle_input import _canvas, from_file, from_text, known_kind
+from train_jax.tasks.puzzles.puzzle_input import known_kind
 from train_jax.tasks.puzzles.solving import think
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
@@ -76,9 +77,9 @@ def run_dir(tmp_path_factory, data_dir) -> str:
 
 
 def test_grids_stand_side_by_side_and_one_that_stays_is_drawn_once():
-    text = thinking(trace_of(SWAPPED, SOLUTION, SOLUTION), width=80, styled=False)
+    text = trace_text(trace_of(SWAPPED, SOLUTION, SOLUTION), width=80, styled=False)
     lines = text.splitlines()
-    assert lines[0] == "question        ACT step 1      ACT steps 2-3"
+    assert lines[0] == "input           ACT step 1      ACT steps 2-3"
     assert lines[2].split("   ") == ["| . 2 | . 4 |", "| 2!1!| 3*4 |", "| 1*2*| 3 4 |"]
     assert "*: changed; !: wrong" in lines
     assert [line.split() for line in lines[-3:]] == [
@@ -87,26 +88,26 @@ def test_grids_stand_side_by_side_and_one_that_stays_is_drawn_once():
         ["3", "0", "0", "+2.00", "0.881"],
     ]
     assert "\x1b" not in text
-    narrow = thinking(trace_of(SWAPPED, SOLUTION, SOLUTION), width=20, styled=False).splitlines()
+    narrow = trace_text(trace_of(SWAPPED, SOLUTION, SOLUTION), width=20, styled=False).splitlines()
     assert max(map(len, narrow[: narrow.index("*: changed; !: wrong")])) <= 20
-    assert {"question", "ACT step 1", "ACT steps 2-3"} <= {line.strip() for line in narrow}
+    assert {"input", "ACT step 1", "ACT steps 2-3"} <= {line.strip() for line in narrow}
 
 
 def test_on_a_terminal_givens_are_bold_changes_underlined_and_mistakes_red():
-    styled = thinking(trace_of(SWAPPED), width=80, styled=True)
+    styled = trace_text(trace_of(SWAPPED), width=80, styled=True)
     row = styled.splitlines()[2]
     assert row == (
         "| . \x1b[1m2\x1b[0m | . \x1b[1m4\x1b[0m |   "
-        "| \x1b[4m\x1b[31m2\x1b[0m \x1b[1m\x1b[4m\x1b[31m1\x1b[0m | \x1b[4m3\x1b[0m \x1b[1m4\x1b[0m |"
+        "| \x1b[4;31m2\x1b[0m!\x1b[1;4;31m1\x1b[0m!| \x1b[4m3\x1b[0m \x1b[1m4\x1b[0m |"
     )
-    plain = thinking(trace_of(SWAPPED), width=80, styled=False)
+    plain = trace_text(trace_of(SWAPPED), width=80, styled=False)
     legend = next(i for i, line in enumerate(plain.splitlines()) if line.startswith("*"))
-    bare = re.sub(r"\x1b\[\d+m", "", styled).splitlines()[:legend]
-    assert bare == [re.sub(r"[*!]", " ", line) for line in plain.splitlines()[:legend]]
+    bare = re.sub(r"\x1b\[[\d;]+m", "", styled).splitlines()[:legend]
+    assert bare == [line.replace("*", " ") for line in plain.splitlines()[:legend]]
 
 
 def test_an_unknown_solution_marks_nothing_wrong():
-    text = thinking(trace_of(SWAPPED, solution=None), width=80, styled=False)
+    text = trace_text(trace_of(SWAPPED, solution=None), width=80, styled=False)
     assert "!" not in text and "wrong" not in text
 
 
@@ -172,13 +173,15 @@ def test_a_mistake_is_one_line_and_status_2(run_dir, data_dir, tmp_path, capsys)
 
 def test_puzzles_of_no_known_kind_are_refused():
     words = Metadata(900, 7, 0, None, 0, 1, 1, 1.0, 1, ("all",))
-    with pytest.raises(UserError, match="trained on 900 tokens of 7 kinds, which are no Sudokus, mazes or ARC puzzles"):
+    with pytest.raises(
+        UserError, match="sequences of 900 tokens from a vocabulary of 7, which are no Sudokus, mazes or"
+    ):
         known_kind(words, "the run was trained on")
 
 
 def test_the_answer_to_a_puzzle_with_several_solutions_is_not_known():
-    assert from_text("." * 16, LOOK).solution is None and not from_text("." * 16, LOOK).unique
-    unique = from_text("".join(map(str, QUESTION[:15])) + "1", LOOK)
+    assert LOOK.parse("." * 16).solution is None and not LOOK.parse("." * 16).unique
+    unique = LOOK.parse("".join(map(str, QUESTION[:15])) + "1")
     assert unique.unique == (unique.solution is not None)
 
 
@@ -214,14 +217,14 @@ def test_a_maze_is_shown_from_a_file_and_from_the_test_set(maze_run, tmp_path, c
     main(Solve(maze_run, index=2))
     assert capsys.readouterr().out.startswith("puzzle 2 of the test set")
     # The solution is the only shortest path, found without having been given.
-    question = from_text(MAZE, MazeKind(5))
+    question = MazeKind(5).parse(MAZE)
     assert question.solution is not None
     assert text_of(question.solution).splitlines() == ["So#  ", "#o# #", "#ooo#", "# #o#", "# #oG"]
 
 
 def test_maze_answers_are_judged_by_the_rules():
     kind = MazeKind(5)
-    question, solution = parse_maze(MAZE), from_text(MAZE, kind).solution
+    question, solution = parse_maze(MAZE), kind.parse(MAZE).solution
     assert solution is not None
     assert kind.mistakes(question, solution, solution) == []
     assert kind.mistakes(question, solution, None) == []
@@ -238,7 +241,7 @@ def test_maze_answers_are_judged_by_the_rules():
     square = parse_maze("S..##\n#..##\n#.G##\n#####\n#####")
     round_about = np.where(np.isin(np.arange(25), [1, 2, 7]), PATH, square)
     assert kind.mistakes(square, round_about, None) == []
-    assert kind.mistakes(np.full(25, OPEN), solution, None) == ["the question is no maze"]
+    assert kind.mistakes(np.full(25, OPEN), solution, None) == ["the input is not a maze"]
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +265,7 @@ def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys)
     shown = capsys.readouterr().out
     assert shown.startswith(f"test example 1 of {path}; {arc_run}")
     assert shown.splitlines()[-1].startswith("not solved: ")
-    given = from_file(path, ArcKind(), data_dir=str(arc_data), index=1)
+    given = ArcKind().read(path, data_dir=str(arc_data), index=1)
     puzzles, names = load_split(arc_data, "test"), read_identifiers(arc_data)
     assert given.puzzle_identifier == names.index(name)
     rows = np.flatnonzero((puzzles.inputs == given.tokens).all(axis=1) & (puzzles.labels == given.solution).all(axis=1))
@@ -276,15 +279,15 @@ def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys)
 
 
 def test_arc_answers_are_judged_as_they_are_read_in_voting():
-    solution = _canvas(np.array([[1, 2], [3, 4]], np.uint8))
+    solution = canvas_of(np.array([[1, 2], [3, 4]], np.uint8))
     kind = arc_kind_of([solution])
     values = kind.values(solution)
     assert (kind.rows, kind.cols) == (3, 3)
     assert kind.mistakes(values, values, None) is None
     assert kind.mistakes(values, values, values) == []
-    other = kind.values(_canvas(np.array([[1, 2], [3, 5]], np.uint8)))
+    other = kind.values(canvas_of(np.array([[1, 2], [3, 5]], np.uint8)))
     assert kind.mistakes(values, other, values) == ["1 of 4 cells wrong"]
-    wide = kind.values(_canvas(np.array([[1, 2, 3]], np.uint8)))
+    wide = kind.values(canvas_of(np.array([[1, 2, 3]], np.uint8)))
     assert kind.mistakes(values, wide, values) == ["a grid of 1x3 where 2x2 is right"]
     scribbled = values.copy()
     scribbled[8] = 7  # beyond the grid, where nothing is read
@@ -314,11 +317,15 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
             "the maze is 6x6, the model was",
         ),
         (maze_run, ["--file", written("shut", MAZE.replace("#.G", "##G"))], "has no way from start to goal; open one"),
-        (maze_run, ["--puzzle", "." * 25], "the maze has 1 lines, expected 5 to 50"),
+        (maze_run, ["--puzzle", "." * 25], "the maze has 1 lines, expected 4 to 50"),
         (maze_run, ["--puzzle", MAZE, "--file", "x"], "--puzzle and --file name two puzzles"),
         (maze_run, ["--html", "/none/x.html"], "/none is not a folder; give a file in one that is there"),
         (maze_run, ["--gif", "/none/x.gif"], "/none is not a folder"),
-        (maze_run, ["--data-dir", str(arc_data)], "the model was trained on 5x5 mazes, and this is none (ARC puzzle)"),
+        (
+            maze_run,
+            ["--data-dir", str(arc_data)],
+            "holds ARC puzzles; give a --data-dir of 5x5 mazes",
+        ),
         (run_dir, ["--file", written("sudoku", "12" * 8)], "digit 1 more than once"),
         (arc_run, ["--puzzle", "1" * 16], "trained on ARC puzzles; give --file TASK.json instead of --puzzle"),
         (arc_run, ["--file", written("unknown.json", json.dumps(task))], "puzzle unknown is none of those in"),

@@ -185,9 +185,9 @@ def test_fingerprint_is_the_same_under_every_symmetry_and_differs_between_puzzle
     geometry, rng = GEOMETRIES[size], np.random.default_rng(2)
     puzzles = made(size, 150, num_empty).puzzles
     marks = fingerprints(puzzles, geometry)
-    moved = np.array([moved_by_hand(puzzle, size, rng) for puzzle in puzzles])
-    assert (moved != puzzles).any(axis=1).mean() > 0.95
-    assert (fingerprints(moved, geometry) == marks).all()
+    transformed = np.array([moved_by_hand(puzzle, size, rng) for puzzle in puzzles])
+    assert (transformed != puzzles).any(axis=1).mean() > 0.95
+    assert (fingerprints(transformed, geometry) == marks).all()
     assert len(set(marks.tolist())) == len(puzzles)
     one_less = puzzles.copy()
     one_less[np.arange(len(puzzles)), np.argmax(puzzles > 0, axis=1)] = 0

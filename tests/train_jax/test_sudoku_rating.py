@@ -13,11 +13,11 @@ from train_jax.errors import UserError
 from train_jax.stages.build_data import SudokuData, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.recipe import read_recipe
 from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, Geometry, grids_of
-from train_jax.tasks.puzzles.sudoku.rating import rank_correlation, ratings, told
-from train_jax.tasks.puzzles.writing import read_recipe
+from train_jax.tasks.puzzles.sudoku.rating import describe_guesses, rank_correlation, ratings
 
 
 def silent(*_):
@@ -88,8 +88,8 @@ def test_what_is_too_hard_is_said_with_a_remedy(tmp_path, capsys):
     for arguments, message in (
         (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are so hard"),
         (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or leave --num-empty out"),
-        (["--size", "4", "--min-difficulty", "-1"], "--min-difficulty -1: expected at least 0"),
-        (["--min-difficulty", "-1", "--source", "x/y"], "--min-difficulty -1: expected at least 0"),
+        (["--size", "4", "--min-difficulty", "-1"], "--min-difficulty -1: expected 0 to"),
+        (["--min-difficulty", "-1", "--source", "x/y"], "--min-difficulty -1: expected 0 to"),
         (["--min-difficulty", "5", "--num-empty", "70"], "70 empty cells of 81"),
     ):
         assert trm(["build-data", "sudoku", "--output-dir", str(tmp_path / "set"), *arguments]) == 2
@@ -121,7 +121,7 @@ def test_of_tables_both_ratings_are_told(tmp_path, public_rows, capsys):  # noqa
     puzzles = grids_of(load_split(tmp_path / "set", "train").inputs)
     found = [guesses_by_hand(puzzle, GEOMETRIES[9]) for puzzle in puzzles]
     out = capsys.readouterr().out
-    assert f"train difficulty: {told(np.array(found))}\n" in out
+    assert f"train difficulty: {describe_guesses(np.array(found))}\n" in out
     agreement = spearmanr(found, range(4, 30))[0] if len(set(found)) > 1 else 0.0
     assert (
         f"train rating in the table: 4 to 29, mean 16.5, median 16.5; rank correlation with guesses {agreement:.2f}"

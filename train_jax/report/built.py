@@ -1,4 +1,4 @@
-"""Data sets as text for a terminal: what a builder says at its end, what an inspection found, a few examples."""
+"""Data sets as text for a terminal: the summary of a build, an inspection, a few examples."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from train_jax.report.terminal import drawn, in_rows
-from train_jax.tasks.puzzles.format import SPLITS, PuzzleSet, load_split
-from train_jax.tasks.puzzles.inspection import one_line, originals_of
+from train_jax.report.terminal import as_text, grid_text
+from train_jax.tasks.puzzles.format import SPLITS, PuzzleSet, load_split, originals_of
+from train_jax.tasks.puzzles.inspection import one_line
 from train_jax.tasks.puzzles.kinds import fitted_kind, kind_of
-from train_jax.tasks.puzzles.sudoku.grid import grids_of, sudoku_of
-from train_jax.tasks.puzzles.writing import read_recipe
+from train_jax.tasks.puzzles.recipe import read_recipe
 
 
-def told(directory: Path, built: bool, seconds: float) -> str:
-    """How much is there, what was noticed on the way, and the hash."""
+def build_summary(directory: Path, built: bool, seconds: float) -> str:
+    """How much there is, the findings of the build, and the hash."""
     lines = [f"{directory} " + (f"built in {seconds:.1f} s" if built else "was already there")]
     lines += [f"  {split:<5} {_counts(load_split(directory, split))}" for split in SPLITS]
     record = read_recipe(directory) or {}
@@ -31,11 +30,9 @@ def _counts(puzzles: PuzzleSet) -> str:
     if puzzles.num_puzzles not in (puzzles.num_groups, puzzles.num_examples):
         text += f"{puzzles.num_puzzles:>11,} with augmentations, "
     text += f"{puzzles.num_examples:>11,} examples"
-    if sudoku_of(puzzles.metadata) is not None:
-        empty = (grids_of(puzzles.inputs[originals_of(puzzles)]) == 0).sum(axis=1)
-        empties = f"{empty.min()}" if empty.min() == empty.max() else f"{empty.min()} to {empty.max()}"
-        text += f", {empties} of {puzzles.metadata.seq_len} cells empty"
-    return text
+    kind = puzzles.kind
+    summary = "" if kind is None else kind.summary(puzzles.inputs[originals_of(puzzles)])
+    return f"{text}, {summary}" if summary else text
 
 
 def inspected(directory: Path, facts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -56,10 +53,10 @@ def samples(directory: Path, count: int, width: int, *, styled: bool) -> Iterato
         for row in np.unique(np.linspace(0, puzzles.num_examples - 1, count).astype(int)).tolist():
             tokens = puzzles.inputs[row], puzzles.labels[row]
             own = fitted_kind(kind, tokens)
-            question, solution = (own.values(each) for each in tokens)
-            fixed = own.given_cells(question)
-            blocks = [
-                [f"{split} example {row}", *drawn(own, question, fixed=fixed, styled=styled)],
-                ["solution", *drawn(own, solution, fixed=fixed & (question == solution), styled=styled)],
+            inputs, solution = (own.values(each) for each in tokens)
+            fixed = own.given_cells(inputs)
+            grids = [
+                grid_text(own, inputs, title=f"{split} example {row}", fixed=fixed, styled=styled),
+                grid_text(own, solution, title="solution", fixed=fixed & (inputs == solution), styled=styled),
             ]
-            yield in_rows(blocks, width)
+            yield as_text(grids, width=width, styled=styled)

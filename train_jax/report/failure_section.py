@@ -2,119 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
-from train_jax.report.boards import board, board_at
+from train_jax.report.boards import Figure, board_at
 from train_jax.report.failures import Failures, Share, failures_of
 from train_jax.report.figures import percent
-from train_jax.report.heat import heat
 from train_jax.report.measured import ActSteps, Answers
+from train_jax.report.plots import heat_map
+from train_jax.report.render import render
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import kind_of
 
 _UNKNOWN = "the data set holds no Sudoku of 4x4, 6x6 or 9x9, no square maze and no ARC canvas"
+_UNLABELLED = "no puzzle of the test set has a solution to compare with"
 
 
-def failure_section(answers: Answers, found: ActSteps) -> str:
+def failure_section(answers: Answers, act_steps: ActSteps) -> Markup:
     """Everything about the answers after the last ACT step."""
     kind = kind_of(answers.data)
-    title = "<h2>Where it fails</h2>\n"
-    if kind is None:
-        return f'{title}<p class="note">Not shown: {_UNKNOWN}.</p>\n'
-    failures = failures_of(answers, kind, found.solved)
-    if not failures.count:
-        return f'{title}<p class="note">Not shown: no puzzle of the test set has a solution to compare with.</p>\n'
-    parts = [title, f"<p>{_told(failures)}</p>\n"]
-    tables = [_table(name, shares) for name, shares in failures.by_difficulty.items()]
-    if failures.failed:
-        tables.append(_rules(failures, kind))
-        parts.append(f'<div class="beside">{_map(failures, kind)}<div>{"".join(tables)}</div></div>\n')
-    else:
-        parts.append("".join(tables))
-    return "".join([*parts, _examples(answers, kind, failures)])
-
-
-def _told(failures: Failures) -> str:
-    if not failures.failed:
-        return f"Nowhere: all {failures.count:,} test puzzles are solved."
-    wrong = failures.wrong_cells
-    told = [
-        f"{failures.failed:,} of {failures.count:,} test puzzles are not solved after the last ACT step "
-        f"({percent(failures.failed / failures.count)}). The model itself holds {failures.believed:,} of these answers "
-        f"to be right, and {failures.lost:,} had been right after an earlier step."
+    failures = None if kind is None else failures_of(answers, kind, act_steps.solved)
+    if kind is None or failures is None or not failures.count:
+        return render("failures.html.j2", reason=_UNKNOWN if kind is None else _UNLABELLED)
+    difficulties = [_by_difficulty(measure, shares) for measure, shares in failures.by_difficulty.items()]
+    examples = [
+        (title, order, [example for number in numbers if (example := _example(answers, number))])
+        for title, order, numbers in (
+            ("Solved", _order(failures), failures.solved_examples),
+            ("Failed", "From the fewest to the most wrong cells", failures.failed_examples),
+        )
+        if numbers
     ]
-    cells = f"{wrong.min():,}" if wrong.min() == wrong.max() else f"{wrong.min():,} to {wrong.max():,}"
-    told.append(f"Wrong cells in a puzzle that failed: {cells}, the median is {np.median(wrong):g}.")
-    return " ".join(told)
+    values = {"failures": failures, "difficulties": difficulties, "examples": examples}
+    if failures.failed:
+        values |= _wrong_cells(failures, kind) | _broken_rules(failures, kind)
+    return render("failures.html.j2", reason=None, **values)
 
 
-def _map(failures: Failures, kind: Kind) -> str:
+def _wrong_cells(failures: Failures, kind: Kind) -> dict[str, Any]:
+    low, high = failures.wrong_cells.min(), failures.wrong_cells.max()
+    values = {
+        "wrong_cells": f"{low:,}" if low == high else f"{low:,} to {high:,}",
+        "median": f"{np.median(failures.wrong_cells):g}",
+        "heat_map": None,
+    }
     rates = failures.error_rate
-    if not np.isfinite(rates).any():
-        return ""
-    worst = int(np.nanargmax(rates))
-    row, col = divmod(worst, kind.cols)
-    told = f"worst in row {row + 1}, column {col + 1}: wrong in {percent(rates[worst])} of {failures.asked[worst]:,}"
-    drawing = heat(kind, rates, failures.asked, label=f"Error rate by cell, {told}")
-    return (
-        f"<figure>{drawing}<figcaption>Error rate by cell in %, of the puzzles that ask for it; a stronger colour is a "
-        f"higher one.<br><small>{told[0].upper()}{told[1:]}.</small></figcaption></figure>"
-    )
+    if np.isfinite(rates).any():
+        cell = int(np.nanargmax(rates))
+        worst = (
+            f"row {cell // kind.cols + 1}, column {cell % kind.cols + 1}, "
+            f"wrong in {percent(rates[cell])} of {failures.unknown_count[cell]:,}"
+        )
+        drawing = heat_map(kind, rates, failures.unknown_count, label=f"Error rate by cell; the highest: {worst}")
+        values |= {"worst": worst, "heat_map": drawing}
+    return values
 
 
-def _table(measure: str, shares: Sequence[Share]) -> str:
-    if len(shares) == 1:
-        return f'<p class="note">{escape(measure.capitalize())}: {shares[0].name} in all of them.</p>\n'
-    most = max(share.failed / share.count for share in shares) or 1.0
-    rows = "".join(
-        f"<tr><td>{share.name}</td><td>{share.count:,}</td><td>{share.failed:,}</td>"
-        f"<td>{percent(share.failed / share.count)}</td><td>{_bar(share.failed / share.count / most)}</td></tr>"
-        for share in shares
-    )
-    return (
-        f'<h3>by {escape(measure)}</h3>\n<table class="numbers"><thead><tr><th>{escape(measure)}</th><th>puzzles</th>'
-        f"<th>failed</th><th>share</th><th></th></tr></thead><tbody>{rows}</tbody></table>\n"
-    )
+def _by_difficulty(measure: str, shares: Sequence[Share]) -> dict[str, Any]:
+    rates = [share.failed / share.count for share in shares]
+    return {
+        "measure": measure,
+        "only": shares[0].name if len(shares) == 1 else None,
+        "rows": [(s.name, f"{s.count:,}", f"{s.failed:,}", percent(r)) for s, r in zip(shares, rates, strict=True)],
+        "bars": [rate / (max(rates) or 1.0) for rate in rates],
+    }
 
 
-def _rules(failures: Failures, kind: Kind) -> str:
-    rows = [(name, count) for name, count in failures.rules.items() if count]
-    rows.sort(key=lambda each: -each[1])
-    if failures.ruleless:
-        rows.append((f"none: {kind.alternative_solution}", failures.ruleless))
-    body = "".join(
-        f"<tr><td>{escape(name)}</td><td>{count:,}</td><td>{percent(count / failures.failed)}</td>"
-        f"<td>{_bar(count / failures.failed)}</td></tr>"
-        for name, count in rows
-    )
-    return (
-        '<h3>what is wrong with the answers</h3>\n<table class="numbers rules"><thead><tr><th>rule broken</th>'
-        f"<th>answers</th><th>of the failed</th><th></th></tr></thead><tbody>{body}</tbody></table>\n"
-    )
-
-
-def _bar(share: float) -> str:
-    return f'<span class="bar" style="width:{5 * share:.2f}em"></span>'
-
-
-def _examples(answers: Answers, kind: Kind, failures: Failures) -> str:
-    parts = []
-    kinds: Iterable[tuple[str, str, Sequence[int]]] = (
-        ("Solved", _order(failures), failures.solved_examples),
-        ("Failed", "From the fewest to the most wrong cells", failures.failed_examples),
-    )
-    for title, order, examples in kinds:
-        if examples:
-            drawn = "".join(_example(answers, example) for example in examples)
-            parts.append(
-                f'<h3>{title}</h3>\n<p class="note">{escape(order)}.</p>\n<div class="examples">{drawn}</div>\n'
-            )
-    mark = "red" if kind.box else "framed red"
-    key = f'<p class="note">After the last ACT step. Wrong cells are {mark}.</p>\n'
-    return f"<h2>Test examples</h2>\n{key}{''.join(parts)}" if parts else ""
+def _broken_rules(failures: Failures, kind: Kind) -> dict[str, Any]:
+    counts = sorted(((name, n) for name, n in failures.broken_rules.items() if n), key=lambda each: -each[1])
+    if failures.no_rule_broken:
+        counts.append((f"none: {kind.alternative_solution}", failures.no_rule_broken))
+    return {
+        "rules": [(name, f"{count:,}", percent(count / failures.failed)) for name, count in counts],
+        "rule_bars": [count / failures.failed for _, count in counts],
+    }
 
 
 def _order(failures: Failures) -> str:
@@ -122,26 +86,17 @@ def _order(failures: Failures) -> str:
     return f"From the fewest to the most {measure}" if len(shares) > 1 else "From all over the test set"
 
 
-def _example(answers: Answers, example: int) -> str:
-    """Question, answer and, where that is another one, the solution."""
-    trace = answers.trace(example, last=True)
+def _example(answers: Answers, number: int) -> dict[str, Any] | None:
+    """Input, answer and, where that is another one, the solution."""
+    trace = answers.trace(number, last=True)
     if trace is None or trace.solution is None:
-        return ""
-    side = 132 if trace.kind.box else 190
-    fixed = trace.given_cells if trace.kind.fills_inputs else None
-    name = answers.name(example)
-    called = f"Test example {example:,}{f' ({name})' if name else ''}"
-    mistakes = trace.mistakes(1) or []
+        return None
+    puzzle = answers.name(number)
+    name = f"Test example {number:,}{f' ({puzzle})' if puzzle else ''}"
     wrong = trace.wrong(1).any()
-    boards = [
-        ("question", board_at(trace, 0, label=f"{called}: the question", side=side)),
-        ("answer", board_at(trace, 1, label=f"{called}: the answer", side=side)),
+    figures = [
+        Figure(board_at(trace, step, label=f"{name}: {caption}", changes=False), caption)
+        for step, caption in ((0, "input"), (1, "answer"), *([(None, "solution")] if wrong else []))
     ]
-    if wrong:
-        boards.append(
-            ("solution", board(trace.kind, trace.solution, label=f"{called}: the solution", fixed=fixed, side=side))
-        )
-    figures = "".join(f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>" for caption, drawing in boards)
-    reasons = "; ".join(mistakes) if wrong and mistakes else trace.kind.success_message
-    said = f"{escape(called)}<br><small>{escape(reasons)}</small>"
-    return f'<section><p>{said}</p>\n<div class="strip">{figures}</div></section>\n'
+    mistakes = trace.mistakes(1) if wrong else None
+    return {"name": name, "reasons": "; ".join(mistakes or [trace.kind.success_message]), "figures": figures}

@@ -9,7 +9,7 @@ from train_jax.report.measured import Answers, counted_labels
 from train_jax.tasks.puzzles.kind import Kind
 
 BLOCK = 16_384
-"""Puzzles looked at together, so that half a million need little memory."""
+"""Puzzles compared at a time, so that half a million need little memory."""
 EXAMPLES = 3
 """Drawn of each, solved and failed."""
 
@@ -31,73 +31,72 @@ class Failures:
     failed: int
     wrong_cells: Integer[np.ndarray, "failed"]
     """In each that failed."""
-    asked: Integer[np.ndarray, "cells"]
-    """Puzzles that leave a cell to be found."""
-    wrong: Integer[np.ndarray, "cells"]
+    unknown_count: Integer[np.ndarray, "cells"]
+    """Puzzles whose input leaves a cell open."""
+    wrong_count: Integer[np.ndarray, "cells"]
     """Of these, the ones in which it is wrong."""
     by_difficulty: dict[str, list[Share]]
-    rules: dict[str, int]
+    broken_rules: dict[str, int]
     """Failed answers that break each rule."""
-    ruleless: int
+    no_rule_broken: int
     """Failed answers that break none."""
-    lost: int
+    solved_earlier: int
     """Failed puzzles that were solved after an earlier ACT step."""
-    believed: int
-    """Failed puzzles whose answer the model holds to be right."""
+    predicted_correct: int
+    """Failed puzzles with a halting logit above 0: the halting head predicts the answer to be correct."""
     solved_examples: list[int]
     failed_examples: list[int]
 
     @property
     def error_rate(self) -> Float[np.ndarray, "cells"]:
-        """By cell; NaN where no puzzle asks for it."""
-        with np.errstate(invalid="ignore"):
-            return np.where(self.asked > 0, self.wrong / np.maximum(self.asked, 1), np.nan)
+        """By cell; NaN where no puzzle leaves it open."""
+        return np.where(self.unknown_count > 0, self.wrong_count / np.maximum(self.unknown_count, 1), np.nan)
 
 
 RATED = 20_000
-"""Puzzles up to which difficulties are told that take a solver's work: seconds for the hardest ones."""
+"""Up to so many puzzles, difficulties are shown that take a solver's work: seconds for the hardest ones."""
 
 
 def failures_of(answers: Answers, kind: Kind, solved: Bool[np.ndarray, "steps examples"]) -> Failures:
     """`kind`: of the data set; `solved`: as `by_act_step` has it."""
     labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
     failed = labelled & ~solved[-1]
-    asked, wrong = np.zeros((2, kind.rows * kind.cols), int)
+    unknown_count, wrong_count = np.zeros((2, kind.rows * kind.cols), int)
     wrong_cells = np.zeros(len(failed), int)
     difficulties: dict[str, list[np.ndarray]] = {}
     rules: dict[str, int] = {}
-    ruleless = 0
+    no_rule_broken = 0
     for start in range(0, len(failed), BLOCK):
         rows = slice(start, start + BLOCK)
-        question, answer, solution = (
+        inputs, answer, solution = (
             kind.values(np.asarray(tokens[rows]))
             for tokens in (answers.inputs, answers.predictions[-1], answers.labels)
         )
         differs = (answer != solution) & kind.scored_cells(solution) & labelled[rows, None]
-        asks = kind.unknown_cells(question, solution) & labelled[rows, None]
-        asked += asks.sum(axis=0)
-        wrong += (differs & asks).sum(axis=0)
+        unknown = kind.unknown_cells(inputs, solution) & labelled[rows, None]
+        unknown_count += unknown.sum(axis=0)
+        wrong_count += (differs & unknown).sum(axis=0)
         wrong_cells[rows] = differs.sum(axis=1)
-        for name, values in kind.difficulties(question, solution, thorough=len(failed) <= RATED).items():
+        for name, values in kind.difficulties(inputs, solution, thorough=len(failed) <= RATED).items():
             difficulties.setdefault(name, []).append(values)
-        mine = failed[rows]
-        broken = kind.broken_rules(question[mine], answer[mine], solution[mine])
+        here = failed[rows]
+        broken = kind.broken_rules(inputs[here], answer[here], solution[here])
         for name, which in broken.items():
             rules[name] = rules.get(name, 0) + int(which.sum())
-        ruleless += int((~np.any(list(broken.values()), axis=0)).sum())
+        no_rule_broken += int((~np.any(list(broken.values()), axis=0)).sum())
     hard = {name: np.concatenate(parts) for name, parts in difficulties.items()}
     hardest = next(iter(hard.values()))
     return Failures(
         count=int(labelled.sum()),
         failed=int(failed.sum()),
         wrong_cells=wrong_cells[failed],
-        asked=asked,
-        wrong=wrong,
+        unknown_count=unknown_count,
+        wrong_count=wrong_count,
         by_difficulty={name: shares(values[labelled], failed[labelled]) for name, values in hard.items()},
-        rules=rules,
-        ruleless=ruleless,
-        lost=int((failed & solved.any(axis=0)).sum()),
-        believed=int((failed & (answers.q_halt_logits[-1] > 0)).sum()),
+        broken_rules=rules,
+        no_rule_broken=no_rule_broken,
+        solved_earlier=int((failed & solved.any(axis=0)).sum()),
+        predicted_correct=int((failed & (answers.q_halt_logits[-1] > 0)).sum()),
         solved_examples=spread(np.flatnonzero(solved[-1]), hardest),
         failed_examples=spread(np.flatnonzero(failed), wrong_cells),
     )
@@ -110,13 +109,13 @@ def shares(values: Integer[np.ndarray, "n"], failed: Bool[np.ndarray, "n"], most
     if len(distinct) > most:
         lows = np.unique(np.quantile(values, np.arange(most) / most, method="higher"))
     bins = np.searchsorted(lows, values, side="right") - 1
-    found = []
+    ranges = []
     for number, low in enumerate(lows.tolist()):
         inside = bins == number
         high = int(values[inside].max())
         name = f"{low:,}" if high == low else f"{low:,} to {high:,}"
-        found.append(Share(name, int(inside.sum()), int(failed[inside].sum())))
-    return found
+        ranges.append(Share(name, int(inside.sum()), int(failed[inside].sum())))
+    return ranges
 
 
 def spread(examples: Integer[np.ndarray, "n"], values: Integer[np.ndarray, "all"], count: int = EXAMPLES) -> list[int]:

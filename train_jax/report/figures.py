@@ -1,5 +1,7 @@
 """How figures are written for a reader."""
 
+from typing import Any
+
 
 def number(value: float) -> str:
     """A number to six digits: `0.3`, `12,000`, `1e-4`."""
@@ -21,3 +23,10 @@ def spelled(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds // 60} min {seconds % 60} s"
     return f"{seconds // 3600:,} h {seconds % 3600 // 60} min"
+
+
+def shown(value: Any) -> str:
+    """A field of a configuration: lists with commas, large numbers with separators."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

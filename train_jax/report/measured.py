@@ -15,7 +15,6 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.tracking import read_metrics
-from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
 from train_jax.tasks.puzzles.halting import HaltingCurve, from_json
 from train_jax.tasks.puzzles.kinds import kind_of, trace_of
@@ -168,15 +167,15 @@ def by_act_step(answers: Answers) -> ActSteps:
 
 
 def slowest_solved(solved: Bool[np.ndarray, "steps examples"]) -> int | None:
-    """Of the puzzles whose answer was found and kept the one that took most ACT steps, the first of equals; of those
-    solved in the end where none was kept; None where none is."""
-    candidates = kept(solved)
+    """Of the puzzles that stayed solved the one that took most ACT steps, the first of equals; where none stayed, of
+    those solved in the end; None where none is."""
+    candidates = stayed_solved(solved)
     if not candidates.any():
         candidates = solved[-1]
     return int(np.argmax(np.where(candidates, np.argmax(solved, axis=0), -1))) if candidates.any() else None
 
 
-def kept(solved: Bool[np.ndarray, "steps examples"]) -> Bool[np.ndarray, "examples"]:
+def stayed_solved(solved: Bool[np.ndarray, "steps examples"]) -> Bool[np.ndarray, "examples"]:
     """The puzzles that were solved at some step and at every later one."""
     return solved[-1] & (solved[1:] >= solved[:-1]).all(axis=0)
 
@@ -233,7 +232,8 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
 
 def _names(data_dir: str, data: Metadata) -> Sequence[str]:
     """Of ARC's tasks; puzzles of other kinds have none that says anything."""
-    if not isinstance(kind_of(data), ArcKind):
+    kind = kind_of(data)
+    if kind is None or not kind.has_named_puzzles:
         return ()
     try:
         names = read_identifiers(data_dir)
@@ -243,9 +243,9 @@ def _names(data_dir: str, data: Metadata) -> Sequence[str]:
 
 
 def _curve(path: Path) -> HaltingCurve | None:
-    found = _json(path)
+    content = _json(path)
     try:
-        return None if found is None else from_json(found)
+        return None if content is None else from_json(content)
     except ValueError as error:
         raise UserError(f"{path} holds {error}; remove it, `trm evaluate` writes it again") from error
 

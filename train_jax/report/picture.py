@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Sequence
+
+from markupsafe import Markup
 
 from train_jax.errors import UserError
 from train_jax.report.boards import board_at
-from train_jax.report.curves import Series, plot
 from train_jax.report.figures import spelled
 from train_jax.report.measured import Measured, by_act_step, slowest_solved
-from train_jax.report.theme import COLOURS, DRAWINGS
+from train_jax.report.plots import Series, plot
+from train_jax.report.render import render_document
 from train_jax.tasks.puzzles.trace import Trace
 
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
 _BOARD, _GAP, _CAPTION = 122, 22, 20
+Panel = tuple[float, float, str, Markup]
+"""Left, top, what is written above it, an SVG."""
+
+
+def card(headline: str, panels: Sequence[Panel], width: float, height: float) -> str:
+    """A standalone SVG of drawings on paper, light or dark as its reader has it."""
+    return render_document("card.svg.j2", headline=headline, panels=panels, width=width, height=height, margin=MARGIN)
 
 
 def picture(measured: Measured) -> str:
@@ -34,44 +43,29 @@ def picture(measured: Measured) -> str:
     )
     by_time = seconds is not None and seconds >= 180
     over, label, unit = ("train_seconds", "minutes of training", 60) if by_time else ("step", "steps", 1)
-    curves = plot(
-        [
-            Series(name, [(x / unit, 100 * y) for x, y in measured.curve(key, over)], colour, marks=colour == 2)
-            for name, key, colour in (
-                ("training", "train/exact_accuracy", 1),
-                ("held out, averaged weights", "eval/exact_accuracy", 2),
-            )
-        ],
-        title="puzzles solved, %",
-        x_label=label,
-        y_range=(0, 100),
-        width=526,
-        height=286,
-    )
-    boards = [
-        f'<g transform="translate({WIDTH - MARGIN - (2 - i % 2) * _BOARD - (1 - i % 2) * _GAP} '
-        f'{56 + i // 2 * (_BOARD + _CAPTION + 10)})">{_titled(trace, step)}</g>'
-        for i, step in enumerate(chosen_steps(trace))
+    series = [
+        Series(name, [(x / unit, 100 * y) for x, y in measured.curve(key, over)], colour, marks=colour == 2)
+        for name, key, colour in (
+            ("training", "train/exact_accuracy", 1),
+            ("held out, EMA weights", "eval/exact_accuracy", 2),
+        )
     ]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{escape(headline)}">\n<style>{COLOURS}{DRAWINGS}'
-        "svg .headline { font-size: 16px; font-weight: 600; }\n"
-        "svg .paper { fill: var(--paper); stroke: var(--rule); }</style>\n"
-        f'<rect class="paper" x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"/>\n'
-        f'<text class="headline" x="{MARGIN}" y="35">{escape(headline)}</text>\n'
-        f'<g transform="translate({MARGIN} 58)">{curves}</g>\n' + "\n".join(boards) + "\n</svg>\n"
-    )
+    curves = plot(series, title="puzzles solved, %", x_label=label, y_range=(0, 100), width=526, height=286)
+    panels = [(MARGIN, 58, "", curves)]
+    for i, step in enumerate(chosen_steps(trace)):
+        left = WIDTH - MARGIN - (2 - i % 2) * _BOARD - (1 - i % 2) * _GAP
+        title = _title(trace, step)
+        drawing = board_at(trace, step, label=title, side=_BOARD)
+        panels.append((left, 56 + _CAPTION + i // 2 * (_BOARD + _CAPTION + 10), title, drawing))
+    return card(headline, panels, WIDTH, HEIGHT)
 
 
 def chosen_steps(trace: Trace) -> list[int]:
-    """At most four steps: the question, and the first, the middle and the last grid that the model wrote."""
+    """At most four steps: the inputs, and the first, the middle and the last grid that the model wrote."""
     starts = [stretch.first for stretch in trace.stretches]
     return sorted({0, starts[0], starts[len(starts) // 2], starts[-1]})
 
 
-def _titled(trace: Trace, step: int) -> str:
+def _title(trace: Trace, step: int) -> str:
     wrong = int(trace.wrong(step).sum())
-    title = f"ACT step {step}" + (f", {wrong} wrong" if wrong else ", solved") if step else "the question"
-    drawing = board_at(trace, step, label=title, side=_BOARD)
-    return f'<text class="tick" x="1" y="12">{escape(title)}</text><g transform="translate(0 {_CAPTION})">{drawing}</g>'
+    return f"ACT step {step}" + (f", {wrong} wrong" if wrong else ", solved") if step else "input"

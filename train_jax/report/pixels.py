@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from train_jax.report.theme import CELLS
+from train_jax.report import theme
 from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 LONGER_SIDE = 300
@@ -16,17 +16,13 @@ SMALLEST_WIDTH = 220
 MARGIN, CAPTION = 10, 22
 STEP_MS, LAST_MS = 600, 2400
 
-COLOURS = {
-    "paper": "#ffffff", "ink": "#1d2025", "soft": "#62676f", "rule": "#dcdcd6", "found": "#2563c9",
-    "wrong": "#b3261e", "wrong-tint": "#fbdfdc", "changed-tint": "#e3ecfb",
-    **{name: colour.light for name, colour in CELLS.items()},
-}  # fmt: skip
+COLOURS = {name: colour.light for name, colour in theme.COLOURS.items()}
 COLOUR_OF = {name: number for number, name in enumerate(COLOURS)}
 """Numbers in the palette that all frames share, so that no colour is approximated."""
 
 
 def animation(trace: Trace) -> bytes:
-    """The question and the grid after every ACT step, the last one longer, repeated for ever, as a GIF."""
+    """The inputs and the grid after every ACT step, the last one longer, repeated for ever, as a GIF."""
     first, *others = (frame(trace, step) for step in range(trace.act_steps + 1))
     durations = [STEP_MS] * trace.act_steps + [LAST_MS]
     file = BytesIO()
@@ -42,7 +38,7 @@ def frame(trace: Trace, step: int) -> Image.Image:
     picture = Image.new("P", (max(width + 2 * MARGIN, SMALLEST_WIDTH), height + 2 * MARGIN + CAPTION))
     picture.putpalette([channel for code in COLOURS.values() for channel in ImageColor.getrgb(code)])
     draw = ImageDraw.Draw(picture)
-    for i in range(len(trace.question)):
+    for i in range(len(trace.inputs)):
         row, col = divmod(i, kind.cols)
         _cell(draw, trace, step, i, (MARGIN + col * cell, MARGIN + row * cell, cell))
     _rules(draw, kind.box or (kind.rows, kind.cols), kind.rows, kind.cols, cell, thin=kind.box is not None)
@@ -53,7 +49,7 @@ def frame(trace: Trace, step: int) -> Image.Image:
 
 def caption(trace: Trace, step: int) -> str:
     if step == 0:
-        return "the question"
+        return "input"
     wrong = f", {trace.wrong(step).sum()} wrong" if trace.wrong(step).any() else ""
     return f"ACT step {step}{wrong}, halt {halting_probability(trace.q_halt_logits[step - 1]):.2f}"
 
@@ -64,14 +60,18 @@ def _cell(draw: ImageDraw.ImageDraw, trace: Trace, step: int, i: int, place: tup
     fixed, wrong, changed = (bool(mask[i]) for mask in (trace.given_cells, trace.wrong(step), trace.changed(step)))
     left, top, side = place
     inside = (left, top, left + side - 1, top + side - 1)
-    if kind.box is None:
-        draw.rectangle(inside, COLOUR_OF[kind.colour(value) or "paper"])
-        if wrong:
-            draw.rectangle(inside, outline=COLOUR_OF["wrong"], width=2)
-    else:
-        draw.rectangle(inside, COLOUR_OF["wrong-tint" if wrong else "changed-tint" if changed else "paper"])
+    tint = "wrong-tint" if wrong else "changed-tint" if changed else "paper"
+    draw.rectangle(inside, COLOUR_OF[tint if kind.box else kind.colour(value) or "paper"])
+    if kind.colour(value) == "path" and not fixed:
+        draw.circle((left + side // 2, top + side // 2), side * 0.17, COLOUR_OF["paper"])
+    if changed and kind.box:
+        draw.line((left + 4, top + side - 4, left + side - 4, top + side - 4), COLOUR_OF["answer"], 2)
+    if wrong:
+        for colour, inset, width in (("paper", 1, 4), ("wrong", 2, 2)):
+            corners = (left + inset, top + inset, left + side - 1 - inset, top + side - 1 - inset)
+            draw.rectangle(corners, outline=COLOUR_OF[colour], width=width)
     if fixed or (kind.box is not None and (value or wrong)):
-        ink = COLOUR_OF["wrong" if wrong else "ink" if fixed else "found"]
+        ink = COLOUR_OF["wrong" if wrong else "ink" if fixed else "answer"]
         middle = (left + side // 2 + 1, top + side // 2 + 1)
         draw.text(middle, kind.character(value), ink, _font(max(7, round(side * 0.62))), anchor="mm")
 

@@ -1,4 +1,4 @@
-"""`trm solve RUN_DIR`: shows a trained model think on one puzzle, ACT step by ACT step."""
+"""`trm solve RUN_DIR`: shows the answer of a trained model to one puzzle after every ACT step."""
 
 import dataclasses
 import os
@@ -13,18 +13,19 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.pixels import animation
 from train_jax.report.player import player
-from train_jax.report.terminal import thinking, verdict
+from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.folder import write_bytes, write_text
 from train_jax.run.restore import Restored, restore
+from train_jax.tasks.puzzles.kind import PuzzleInput
 from train_jax.tasks.puzzles.kinds import trace_of
 from train_jax.tasks.puzzles.mixture import data_dirs, load_part
-from train_jax.tasks.puzzles.puzzle_input import Question, from_file, from_test_set, from_text, known_kind
+from train_jax.tasks.puzzles.puzzle_input import from_test_set, known_kind
 from train_jax.tasks.puzzles.solving import puzzle_task, solve
 
 
 @dataclasses.dataclass(frozen=True)
 class Solve:
-    """Show a run's newest checkpoint think on one puzzle, with its averaged weights."""
+    """Solve one puzzle with the averaged weights of a run's newest checkpoint; show the answer after every ACT step."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
@@ -46,17 +47,18 @@ class Solve:
 def main(config: Solve) -> None:
     _check(config)
     run = restore(config.run_dir)
-    question = _question(config, run)
-    answers = solve(run, question.tokens, puzzle_identifier=_as_trained(question, config, run))
-    trace = trace_of(question.kind, question.tokens, answers.predictions, answers.q_halt_logits, question.solution)
-    title = f"{question.name}; {config.run_dir} at step {run.step}, averaged weights"
-    told = verdict(trace, unique=question.unique)
+    puzzle = _puzzle(config, run)
+    answers = solve(run, puzzle.tokens, puzzle_identifier=_identifier_in_run(puzzle, config, run))
+    predictions, q_halt_logits = answers.tokens[:, 0], answers.q_halt_logits[:, 0]
+    trace = trace_of(puzzle.kind, puzzle.tokens, predictions, q_halt_logits, puzzle.solution)
+    title = f"{puzzle.name}; {config.run_dir} at step {run.step}, averaged weights"
+    result = verdict(trace, unique=puzzle.unique)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(f"{title}\n")
-    print(thinking(trace, width=shutil.get_terminal_size().columns, styled=styled))
-    print(f"\n{told}")
+    print(trace_text(trace, width=shutil.get_terminal_size().columns, styled=styled))
+    print(f"\n{result}")
     if config.html is not None:
-        write_text(config.html, player(trace, title=title, verdict=told))
+        write_text(config.html, player(trace, title=title, verdict=result))
         print(f"animation: {config.html}")
     if config.gif is not None:
         write_bytes(config.gif, animation(trace))
@@ -76,30 +78,30 @@ def _check(config: Solve) -> None:
             raise UserError(f"{path.parent} is not a folder; give a file in one that is there")
 
 
-def _question(config: Solve, run: Restored) -> Question:
+def _puzzle(config: Solve, run: Restored) -> PuzzleInput:
     """Raises `UserError` for a puzzle of another kind than the run was trained on."""
     trained = known_kind(puzzle_task(run).metadata, "the run was trained on")
     data_dir = config.data_dir or data_dirs(run.config.data_dir)[0]
     if config.puzzle is not None:
-        return from_text(config.puzzle, trained)
+        return trained.parse(config.puzzle)
     if config.file is not None:
-        return from_file(config.file, trained, data_dir=data_dir, index=config.index or 0)
-    question = from_test_set(data_dir, config.index or 0)
-    if question.kind != trained:
+        return trained.read(config.file, data_dir=data_dir, index=config.index or 0)
+    puzzle = from_test_set(data_dir, config.index or 0)
+    if puzzle.kind != trained:
         raise UserError(
-            f"the model was trained on {trained.name}s, and this is none ({question.kind.name}); give a --data-dir of "
-            "such puzzles"
+            f"the model was trained on {trained.name}s, and {data_dir} holds {puzzle.kind.name}s; give a --data-dir "
+            f"of {trained.name}s"
         )
-    return question
+    return puzzle
 
 
-def _as_trained(question: Question, config: Solve, run: Restored) -> int | None:
+def _identifier_in_run(puzzle: PuzzleInput, config: Solve, run: Restored) -> int | None:
     """The puzzle's identifier as the model numbers it: of a run on several data sets, after those before its own."""
     names = data_dirs(run.config.data_dir)
-    if question.puzzle_identifier is None or len(names) == 1:
-        return question.puzzle_identifier
+    if puzzle.puzzle_identifier is None or len(names) == 1:
+        return puzzle.puzzle_identifier
     part = load_part(run.config.data_dir, "test", config.data_dir or names[0])
-    return question.puzzle_identifier + part.first_identifiers[0]
+    return puzzle.puzzle_identifier + part.first_identifiers[0]
 
 
 def cli(argv: list[str]) -> None:

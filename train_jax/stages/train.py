@@ -11,13 +11,16 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
+from train_jax.experiments.runs import differences, named_run, plan
+from train_jax.experiments.table import EXPERIMENTS
 from train_jax.loop import train
 from train_jax.optim.config import ParameterGroup
 from train_jax.run.config import RunConfig, with_model, with_task
-from train_jax.run.presets import all_presets, preset
+from train_jax.run.presets import all_presets
 from train_jax.run.tracking import duration
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
+from train_jax.tasks.task import task_class
 
 
 def main(config: RunConfig) -> None:
@@ -29,24 +32,57 @@ def main(config: RunConfig) -> None:
         print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
 
 
+def dry_run(name: str, config: RunConfig) -> None:
+    """Prints what differs from the baseline and how long the run trains. Starts and writes nothing."""
+    changed = differences(config, named_run("baseline"))
+    print(f"{name}: {config.model} on {config.data_dir}, into {config.run_dir}")
+    for field, (old, new) in changed.items():
+        if field not in ("run_dir", "data_dir"):
+            print(f"  {field}: baseline {old}, here {new}")
+    row = EXPERIMENTS.get(name)
+    if row is not None and config.data_dir == row.data_dir:
+        per_epoch = float(row.puzzles)  # one augmentation of each puzzle in an epoch; the data need not be there
+    else:
+        per_epoch = task_class(config.task)(config).examples_per_epoch
+    for line in plan(config, per_epoch).lines():
+        print(f"  {line}")
+
+
 def cli(argv: list[str]) -> None:
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     presets = all_presets()
     if name is None and not {"-h", "--help"} & set(rest):
-        raise UserError(f"trm train needs a preset first; one of {', '.join(presets)}")
-    default = preset(name or next(iter(presets)))
+        raise UserError(f"trm train needs a preset or an experiment first; presets are {', '.join(presets)}")
+    base, rest = take_option(rest, "--preset")
+    default = named_run(name or next(iter(presets)), base)
     default = with_task(default, option_value(rest, "--task") or default.task)
-    main(
-        parse(
-            RunConfig,
-            rest,
-            default=with_model(default, option_value(rest, "--model") or default.model),
-            prog=f"trm train {name or 'PRESET'}",
-            description=f"Train a model. Presets: {', '.join(presets)}. Defaults below are those of the preset. "
-            "`--model NAME` also decides which --arch fields there are, `--task NAME` which fields of the task.",
-            registry=JSON_VALUES,
-        )
+    config = parse(
+        RunConfig,
+        [word for word in rest if word != "--dry-run"],
+        default=with_model(default, option_value(rest, "--model") or default.model),
+        prog=f"trm train {name or 'PRESET'}",
+        description=f"Train a model from a preset ({', '.join(presets)}) or an experiment (`trm sweep list`; "
+        "`--preset NAME` applies its changes to another preset). Defaults below are those of the preset. `--dry-run` "
+        "prints what differs from the baseline, steps and examples, and starts nothing. `--model NAME` also decides "
+        "which --arch fields there are, `--task NAME` which fields of the task.",
+        registry=JSON_VALUES,
     )
+    if "--dry-run" in rest:
+        dry_run(name or "", config)
+    else:
+        main(config)
+
+
+def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The value of an option and the arguments without it."""
+    value, rest = option_value(argv, option), []
+    words = iter(argv)
+    for word in words:
+        if word == option:
+            next(words, None)
+        elif not word.startswith(f"{option}="):
+            rest.append(word)
+    return value, rest
 
 
 def option_value(argv: list[str], option: str) -> str | None:

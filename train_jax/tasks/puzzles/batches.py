@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from train_jax.runtime.batch_size import check_divides
-from train_jax.tasks.puzzles.augmentation import Words, move_for, words_for
+from train_jax.tasks.puzzles.augmentation import transform_for, words_for
 from train_jax.tasks.puzzles.format import PuzzleSet
+from train_jax.tasks.puzzles.kind import Words
 
 IGNORED_LABEL = -100
 """A label that the loss and the metrics skip, as in PyTorch's cross-entropy."""
@@ -41,8 +42,8 @@ def train_batch(
     `augment`: every example under a symmetry of its own (`augmentation.py`).
     """
     rows = rows_of(shard, batch_size)
-    found = drawn(puzzles, seed=seed, step=step, batch_size=batch_size, rows=rows)
-    return batch_of(puzzles, *found, words=words_for(seed, step, rows) if augment else None)
+    examples, owners = draw_examples(puzzles, seed=seed, step=step, batch_size=batch_size, rows=rows)
+    return batch_of(puzzles, examples, owners, words=words_for(seed, step, rows) if augment else None)
 
 
 def rows_of(shard: tuple[int, int], batch_size: int) -> slice:
@@ -53,7 +54,7 @@ def rows_of(shard: tuple[int, int], batch_size: int) -> slice:
     return slice(index * local, (index + 1) * local)
 
 
-def drawn(
+def draw_examples(
     puzzles: PuzzleSet, *, seed: int, step: int, batch_size: int, rows: slice
 ) -> tuple[Integer[np.ndarray, "local"], Integer[np.ndarray, "local"]]:
     """The examples in these rows of the batch of `step`, and the puzzles that they belong to.
@@ -82,7 +83,7 @@ class _EpochBegins:
     """Epoch -> how many examples come before it, counting only those that batches use.
 
     How many an epoch uses depends on where in a batch it begins, so this is a chain. Its links are cheap (a step in a
-    million is found in seconds, and once), and found ones are kept.
+    million is found in seconds, and once), and those known are kept.
     """
 
     def __init__(self, puzzles: PuzzleSet, seed: int, batch_size: int):
@@ -166,15 +167,15 @@ def batch_of(
 ) -> Batch:
     """These examples, of these puzzles, as the model takes them; with `words` under the symmetries that these say."""
     inputs, labels = (np.empty((len(examples), puzzles.metadata.seq_len), np.int32) for _ in range(2))
-    move = None if words is None else move_for(puzzles.metadata)
+    transform = None if words is None else transform_for(puzzles.metadata)
     for start in range(0, len(examples), BLOCK):
         block = slice(start, start + BLOCK)
-        question, answer = (array.take(examples[block], axis=0) for array in (puzzles.inputs, puzzles.labels))
-        if move is not None and words is not None:
-            question, answer = (tokens.astype(np.uint8, copy=False) for tokens in (question, answer))
-            question, answer = move(question, answer, words[:, block])
-        inputs[block] = question
-        labels[block] = _labels(answer, puzzles.metadata.ignore_label_id)
+        tokens, answers = (array.take(examples[block], axis=0) for array in (puzzles.inputs, puzzles.labels))
+        if transform is not None and words is not None:
+            tokens, answers = (array.astype(np.uint8, copy=False) for array in (tokens, answers))
+            tokens, answers = transform(tokens, answers, words[:, block])
+        inputs[block] = tokens
+        labels[block] = _labels(answers, puzzles.metadata.ignore_label_id)
     return {
         "inputs": inputs,
         "labels": labels,

@@ -1,33 +1,24 @@
-"""Looks a data set over: what is in it, what occurs twice, what of the test set has leaked into the training set."""
+"""Inspects a data set: what it holds, what occurs twice, what of the test set has leaked into the training set."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer, Shaped, UInt8, UInt64
+from jaxtyping import Integer, UInt64
 
 from train_jax.run.untrusted import map_array
-from train_jax.tasks.puzzles.arc import grid as arc
-from train_jax.tasks.puzzles.arc.symmetry import canonical
-from train_jax.tasks.puzzles.format import FIELDS, SPLITS, PuzzleSet, array_path, load_split
+from train_jax.tasks.puzzles.format import FIELDS, SPLITS, PuzzleSet, array_path, load_split, originals_of
 from train_jax.tasks.puzzles.hashing import mix
-from train_jax.tasks.puzzles.maze import symmetry as maze_symmetry
-from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
-from train_jax.tasks.puzzles.maze.grid import are_mazes, maze_size_of
+from train_jax.tasks.puzzles.kind import Examples, Kind, number_range
+from train_jax.tasks.puzzles.kinds import describe
 from train_jax.tasks.puzzles.progress import Progress
-from train_jax.tasks.puzzles.sudoku import symmetry as sudoku_symmetry
-from train_jax.tasks.puzzles.sudoku.grid import grids_of, is_solution, sudoku_of
-from train_jax.tasks.puzzles.sudoku.rating import told
-from train_jax.tasks.puzzles.sudoku.solver import solve
-from train_jax.tasks.puzzles.writing import content_sha256, read_recipe
+from train_jax.tasks.puzzles.recipe import content_of, read_recipe
 
 BLOCK = 4096
-LOOKED_AT = 2000
+SAMPLE = 2000
 """Puzzles whose solutions are counted, and augmentations that are compared with their original."""
 
 Facts = dict[str, Any]
-Marks = Callable[[Integer[np.ndarray, "examples"]], Shaped[np.ndarray, "examples"]]
 
 
 def inspect(directory: str | Path, progress: Progress) -> dict[str, Facts]:
@@ -44,16 +35,6 @@ def inspect(directory: str | Path, progress: Progress) -> dict[str, Facts]:
     return facts
 
 
-def kind_of(puzzles: PuzzleSet) -> str:
-    """In words."""
-    data, geometry, size = puzzles.metadata, sudoku_of(puzzles.metadata), maze_size_of(puzzles.metadata)
-    if geometry is not None:
-        return f"{geometry} Sudokus"
-    if size is not None:
-        return f"{size}x{size} mazes"
-    return "ARC puzzles" if arc.holds_arc(puzzles.metadata) else f"{data.seq_len} tokens of {data.vocab_size} kinds"
-
-
 def row_marks(rows: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
     """A number for every row, equal for equal rows; by chance for others at 2**-64 a pair."""
     n, cells = rows.shape
@@ -67,15 +48,10 @@ def row_marks(rows: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
     return marks
 
 
-def originals_of(puzzles: PuzzleSet) -> Integer[np.ndarray, "groups"]:
-    """The first example of every group."""
-    return puzzles.puzzle_indices[puzzles.group_indices[:-1]]
-
-
 def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> Facts:
     files = [path for path in directory.rglob("*") if path.is_file()]
     facts: Facts = {
-        "kind": kind_of(sets["train"]),
+        "kind": describe(sets["train"].metadata),
         "size on disk": f"{sum(path.stat().st_size for path in files) / 1e6:,.1f} MB in {len(files)} files",
     }
     record = read_recipe(directory)
@@ -85,7 +61,7 @@ def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> F
         facts |= {f"recipe: {one_line(name)}": one_line(value)}
     if all(len(puzzles.metadata.sets) == 1 for puzzles in sets.values()):
         progress("hashing", 0, 0)
-        same = content_sha256(_on_disk(directory, sets)) == record.get("content_sha256")
+        same = content_of(_on_disk(directory, sets)).sha256 == record.get("content_sha256")
         facts["content"] = "as it was written (SHA-256)" if same else "CHANGED since it was written (SHA-256)"
     return facts
 
@@ -113,15 +89,10 @@ def _counts(puzzles: PuzzleSet) -> Facts:
     each = np.diff(puzzles.puzzle_indices)
     return {
         "puzzles": f"{puzzles.num_groups:,}",
-        "with augmentations": f"{puzzles.num_puzzles:,} ({_range(copies)} of each)",
-        "examples": f"{puzzles.num_examples:,} ({_range(each)} of each)",
+        "with augmentations": f"{puzzles.num_puzzles:,} ({number_range(copies)} of each)",
+        "examples": f"{puzzles.num_examples:,} ({number_range(each)} of each)",
         "puzzle identifiers": f"{len(np.unique(puzzles.puzzle_identifiers)):,}",
     }
-
-
-def _range(numbers: Integer[np.ndarray, "n"]) -> str:
-    low, high = int(numbers.min()), int(numbers.max())
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _repeated(inputs: UInt64[np.ndarray, "n"], labels: UInt64[np.ndarray, "n"]) -> Facts:
@@ -134,98 +105,44 @@ def _repeated(inputs: UInt64[np.ndarray, "n"], labels: UInt64[np.ndarray, "n"]) 
 
 
 def _by_kind(puzzles: PuzzleSet) -> Facts:
-    first = originals_of(puzzles)
-    some = first[np.linspace(0, len(first) - 1, min(LOOKED_AT, len(first))).astype(int)]
-    if sudoku_of(puzzles.metadata) is not None:
-        return _sudokus(puzzles, first, some)
-    if maze_size_of(puzzles.metadata) is not None:
-        return _mazes(puzzles, some)
-    return {}
-
-
-def _sudokus(puzzles: PuzzleSet, first: np.ndarray, some: np.ndarray) -> Facts:
-    geometry = sudoku_of(puzzles.metadata)
-    assert geometry is not None
-    questions, answers = (grids_of(array[first]) for array in (puzzles.inputs, puzzles.labels))
-    right = is_solution(answers, geometry) & ((questions == 0) | (questions == answers)).all(axis=1)
-    found = solve(grids_of(puzzles.inputs[some]), geometry)
-    unique = found.counts == 1
-    return {
-        "empty cells": _range((questions == 0).sum(axis=1)),
-        "labels that solve nothing": f"{(~right).sum():,}",
-        "puzzles without exactly one solution": f"{(~unique).sum():,} of {len(some):,} looked at",
-        "difficulty": f"{told(found.guesses[unique])}, of {unique.sum():,} looked at" if unique.any() else "not known",
-    } | _unlike_their_original(puzzles, lambda rows: sudoku_symmetry.fingerprints(_digits(puzzles, rows), geometry))
-
-
-def _mazes(puzzles: PuzzleSet, some: np.ndarray) -> Facts:
-    good = are_mazes(_tokens(puzzles.inputs, some))
-    if not good.all():
-        return {"inputs that are no mazes": f"{(~good).sum():,} of {len(some):,} looked at"}
-    questions, answers = (_tokens(array, some) for array in (puzzles.inputs, puzzles.labels))
-    found = search(questions)
-    wrong = ~are_shortest_paths(questions, answers, found)
-    return {
-        "steps of the shortest path": _range(found.steps),
-        "labels that are no shortest path": f"{wrong.sum():,} of {len(some):,} looked at",
-        "mazes with several shortest paths": f"{(~found.unique).sum():,} of {len(some):,} looked at",
-    } | _unlike_their_original(puzzles, lambda rows: maze_symmetry.fingerprints(_tokens(puzzles.inputs, rows)))
-
-
-def _digits(puzzles: PuzzleSet, rows: Integer[np.ndarray, "n"]) -> UInt8[np.ndarray, "n cells"]:
-    return grids_of(puzzles.inputs[rows])
-
-
-def _tokens(
-    array: Integer[np.ndarray, "examples cells"], rows: Integer[np.ndarray, "n"]
-) -> UInt8[np.ndarray, "n cells"]:
-    return array[rows].astype(np.uint8)
-
-
-def _unlike_their_original(puzzles: PuzzleSet, marks: Marks) -> Facts:
-    """Augmentations that are no symmetry of the first puzzle of their group."""
-    if puzzles.num_examples == puzzles.num_groups:
+    kind = puzzles.kind
+    if kind is None:
         return {}
-    some = np.linspace(0, puzzles.num_examples - 1, LOOKED_AT).astype(int)
-    owner = np.searchsorted(originals_of(puzzles), some, side="right") - 1
-    unlike = marks(some) != marks(originals_of(puzzles)[owner])
-    return {"augmentations that are no symmetry of their original": f"{unlike.sum():,} of {LOOKED_AT:,} looked at"}
+    originals = originals_of(puzzles)
+    sample = originals[np.linspace(0, len(originals) - 1, min(SAMPLE, len(originals))).astype(int)]
+    facts = kind.inspect(Examples(puzzles.inputs, puzzles.labels, originals, sample))
+    return facts | _unlike_their_original(puzzles, kind)
+
+
+def _unlike_their_original(puzzles: PuzzleSet, kind: Kind) -> Facts:
+    """Augmentations that are no symmetry of the first puzzle of their group; of puzzles with one example each."""
+    if puzzles.num_examples == puzzles.num_groups or puzzles.largest_puzzle > 1:
+        return {}
+    originals = originals_of(puzzles)
+    copies = np.linspace(0, puzzles.num_examples - 1, SAMPLE).astype(int)
+    owners = originals[np.searchsorted(originals, copies, side="right") - 1]
+    pairs = zip(_fingerprints(puzzles, kind, copies), _fingerprints(puzzles, kind, owners), strict=True)
+    unlike = sum(one != other for one, other in pairs)
+    return {"augmentations that are not a symmetry of their original": f"{unlike:,} of {SAMPLE:,} checked"}
+
+
+def _fingerprints(puzzles: PuzzleSet, kind: Kind, rows: Integer[np.ndarray, "n"]) -> list[Any]:
+    inputs, labels = (tokens[rows].astype(np.uint8) for tokens in (puzzles.inputs, puzzles.labels))
+    return list(kind.fingerprints(inputs, labels))
 
 
 def _leaks(sets: dict[str, PuzzleSet], train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -> Facts:
     facts: Facts = {"test inputs that are also train inputs": f"{np.isin(test, train).sum():,} of {len(test):,}"}
-    marks = {split: _symmetry_marks(puzzles) for split, puzzles in sets.items()}
-    if marks["train"] is None or marks["test"] is None or kind_of(sets["train"]) != kind_of(sets["test"]):
+    kind = sets["train"].kind
+    if kind is None or kind != sets["test"].kind:
         return facts | {"the same under the puzzle's symmetries": "not known for this kind of puzzle"}
-    known = set(marks["train"])
-    met = sum(mark in known for mark in marks["test"])
-    if arc.holds_arc(sets["test"].metadata):
-        what = "test examples that are a symmetry of a train one, of the same puzzle or another"
-    else:
-        what = "test puzzles that are a symmetry of a train one"
-    return facts | {what: f"{met:,} of {len(marks['test']):,}"}
+    known, tested = (_fingerprints(sets[split], kind, _rows_of_originals(sets[split])) for split in SPLITS)
+    repeated = sum(map(set(known).__contains__, tested))
+    return facts | {"test examples that are a symmetry of a train example": f"{repeated:,} of {len(tested):,}"}
 
 
-def _symmetry_marks(puzzles: PuzzleSet) -> list[Any] | None:
-    """For every original a value that no symmetry of its kind changes; of ARC for each of its examples."""
-    geometry, first = sudoku_of(puzzles.metadata), originals_of(puzzles)
-    if geometry is not None:
-        return sudoku_symmetry.fingerprints(_digits(puzzles, first), geometry).tolist()
-    if maze_size_of(puzzles.metadata) is not None:
-        return maze_symmetry.fingerprints(_tokens(puzzles.inputs, first)).tolist()
-    if not arc.holds_arc(puzzles.metadata):
-        return None
-    ends = puzzles.puzzle_indices[puzzles.group_indices[:-1] + 1]
-    rows = np.concatenate([np.arange(start, end) for start, end in zip(first, ends, strict=True)])
-    grids = ([_arc_grid(canvas) for canvas in array[rows]] for array in (puzzles.inputs, puzzles.labels))
-    return [canonical(arc.Example(*pair)) for pair in zip(*grids, strict=True)]
-
-
-def _arc_grid(canvas: Integer[np.ndarray, "900"]) -> arc.Grid:
-    """The rectangle of colours, wherever on the canvas it lies; one black cell where there is none."""
-    canvas = canvas.reshape(arc.SIDE, arc.SIDE)
-    rows, cols = (np.flatnonzero((canvas >= arc.FIRST_COLOUR_TOKEN).any(axis=axis)) for axis in (1, 0))
-    if not len(rows):
-        return arc.UNKNOWN
-    grid = canvas[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1].astype(np.uint8)
-    return np.maximum(grid, arc.FIRST_COLOUR_TOKEN) - np.uint8(arc.FIRST_COLOUR_TOKEN)
+def _rows_of_originals(puzzles: PuzzleSet) -> Integer[np.ndarray, "n"]:
+    """Every example of the first puzzle of every group."""
+    first = puzzles.group_indices[:-1]
+    starts, ends = puzzles.puzzle_indices[first], puzzles.puzzle_indices[first + 1]
+    return np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)])

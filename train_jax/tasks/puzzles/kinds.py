@@ -1,47 +1,64 @@
-"""Tells of a data set which kind of puzzle it holds, and of an example how it is drawn."""
+"""The kinds of puzzles known here. A new kind is a folder with a `Kind` and one line in `KINDS`."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Integer
 
-from train_jax.tasks.puzzles.arc.grid import holds_arc
-from train_jax.tasks.puzzles.arc.kind import ArcKind, arc_kind_of, as_read
-from train_jax.tasks.puzzles.format import Metadata
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.kind import Kind
-from train_jax.tasks.puzzles.maze.grid import maze_size_of
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.sudoku.grid import sudoku_of
+from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.trace import Trace
 
+KINDS: tuple[type[Kind], ...] = (SudokuKind, MazeKind, ArcKind)
+"""Asked in this order about a data set that does not name its kind."""
+
+MIXED = "mixed"
+"""The key of several data sets together that no kind fits."""
+
 
 def kind_of(data: Metadata) -> Kind | None:
-    """None where a data set holds nothing that is known here."""
-    geometry, size = sudoku_of(data), maze_size_of(data)
-    if geometry is not None:
-        return SudokuKind(geometry)
-    if size is not None:
-        return MazeKind(size)
-    return ArcKind() if holds_arc(data) else None
+    """The kind that the metadata names, otherwise the one that recognises it; None for a kind not known here.
+
+    Raises `UserError` where the kind that is named has other sizes.
+    """
+    if not data.kind:
+        return next((kind for each in KINDS if (kind := each.recognise(data)) is not None), None)
+    kind = next((kind for each in KINDS if (kind := each.from_key(data.kind)) is not None), None)
+    if kind is not None and (kind.seq_len, kind.vocab_size) != (data.seq_len, data.vocab_size):
+        raise UserError(
+            f"the kind is {data.kind}, expected {kind.seq_len} tokens from a vocabulary of {kind.vocab_size}, found "
+            f"{data.seq_len} from {data.vocab_size}"
+        )
+    return kind
+
+
+def describe(data: Metadata) -> str:
+    """The puzzles of a data set in words, such as `9x9 Sudokus`."""
+    kind = kind_of(data)
+    if kind is None:
+        return f"sequences of {data.seq_len} tokens from a vocabulary of {data.vocab_size}"
+    return f"{kind.name}s"
 
 
 def fitted_kind(kind: Kind, examples: Sequence[Integer[np.ndarray, "..."]]) -> Kind:
-    """The same kind, no larger than these canvases of tokens need."""
-    return arc_kind_of(examples) if isinstance(kind, ArcKind) else kind
+    """The same kind, no larger than these sequences of tokens need."""
+    return kind.fitted(examples)
 
 
 def trace_of(
     kind: Kind,
-    question: Integer[np.ndarray, "seq"],
+    inputs: Integer[np.ndarray, "seq"],
     answers: Integer[np.ndarray, "steps seq"],
     q_halt_logits: Float[np.ndarray, "steps"],
     solution: Integer[np.ndarray, "seq"] | None,
 ) -> Trace:
     """Tokens as a trace; `kind`: of the data set."""
-    if isinstance(kind, ArcKind) and solution is not None:
-        answers = as_read(answers, solution)
-    canvases = [question, answers] if solution is None else [question, answers, solution]
-    kind = fitted_kind(kind, canvases)
+    if solution is not None:
+        answers = kind.visible_answers(answers, solution)
+    kind = kind.fitted([inputs, answers] if solution is None else [inputs, answers, solution])
     values = None if solution is None else kind.values(solution)
-    return Trace(kind, kind.values(question), kind.values(answers), q_halt_logits, values)
+    return Trace(kind, kind.values(inputs), kind.values(answers), q_halt_logits, values)

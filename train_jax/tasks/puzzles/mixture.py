@@ -6,6 +6,8 @@ share a row of the puzzle table. Sequences are filled up at their end to the lon
 they are, so the same token may mean different things, and the puzzle's vector has to tell which.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,17 +15,18 @@ import numpy as np
 from jaxtyping import Bool
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.augmentation import move_for, words_for
+from train_jax.tasks.puzzles.augmentation import transform_for, words_for
 from train_jax.tasks.puzzles.batches import (
     IGNORED_LABEL,
     Batch,
     batch_of,
-    drawn,
+    draw_examples,
     eval_batches,
     examples_per_epoch,
     rows_of,
 )
 from train_jax.tasks.puzzles.format import Metadata, PuzzleSet, load_split
+from train_jax.tasks.puzzles.kinds import MIXED
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,12 @@ class Mixture:
     def examples_per_epoch(self) -> float:
         """An epoch is as many examples as one pass over every part, whatever the weights."""
         return sum(examples_per_epoch(part) for part in self.parts)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every part, in their order, with its first identifier and weight."""
+        content = json.dumps([*(part.fingerprint for part in self.parts), *self.first_identifiers, *self.weights])
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def part(self, number: int) -> "Mixture":
         """One part alone, numbered and filled up as in the whole."""
@@ -89,9 +98,9 @@ class Mixture:
             if own.start < own.stop:
                 part = self.parts[number]
                 # A seed of its own, so that equal data sets are not drawn alike.
-                found = drawn(part, seed=seed + number * 2**32, step=step, batch_size=rows, rows=own)
+                chosen = draw_examples(part, seed=seed + number * 2**32, step=step, batch_size=rows, rows=own)
                 words = words_for(seed, step, whole) if augment else None
-                batches.append(self._agreeing(number, batch_of(part, *found, words=words)))
+                batches.append(self._as_whole(number, batch_of(part, *chosen, words=words)))
         if len(batches) == 1:
             return batches[0]
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -104,10 +113,10 @@ class Mixture:
         for number, part in enumerate(self.parts):
             if left > 0:
                 for batch, valid in eval_batches(part, batch_size=batch_size, shard=shard, limit=left):
-                    yield self._agreeing(number, batch), valid
+                    yield self._as_whole(number, batch), valid
                 left -= part.num_examples
 
-    def _agreeing(self, number: int, batch: Batch) -> Batch:
+    def _as_whole(self, number: int, batch: Batch) -> Batch:
         """A part's batch as a batch of the whole."""
         batch["puzzle_identifiers"] += np.int32(self.first_identifiers[number])
         missing = self.metadata.seq_len - batch["inputs"].shape[1]
@@ -133,16 +142,26 @@ def mixture_of(parts: Sequence[PuzzleSet], weights: Sequence[float] = ()) -> Mix
             mean_puzzle_examples=sum(part.num_examples for part in parts) / puzzles,
             total_puzzles=sum(part.metadata.total_puzzles for part in parts),
         )
+        metadata = replace(metadata, kind=_kind_of_whole(metadata, parts))
     first = np.cumsum([0, *sizes[:-1]]).tolist()
     return Mixture(
         metadata, tuple(parts), tuple(first), tuple(weights) or tuple(examples_per_epoch(part) for part in parts)
     )
 
 
+def _kind_of_whole(metadata: Metadata, parts: Sequence[PuzzleSet]) -> str:
+    """The key of the kind of a part that is as large as the whole, so that a model of the whole takes its puzzles."""
+    kinds = [part.kind for part in parts]
+    fitting = (
+        kind for kind in kinds if kind and (kind.seq_len, kind.vocab_size) == (metadata.seq_len, metadata.vocab_size)
+    )
+    return next((kind.key for kind in fitting), MIXED)
+
+
 def check_augmentable(data_dir: str, mixture: Mixture) -> None:
     """Raises `UserError` for a data set of a kind that cannot be augmented on the fly."""
     for name, part in zip(data_dirs(data_dir), mixture.parts, strict=True):
-        move_for(part.metadata, name)
+        transform_for(part.metadata, name)
 
 
 def data_dirs(data_dir: str) -> list[str]:

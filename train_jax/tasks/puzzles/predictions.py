@@ -40,23 +40,23 @@ def save_predictions(path: str | Path, predictions: Predictions) -> None:
 def load_predictions(path: str | Path) -> Predictions:
     """Raises `UserError` for anything that `save_predictions` does not write."""
     try:
-        found = Predictions(**read_arrays(Path(path), Predictions._fields, largest_bytes=LARGEST_BYTES))
-        _check(found)
+        predictions = Predictions(**read_arrays(Path(path), Predictions._fields, largest_bytes=LARGEST_BYTES))
+        _check(predictions)
     except (DamagedError, ValueError, FileNotFoundError) as error:
         reason = error.strerror if isinstance(error, FileNotFoundError) else error
         raise UserError(f"{path} holds no predictions ({reason}); `trm evaluate --predictions` writes them") from None
-    return found
+    return predictions
 
 
-def _check(found: Predictions) -> None:
-    count = len(found.puzzle_identifiers)
+def _check(predictions: Predictions) -> None:
+    count = len(predictions.puzzle_identifiers)
     expected = {"puzzle_identifiers": 1, "inputs": 2, "preds": 2, "q_halt_logits": 1}
     for name, dimensions in expected.items():
-        array = getattr(found, name)
+        array = getattr(predictions, name)
         kind = np.floating if name == "q_halt_logits" else np.integer
         if array.ndim != dimensions or len(array) != count or not np.issubdtype(array.dtype, kind):
             raise ValueError(f"{name} is {array.dtype} {array.shape}")
-    if found.preds.shape != found.inputs.shape:
-        raise ValueError(f"preds are {found.preds.shape}, but inputs {found.inputs.shape}")
-    if not np.isfinite(found.q_halt_logits).all():
-        raise ValueError("q_halt_logits hold what is no number")
+    if predictions.preds.shape != predictions.inputs.shape:
+        raise ValueError(f"preds are {predictions.preds.shape}, but inputs {predictions.inputs.shape}")
+    if not np.isfinite(predictions.q_halt_logits).all():
+        raise ValueError("q_halt_logits are not all finite")

@@ -1,11 +1,11 @@
-"""How a builder tells how far it is."""
+"""Progress reports of the builders."""
 
 import sys
 import time
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is (0 where that is not known)."""
+"""Called with what is being done, how much of it is done, and how much there is (0 where that is not known)."""
 
 
 class ProgressLine:

@@ -1,32 +1,35 @@
-"""What data sets of puzzles that all follow one rule have in common: their arrays, their options, their findings."""
+"""Data sets whose puzzles all follow one set of rules: what their arrays, options and findings have in common."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Integer, UInt8, UInt64
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.hashing import first_of_each
+from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.options import check_disk, check_memory
 
 PAD_TOKEN = 0
 """Of padding, and of a label that counts for nothing."""
 BLANK_IDENTIFIER = 0
 IDENTIFIERS = ["<blank>"]
-"""One rule for all, so they share the blank identifier."""
-FROM_ZERO = ("num_aug", "seed", "min_path", "min_difficulty")
-"""Options that may be 0."""
+"""The rules are the same for all, so they share the blank identifier."""
+INDEX_BYTES = 12
+"""Of an example in the three index arrays, at most."""
 
 
 def split_of(
-    inputs: UInt8[np.ndarray, "groups copies cells"], labels: UInt8[np.ndarray, "groups copies cells"], vocab_size: int
+    inputs: UInt8[np.ndarray, "groups copies cells"], labels: UInt8[np.ndarray, "groups copies cells"], kind: Kind
 ) -> tuple[Metadata, dict[str, np.ndarray]]:
     """A split whose groups are an original, first, and its augmentations; every copy is a puzzle of one example."""
     count, copies, cells = inputs.shape
     metadata = Metadata(
         seq_len=cells,
-        vocab_size=vocab_size,
+        vocab_size=kind.vocab_size,
         pad_id=PAD_TOKEN,
         ignore_label_id=PAD_TOKEN,
         blank_identifier_id=BLANK_IDENTIFIER,
@@ -35,6 +38,7 @@ def split_of(
         mean_puzzle_examples=1.0,
         total_puzzles=count,
         sets=("all",),
+        kind=kind.key,
     )
     return metadata, {
         "inputs": inputs.reshape(-1, cells),
@@ -45,12 +49,12 @@ def split_of(
     }
 
 
-def check_counts(**counts: int) -> None:
-    """Options that are counts, from 0 or from 1."""
-    for name, count in counts.items():
-        least = 0 if name in FROM_ZERO else 1
-        if count < least:
-            raise UserError(f"--{name.replace('_', '-')} {count}: expected at least {least}; use {least} or more")
+def check_room(directory: Path, kind: Kind, *, originals: int, examples: int) -> None:
+    """Raises `UserError` where a data set of so many examples does not fit into memory or on the disk."""
+    bytes_of_set = examples * (2 * kind.seq_len + INDEX_BYTES)
+    remedy = "use fewer puzzles or augmentations"
+    check_memory(bytes_of_set + originals * 4 * kind.seq_len, remedy)
+    check_disk(directory, bytes_of_set, remedy)
 
 
 def subsample(available: int, size: int, rng: np.random.Generator) -> Integer[np.ndarray, "size"]:

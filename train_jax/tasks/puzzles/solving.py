@@ -1,38 +1,101 @@
-"""Runs a trained model on one puzzle and returns its answer after every ACT step."""
+"""A trained puzzle model as a Python object: inputs in, answers and halting logits after every ACT step out."""
 
-from typing import NamedTuple
+import dataclasses
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from train_jax.errors import UserError
-from train_jax.run.restore import Restored
+from train_jax.run.config import RunConfig
+from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.eval_step import make_eval_step
 from train_jax.tasks.puzzles.task import PuzzleTask
 
 
-class ActAnswers(NamedTuple):
-    """Token predictions and halting logits, one row for every ACT step up to the limit."""
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The answers to a batch, one row for every ACT step up to the limit."""
 
-    predictions: Integer[np.ndarray, "steps seq"]
-    q_halt_logits: Float[np.ndarray, "steps"]
+    tokens: Integer[np.ndarray, "steps batch seq"]
+    q_halt_logits: Float[np.ndarray, "steps batch"]
+
+    @property
+    def answers(self) -> Integer[np.ndarray, "batch seq"]:
+        """The tokens after the last ACT step."""
+        return self.tokens[-1]
+
+    @property
+    def halting_probability(self) -> Float[np.ndarray, "steps batch"]:
+        return 1 / (1 + np.exp(-self.q_halt_logits.astype(np.float64)))
 
 
-def solve(run: Restored, tokens: Integer[np.ndarray, "seq"], *, puzzle_identifier: int | None = None) -> ActAnswers:
-    """With the averaged weights, on one device; `puzzle_identifier`: by default the data set's blank one."""
-    devices = Devices(1)
-    task = puzzle_task(run)
-    identifier = task.metadata.blank_identifier_id if puzzle_identifier is None else puzzle_identifier
-    batch = {
-        "inputs": tokens[None].astype(np.int32),
-        "labels": np.full((1, len(tokens)), IGNORED_LABEL, np.int32),
-        "puzzle_identifiers": np.full(1, identifier, np.int32),
-    }
-    step = devices.parallel_eval_step(make_eval_step(run.objective, task.halt_max_steps))
-    _, outputs = step(run.state, devices.split_batch(batch))
-    return ActAnswers(np.asarray(outputs["preds"])[0, :, 0], np.asarray(outputs["q_halt_logits"])[0, :, 0])
+class Predictor:
+    """A run's model with its averaged weights, on one device. `train_jax.load_run` makes it from a folder."""
+
+    def __init__(self, run: Restored):
+        self._run, self._task = run, puzzle_task(run)
+        self._devices = Devices(1)
+
+    @classmethod
+    def load(cls, path: str) -> "Predictor":
+        return cls(restore(path))
+
+    @property
+    def config(self) -> RunConfig:
+        return self._run.config
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps of the checkpoint."""
+        return self._run.step
+
+    @cached_property
+    def _eval_step(self) -> Any:
+        return self._devices.parallel_eval_step(make_eval_step(self._run.objective, self._task.halt_max_steps))
+
+    @cached_property
+    def _state(self) -> Any:
+        return self._devices.replicate(self._run.state)
+
+    def predict(
+        self, inputs: Integer[np.ndarray, "batch seq"], puzzle_identifiers: Integer[np.ndarray, "batch"] | None = None
+    ) -> Prediction:
+        """Answers to tokens as the data set encodes them. Every new batch size compiles once.
+
+        `puzzle_identifiers`: by default the blank one. Raises `UserError` for inputs that the model cannot read.
+        """
+        metadata, inputs = self._task.metadata, np.asarray(inputs)
+        if puzzle_identifiers is None:
+            puzzle_identifiers = np.full(len(inputs), metadata.blank_identifier_id)
+        identifiers = np.asarray(puzzle_identifiers)
+        if inputs.shape != (len(identifiers), metadata.seq_len) or not len(inputs):
+            raise UserError(
+                f"inputs have shape {inputs.shape} and puzzle_identifiers {identifiers.shape}; the model takes "
+                f"[batch, {metadata.seq_len}] and [batch]"
+            )
+        for name, values, end in (
+            ("inputs", inputs, metadata.vocab_size),
+            ("puzzle_identifiers", identifiers, metadata.num_puzzle_identifiers),
+        ):
+            if values.dtype.kind not in "iu" or not 0 <= values.min() <= values.max() < end:
+                raise UserError(f"{name} are {values.dtype} from {values.min()} to {values.max()}; use 0 to {end - 1}")
+        batch = {
+            "inputs": inputs.astype(np.int32),
+            "labels": np.full(inputs.shape, IGNORED_LABEL, np.int32),
+            "puzzle_identifiers": identifiers.astype(np.int32),
+        }
+        _, outputs = self._eval_step(self._state, self._devices.shard(self._devices.split_batch(batch)))
+        return Prediction(*(np.asarray(outputs[name])[0] for name in ("preds", "q_halt_logits")))
+
+
+def solve(run: Restored, tokens: Integer[np.ndarray, "seq"], *, puzzle_identifier: int | None = None) -> Prediction:
+    """The answers to one puzzle: a batch of one."""
+    identifiers = None if puzzle_identifier is None else np.array([puzzle_identifier])
+    return Predictor(run).predict(tokens[None], identifiers)
 
 
 def puzzle_task(run: Restored) -> PuzzleTask:

@@ -20,8 +20,8 @@ from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.config import PuzzleConfig
 from train_jax.tasks.puzzles.evaluation import Evaluator, Progress, means
-from train_jax.tasks.puzzles.format import Metadata, metadata_of
 from train_jax.tasks.puzzles.halting import halting_histogram
+from train_jax.tasks.puzzles.metadata import Metadata, metadata_of
 from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
 from train_jax.tasks.task import ConstantStage, StageSchedule
 

@@ -1,4 +1,4 @@
-"""One puzzle as a model worked on it: what it was asked, what it answered after each ACT step, where that is wrong."""
+"""One puzzle as a model worked on it: the input, the answer after each ACT step, and where that is wrong."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,10 +21,10 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Grids are values as `kind` has them; ACT steps count from 1, and step 0 is the question."""
+    """Grids are values as `kind` has them; ACT steps count from 1, and step 0 is the input."""
 
     kind: Kind
-    question: Integer[np.ndarray, "cells"]
+    inputs: Integer[np.ndarray, "cells"]
     answers: Integer[np.ndarray, "steps cells"]
     q_halt_logits: Float[np.ndarray, "steps"]
     solution: Integer[np.ndarray, "cells"] | None = None
@@ -32,30 +32,30 @@ class Trace:
 
     @property
     def given_cells(self) -> Bool[np.ndarray, "cells"]:
-        return self.kind.given_cells(self.question)
+        return self.kind.given_cells(self.inputs)
 
     @property
     def act_steps(self) -> int:
         return len(self.answers)
 
     def grid(self, step: int) -> Integer[np.ndarray, "cells"]:
-        return self.answers[step - 1] if step else self.question
+        return self.answers[step - 1] if step else self.inputs
 
     def changed(self, step: int) -> Bool[np.ndarray, "cells"]:
-        """Cells that differ from the step before; none at the first step where an answer is no question filled in."""
+        """Cells that differ from the step before; none at the first step where an answer is not the input filled in."""
         if step == 0 or (step == 1 and not self.kind.fills_inputs):
-            return np.zeros(len(self.question), bool)
+            return np.zeros(len(self.inputs), bool)
         return self.grid(step) != self.grid(step - 1)
 
     def wrong(self, step: int) -> Bool[np.ndarray, "cells"]:
         """Cells that should be as in the solution and are not; none where that is not known."""
         if self.solution is None or step == 0:
-            return np.zeros(len(self.question), bool)
+            return np.zeros(len(self.inputs), bool)
         return (self.grid(step) != self.solution) & self.kind.scored_cells(self.solution)
 
     def mistakes(self, step: int) -> list[str] | None:
-        """Why the grid is not right; empty where it is, None where that cannot be told."""
-        return self.kind.mistakes(self.question, self.grid(step), self.solution)
+        """Why the grid is not right; empty where it is, None where that is not known."""
+        return self.kind.mistakes(self.inputs, self.grid(step), self.solution)
 
     def solved(self, step: int) -> bool:
         """Whether the grid is right by the rules, or as the solution where there are none."""

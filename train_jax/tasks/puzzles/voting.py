@@ -1,4 +1,4 @@
-"""ARC voting: the answers to all augmentations of a puzzle, turned back, vote for its solution.
+"""ARC voting: the answers to all augmentations of a puzzle, each with its symmetry undone, vote for its solution.
 
 Follows the published evaluator: of the grids answered to a test input, more votes come first, and of equally many the
 higher mean halting probability. Beyond that a total order decides, not the order of arrival, and sums are exact, so the
@@ -81,21 +81,21 @@ def write_submission(path: str | Path, scores: Scores) -> None:
 
 
 def count_votes(names: Sequence[str], predictions: Iterable[Predictions]) -> Ballots:
-    """`names`: of the puzzle identifiers. Padding votes too, for the puzzle "<blank>", which nobody asks for."""
+    """`names`: of the puzzle identifiers. Padding votes too, for the puzzle "<blank>", which is not scored."""
     votes: dict[tuple[str, Key], dict[Key, list[float]]] = {}
     known: dict[Key, Key] = {}
     for part in predictions:
         for block in _blocks(part, names):
-            for question, answer, q_halt in block:
+            for test_input, answer, q_halt in block:
                 answer = known.setdefault(answer, answer)
-                votes.setdefault(question, {}).setdefault(answer, []).append(q_halt)
-    return {question: _ranked(answers) for question, answers in votes.items()}
+                votes.setdefault(test_input, {}).setdefault(answer, []).append(q_halt)
+    return {test_input: _ranked(answers) for test_input, answers in votes.items()}
 
 
 def _ranked(answers: Mapping[Key, Sequence[float]]) -> list[Candidate]:
     # `fsum` rounds once, whatever the order; of candidates that tie, the smaller key is first, whoever came first.
-    found = [Candidate(key, len(votes), math.fsum(votes) / len(votes)) for key, votes in answers.items()]
-    return sorted(found, key=lambda each: (-each.votes, -each.q_halt, each.key))
+    candidates = [Candidate(key, len(votes), math.fsum(votes) / len(votes)) for key, votes in answers.items()]
+    return sorted(candidates, key=lambda each: (-each.votes, -each.q_halt, each.key))
 
 
 def _blocks(part: Predictions, names: Sequence[str]) -> Iterator[Iterator[tuple[tuple[str, Key], Key, float]]]:
@@ -119,8 +119,8 @@ def _blocks(part: Predictions, names: Sequence[str]) -> Iterator[Iterator[tuple[
         block = slice(start, start + BLOCK)
         undone = Symmetries(*(array[which[block]] for array in symmetries))
         inputs, answers = (_restored(each[block], undone) for each in tokens)
-        questions = zip((originals[number] for number in which[block]), inputs, strict=True)
-        yield zip(questions, answers, q_halt[block].tolist(), strict=True)
+        test_inputs = zip((originals[number] for number in which[block]), inputs, strict=True)
+        yield zip(test_inputs, answers, q_halt[block].tolist(), strict=True)
 
 
 def _restored(tokens: np.ndarray, symmetries: Symmetries) -> list[Key]:

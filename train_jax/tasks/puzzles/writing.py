@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -10,17 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from train_jax.errors import UserError, brief
-from train_jax.run.untrusted import DamagedError, read_whole
-from train_jax.tasks.puzzles.format import FIELDS, LARGEST_JSON_BYTES, SPLITS, Metadata, write_json, write_split
-from train_jax.tasks.puzzles.row_file import RowFile
+from train_jax.tasks.puzzles.format import SPLITS, write_split
+from train_jax.tasks.puzzles.metadata import write_json
+from train_jax.tasks.puzzles.recipe import Splits, content_of, read_recipe, write_record
 
 ENTRIES = {*SPLITS, "identifiers.json", "test_puzzles.json", "recipe.json"}
 """What a data set consists of; a directory that holds anything else is never replaced."""
-
-Splits = Mapping[str, tuple[Metadata, Mapping[str, np.ndarray | RowFile]]]
 
 
 def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> bool:
@@ -38,35 +33,20 @@ def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: boo
         raise UserError(
             f"{directory} holds {strangers[0]}, which is no part of a data set; choose another --output-dir"
         )
-    found = read_recipe(directory)
-    if found is not None and found["recipe"] == _as_json(recipe):
+    record = read_recipe(directory)
+    if record is not None and record["recipe"] == _as_json(recipe):
         return True
     if overwrite:
         return False
-    raise UserError(f"{directory} holds {_difference(found, recipe)}; choose another --output-dir or pass --overwrite")
+    raise UserError(f"{directory} holds {_difference(record, recipe)}; choose another --output-dir or pass --overwrite")
 
 
-def read_recipe(directory: str | Path) -> dict[str, Any] | None:
-    """What `recipe.json` says (`recipe`, `content_sha256`, `findings`), or None without it or without a split.
-
-    `recipe` and `findings` are objects; what is in them, somebody else may have written.
-    """
-    directory = Path(directory)
-    try:
-        found = json.loads(read_whole(directory / "recipe.json", largest_bytes=LARGEST_JSON_BYTES))
-    except (OSError, ValueError, RecursionError, DamagedError):
-        return None
-    if not isinstance(found, dict) or not all((directory / split / "dataset.json").is_file() for split in SPLITS):
-        return None
-    return found if isinstance(found.get("recipe"), dict) and isinstance(found.get("findings", {}), dict) else None
-
-
-def _difference(found: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str:
-    if found is None:
+def _difference(record: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str:
+    if record is None:
         return "a data set that was not made here (recipe.json or a split is missing)"
-    there, asked = found["recipe"], _as_json(recipe)
-    name = next(name for name in [*asked, *there] if there.get(name) != asked.get(name))
-    values = (brief(recipe.get(name)) for recipe in (there, asked))
+    existing, requested = record["recipe"], _as_json(recipe)
+    name = next(name for name in [*requested, *existing] if existing.get(name) != requested.get(name))
+    values = (brief(each.get(name)) for each in (existing, requested))
     return "a data set of another recipe ({} is {}, asked for {})".format(brief(name).strip("'"), *values)
 
 
@@ -93,15 +73,9 @@ def write_dataset(
         for split, (metadata, arrays) in splits.items():
             write_split(building / split, metadata, arrays)
         write_json(building / "identifiers.json", list(identifiers))
-        write_record(building, recipe, content_sha256(splits), findings)
+        kinds = {metadata.kind for metadata, _ in splits.values()}
+        write_record(building, recipe, kinds.pop() if len(kinds) == 1 else "", content_of(splits), findings)
     return True
-
-
-def write_record(
-    building: Path, recipe: Mapping[str, Any], content_hash: str, findings: Mapping[str, Any] | None = None
-) -> None:
-    """Writes `recipe.json`; `recipe` alone decides whether two data sets are the same, `findings` inform the reader."""
-    write_json(building / "recipe.json", {"recipe": recipe, "content_sha256": content_hash, "findings": findings or {}})
 
 
 @contextlib.contextmanager
@@ -148,16 +122,3 @@ def _only_builder_in(parent: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def content_sha256(splits: Splits) -> str:
-    """The hash of every array with its name, type and shape: equal data sets have equal hashes."""
-    digest = hashlib.sha256()
-    for split in sorted(splits):
-        arrays = splits[split][1]
-        for field in FIELDS:
-            array = arrays[field]
-            digest.update(f"{split} {field} {array.dtype.str} {array.shape}\n".encode())
-            for chunk in array.chunks() if isinstance(array, RowFile) else (np.ascontiguousarray(array).data,):
-                digest.update(chunk)
-    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Puts ARC grids on the canvas: where they lie, and all copies of a puzzle as tokens."""
+"""ARC grids on the canvas: where they lie, all copies of a puzzle as tokens, and the grid that a canvas holds."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,11 +12,12 @@ from train_jax.tasks.puzzles.arc.grid import (
     FIRST_COLOUR_TOKEN,
     PAD_TOKEN,
     SIDE,
+    UNKNOWN,
     VOCAB_SIZE,
     Example,
     Grid,
 )
-from train_jax.tasks.puzzles.arc.symmetry import Symmetries
+from train_jax.tasks.puzzles.arc.symmetry import ORIGINAL, Symmetries
 from train_jax.tasks.puzzles.dihedral import TURNS, turned
 
 
@@ -76,3 +77,18 @@ def render(grids: Sequence[Grid], symmetries: Symmetries, places: Places) -> UIn
         # `take` with one flat index is three times as fast as indexing with two.
         palettes.ravel().take(canvas + own_palette, mode="clip", out=tokens[:, number])
     return tokens.reshape(-1, CELLS)
+
+
+def canvas_of(grid: Grid) -> UInt8[np.ndarray, "900"]:
+    """One grid in the corner, where tested grids lie."""
+    return render([grid], ORIGINAL, Places(*np.zeros((2, 1, 1), np.intp)))[0]
+
+
+def grid_on(canvas: Integer[np.ndarray, "900"]) -> Grid:
+    """The rectangle of colours, wherever on the canvas it lies; one black cell where there is none."""
+    canvas = canvas.reshape(SIDE, SIDE)
+    rows, cols = (np.flatnonzero((canvas >= FIRST_COLOUR_TOKEN).any(axis=axis)) for axis in (1, 0))
+    if not len(rows):
+        return UNKNOWN
+    grid = canvas[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1].astype(np.uint8)
+    return np.maximum(grid, FIRST_COLOUR_TOKEN) - np.uint8(FIRST_COLOUR_TOKEN)

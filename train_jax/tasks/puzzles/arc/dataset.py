@@ -6,7 +6,6 @@ of workers nor the other puzzles change them.
 """
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,15 +20,21 @@ from train_jax.runtime.cores import cores
 from train_jax.tasks.puzzles.arc.canvas import Places, place, place_as_published, render
 from train_jax.tasks.puzzles.arc.grid import CELLS, PAD_TOKEN, UNKNOWN, VOCAB_SIZE, Example, Puzzle
 from train_jax.tasks.puzzles.arc.json import Subset, read_subset
+from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.arc.symmetry import Symmetries, canonical, draw, invariant, names_of
-from train_jax.tasks.puzzles.format import Metadata, array_path, write_json, write_split
+from train_jax.tasks.puzzles.format import array_path, write_split
+from train_jax.tasks.puzzles.metadata import Metadata, write_json
+from train_jax.tasks.puzzles.options import MAX_AUGMENTATIONS, Ranges, check_disk, check_memory, check_ranges
+from train_jax.tasks.puzzles.recipe import content_of, write_record
 from train_jax.tasks.puzzles.row_file import RowFile
-from train_jax.tasks.puzzles.writing import content_sha256, is_built, new_dataset, write_record
+from train_jax.tasks.puzzles.writing import is_built, new_dataset
 
 MAKER_VERSION = 1
 """Part of every recipe: raise it when the same options come to give other arrays."""
 BLANK_IDENTIFIER = 0
-SEEDS = 2**32
+RANGES: Ranges = {"num_aug": (0, MAX_AUGMENTATIONS), "seed": (0, 2**32 - 1), "workers": (0, 2**10 - 1)}
+BYTES_PER_PUZZLE = 250
+"""Memory that an augmented puzzle takes until its name is written."""
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
@@ -43,7 +48,7 @@ class Group:
     name: str
     puzzle: Puzzle
     splits: dict[str, list[Example]]
-    """The examples that go into each split. What is asked of a tested puzzle never goes into "train"."""
+    """The examples that go into each split. The test inputs of a tested puzzle never go into "train"."""
     places: Places
     """Of the original in the train split."""
 
@@ -65,7 +70,7 @@ def build_arc(
     The test examples of `test_subsets` make the test split; everything else is trained on. `workers`: threads, 0 for
     one on each core. Raises `UserError` when the options or files cannot be used, or as `is_built` does.
     """
-    _check_options(subsets, test_subsets, num_aug, seed, workers)
+    check_options(subsets, test_subsets, num_aug, seed, workers)
     read = [read_subset(source, subset) for subset in subsets]
     recipe = {
         "maker": "arc",
@@ -79,35 +84,37 @@ def build_arc(
     if is_built(directory, recipe, overwrite=overwrite):
         return False
     groups, findings = arrange(read, test_subsets, seed)
+    examples = (1 + num_aug) * sum(len(part) for group in groups for part in group.splits.values())
+    check_memory(BYTES_PER_PUZZLE * (1 + num_aug) * len(groups), "use a smaller --num-aug")
+    check_disk(directory, 2 * CELLS * examples, "use a smaller --num-aug")
     with new_dataset(directory, recipe, overwrite=overwrite) as building, ExitStack() as files:
         if building is None:
             return False
         workers = workers or cores()
-        drawn = _in_parallel(
+        symmetries = _in_parallel(
             lambda group: draw(group.puzzle, num_aug, _generator(seed, group.name, "symmetries")),
             groups, workers, "puzzles augmented", progress,
         )  # fmt: skip
-        splits = _lay_out(building, groups, drawn, files)
+        splits = _lay_out(building, groups, symmetries, files)
         _in_parallel(
-            lambda index: _write_group(groups[index], drawn[index], index, splits, seed),
+            lambda index: _write_group(groups[index], symmetries[index], index, splits, seed),
             range(len(groups)), workers, "puzzles written", progress,
         )  # fmt: skip
-        findings["puzzles_with_fewer_augmentations_than_asked"] = sum(len(each.turns) <= num_aug for each in drawn)
-        names = [name for group, each in zip(groups, drawn, strict=True) for name in names_of(group.name, each)]
+        findings["puzzles_with_fewer_augmentations_than_asked"] = sum(len(each.turns) <= num_aug for each in symmetries)
+        names = [name for group, each in zip(groups, symmetries, strict=True) for name in names_of(group.name, each)]
         write_json(building / "identifiers.json", ["<blank>", *names])
         write_json(building / "test_puzzles.json", _test_puzzles(groups), indent=None)
         arrays = {split: (layout.metadata, layout.arrays) for split, layout in splits.items()}
         for split, (metadata, of_split) in arrays.items():
             write_split(building / split, metadata, of_split)
         progress("hashing", 0, 0)
-        write_record(building, recipe, content_sha256(arrays), findings)
+        write_record(building, recipe, ArcKind.key, content_of(arrays), findings)
     return True
 
 
-def _check_options(subsets: Sequence[str], test_subsets: Sequence[str], num_aug: int, seed: int, workers: int) -> None:
-    for name, value, end in (("num-aug", num_aug, 10**6), ("seed", seed, SEEDS), ("workers", workers, 2**10)):
-        if not 0 <= value < end:
-            raise UserError(f"--{name} {value}: expected 0 to {end - 1}; use a number in that range")
+def check_options(subsets: Sequence[str], test_subsets: Sequence[str], num_aug: int, seed: int, workers: int) -> None:
+    """Raises `UserError` for a number out of its range, and for subsets that do not go together."""
+    check_ranges({"num_aug": num_aug, "seed": seed, "workers": workers}, RANGES)
     for name, values in (("subsets", subsets), ("test-subsets", test_subsets)):
         if not values or len(set(values)) < len(values):
             raise UserError(f"--{name} {' '.join(values)}: expected different names; give each one once")
@@ -197,9 +204,9 @@ class Layout:
 
 
 def _lay_out(
-    building: Path, groups: Sequence[Group], drawn: Sequence[Symmetries], files: ExitStack
+    building: Path, groups: Sequence[Group], symmetries: Sequence[Symmetries], files: ExitStack
 ) -> dict[str, Layout]:
-    in_group = np.array([len(each.turns) for each in drawn])
+    in_group = np.array([len(each.turns) for each in symmetries])
     first_identifier = np.concatenate([[1], 1 + np.cumsum(in_group)]).tolist()
     layouts, sizes = {}, {}
     for split in ("train", "test"):
@@ -208,7 +215,6 @@ def _lay_out(
         per_puzzle = np.repeat(examples, in_group[members])
         identifiers = [np.arange(first_identifier[n], first_identifier[n + 1]) for n in members]
         sizes[split] = members, examples, per_puzzle, np.concatenate(identifiers)
-    _check_room(building.parent, 2 * CELLS * sum(int(each[2].sum()) for each in sizes.values()))
     for split, (members, examples, per_puzzle, identifiers) in sizes.items():
         rows = int(per_puzzle.sum())
         metadata = Metadata(
@@ -222,6 +228,7 @@ def _lay_out(
             mean_puzzle_examples=rows / len(per_puzzle),
             total_puzzles=len(per_puzzle),
             sets=("all",),
+            kind=ArcKind.key,
         )
         inputs, labels = (
             RowFile(array_path(building / split, metadata, field), (rows, CELLS), np.dtype(np.uint8))
@@ -240,15 +247,6 @@ def _lay_out(
         first_row = dict(zip(members.tolist(), (ends - examples * in_group[members]).tolist(), strict=True))
         layouts[split] = Layout(metadata, arrays, inputs, labels, first_row)
     return layouts
-
-
-def _check_room(parent: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(parent).free
-    if needed_bytes > free_bytes:
-        raise UserError(
-            f"{parent} has {free_bytes / 1e9:.1f} GB of room, expected at least {needed_bytes / 1e9:.1f} GB; "
-            "make room, choose another --output-dir or a smaller --num-aug"
-        )
 
 
 def _write_group(group: Group, symmetries: Symmetries, index: int, splits: Mapping[str, Layout], seed: int) -> None:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Integer, UInt8
 
-from train_jax.tasks.puzzles.format import Metadata
-
 SIDE = 30
 """Rows and columns of the canvas, and the most that a grid may have."""
 CELLS = SIDE * SIDE
@@ -21,12 +19,6 @@ PAD_TOKEN, END_TOKEN, FIRST_COLOUR_TOKEN = 0, 1, 2
 VOCAB_SIZE = FIRST_COLOUR_TOKEN + COLOURS
 
 Grid = UInt8[np.ndarray, "rows cols"]
-
-
-def holds_arc(data: Metadata) -> bool:
-    """Whether a data set holds canvases of ARC puzzles."""
-    return (data.seq_len, data.vocab_size) == (CELLS, VOCAB_SIZE)
-
 
 UNKNOWN: Grid = np.zeros((1, 1), np.uint8)
 """Stands for the output of a test example whose solution is not public; compare with `is`."""
@@ -39,7 +31,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Puzzle:
-    """A task: what it is called, and its examples under "train" (demonstrations) and "test" (questions)."""
+    """A task: what it is called, and its examples under "train" (demonstrations) and "test"."""
 
     name: str
     sections: dict[str, list[Example]]

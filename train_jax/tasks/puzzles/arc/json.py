@@ -38,18 +38,18 @@ def find_files(source: str | Path, subset: str) -> tuple[Path, Path]:
         raise UserError(f"subset {subset[:80]!r} is not a name; use one such as training, evaluation or concept")
     source = Path(source)
     ending = f"_{subset}_challenges.json"
-    found = sorted(source.glob(f"*{ending}")) if source.is_dir() else [source.with_name(source.name + ending)]
-    if len(found) > 1:
+    paths = sorted(source.glob(f"*{ending}")) if source.is_dir() else [source.with_name(source.name + ending)]
+    if len(paths) > 1:
         raise UserError(
-            f"{source} has both {found[0].name} and {found[1].name}; give --source with the beginning of the name, "
-            f"{source / found[0].name.removesuffix(ending)}"
+            f"{source} has both {paths[0].name} and {paths[1].name}; give --source with the beginning of the name, "
+            f"{source / paths[0].name.removesuffix(ending)}"
         )
-    if not found or not found[0].is_file():
+    if not paths or not paths[0].is_file():
         raise UserError(
-            f"{found[0] if found else source / f'*{ending}'} is missing; give --source the folder with the official "
+            f"{paths[0] if paths else source / f'*{ending}'} is missing; give --source the folder with the official "
             "ARC files (arc-agi_training_challenges.json and so on)"
         )
-    return found[0], found[0].with_name(found[0].name.removesuffix("challenges.json") + "solutions.json")
+    return paths[0], paths[0].with_name(paths[0].name.removesuffix("challenges.json") + "solutions.json")
 
 
 def read_subset(source: str | Path, subset: str) -> Subset:
@@ -144,13 +144,13 @@ def _example(where: str, example: Any, *, needs_output: bool) -> Example:
 
 def _solved(path: Path, puzzle: Puzzle, solutions: dict[str, Any]) -> Puzzle:
     where = f"{path}: puzzle {puzzle.name}"
-    grids, questions = solutions.get(puzzle.name), puzzle.sections["test"]
-    if not isinstance(grids, list) or len(grids) != len(questions):
+    grids, unsolved = solutions.get(puzzle.name), puzzle.sections["test"]
+    if not isinstance(grids, list) or len(grids) != len(unsolved):
         found = len(grids) if isinstance(grids, list) else "none"
-        raise UserError(f"{where}: expected a list of {len(questions)} solutions, found {found}; {REMEDY}")
+        raise UserError(f"{where}: expected a list of {len(unsolved)} solutions, found {found}; {REMEDY}")
     answered = [
-        Example(question.input, _grid(f"{where}, solution {number}", grid))
-        for number, (question, grid) in enumerate(zip(questions, grids, strict=True), 1)
+        Example(example.input, _grid(f"{where}, solution {number}", grid))
+        for number, (example, grid) in enumerate(zip(unsolved, grids, strict=True), 1)
     ]
     return Puzzle(puzzle.name, {name: answered if name == "test" else part for name, part in puzzle.sections.items()})
 

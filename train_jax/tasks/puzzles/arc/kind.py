@@ -1,13 +1,29 @@
-"""ARC grids as they are drawn and judged."""
+"""ARC grids: what a data set of them is, how they are read, drawn and checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from train_jax.tasks.puzzles.arc.grid import FIRST_COLOUR_TOKEN, PAD_TOKEN, SIDE, VOCAB_SIZE, sizes_of
-from train_jax.tasks.puzzles.kind import Grid, Grids, Mask, Masks
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.arc.canvas import canvas_of, grid_on
+from train_jax.tasks.puzzles.arc.grid import (
+    CELLS,
+    FIRST_COLOUR_TOKEN,
+    PAD_TOKEN,
+    SIDE,
+    UNKNOWN,
+    VOCAB_SIZE,
+    Example,
+    sizes_of,
+)
+from train_jax.tasks.puzzles.arc.json import read_task
+from train_jax.tasks.puzzles.arc.symmetry import canonical
+from train_jax.tasks.puzzles.kind import Examples, Grid, Grids, Mask, Masks, PuzzleInput, Tokens
+from train_jax.tasks.puzzles.metadata import Metadata, read_identifiers
 
 
 @dataclass(frozen=True)
@@ -17,21 +33,75 @@ class ArcKind:
     rows: int = SIDE
     cols: int = SIDE
     box = None
+    key = "arc"
+    name = "ARC puzzle"
+    seq_len = CELLS
+    vocab_size = VOCAB_SIZE
+    has_named_puzzles = True
+    transform = None
     fills_inputs = False
     success_message = "every cell as in the solution"
     alternative_solution = "right as it is read in voting, with a cell wrong outside the grid"
 
-    @property
-    def name(self) -> str:
-        return "ARC puzzle"
+    @classmethod
+    def from_key(cls, key: str) -> Self | None:
+        return cls() if key == cls.key else None
+
+    @classmethod
+    def recognise(cls, data: Metadata) -> Self | None:
+        return cls() if (data.seq_len, data.vocab_size) == (cls.seq_len, cls.vocab_size) else None
+
+    def parse(self, text: str) -> PuzzleInput:
+        raise UserError("the model was trained on ARC puzzles; give --file TASK.json instead of --puzzle")
+
+    def read(self, path: Path, *, data_dir: str, index: int = 0) -> PuzzleInput:
+        puzzle = read_task(path)
+        names = read_identifiers(data_dir)
+        if puzzle.name not in names:
+            raise UserError(
+                f"puzzle {puzzle.name} is none of those in {data_dir}, and a model knows a puzzle by the vector that "
+                "it learned for it; give a file with the name of a puzzle that was trained on, such as 007bbfb7.json"
+            )
+        examples = puzzle.sections["test"]
+        if not 0 <= index < len(examples):
+            raise UserError(f"--index {index}: the task in {path} has test examples 0 to {len(examples) - 1}")
+        example = examples[index]
+        return PuzzleInput(
+            f"test example {index} of {path}",
+            self,
+            canvas_of(example.input),
+            None if example.output is UNKNOWN else canvas_of(example.output),
+            puzzle_identifier=names.index(puzzle.name),
+        )
+
+    def fingerprints(self, inputs: Tokens, labels: Tokens) -> list[bytes]:
+        return [canonical(Example(*map(grid_on, pair))) for pair in zip(inputs, labels, strict=True)]
+
+    def inspect(self, examples: Examples) -> dict[str, str]:
+        return {}
+
+    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
+        return ""
+
+    def fitted(self, canvases: Sequence[Integer[np.ndarray, "..."]]) -> "ArcKind":
+        return arc_kind_of(canvases)
+
+    def visible_answers(
+        self, answers: Integer[np.ndarray, "steps seq"], solution: Integer[np.ndarray, "seq"]
+    ) -> Integer[np.ndarray, "steps seq"]:
+        """Without what lies outside the solution and outside the rectangle that is read as the answer."""
+        rows, cols = sizes_of(answers)
+        row, col = np.divmod(np.arange(CELLS), SIDE)
+        is_read = (row < rows[:, None]) & (col < cols[:, None])
+        return np.where(is_read | (solution != PAD_TOKEN), answers, PAD_TOKEN)
 
     def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
         tokens = np.asarray(tokens).astype(np.uint8)
         canvas = tokens.reshape(*tokens.shape[:-1], SIDE, SIDE)[..., : self.rows, : self.cols]
         return canvas.reshape(*tokens.shape[:-1], -1)
 
-    def given_cells(self, question: Grid) -> Mask:
-        return np.zeros(len(question), bool)
+    def given_cells(self, inputs: Grid) -> Mask:
+        return np.zeros(len(inputs), bool)
 
     def character(self, value: int) -> str:
         is_colour = FIRST_COLOUR_TOKEN <= value < VOCAB_SIZE
@@ -40,14 +110,14 @@ class ArcKind:
     def colour(self, value: int) -> str:
         return f"arc{value - FIRST_COLOUR_TOKEN}" if FIRST_COLOUR_TOKEN <= value < VOCAB_SIZE else ""
 
-    def mistakes(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
+    def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
         """Read as in voting: the largest rectangle of colours in the corner is the answer."""
         if solution is None:
             return None
         sizes = [self._size(grid) for grid in (answer, solution)]
         if sizes[0] != sizes[1]:
-            told = [f"{rows}x{cols}" for rows, cols in sizes]
-            return [f"a grid of {told[0]} where {told[1]} is right"]
+            shapes = [f"{rows}x{cols}" for rows, cols in sizes]
+            return [f"a grid of {shapes[0]} where {shapes[1]} is right"]
         rows, cols = sizes[1]
         cut = [grid.reshape(self.rows, self.cols)[:rows, :cols] for grid in (answer, solution)]
         wrong = int((cut[0] != cut[1]).sum())
@@ -57,23 +127,21 @@ class ArcKind:
         """The grid and the end tokens around it; what a model writes farther out is never read."""
         return solutions != PAD_TOKEN
 
-    def unknown_cells(self, questions: Grids, solutions: Grids) -> Masks:
+    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
         return solutions != PAD_TOKEN
 
-    def difficulties(
-        self, questions: Grids, solutions: Grids, *, thorough: bool
-    ) -> dict[str, Integer[np.ndarray, "n"]]:
+    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
         return {"cells of the solution": (solutions >= FIRST_COLOUR_TOKEN).sum(axis=1)}
 
-    def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
+    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
         """Of whole canvases."""
-        found, wanted = sizes_of(answers), sizes_of(solutions)
-        same_rows, same_cols = (one == other for one, other in zip(found, wanted, strict=True))
+        (rows, cols), right = sizes_of(answers), sizes_of(solutions)
+        same_rows, same_cols = rows == right[0], cols == right[1]
         coloured = solutions >= FIRST_COLOUR_TOKEN
         return {
-            "no grid that can be read": found[0] == 0,
-            "too few or too many rows": ~same_rows & (found[0] > 0),
-            "too few or too many columns": ~same_cols & (found[0] > 0),
+            "no grid that can be read": rows == 0,
+            "too few or too many rows": ~same_rows & (rows > 0),
+            "too few or too many columns": ~same_cols & (rows > 0),
             "the right size, cells of another colour": same_rows
             & same_cols
             & ((answers != solutions) & coloured).any(axis=1),
@@ -93,13 +161,3 @@ def arc_kind_of(canvases: Sequence[Integer[np.ndarray, "n 900"]]) -> ArcKind:
     if not used.any():
         return ArcKind(1, 1)
     return ArcKind(*(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0)))
-
-
-def as_read(
-    answers: Integer[np.ndarray, "steps 900"], solution: Integer[np.ndarray, "900"]
-) -> Integer[np.ndarray, "steps 900"]:
-    """Without what lies outside the solution and outside the rectangle that is the answer: nothing trains it."""
-    rows, cols = sizes_of(answers)
-    row, col = np.divmod(np.arange(SIDE * SIDE), SIDE)
-    read = (row < rows[:, None]) & (col < cols[:, None])
-    return np.where(read | (solution != PAD_TOKEN), answers, PAD_TOKEN)

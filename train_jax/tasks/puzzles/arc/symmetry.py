@@ -61,8 +61,8 @@ def undo(
     was = np.full((len(tokens), 256), OUTSIDE, np.uint8)
     new_tokens = symmetries.colours + np.intp(FIRST_COLOUR_TOKEN)
     np.put_along_axis(was, new_tokens, np.arange(COLOURS, dtype=np.uint8)[None], axis=1)
-    found = tokens.ravel().take(np.where(inside, source, 0))
-    colours = was.ravel().take(found + (np.arange(len(tokens)) * was.shape[1])[:, None, None])
+    chosen = tokens.ravel().take(np.where(inside, source, 0))
+    colours = was.ravel().take(chosen + (np.arange(len(tokens)) * was.shape[1])[:, None, None])
     return np.where(inside, colours, np.uint8(OUTSIDE)).reshape(-1, CELLS), rows, cols
 
 
@@ -105,11 +105,11 @@ def draw(puzzle: Puzzle, num_aug: int, rng: np.random.Generator) -> Symmetries:
         turns = rng.integers(len(TURNS), size=DRAWN_AT_ONCE, dtype=np.uint8)
         colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (DRAWN_AT_ONCE, 1))
         colours[:, 1:] = rng.permuted(colours[:, 1:], axis=1)
-        drawn = Symmetries(turns, colours)
-        found = _fingerprints(sums, drawn)
-        fresh = first_of_each(found, known=marks)
-        marks = np.concatenate([marks, found[fresh]])
-        kept = Symmetries(*(np.concatenate([old, new[fresh]]) for old, new in zip(kept, drawn, strict=True)))
+        candidates = Symmetries(turns, colours)
+        new_marks = _fingerprints(sums, candidates)
+        fresh = first_of_each(new_marks, known=marks)
+        marks = np.concatenate([marks, new_marks[fresh]])
+        kept = Symmetries(*(np.concatenate([old, new[fresh]]) for old, new in zip(kept, candidates, strict=True)))
         if len(marks) > num_aug:
             break
     return Symmetries(*(array[: num_aug + 1] for array in kept))

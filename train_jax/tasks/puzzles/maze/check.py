@@ -1,4 +1,4 @@
-"""Finds how far start and goal of a maze are apart, and judges paths: the second opinion on whatever made a maze.
+"""Finds how far start and goal of a maze are apart, and checks paths, sharing no code with the generator.
 
 A breadth-first search from list of cells to list of cells, over many mazes at once. The generator floods bit boards
 instead, so a mistake in one of them is not a mistake in both.
@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
-from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL, keeps_question
+from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL, keeps_inputs
 
 BLOCK = 512
 """Mazes searched together, so that their distances stay in the cache."""
 
 
-class Found(NamedTuple):
-    """What a search from the start found, for every maze."""
+class Paths(NamedTuple):
+    """The outcome of a search from the start, for every maze."""
 
     steps: Integer[np.ndarray, "n"]
     """Of a shortest path to the goal; -1 where there is none."""
@@ -26,17 +26,17 @@ class Found(NamedTuple):
     """Steps from the start; -1 where it does not lead."""
 
 
-def search(questions: UInt8[np.ndarray, "n cells"]) -> Found:
+def search(inputs: UInt8[np.ndarray, "n cells"]) -> Paths:
     """Every maze has to have one start and one goal."""
-    blocks = [_search_block(questions[i : i + BLOCK]) for i in range(0, len(questions), BLOCK)]
-    empty = (np.empty(0, np.int16), np.empty(0, bool), np.empty((0, questions.shape[1]), np.int16))
-    return Found(*(np.concatenate(arrays) for arrays in zip(empty, *blocks, strict=True)))
+    blocks = [_search_block(inputs[i : i + BLOCK]) for i in range(0, len(inputs), BLOCK)]
+    empty = (np.empty(0, np.int16), np.empty(0, bool), np.empty((0, inputs.shape[1]), np.int16))
+    return Paths(*(np.concatenate(arrays) for arrays in zip(empty, *blocks, strict=True)))
 
 
-def _search_block(questions: UInt8[np.ndarray, "n cells"]) -> Found:
-    n, size = len(questions), round(questions.shape[1] ** 0.5)
+def _search_block(inputs: UInt8[np.ndarray, "n cells"]) -> Paths:
+    n, size = len(inputs), round(inputs.shape[1] ** 0.5)
     walled = np.full((n, size + 2, size + 2), WALL, np.uint8)
-    walled[:, 1:-1, 1:-1] = questions.reshape(n, size, size)
+    walled[:, 1:-1, 1:-1] = inputs.reshape(n, size, size)
     cells, width = walled.ravel(), size + 2
     distances = np.where(cells == WALL, -2, -1).astype(np.int16)
     ways = np.zeros(len(cells), np.uint8)
@@ -54,33 +54,33 @@ def _search_block(questions: UInt8[np.ndarray, "n cells"]) -> Found:
         ways[frontier] = np.minimum(ways[frontier], 2)
     goals = np.flatnonzero(cells == GOAL)
     inner = np.maximum(distances, -1).reshape(walled.shape)[:, 1:-1, 1:-1].reshape(n, -1)
-    return Found(np.maximum(distances[goals], -1), ways[goals] == 1, inner)
+    return Paths(np.maximum(distances[goals], -1), ways[goals] == 1, inner)
 
 
-def on_shortest_paths(questions: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
+def on_shortest_paths(inputs: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
     """The mazes with every cell marked that a shortest path has: the solution where there is one shortest path."""
-    there = search(questions)
-    exchanged = np.where(questions == START, GOAL, np.where(questions == GOAL, START, questions)).astype(np.uint8)
+    there = search(inputs)
+    exchanged = np.where(inputs == START, GOAL, np.where(inputs == GOAL, START, inputs)).astype(np.uint8)
     back = search(exchanged)
     steps = there.steps[:, None]
     marked = (there.distances >= 0) & (back.distances >= 0) & (there.distances + back.distances == steps)
-    return np.where(marked & (questions == OPEN), np.uint8(PATH), questions)
+    return np.where(marked & (inputs == OPEN), np.uint8(PATH), inputs)
 
 
 def are_shortest_paths(
-    questions: UInt8[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"], found: Found
+    inputs: UInt8[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"], paths: Paths
 ) -> Bool[np.ndarray, "n"]:
-    """Which answers mark one shortest path of their question and change nothing else; `found`: of the questions."""
-    size = round(questions.shape[1] ** 0.5)
+    """Which answers mark one shortest path of their input and change nothing else; `paths`: as `search` finds them."""
+    size = round(inputs.shape[1] ** 0.5)
     on_path = (answers == PATH) | (answers == START) | (answers == GOAL)
-    good = keeps_question(questions, answers) & (found.steps > 0) & (on_path.sum(axis=1) == found.steps + 1)
+    good = keeps_inputs(inputs, answers) & (paths.steps > 0) & (on_path.sum(axis=1) == paths.steps + 1)
     # As many cells as a shortest path has, so they are one where each distance occurs and its cell touches the one
     # before. A cell too far, or not reached, takes the place of start or goal, and then some distance has no cell.
     maze, cell = np.nonzero(on_path & good[:, None])
-    longest = int(found.steps.max(initial=0))
-    at_distance = np.full((len(questions), longest + 1), -1)
-    at_distance[maze, np.clip(found.distances[maze, cell], 0, longest)] = cell
-    due = np.arange(longest + 1) <= found.steps[:, None]
+    longest = int(paths.steps.max(initial=0))
+    at_distance = np.full((len(inputs), longest + 1), -1)
+    at_distance[maze, np.clip(paths.distances[maze, cell], 0, longest)] = cell
+    due = np.arange(longest + 1) <= paths.steps[:, None]
     rows, cols = np.divmod(at_distance, size)
     touches = np.abs(np.diff(rows, axis=1)) + np.abs(np.diff(cols, axis=1)) == 1
     return good & ((at_distance >= 0) | ~due).all(axis=1) & (touches | ~due[:, 1:]).all(axis=1)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.maze.check import Found, are_shortest_paths, search
-from train_jax.tasks.puzzles.maze.grid import LARGEST, SMALLEST, Mazes, are_mazes, keeps_question, size_of, tokens_of
+from train_jax.tasks.puzzles.maze.check import Paths, are_shortest_paths, search
+from train_jax.tasks.puzzles.maze.grid import LARGEST, SMALLEST, Mazes, are_mazes, keeps_inputs, size_of, tokens_of
 from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.tables import Row, bad_row, chunks_of, problem_with
 
@@ -21,53 +21,53 @@ def read_maze_table(path: Path, *, min_path: int | None, progress: Progress) -> 
     Every row is checked, the ones left out too: `UserError` names the file, the line and what is wrong with it. The
     rating is not read; in the published set it is the path's length.
     """
-    questions, solutions = [], []
+    inputs, solutions = [], []
     cells = lines_read = 0
     for chunk in chunks_of(path, rows=ROWS, remedy=f"use the tables of {HUB_EXAMPLE}"):
         cells = cells or _cells_of(path, chunk[0])
-        part, found = _read_chunk(path, chunk, cells)
-        hard = slice(None) if min_path is None else found.steps > min_path
-        questions.append(part.questions[hard])
+        part, paths = _read_chunk(path, chunk, cells)
+        hard = slice(None) if min_path is None else paths.steps > min_path
+        inputs.append(part.inputs[hard])
         solutions.append(part.solutions[hard])
         lines_read += len(chunk)
         progress(f"rows of {path.name}", lines_read, 0)
-    if not sum(map(len, questions)):
+    if not sum(map(len, inputs)):
         raise UserError(f"{path} has no maze whose path has more than {min_path} steps; use a lower --min-path")
-    return Mazes(np.concatenate(questions), np.concatenate(solutions))
+    return Mazes(np.concatenate(inputs), np.concatenate(solutions))
 
 
 def _cells_of(path: Path, row: Row) -> int:
     """How many cells the first maze has, which decides for all of them."""
     line, columns = row
-    question = columns[1] if len(columns) > 1 else ""
-    if size_of(len(question)) is None:
+    cells = len(columns[1]) if len(columns) > 1 else 0
+    if size_of(cells) is None:
         squares = f"{SMALLEST}x{SMALLEST} to {LARGEST}x{LARGEST}"
-        raise bad_row(path, line, f"the question has {len(question)} cells, expected a square of {squares}")
-    return len(question)
+        raise bad_row(path, line, f"the question has {cells} cells, expected a square of {squares}")
+    return cells
 
 
-def _read_chunk(path: Path, chunk: list[Row], cells: int) -> tuple[Mazes, Found]:
+def _read_chunk(path: Path, chunk: list[Row], cells: int) -> tuple[Mazes, Paths]:
     """The first bad row, whatever is wrong with it, is the one reported."""
     problems = [problem_with(row, cells) for _, row in chunk]
     formed = next((number for number, problem in enumerate(problems) if problem), len(chunk))
     mazes = Mazes(*(_tokens([row[column] for _, row in chunk[:formed]], cells) for column in (1, 2)))
-    good = are_mazes(mazes.questions)
+    good = are_mazes(mazes.inputs)
     if not good.all():
         formed = int(np.argmin(good))
         problems[formed] = "the question is not made of '#', ' ', one 'S' and one 'G'"
         mazes = Mazes(*(array[:formed] for array in mazes))
-    found = search(mazes.questions)
+    paths = search(mazes.inputs)
     faults = {
-        "the goal cannot be reached": found.steps < 0,
-        "the answer is not the question with some open cells as 'o'": ~keeps_question(*mazes),
-        "the answer is not a shortest path": ~are_shortest_paths(*mazes, found),
+        "the goal cannot be reached": paths.steps < 0,
+        "the answer is not the question with some open cells as 'o'": ~keeps_inputs(*mazes),
+        "the answer is not a shortest path": ~are_shortest_paths(*mazes, paths),
     }
     bad = np.flatnonzero(np.any(list(faults.values()), axis=0))
     if len(bad):
         raise bad_row(path, chunk[bad[0]][0], next(what for what, rows in faults.items() if rows[bad[0]]))
     if formed < len(chunk):
         raise bad_row(path, chunk[formed][0], problems[formed])
-    return mazes, found
+    return mazes, paths
 
 
 def _tokens(texts: list[str], cells: int) -> np.ndarray:

@@ -6,17 +6,26 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
 from train_jax.tasks.puzzles.maze.csv import HUB_EXAMPLE, read_maze_table
-from train_jax.tasks.puzzles.maze.generator import Kind, generate
-from train_jax.tasks.puzzles.maze.grid import VOCAB_SIZE, Mazes
+from train_jax.tasks.puzzles.maze.generator import Style, generate
+from train_jax.tasks.puzzles.maze.grid import LARGEST, Mazes
+from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.maze.symmetry import all_turns, fingerprints
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.options import MAX_PUZZLES, MAX_SEED, Ranges, check_ranges
 from train_jax.tasks.puzzles.progress import Progress
-from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_counts, equivalents, split_of, subsample
+from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_room, equivalents, split_of, subsample
 from train_jax.tasks.puzzles.tables import local_tables, sha256_of
 from train_jax.tasks.puzzles.writing import is_built, write_dataset
 
+RANGES: Ranges = {
+    "num_train": (1, MAX_PUZZLES),
+    "num_test": (1, MAX_PUZZLES),
+    "min_path": (0, LARGEST**2),
+    "subsample_size": (1, MAX_PUZZLES),
+    "seed": (0, MAX_SEED),
+}
 MAKER_VERSION = 1
 """Part of every recipe: raise it when the same options come to give other mazes."""
 
@@ -25,7 +34,7 @@ def build_generated(
     directory: Path,
     *,
     size: int,
-    kind: Kind,
+    style: Style,
     min_path: int,
     num_train: int,
     num_test: int,
@@ -36,26 +45,28 @@ def build_generated(
 ) -> bool:
     """Makes a data set of new mazes, no two equivalent; returns False when it was there already.
 
-    Every solution is found to be a shortest path by a search that shares nothing with the generator, and of `corridors`
-    the only one. Raises `UserError` when the options cannot be met, or as `is_built` does.
+    Every solution is checked to be a shortest path by a search that shares no code with the generator, and of
+    `corridors` the only one. Raises `UserError` when the options cannot be met, or as `is_built` does.
     """
     recipe = {
         "maker": "maze",
         "maker_version": MAKER_VERSION,
         "size": size,
-        "kind": kind,
+        "kind": style,
         "min_path": min_path,
         "num_train": num_train,
         "num_test": num_test,
         "augment": augment,
         "seed": seed,
     }
-    check_counts(num_train=num_train, num_test=num_test, min_path=min_path, seed=seed)
+    check_ranges(recipe, RANGES)
     if is_built(directory, recipe, overwrite=overwrite):
         return False
-    mazes = generate(num_train + num_test, size, min_path, kind, np.random.default_rng(seed), progress)
-    found = search(mazes.questions)
-    good = are_shortest_paths(*mazes, found) & (found.steps > min_path) & (found.unique | (kind != "corridors"))
+    examples = num_train * (8 if augment else 1) + num_test
+    check_room(directory, MazeKind(size), originals=num_train + num_test, examples=examples)
+    mazes = generate(num_train + num_test, size, min_path, style, np.random.default_rng(seed), progress)
+    paths = search(mazes.inputs)
+    good = are_shortest_paths(*mazes, paths) & (paths.steps > min_path) & (paths.unique | (style != "corridors"))
     if not good.all():
         raise RuntimeError(f"the search does not confirm the solution of maze {int(np.argmin(good))} of {recipe}")
     train, test = (Mazes(*(array[part] for array in mazes)) for part in (np.s_[:num_train], np.s_[num_train:]))
@@ -74,27 +85,25 @@ def build_from_tables(
     progress: Progress,
 ) -> bool:
     """Converts public maze tables; returns False when that data set was there already. The test set stays as it is."""
-    check_counts(seed=seed, min_path=min_path or 0, subsample_size=1 if subsample_size is None else subsample_size)
+    options = {"min_path": min_path, "subsample_size": subsample_size, "augment": augment, "seed": seed}
+    check_ranges(options, RANGES)
     with local_tables(source, hub_example=HUB_EXAMPLE) as tables:
         recipe = {
             "maker": "maze tables",
             "maker_version": MAKER_VERSION,
             "tables_sha256": {split: sha256_of(path) for split, path in tables.items()},
-            "min_path": min_path,
-            "subsample_size": subsample_size,
-            "augment": augment,
-            "seed": seed,
+            **options,
         }
         if is_built(directory, recipe, overwrite=overwrite):
             return False
         train, test = (read_maze_table(path, min_path=min_path, progress=progress) for path in tables.values())
-    if train.questions.shape[1] != test.questions.shape[1]:
+    if train.inputs.shape[1] != test.inputs.shape[1]:
         raise UserError(
-            f"--source {source}: mazes of {train.questions.shape[1]} cells in train.csv and of "
-            f"{test.questions.shape[1]} in test.csv; use tables of one size"
+            f"--source {source}: mazes of {train.inputs.shape[1]} cells in train.csv and of "
+            f"{test.inputs.shape[1]} in test.csv; use tables of one size"
         )
     if subsample_size is not None:
-        chosen = subsample(len(train.questions), subsample_size, np.random.default_rng(seed))
+        chosen = subsample(len(train.inputs), subsample_size, np.random.default_rng(seed))
         train = Mazes(*(array[chosen] for array in train))
     return _write(directory, train, test, recipe, augment=augment, overwrite=overwrite, source=source)
 
@@ -104,15 +113,15 @@ def _write(
 ) -> bool:
     splits = {"train": split_arrays(train, augment=augment), "test": split_arrays(test, augment=False)}
     findings: dict[str, Any] = {"source": source} if source else {}
-    findings |= equivalents(*(fingerprints(mazes.questions) for mazes in (train, test)))
+    findings |= equivalents(*(fingerprints(mazes.inputs) for mazes in (train, test)))
     for split, mazes in (("train", train), ("test", test)):
-        found = search(mazes.questions)
-        findings[f"{split}_path_steps"] = f"{found.steps.min()} to {found.steps.max()}"
-        findings[f"{split}_mazes_with_several_shortest_paths"] = int((~found.unique).sum())
+        paths = search(mazes.inputs)
+        findings[f"{split}_path_steps"] = f"{paths.steps.min()} to {paths.steps.max()}"
+        findings[f"{split}_mazes_with_several_shortest_paths"] = int((~paths.unique).sum())
     return write_dataset(directory, splits, IDENTIFIERS, recipe, findings=findings, overwrite=overwrite)
 
 
 def split_arrays(mazes: Mazes, *, augment: bool) -> tuple[Metadata, dict[str, np.ndarray]]:
     """A split whose groups are a maze and, augmented, its other seven turns, as the published builder orders them."""
     inputs, labels = (all_turns(array) if augment else array[:, None] for array in mazes)
-    return split_of(inputs, labels, VOCAB_SIZE)
+    return split_of(inputs, labels, MazeKind(round(inputs.shape[2] ** 0.5)))

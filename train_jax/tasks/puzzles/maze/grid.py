@@ -10,32 +10,32 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import Metadata
 
 PAD, WALL, OPEN, START, GOAL, PATH = range(6)
 CHARACTERS = "?# SGo"
-"""By token; a question holds no path, and no maze any padding."""
+"""By token; a input holds no path, and no maze any padding."""
 VOCAB_SIZE = len(CHARACTERS)
-SMALLEST, LARGEST = 5, 50
-"""Rows of a maze. A smaller one could be taken for a 4x4 Sudoku, which has as many tokens of as many kinds."""
+SMALLEST, LARGEST = 4, 50
+"""Rows of a maze."""
 
 
 class Mazes(NamedTuple):
     """Questions, and the same with the path from start to goal marked."""
 
-    questions: UInt8[np.ndarray, "n cells"]
+    inputs: UInt8[np.ndarray, "n cells"]
     solutions: UInt8[np.ndarray, "n cells"]
+
+
+def check_size(size: int) -> None:
+    """Raises `UserError` for mazes of so many rows."""
+    if not SMALLEST <= size <= LARGEST:
+        raise UserError(f"--size {size}: mazes have {SMALLEST} to {LARGEST} rows; use a size in that range")
 
 
 def size_of(cells: int) -> int | None:
     """Rows of a maze of so many cells; None where there is none."""
     size = round(cells**0.5)
     return size if size * size == cells and SMALLEST <= size <= LARGEST else None
-
-
-def maze_size_of(data: Metadata) -> int | None:
-    """Rows of the mazes that a data set holds; None if it holds something else."""
-    return size_of(data.seq_len) if data.vocab_size == VOCAB_SIZE else None
 
 
 def tokens_of(text: str) -> UInt8[np.ndarray, "cells"]:
@@ -74,22 +74,22 @@ def parse(text: str) -> UInt8[np.ndarray, "cells"]:
 
 
 def text_of(maze: Integer[np.ndarray, "cells"]) -> str:
-    """A line for each row; `parse` reads that of a question again."""
+    """A line for each row; `parse` reads that of a input again."""
     size = round(len(maze) ** 0.5)
     characters = np.array(list(CHARACTERS))[maze].reshape(size, size)
     return "\n".join("".join(row) for row in characters)
 
 
-def are_mazes(questions: Integer[np.ndarray, "n cells"]) -> Bool[np.ndarray, "n"]:
+def are_mazes(inputs: Integer[np.ndarray, "n cells"]) -> Bool[np.ndarray, "n"]:
     """Which are made of walls, open cells, one start and one goal."""
-    good = ((questions >= WALL) & (questions <= GOAL)).all(axis=1)
+    good = ((inputs >= WALL) & (inputs <= GOAL)).all(axis=1)
     for token in (START, GOAL):
-        good &= (questions == token).sum(axis=1) == 1
+        good &= (inputs == token).sum(axis=1) == 1
     return good
 
 
-def keeps_question(
-    questions: Integer[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"]
+def keeps_inputs(
+    inputs: Integer[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"]
 ) -> Bool[np.ndarray, "n"]:
-    """Which answers differ from their question by nothing but open cells that became path."""
-    return ((answers == questions) | ((questions == OPEN) & (answers == PATH))).all(axis=1)
+    """Which answers differ from their input by nothing but open cells that became path."""
+    return ((answers == inputs) | ((inputs == OPEN) & (answers == PATH))).all(axis=1)

@@ -1,15 +1,48 @@
-"""Mazes as they are drawn and judged."""
+"""Mazes: what a data set of them is, how they are read, drawn and checked."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
 
 import numpy as np
-from jaxtyping import Bool, Integer
+from jaxtyping import Bool, Integer, UInt64
 
-from train_jax.tasks.puzzles.kind import Grid, Grids, Mask, Masks, wrong_cells
-from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
-from train_jax.tasks.puzzles.maze.grid import CHARACTERS, GOAL, OPEN, PATH, START, WALL, are_mazes
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.kind import (
+    Examples,
+    Grid,
+    Grids,
+    Mask,
+    Masks,
+    PuzzleInput,
+    Tokens,
+    Transform,
+    number_range,
+    read_text,
+    wrong_cells,
+)
+from train_jax.tasks.puzzles.maze.check import are_shortest_paths, on_shortest_paths, search
+from train_jax.tasks.puzzles.maze.grid import (
+    CHARACTERS,
+    GOAL,
+    LARGEST,
+    OPEN,
+    PATH,
+    SMALLEST,
+    START,
+    VOCAB_SIZE,
+    WALL,
+    are_mazes,
+    parse,
+    size_of,
+)
+from train_jax.tasks.puzzles.maze.symmetry import fingerprints, transform_tokens
+from train_jax.tasks.puzzles.metadata import Metadata
 
 COLOURS = {WALL: "wall", PATH: "path", START: "end", GOAL: "end"}
+SMALLEST_RECOGNISED = 5
+"""A 4x4 maze has as many tokens of as many kinds as a 4x4 Sudoku, so its data set has to say that it is one."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +51,72 @@ class MazeKind:
 
     size: int
     box = None
+    has_named_puzzles = False
     fills_inputs = True
     success_message = "a shortest path from start to goal"
     alternative_solution = "another shortest path"
+
+    @property
+    def key(self) -> str:
+        return f"maze-{self.size}"
+
+    @classmethod
+    def from_key(cls, key: str) -> Self | None:
+        return next((kind for size in range(SMALLEST, LARGEST + 1) if (kind := cls(size)).key == key), None)
+
+    @classmethod
+    def recognise(cls, data: Metadata) -> Self | None:
+        size = size_of(data.seq_len) if data.vocab_size == VOCAB_SIZE else None
+        return None if size is None or size < SMALLEST_RECOGNISED else cls(size)
+
+    @property
+    def seq_len(self) -> int:
+        return self.size**2
+
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB_SIZE
+
+    def parse(self, text: str) -> PuzzleInput:
+        tokens = parse(text)
+        size = size_of(len(tokens))
+        if size != self.size:
+            raise UserError(
+                f"the maze is {size}x{size}, the model was trained on {self.name}s; give one of {self.size} rows"
+            )
+        paths = search(tokens[None])
+        if paths.steps[0] < 0:
+            raise UserError(f"the {self.name} given has no way from start to goal; open one")
+        unique = bool(paths.unique[0])
+        solution = on_shortest_paths(tokens[None])[0] if unique else None
+        return PuzzleInput(f"{self.name} given", self, tokens, solution, unique)
+
+    def read(self, path: Path, *, data_dir: str, index: int = 0) -> PuzzleInput:
+        return replace(self.parse(read_text(path)), name=f"{self.name} in {path}")
+
+    @property
+    def transform(self) -> Transform:
+        return transform_tokens
+
+    def fingerprints(self, inputs: Tokens, labels: Tokens) -> UInt64[np.ndarray, "n"]:
+        return fingerprints(inputs)
+
+    def inspect(self, examples: Examples) -> dict[str, str]:
+        inputs, labels = (tokens[examples.sample].astype(np.uint8) for tokens in (examples.inputs, examples.labels))
+        of_sample = f"of {len(inputs):,} checked"
+        good = are_mazes(inputs)
+        if not good.all():
+            return {"inputs that are not mazes": f"{(~good).sum():,} {of_sample}"}
+        paths = search(inputs)
+        wrong = ~are_shortest_paths(inputs, labels, paths)
+        return {
+            "steps of the shortest path": number_range(paths.steps),
+            "labels that are not a shortest path": f"{wrong.sum():,} {of_sample}",
+            "mazes with several shortest paths": f"{(~paths.unique).sum():,} {of_sample}",
+        }
+
+    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
+        return ""
 
     @property
     def name(self) -> str:
@@ -34,11 +130,19 @@ class MazeKind:
     def cols(self) -> int:
         return self.size
 
+    def fitted(self, canvases: Sequence[Integer[np.ndarray, "..."]]) -> Self:
+        return self
+
+    def visible_answers(
+        self, answers: Integer[np.ndarray, "steps seq"], solution: Integer[np.ndarray, "seq"]
+    ) -> Integer[np.ndarray, "steps seq"]:
+        return answers
+
     def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
         return np.asarray(tokens)[..., : self.size**2].astype(np.uint8)
 
-    def given_cells(self, question: Grid) -> Mask:
-        return (question == START) | (question == GOAL)
+    def given_cells(self, inputs: Grid) -> Mask:
+        return (inputs == START) | (inputs == GOAL)
 
     def character(self, value: int) -> str:
         return CHARACTERS[value] if value < len(CHARACTERS) else "?"
@@ -46,50 +150,48 @@ class MazeKind:
     def colour(self, value: int) -> str:
         return COLOURS.get(value, "")
 
-    def mistakes(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str]:
+    def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str]:
         """By the rules: another shortest path than the one known is right too."""
-        if not are_mazes(question[None])[0]:
-            return ["the question is no maze", *wrong_cells(answer, solution)]
-        found = search(question[None])
-        if are_shortest_paths(question[None], answer[None], found)[0]:
+        if not are_mazes(inputs[None])[0]:
+            return ["the input is not a maze", *wrong_cells(answer, solution)]
+        paths = search(inputs[None])
+        if are_shortest_paths(inputs[None], answer[None], paths)[0]:
             return []
         reasons = wrong_cells(answer, solution)
-        overwritten = int(((answer != question) & (question != OPEN)).sum())
+        overwritten = int(((answer != inputs) & (inputs != OPEN)).sum())
         if overwritten:
             reasons.append(f"{overwritten} walls or ends overwritten")
-        marked = _marked(question, answer)
-        steps, cells = int(_steps_along(question[None], marked[None])[0]), int(marked.sum())
+        marked = _marked(inputs, answer)
+        steps, cells = int(_steps_along(inputs[None], marked[None])[0]), int(marked.sum())
         if not cells:
             reasons.append("no path marked")
         elif steps < 0:
             reasons.append(f"the {cells} cells marked do not join start and goal")
         elif cells > steps - 1:
             reasons.append(f"{cells - steps + 1} of the {cells} cells marked are not on the way")
-        if steps > found.steps[0]:
-            reasons.append(f"a path of {steps} steps where {found.steps[0]} do")
+        if steps > paths.steps[0]:
+            reasons.append(f"a path of {steps} steps where {paths.steps[0]} do")
         return reasons
 
     def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
         return np.ones(solutions.shape, bool)
 
-    def unknown_cells(self, questions: Grids, solutions: Grids) -> Masks:
-        return questions == OPEN
+    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
+        return inputs == OPEN
 
-    def difficulties(
-        self, questions: Grids, solutions: Grids, *, thorough: bool
-    ) -> dict[str, Integer[np.ndarray, "n"]]:
+    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
         return {"steps of the path": (solutions == PATH).sum(axis=1) + 1}
 
-    def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
-        real = are_mazes(questions)
-        marked = _marked(questions, answers) & real[:, None]
+    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
+        real = are_mazes(inputs)
+        marked = _marked(inputs, answers) & real[:, None]
         cells = marked.sum(axis=1)
-        steps, shortest = np.zeros(len(questions), int), np.zeros(len(questions), int)
-        steps[real] = _steps_along(questions[real], marked[real])
-        shortest[real] = search(questions[real]).steps
+        steps, shortest = np.zeros(len(inputs), int), np.zeros(len(inputs), int)
+        steps[real] = _steps_along(inputs[real], marked[real])
+        shortest[real] = search(inputs[real]).steps
         joined = steps > 0
         return {
-            "a wall, the start or the goal overwritten": ((answers != questions) & (questions != OPEN)).any(axis=1)
+            "a wall, the start or the goal overwritten": ((answers != inputs) & (inputs != OPEN)).any(axis=1)
             | ~np.isin(answers, [WALL, OPEN, START, GOAL, PATH]).all(axis=1),
             "no path marked": real & (cells == 0),
             "start and goal not joined": real & ~joined & (cells > 0),
@@ -98,11 +200,11 @@ class MazeKind:
         }
 
 
-def _marked(question: Integer[np.ndarray, "*n cells"], answer: Integer[np.ndarray, "*n cells"]) -> np.ndarray:
-    return (answer == PATH) & (question == OPEN)
+def _marked(inputs: Integer[np.ndarray, "*n cells"], answer: Integer[np.ndarray, "*n cells"]) -> np.ndarray:
+    return (answer == PATH) & (inputs == OPEN)
 
 
-def _steps_along(questions: Grids, marked: Masks) -> Integer[np.ndarray, "n"]:
+def _steps_along(inputs: Grids, marked: Masks) -> Integer[np.ndarray, "n"]:
     """Of a shortest path over marked cells alone; -1 where there is none."""
-    ends = (questions == START) | (questions == GOAL)
-    return search(np.where(marked, OPEN, np.where(ends, questions, WALL)).astype(np.uint8)).steps
+    ends = (inputs == START) | (inputs == GOAL)
+    return search(np.where(marked, OPEN, np.where(ends, inputs, WALL)).astype(np.uint8)).steps

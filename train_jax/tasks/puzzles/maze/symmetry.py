@@ -1,12 +1,13 @@
-"""The symmetries of mazes: the eight turns of the square, and fingerprints that no turn can change."""
+"""The symmetries of mazes: the eight turns of the square, stored or drawn on the fly, and fingerprints they keep."""
 
 from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Integer, UInt8, UInt64
 
-from train_jax.tasks.puzzles.dihedral import cell_orders
+from train_jax.tasks.puzzles.dihedral import TURNS, cell_orders, turned
 from train_jax.tasks.puzzles.hashing import mix
+from train_jax.tasks.puzzles.kind import Tokens, Words
 from train_jax.tasks.puzzles.maze.grid import GOAL, START, VOCAB_SIZE
 
 BLOCK = 1024
@@ -15,6 +16,18 @@ BLOCK = 1024
 def all_turns(mazes: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n 8 cells"]:
     """Every maze under the eight turns, in the order of the published builder; the first is the maze itself."""
     return mazes[:, cell_orders(round(mazes.shape[1] ** 0.5))]
+
+
+def transform_tokens(inputs: Tokens, labels: Tokens, words: Words) -> tuple[Tokens, Tokens]:
+    """Every example of a batch under the turn that its words select, all of them equally likely."""
+    size = round(inputs.shape[1] ** 0.5)
+    turns = words[0] >> np.uint64(61)
+    new_inputs, new_labels = np.empty_like(inputs), np.empty_like(labels)
+    for turn in range(len(TURNS)):
+        rows = np.flatnonzero(turns == turn)
+        for tokens, new in ((inputs, new_inputs), (labels, new_labels)):
+            new[rows] = turned(tokens[rows].reshape(-1, size, size), turn).reshape(-1, size**2)
+    return new_inputs, new_labels
 
 
 @lru_cache
@@ -26,22 +39,22 @@ def _cell_numbers(size: int) -> UInt64[np.ndarray, "cells vocab"]:
     return numbers
 
 
-def fingerprints(questions: UInt8[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
+def fingerprints(inputs: UInt8[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
     """A number for every maze, equal exactly when a turn makes two of them the same but for which end is the start.
 
     Run backwards a path is the same path, so who keeps train and test apart wants such mazes to count as one. By chance
     two others are equal at 2**-64 a pair.
     """
-    blocks = [_fingerprint_block(questions[i : i + BLOCK]) for i in range(0, len(questions), BLOCK)]
+    blocks = [_fingerprint_block(inputs[i : i + BLOCK]) for i in range(0, len(inputs), BLOCK)]
     return np.concatenate([np.empty(0, np.uint64), *blocks])
 
 
-def _fingerprint_block(questions: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
-    size = round(questions.shape[1] ** 0.5)
+def _fingerprint_block(inputs: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
+    size = round(inputs.shape[1] ** 0.5)
     numbers = _cell_numbers(size)
-    of_turn = np.zeros((len(cell_orders(size)), len(questions)), np.uint64)
+    of_turn = np.zeros((len(cell_orders(size)), len(inputs)), np.uint64)
     for turn, order in enumerate(cell_orders(size)):
         # Turning the maze is moving the numbers the other way round.
         for cell, own in enumerate(order):
-            of_turn[turn] += numbers[cell][questions[:, own]]
+            of_turn[turn] += numbers[cell][inputs[:, own]]
     return mix(of_turn).min(axis=0)

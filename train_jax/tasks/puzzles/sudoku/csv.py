@@ -50,27 +50,27 @@ def read_table(path: Path, *, min_difficulty: int | None, progress: Progress) ->
 
 
 def guesses_of(path: Path, table: Table, progress: Progress) -> Integer[np.ndarray, "n"]:
-    """How hard each puzzle is (`sudoku_rating.py`). Raises `UserError` for one that has another solution too.
+    """How hard each puzzle is (`rating.py`). Raises `UserError` for one that has another solution too.
 
     About 0.1 ms for a hard one, so rows that are not used are better left out before.
     """
-    found = [np.empty(0, np.int64)]
+    guesses = [np.empty(0, np.int64)]
     for start in range(0, len(table.puzzles), ROWS):
         part = table.rows(slice(start, start + ROWS))
         solutions = solve(part.puzzles, GEOMETRY, limit=2)
         several = np.flatnonzero(solutions.counts != 1)
         if len(several):
             raise bad_row(path, int(part.lines[several[0]]), "the question has more than one solution")
-        found.append(solutions.guesses)
+        guesses.append(solutions.guesses)
         progress(f"puzzles of {path.name} solved", start + len(part.puzzles), len(table.puzzles))
-    return np.concatenate(found)
+    return np.concatenate(guesses)
 
 
 def _read_chunk(path: Path, chunk: list[Row]) -> Table:
     """Checks a chunk column by column; the first bad row, whatever is wrong with it, is the one reported."""
     good, problem = _checked_by_text(chunk)
-    questions, answers, ratings = zip(*good, strict=True) if good else ((), (), ())
-    puzzles, solutions = (_digits(texts) for texts in (questions, answers))
+    puzzle_texts, answer_texts, ratings = zip(*good, strict=True) if good else ((), (), ())
+    puzzles, solutions = (_digits(texts) for texts in (puzzle_texts, answer_texts))
     faults = {
         "the question holds a character that is neither a digit nor '.'": (puzzles > 9).any(axis=1),
         "the answer is not a solved Sudoku": ~_is_solved(solutions),
@@ -86,16 +86,16 @@ def _read_chunk(path: Path, chunk: list[Row]) -> Table:
 
 
 def _checked_by_text(chunk: list[Row]) -> tuple[list[tuple[str, str, int]], str]:
-    """Question, answer and rating of the rows up to the first one that is wrong in form, and what is wrong there."""
+    """Puzzle, answer and rating of the rows up to the first one that is wrong in form, and what is wrong there."""
     good = []
     for _, row in chunk:
         problem = problem_with(row, GEOMETRY.cells)
         if problem:
             return good, problem
-        _, question, answer, rating = row
+        _, puzzle, answer, rating = row
         if not (rating.strip().isdecimal() and len(rating) < 18):
             return good, f"the rating is {rating[:40]!r}, expected a whole number"
-        good.append((question, answer, int(rating)))
+        good.append((puzzle, answer, int(rating)))
     return good, ""
 
 

@@ -6,20 +6,31 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.options import MAX_AUGMENTATIONS, MAX_PUZZLES, MAX_SEED, Ranges, check_ranges
 from train_jax.tasks.puzzles.progress import Progress
-from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_counts, equivalents, split_of, subsample
+from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_room, equivalents, split_of, subsample
 from train_jax.tasks.puzzles.sudoku.csv import GEOMETRY as CSV_GEOMETRY
 from train_jax.tasks.puzzles.sudoku.csv import HUB_EXAMPLE, Table, guesses_of, read_table
 from train_jax.tasks.puzzles.sudoku.generator import Originals, generate
 from train_jax.tasks.puzzles.sudoku.grid import Geometry, tokens_of
-from train_jax.tasks.puzzles.sudoku.rating import rank_correlation, ratings, told
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
+from train_jax.tasks.puzzles.sudoku.rating import describe_guesses, rank_correlation, ratings
 from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints
 from train_jax.tasks.puzzles.tables import local_tables, sha256_of
 from train_jax.tasks.puzzles.writing import Splits, is_built, write_dataset
 
 AUGMENTED_AT_ONCE = 2**17
 
+RANGES: Ranges = {
+    "num_train": (1, MAX_PUZZLES),
+    "num_test": (1, MAX_PUZZLES),
+    "num_aug": (0, MAX_AUGMENTATIONS),
+    "subsample_size": (1, MAX_PUZZLES),
+    "min_difficulty": (0, 10**6),
+    "seed": (0, MAX_SEED),
+}
+"""`num_empty` is checked where the geometry is known."""
 MAKER_VERSION = 1
 """Part of every recipe: raise it when the same options come to give other puzzles."""
 
@@ -39,7 +50,7 @@ def build_generated(
 ) -> bool:
     """Makes a data set of new puzzles, no two equivalent; returns False when it was there already.
 
-    `num_empty` None empties as many cells as each grid allows; `min_difficulty`: in guesses of `sudoku_rating.py`.
+    `num_empty` None empties as many cells as each grid allows; `min_difficulty`: in guesses (`rating.py`).
 
     Raises `UserError` when the options cannot be met, or as `is_built` does.
     """
@@ -55,14 +66,14 @@ def build_generated(
     }
     if min_difficulty is not None:  # left out else: data sets from before it was an option are still known as the same
         recipe["min_difficulty"] = min_difficulty
-    check_counts(num_train=num_train, num_test=num_test, num_aug=num_aug, seed=seed, min_difficulty=min_difficulty or 0)
+    check_ranges(recipe, RANGES)
     if is_built(directory, recipe, overwrite=overwrite):
         return False
+    originals, examples = num_train + num_test, num_train * (1 + num_aug) + num_test
+    check_room(directory, SudokuKind(geometry), originals=originals, examples=examples)
     rng = np.random.default_rng(seed)
-    originals = generate(
-        num_train + num_test, num_empty, geometry, rng, min_difficulty=min_difficulty or 0, progress=progress
-    )
-    train, test = (Originals(*(array[part] for array in originals)) for part in (np.s_[:num_train], np.s_[num_train:]))
+    pairs = generate(originals, num_empty, geometry, rng, min_difficulty=min_difficulty or 0, progress=progress)
+    train, test = (Originals(*(array[part] for array in pairs)) for part in (np.s_[:num_train], np.s_[num_train:]))
     findings = _difficulty("train", ratings(train.puzzles, geometry))
     findings |= _difficulty("test", ratings(test.puzzles, geometry))
     splits = _splits(train, test, geometry, num_aug, rng, progress)
@@ -86,17 +97,14 @@ def build_from_tables(
     test set is left as it is; how many of its puzzles are equivalent to one that is trained on (by fingerprint, so at
     most so many) is put into `recipe.json`, and how hard they are by the tables' rating and by ours.
     """
-    check_counts(num_aug=num_aug, seed=seed, min_difficulty=min_difficulty or 0)
-    check_counts(subsample_size=1 if subsample_size is None else subsample_size)
+    options = {"subsample_size": subsample_size, "min_difficulty": min_difficulty, "num_aug": num_aug, "seed": seed}
+    check_ranges(options, RANGES)
     with local_tables(source, hub_example=HUB_EXAMPLE) as tables:
         recipe = {
             "maker": "sudoku tables",
             "maker_version": MAKER_VERSION,
             "tables_sha256": {split: sha256_of(path) for split, path in tables.items()},
-            "subsample_size": subsample_size,
-            "min_difficulty": min_difficulty,
-            "num_aug": num_aug,
-            "seed": seed,
+            **options,
         }
         if is_built(directory, recipe, overwrite=overwrite):
             return False
@@ -106,6 +114,9 @@ def build_from_tables(
         rng = np.random.default_rng(seed)
         if subsample_size is not None:
             read["train"] = read["train"].rows(subsample(len(read["train"].puzzles), subsample_size, rng))
+        originals, test_count = (len(read[split].puzzles) for split in tables)
+        examples = originals * (1 + num_aug) + test_count
+        check_room(directory, SudokuKind(CSV_GEOMETRY), originals=originals, examples=examples)
         findings: dict[str, Any] = {"source": source}
         for split, path in tables.items():
             findings |= _difficulty(split, guesses_of(path, read[split], progress), read[split])
@@ -117,7 +128,7 @@ def build_from_tables(
 
 def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | None = None) -> dict[str, str]:
     """What is said of a split's puzzles; of a table's also its own rating, and how far both agree."""
-    findings = {f"{split}_difficulty": told(guesses)}
+    findings = {f"{split}_difficulty": describe_guesses(guesses)}
     if table is not None:
         own = table.ratings
         findings[f"{split}_rating_in_the_table"] = (
@@ -152,4 +163,4 @@ def split_arrays(
         inputs[part, 1:] = tokens_of(puzzles).reshape(-1, num_aug, geometry.cells)
         labels[part, 1:] = tokens_of(solutions).reshape(-1, num_aug, geometry.cells)
         progress("augmented examples", part.stop * copies, count * copies)
-    return split_of(inputs, labels, geometry.vocab_size)
+    return split_of(inputs, labels, SudokuKind(geometry))

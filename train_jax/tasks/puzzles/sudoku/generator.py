@@ -51,7 +51,7 @@ def generate(
     """`count` puzzles with `num_empty` empty cells and one solution each, no two equivalent under any symmetry.
 
     `num_empty` None: as many as each grid allows. `min_difficulty`: only puzzles that need so many guesses
-    (`sudoku_rating.py`).
+    (`rating.py`).
     Raises `UserError` when so many empty cells or so many different puzzles cannot be had.
     """
     most_empty = geometry.cells - FEWEST_GIVENS.get(geometry.size, 1)
@@ -60,7 +60,7 @@ def generate(
             f"{num_empty} empty cells of {geometry.cells}: a {geometry} Sudoku with one solution has "
             f"1 to {most_empty}; use --num-empty {min(max(num_empty, 1), most_empty)} or one that is easier to reach"
         )
-    found = [Originals(*[np.empty((0, geometry.cells), np.uint8)] * 2)]
+    parts = [Originals(*[np.empty((0, geometry.cells), np.uint8)] * 2)]
     known = np.empty(0, np.uint64)
     tried = hard = 0
     with contextlib.closing(_rated_batches(num_empty, geometry, rng)) as rated_batches:
@@ -79,14 +79,14 @@ def generate(
             fresh = np.flatnonzero(first_of_each(marks, known=known))[:wanted]
             if len(fresh) < min(wanted, 1 if min_difficulty else LEAST_YIELD * tries):
                 raise _exhausted(len(known) + len(fresh), count, num_empty, min_difficulty, geometry, batch.empties)
-            found.append(Originals(batch.puzzles[good][fresh], batch.grids[good][fresh]))
+            parts.append(Originals(batch.puzzles[good][fresh], batch.grids[good][fresh]))
             known = np.concatenate([known, marks[fresh]])
             progress(f"{geometry} puzzles", len(known), count)
-    return Originals(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+    return Originals(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 class _Dug(NamedTuple):
-    """Random grids, the puzzles left of them, how many cells these lost, and how hard they are where that is asked."""
+    """Random grids, the puzzles left of them, how many cells these lost, and where it was asked for their ratings."""
 
     grids: UInt8[np.ndarray, "n cells"]
     puzzles: UInt8[np.ndarray, "n cells"]
@@ -148,7 +148,7 @@ def _too_hard(
 
 
 def _exhausted(
-    found: int, count: int, num_empty: int | None, min_difficulty: int, geometry: Geometry, empties
+    made: int, count: int, num_empty: int | None, min_difficulty: int, geometry: Geometry, empties
 ) -> UserError:
     if num_empty is not None and (empties == num_empty).mean() < LEAST_YIELD:
         usual = int(np.quantile(empties, 0.25))
@@ -159,7 +159,7 @@ def _exhausted(
     empty = num_empty or "as many as possible"
     hard = f" and difficulty {min_difficulty}" if min_difficulty else ""
     return UserError(
-        f"only {found} of {count} different {geometry} puzzles with {empty} empty cells{hard} were found before new "
+        f"only {made} of {count} different {geometry} puzzles with {empty} empty cells{hard} were made before new "
         "ones became rare; ask for fewer puzzles, another --num-empty or a larger --size"
     )
 

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import Metadata
 
 BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
@@ -79,14 +78,6 @@ def geometry_of_size(size: int) -> Geometry:
     return GEOMETRIES[size]
 
 
-def sudoku_of(data: Metadata) -> Geometry | None:
-    """The Sudoku whose grids a data set holds; None if it holds something else."""
-    for geometry in GEOMETRIES.values():
-        if (data.seq_len, data.vocab_size) == (geometry.cells, geometry.vocab_size):
-            return geometry
-    return None
-
-
 def is_solution(grids: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Bool[np.ndarray, "n"]:
     """Which grids are complete and hold every digit once in every row, column and box."""
     bits = np.uint16(1) << grids.T.astype(np.uint16)
@@ -107,7 +98,7 @@ def grids_of(tokens: Integer[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cel
 
 
 def parse(text: str) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
-    """The grid that a text shows, its size told by its number of cells.
+    """The grid that a text shows, whose size follows from the number of cells.
 
     `.` and `0` are empty cells; white space and the lines that `render` draws are passed over.
     Raises `UserError` for anything else, for a length that no size has, and for givens that contradict each other.

@@ -1,13 +1,41 @@
-"""Sudokus as they are drawn and judged."""
+"""Sudokus: what a data set of them is, how they are read, drawn and checked."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Self
 
 import numpy as np
-from jaxtyping import Bool, Integer
+from jaxtyping import Bool, Integer, UInt64
 
-from train_jax.tasks.puzzles.kind import Grid, Grids, Mask, Masks, wrong_cells
-from train_jax.tasks.puzzles.sudoku.grid import Geometry, contradiction_in, grids_of, is_solution
-from train_jax.tasks.puzzles.sudoku.rating import ratings
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.kind import (
+    Examples,
+    Grid,
+    Grids,
+    Mask,
+    Masks,
+    PuzzleInput,
+    Tokens,
+    Transform,
+    number_range,
+    read_text,
+    wrong_cells,
+)
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.sudoku.grid import (
+    GEOMETRIES,
+    Geometry,
+    contradiction_in,
+    grids_of,
+    is_solution,
+    parse,
+    tokens_of,
+)
+from train_jax.tasks.puzzles.sudoku.rating import describe_guesses, ratings
+from train_jax.tasks.puzzles.sudoku.solver import solve
+from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints, transform_tokens
 
 
 @dataclass(frozen=True)
@@ -15,9 +43,76 @@ class SudokuKind:
     """Values are digits, 0 for an empty cell."""
 
     geometry: Geometry
+    has_named_puzzles = False
     fills_inputs = True
     success_message = "every given kept, every row, column and box complete"
     alternative_solution = "another solution of the puzzle"
+
+    @property
+    def key(self) -> str:
+        return f"sudoku-{self.geometry}"
+
+    @classmethod
+    def from_key(cls, key: str) -> Self | None:
+        return next((kind for geometry in GEOMETRIES.values() if (kind := cls(geometry)).key == key), None)
+
+    @classmethod
+    def recognise(cls, data: Metadata) -> Self | None:
+        sizes = data.seq_len, data.vocab_size
+        kinds = map(cls, GEOMETRIES.values())
+        return next((kind for kind in kinds if (kind.seq_len, kind.vocab_size) == sizes), None)
+
+    @property
+    def seq_len(self) -> int:
+        return self.geometry.cells
+
+    @property
+    def vocab_size(self) -> int:
+        return self.geometry.vocab_size
+
+    def parse(self, text: str) -> PuzzleInput:
+        grid, geometry = parse(text)
+        if geometry != self.geometry:
+            raise UserError(
+                f"the Sudoku is {geometry}, the model was trained on {self.geometry}; give one of "
+                f"{self.geometry.cells} cells"
+            )
+        solutions = solve(grid[None], geometry)
+        if not solutions.counts[0]:
+            raise UserError(f"the {geometry} Sudoku given has no solution; correct the givens")
+        unique = bool(solutions.counts[0] == 1)
+        solution = tokens_of(solutions.grids[0]) if unique else None
+        return PuzzleInput(f"{geometry} Sudoku given", self, tokens_of(grid), solution, unique)
+
+    def read(self, path: Path, *, data_dir: str, index: int = 0) -> PuzzleInput:
+        return replace(self.parse(read_text(path)), name=f"{self.name} in {path}")
+
+    @property
+    def transform(self) -> Transform:
+        return partial(transform_tokens, geometry=self.geometry)
+
+    def fingerprints(self, inputs: Tokens, labels: Tokens) -> UInt64[np.ndarray, "n"]:
+        return fingerprints(grids_of(inputs), self.geometry)
+
+    def inspect(self, examples: Examples) -> dict[str, str]:
+        puzzles, answers = (grids_of(tokens[examples.originals]) for tokens in (examples.inputs, examples.labels))
+        right = is_solution(answers, self.geometry) & ((puzzles == 0) | (puzzles == answers)).all(axis=1)
+        solutions = solve(grids_of(examples.inputs[examples.sample]), self.geometry)
+        unique = solutions.counts == 1
+        of_sample = f"of {len(examples.sample):,} checked"
+        difficulty = "not known"
+        if unique.any():
+            difficulty = f"{describe_guesses(solutions.guesses[unique])}, of {unique.sum():,} checked"
+        return {
+            "empty cells": number_range((puzzles == 0).sum(axis=1)),
+            "labels that are not a solution": f"{(~right).sum():,}",
+            "puzzles without exactly one solution": f"{(~unique).sum():,} {of_sample}",
+            "difficulty": difficulty,
+        }
+
+    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
+        empty = (grids_of(inputs) == 0).sum(axis=1)
+        return f"{number_range(empty)} of {self.seq_len} cells empty"
 
     @property
     def name(self) -> str:
@@ -35,11 +130,19 @@ class SudokuKind:
     def box(self) -> tuple[int, int]:
         return self.geometry.box_rows, self.geometry.box_cols
 
+    def fitted(self, canvases: Sequence[Integer[np.ndarray, "..."]]) -> Self:
+        return self
+
+    def visible_answers(
+        self, answers: Integer[np.ndarray, "steps seq"], solution: Integer[np.ndarray, "seq"]
+    ) -> Integer[np.ndarray, "steps seq"]:
+        return answers
+
     def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
         return grids_of(tokens)
 
-    def given_cells(self, question: Grid) -> Mask:
-        return question > 0
+    def given_cells(self, inputs: Grid) -> Mask:
+        return inputs > 0
 
     def character(self, value: int) -> str:
         return str(value) if value else "."
@@ -47,9 +150,9 @@ class SudokuKind:
     def colour(self, value: int) -> str:
         return ""
 
-    def mistakes(self, question: Grid, answer: Grid, solution: Grid | None) -> list[str]:
+    def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str]:
         """By the rules: another solution than the one known is right too."""
-        overwritten = int((answer != question)[question > 0].sum())
+        overwritten = int((answer != inputs)[inputs > 0].sum())
         in_range = np.where(answer <= self.geometry.size, answer, 0).astype(np.uint8)
         if not overwritten and is_solution(in_range[None], self.geometry)[0]:
             return []
@@ -64,22 +167,20 @@ class SudokuKind:
     def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
         return np.ones(solutions.shape, bool)
 
-    def unknown_cells(self, questions: Grids, solutions: Grids) -> Masks:
-        return questions == 0
+    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
+        return inputs == 0
 
-    def difficulties(
-        self, questions: Grids, solutions: Grids, *, thorough: bool
-    ) -> dict[str, Integer[np.ndarray, "n"]]:
-        found = {"empty cells": (questions == 0).sum(axis=1)}
+    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
+        measures = {"empty cells": (inputs == 0).sum(axis=1)}
         if thorough:
-            found["guesses of a solver"] = ratings(questions.astype(np.uint8), self.geometry)
-        return found
+            measures["guesses of a solver"] = ratings(inputs.astype(np.uint8), self.geometry)
+        return measures
 
-    def broken_rules(self, questions: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
+    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
         size, units = self.geometry.size, self.geometry.units
         kinds = {"row": units[:size], "column": units[size : 2 * size], "box": units[2 * size :]}
         broken = {
-            "a given overwritten": ((answers != questions) & (questions > 0)).any(axis=1),
+            "a given overwritten": ((answers != inputs) & (inputs > 0)).any(axis=1),
             "a cell left empty": (answers == 0).any(axis=1),
         }
         for kind, cells in kinds.items():

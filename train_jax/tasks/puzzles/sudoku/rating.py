@@ -22,11 +22,11 @@ def ratings(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Intege
     return solve(puzzles, geometry, limit=2).guesses
 
 
-def told(found: Integer[np.ndarray, "n"]) -> str:
+def describe_guesses(guesses: Integer[np.ndarray, "n"]) -> str:
     """The distribution in a few words."""
     return (
-        f"{found.min()} to {found.max()} guesses, mean {found.mean():.1f}, median {np.median(found):g}, "
-        f"{(found > 0).mean():.1%} need one"
+        f"{guesses.min()} to {guesses.max()} guesses, mean {guesses.mean():.1f}, median {np.median(guesses):g}, "
+        f"{(guesses > 0).mean():.1%} need one"
     )
 
 

@@ -34,7 +34,7 @@ class Solutions(NamedTuple):
     grids: UInt8[np.ndarray, "n cells"]
     guesses: Integer[np.ndarray, "n"]
     """How often the search had to try a digit; of a puzzle with fewer solutions than the limit it went over all of
-    its tree, so this says how hard the puzzle is (see `sudoku_rating.py`)."""
+    its tree, so this says how hard the puzzle is (see `rating.py`)."""
 
 
 def all_digits(geometry: Geometry) -> np.uint16:
@@ -110,7 +110,7 @@ def _pass_of_singles(
         twice |= once & masks
         once |= masks
     dead = (once != all_digits(geometry)).any(axis=0)
-    # Judged before anything is forced: what `once` says is about these candidates.
+    # Determined before anything is forced: what `once` says is about these candidates.
     complete = is_single(after).all(axis=0) & ~dead
     forced = after & seen_from_cell(once & ~twice)
     dead |= ~is_single(forced).all(axis=0)

@@ -1,4 +1,4 @@
-"""The symmetries of Sudoku: random equivalent copies for training, and fingerprints that no symmetry can change.
+"""The symmetries of Sudoku: random equivalent copies, stored or drawn on the fly, and fingerprints they do not change.
 
 The symmetries are: rename the digits; permute the bands, the rows in a band, the stacks, the columns in a stack;
 and, where the boxes are square, transpose. A 6x6 grid of 2x3 boxes has no transposition.
@@ -12,8 +12,11 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
 
 from train_jax.tasks.puzzles.hashing import mix
+from train_jax.tasks.puzzles.kind import Tokens, Words
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
 
+FIRST_DIGIT_TOKEN = 2
+"""After padding and the empty cell."""
 BLOCK = 4096
 REFINEMENT_ROUNDS = 4
 """Enough for every pair of random puzzles met so far; more rounds can only tell more puzzles apart."""
@@ -61,12 +64,14 @@ def augment(
     new_puzzles, new_solutions = np.empty_like(puzzles), np.empty_like(solutions)
     for start in range(0, len(puzzles), BLOCK):
         block = slice(start, start + BLOCK)
-        symmetries = _drawn(len(puzzles[block]), geometry, rng)
-        new_puzzles[block], new_solutions[block] = moved(puzzles[block], solutions[block], geometry, symmetries)
+        symmetries = _draw(len(puzzles[block]), geometry, rng)
+        new_puzzles[block], new_solutions[block] = apply_symmetries(
+            puzzles[block], solutions[block], geometry, symmetries
+        )
     return new_puzzles, new_solutions
 
 
-def _drawn(n: int, geometry: Geometry, rng: np.random.Generator) -> Symmetries:
+def _draw(n: int, geometry: Geometry, rng: np.random.Generator) -> Symmetries:
     """The order of draws decides the bytes of every data set with augmentations."""
     row_order, col_order = (rng.integers(len(orders), size=n) for orders in axis_orders(geometry))
     transposed = rng.integers(2, size=n, dtype=bool) if geometry.has_square_boxes else np.zeros(n, bool)
@@ -74,7 +79,7 @@ def _drawn(n: int, geometry: Geometry, rng: np.random.Generator) -> Symmetries:
     return Symmetries(row_order, col_order, transposed, digits)
 
 
-def moved(
+def apply_symmetries(
     puzzles: UInt8[np.ndarray, "n cells"],
     solutions: UInt8[np.ndarray, "n cells"],
     geometry: Geometry,
@@ -100,6 +105,37 @@ def moved(
     renamed[:, first_digit : first_digit + size] = symmetries.digits + np.uint8(first_digit - 1)
     at = first * 16
     return renamed.ravel().take((both & np.uint8(15)) + at), renamed.ravel().take((both >> np.uint8(4)) + at)
+
+
+def transform_tokens(inputs: Tokens, labels: Tokens, words: Words, *, geometry: Geometry) -> tuple[Tokens, Tokens]:
+    """Every example of a batch under a symmetry that its words select, all of them equally likely."""
+    of_lines, of_digits = words
+    high, low = np.uint64(32), np.uint64(2**32 - 1)
+    row_orders, col_orders = axis_orders(geometry)
+    digits = digit_orders(geometry.size)
+    symmetries = Symmetries(
+        _below(of_lines >> high, len(row_orders)),
+        _below(of_lines & low, len(col_orders)),
+        (of_digits & np.uint64(geometry.has_square_boxes)).astype(bool),
+        digits[_below(of_digits >> high, len(digits))],
+    )
+    return apply_symmetries(inputs, labels, geometry, symmetries, first_digit=FIRST_DIGIT_TOKEN)
+
+
+def _below(bits: UInt64[np.ndarray, "n"], end: int) -> Integer[np.ndarray, "n"]:
+    """A number below `end` from 32 random bits, by their share of all; no value is off by more than `end / 2**32`."""
+    return ((bits * np.uint64(end)) >> np.uint64(32)).astype(np.intp)
+
+
+@lru_cache
+def digit_orders(size: int) -> UInt8[np.ndarray, "orders size"]:
+    """Every order of the digits 1 to `size`: 362 880 of them for 9x9, 3 MB."""
+    orders = np.zeros((1, 0), np.uint8)
+    for length in range(1, size + 1):
+        first = np.arange(length, dtype=np.uint8)[:, None, None]
+        rest = orders + (orders >= first)
+        orders = np.concatenate([np.broadcast_to(first, (*rest.shape[:2], 1)), rest], axis=2).reshape(-1, length)
+    return orders + np.uint8(1)
 
 
 def fingerprints(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> UInt64[np.ndarray, "n"]:

@@ -1,0 +1,64 @@
+"""MkDocs hook: the site is made from the Markdown that readers see in the repository.
+
+README.md and the other pages at the root become pages of the site. A link to a file outside docs/ (a test, a script)
+leads to a copy of that file on the site, as text, so that every link works without knowing where the repository is.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Pages at the root of the repository, by their place on the site."""
+
+LINK = re.compile(r"(\]\()([^)\s#:]+)([)\s#])")
+"""Target of a Markdown link that is neither a URL nor an anchor alone."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages at the root, and a copy of every file outside docs/ that a page links to."""
+    for name, place in ROOT_PAGES.items():
+        files.append(File.generated(config, place, content=(ROOT / name).read_text()))
+    for file in list(files.documentation_pages()):
+        for _, target, _ in LINK.findall(file.content_string):
+            path = in_repository(file.src_uri, target)
+            if path.startswith("docs/") or path in ROOT_PAGES:
+                continue
+            if not (ROOT / path).is_file():
+                raise PluginError(f"{file.src_uri} links to {target}, and there is no file {path}")
+            if files.get_file_from_path(copied(path)) is None:
+                files.append(File.generated(config, copied(path), content=(ROOT / path).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns links between files of the repository into links between pages of the site."""
+
+    def on_site(match: re.Match[str]) -> str:
+        path = in_repository(page.file.src_uri, match[2])
+        place = ROOT_PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else copied(path))
+        return match[1] + posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".") + match[3]
+
+    return LINK.sub(on_site, markdown)
+
+
+def in_repository(page: str, target: str) -> str:
+    """The path from the repository's root of what `page` of the site links to."""
+    source = {place: name for name, place in ROOT_PAGES.items()}.get(page, f"docs/{page}")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+
+
+def copied(path: str) -> str:
+    """Where a file outside docs/ lies on the site; as .txt, which browsers show rather than download."""
+    return f"source/{path}.txt"

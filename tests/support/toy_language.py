@@ -1,0 +1,131 @@
+"""A language model of a few lines as a task of its own: packed tokens, no carry, no halting, a loss per token."""
+
+import dataclasses
+import hashlib
+import json
+from typing import ClassVar
+
+import jax
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from train_jax.core.objective import LossSums
+from train_jax.core.reduction import AXIS
+from train_jax.runtime.processes import process_shard
+from train_jax.tasks.task import ConstantStage, TaskConfig
+
+VOCAB = 11
+
+
+class TokenModel(nn.Module):
+    """Next-token logits from a gated sum of earlier embeddings."""
+
+    def __init__(self, vocab_size: int, width: int = 16):
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, width)
+        self.mix = nn.Linear(width, width)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        return self.head(torch.tanh(self.mix(x.cumsum(dim=1))))
+
+
+class TokenLoss(nn.Module):
+    """Summed cross-entropy and the sum of token weights; the model has no carry."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, weights):
+        logits = self.model(tokens[:, :-1])
+        losses = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten().long(), reduction="none")
+        return (losses * weights.flatten()).sum(), weights.sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyConfig(TaskConfig):
+    document_share: float = 0.8
+    """Share of the tokens that count in the loss."""
+
+
+@dataclasses.dataclass
+class ToyEvaluation:
+    metrics: dict[str, float]
+
+    @property
+    def summary(self):
+        return f"loss {self.metrics['loss']:.4f} on {self.metrics['count']:.0f} held-out tokens"
+
+    def save(self, folder, split):
+        folder.evaluation(split).parent.mkdir(parents=True, exist_ok=True)
+        folder.evaluation(split).write_text(json.dumps(self.metrics))
+
+
+class ToyLanguage:
+    config_class = ToyConfig
+    needs_state = False
+    console: ClassVar = {"loss": "loss {:.4f}"}
+
+    def __init__(self, config, facts=None):
+        self._config = config
+        self._tokens = {split: np.load(f"{config.data_dir}/{split}.npy") for split in ("train", "test")}
+        self.sizes = {"vocab_size": VOCAB}
+        self.facts = {"vocab_size": VOCAB}
+        self.fingerprint = hashlib.sha256(b"".join(a.tobytes() for a in self._tokens.values())).hexdigest()
+        self.examples_per_epoch = len(self._tokens["train"])
+        self.description = f"{self._tokens['train'].size:,} tokens"
+
+    def check(self, config, devices): ...
+
+    def wrap(self, module, arch):
+        return TokenLoss(module)
+
+    def batch(self, step, shard, state=None):
+        index, count = shard
+        rng = np.random.Generator(np.random.Philox(key=[self._config.seed, step]))
+        rows = rng.integers(len(self._tokens["train"]), size=self._config.global_batch_size)
+        weights = rng.random((len(rows), self._tokens["train"].shape[1] - 1)) < self._config.task_config.document_share
+        local = slice(index * len(rows) // count, (index + 1) * len(rows) // count)
+        return {"tokens": self._tokens["train"][rows[local]], "weights": weights[local].astype(np.float32)}
+
+    def initial_carry(self, call, batch):
+        return ()
+
+    def loss(self, call, carry, batch):
+        (loss, weight), buffers = call(batch["tokens"], batch["weights"])
+        return LossSums(loss, weight, {"loss": loss, "tokens": weight}, carry, buffers)
+
+    def figures(self, sums, examples):
+        return {"loss": float(sums["loss"] / max(sums["tokens"], 1)), "tokens": float(sums["tokens"])}
+
+    def evaluator(self, objective, devices):
+        def eval_step(state, batch):
+            (loss, weight), _ = objective.call(state.eval_params, state.buffers, train=False)(
+                batch["tokens"], batch["weights"]
+            )
+            return jax.lax.psum({"loss": loss, "count": weight}, AXIS), {}
+
+        step = devices.parallel_eval_step(eval_step)
+
+        def evaluate(state, *, limit=0, metrics_only=False):
+            index, count = process_shard()
+            tokens = self._tokens["test"][: limit or None][index::count]
+            batch = {"tokens": tokens, "weights": np.ones((len(tokens), tokens.shape[1] - 1), np.float32)}
+            sums, _ = step(devices.replicate(state), devices.shard(devices.split_batch(batch)))
+            sums = devices.to_host(sums)
+            return ToyEvaluation({"loss": float(sums["loss"] / sums["count"]), "count": float(sums["count"])})
+
+        return evaluate
+
+    def stages(self, total_steps):
+        return ConstantStage()
+
+    def arch_at(self, stage):
+        return self._config.arch
+
+    def overrides(self, module, total_steps):
+        return {}

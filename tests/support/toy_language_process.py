@@ -1,0 +1,66 @@
+"""Run in a process of its own: trains the toy language model on virtual devices, stops half-way once, and continues.
+
+python toy_language_process.py DATA_DIR DEVICES RUN_DIR OUT.npz [STEPS]
+"""
+
+import os
+import sys
+
+data_dir, devices, run_dir, out, *steps = sys.argv[1:]
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from models_torch.outside import OutsideConfig  # noqa: E402
+from support.toy_language import ToyConfig  # noqa: E402
+from train_jax.loop import train  # noqa: E402
+from train_jax.optim.config import OptimConfig  # noqa: E402
+from train_jax.run.checkpoint import Checkpoints  # noqa: E402
+from train_jax.run.config import RunConfig  # noqa: E402
+from train_jax.run.restore import restore  # noqa: E402
+from train_jax.runtime.devices import Devices  # noqa: E402
+
+config = RunConfig(
+    data_dir=data_dir,
+    run_dir=run_dir,
+    task="support.toy_language:ToyLanguage",
+    task_config=ToyConfig(),
+    model="support.toy_language:TokenModel",
+    arch=OutsideConfig(forward_dtype="float32"),
+    optim=OptimConfig(lr=1e-2, warmup_steps=5, weight_decay=0.0, ema_decay=0.0),
+    steps=20,
+    global_batch_size=16,
+    eval_batch_size=16,
+    eval_every_steps=5,
+    checkpoint_every_steps=5,
+    log_every_steps=5,
+    wandb="disabled",
+)
+
+
+class KilledError(Exception):
+    pass
+
+
+if steps:  # stops as a killed process would: after a checkpoint, before the run is finished
+    save = Checkpoints.save
+
+    def save_and_stop(self, step, *args):
+        save(self, step, *args)
+        if step == int(steps[0]):
+            self.wait()
+            raise KilledError
+
+    Checkpoints.save = save_and_stop
+    try:
+        train(config, Devices(int(devices)))
+    except KilledError:
+        Checkpoints.save = save
+
+figures = train(config, Devices(int(devices)))
+state = restore(run_dir).state
+leaves = jax.tree_util.tree_leaves_with_path(state)
+arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+np.savez(out, **arrays, __loss=figures["loss"])

@@ -1,0 +1,123 @@
+"""`trm --version` and `trm --help` without torch or jax; what a wheel and an sdist hold."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from train_jax import version
+from train_jax.__main__ import STAGES, main, usage
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("bridge", "models_torch", "train_jax")
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_neither_torch_nor_jax_is_loaded(argument):
+    code = (
+        "import sys; from train_jax.__main__ import main; status = main([sys.argv[1]]); "
+        "print(sorted({'torch', 'torchax', 'jax', 'numpy'} & set(sys.modules)), file=sys.stderr); sys.exit(status)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (shown.returncode, shown.stderr) == (0, "[]\n")
+
+
+def test_help_fits_a_screen_and_has_every_stage_once():
+    lines = usage().splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == list(STAGES)
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version", "nonsense"])
+def test_a_closed_pipe_is_no_traceback(argument):
+    command = [sys.executable, "-u", "-m", "train_jax", argument]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    with process.stderr as stderr:
+        shown = stderr.read()
+    assert process.wait(60) == (2 if argument == "nonsense" else 141)
+    assert len(shown.splitlines()) == (argument == "nonsense")
+
+
+def test_version_names_the_pinned_packages(capsys):
+    assert main(["--version"]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert list(shown) == ["trm", "commit", "python", "torch", "torchax", "jax", "jaxlib"]
+    assert shown["torch"] == metadata.version("torch") and shown["jax"] == metadata.version("jax")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "commit"),
+    [
+        ("0.1.0.dev117+g6fa496561", "6fa496561 (recorded at build)"),
+        ("0.1.0.dev117+g6fa496561.d20261121", "6fa496561-dirty (recorded at build)"),
+        ("0.1.0", "not recorded"),
+        (None, "not recorded"),
+    ],
+)
+def test_commit_outside_a_checkout(recorded, commit, tmp_path):
+    assert version.commit(recorded, tmp_path) == commit
+
+
+def test_commit_in_a_checkout(tmp_path):
+    def git(*arguments):
+        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *author, *arguments], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("commit", "-m", "first")
+    git("tag", "v9.8.7")
+    assert version.commit("0.1.0", tmp_path) == "v9.8.7 (checkout)"
+    (tmp_path / "file").write_text("b")
+    assert version.commit("0.1.0", tmp_path) == "v9.8.7-dirty (checkout)"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel and an sdist, built without network from a copy of the files that an archive of the project has."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in (*PACKAGES, "docs", "tests", "benchmarks"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for path in ROOT.iterdir():
+        if path.is_file() and path.name != ".git":
+            shutil.copy(path, source)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_and_nothing_else(built):
+    (wheel,) = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_the_project_is_built_and_tested_with(built):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"README.md", "LICENSE", "SECURITY.md", "CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md"}
+    wanted |= {"pyproject.toml", "constraints.txt", "environment.sh", "speedrun_tpu.sh", "mkdocs.yml"}
+    wanted |= {"tests/run.sh", "docs/bridge.md"}
+    assert wanted <= names
+    assert not [name for name in names if name.startswith(("runs/", "data/", ".venv/", ".git/"))]

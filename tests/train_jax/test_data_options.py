@@ -1,0 +1,86 @@
+"""Options of `trm build-data`: ranges, sizes that do not fit, help on one screen; a mistake writes nothing."""
+
+import pytest
+from support.arc_files import write_source
+
+from train_jax.__main__ import main as trm
+from train_jax.errors import UserError
+from train_jax.stages.build_data import COMMANDS, ArcData, MazeData, SudokuData, main
+from train_jax.tasks.puzzles import options
+from train_jax.tasks.puzzles.arc import dataset as arc_dataset
+from train_jax.tasks.puzzles.maze import dataset as maze_dataset
+from train_jax.tasks.puzzles.sudoku import dataset as sudoku_dataset
+
+RANGES = {"sudoku": sudoku_dataset.RANGES, "maze": maze_dataset.RANGES, "arc": arc_dataset.RANGES}
+NEEDED = {"subsample_size": ["--source", "x/y"]}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [(command, name) for command, ranges in RANGES.items() for name in ranges]
+)
+def test_every_number_has_a_range(command, name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    low, high = RANGES[command][name]
+    required = ["--source", "none"] if command == "arc" else NEEDED.get(name, [])
+    for value in (low - 1, high + 1, -(10**30), 10**30):
+        option = f"--{name.replace('_', '-')}"
+        assert trm(["build-data", command, *required, option, str(value)]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == "" and shown.err == (
+            f"trm: {option} {value}: expected {low} to {high}; use a whole number in that range\n"
+        )
+    for text in ("nan", "", "1.5", "x"):
+        assert trm(["build-data", command, *required, f"{option}={text}"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SudokuData(num_train=10**9), "takes about 4"),
+        (SudokuData(num_aug=10**6 - 1), "takes about 1"),
+        (MazeData(num_test=10**9), "takes about 5,4"),
+        (MazeData(num_train=10**6, augment=True), "takes about 18"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_the_work(tmp_path, monkeypatch, config, message):
+    monkeypatch.chdir(tmp_path)
+    for module, work in ((sudoku_dataset, "generate"), (maze_dataset, "generate")):
+        monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("the work was begun"))
+    monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**9)
+    with pytest.raises(UserError, match=rf"{message}[\d,.]* GB of memory while it is built, 1.0 GB are available; use"):
+        main(config)
+    monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**15)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
+    with pytest.raises(UserError, match=r"has 1.0 GB of room, expected at least .* GB; make room, choose another"):
+        main(config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_augmentations_of_arc_that_do_not_fit_are_refused_before_the_work(tmp_path, monkeypatch):
+    source = write_source(tmp_path / "files")
+    monkeypatch.setattr(arc_dataset, "draw", lambda *_: pytest.fail("the work was begun"))
+    config = ArcData(str(source), output_dir=tmp_path / "set", num_aug=900_000)
+    monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**9)
+    with pytest.raises(UserError, match=r"takes about 3.4 GB of memory .*; use a smaller --num-aug"):
+        main(config)
+    monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**15)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(UserError, match=r"0.0 GB of room, expected at least 111.8 GB.* or use a smaller --num-aug"):
+        main(config)
+    assert [path.name for path in tmp_path.iterdir()] == ["files"]
+
+
+def test_memory_is_known_here():
+    assert 10**7 < options.available_memory_bytes() < 10**15
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        trm(["build-data", command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert 8 < sum(-(-len(line) // 100) for line in lines) <= 30  # a description is not wrapped
+    assert "None" not in "".join(lines)

@@ -1,0 +1,138 @@
+"""The kind of a data set: stated by its recipe, kept by a run, recognised once where nothing states it."""
+
+import dataclasses
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from support.arc_files import write_source
+from support.small_set import rewrite_json
+
+from train_jax.errors import UserError
+from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
+from train_jax.tasks.puzzles.arc.kind import ArcKind
+from train_jax.tasks.puzzles.batches import train_batch
+from train_jax.tasks.puzzles.format import Metadata, load_split, read_metadata
+from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.kinds import KINDS, MIXED, kind_of
+from train_jax.tasks.puzzles.maze.grid import parse
+from train_jax.tasks.puzzles.maze.kind import MazeKind
+from train_jax.tasks.puzzles.mixture import load_mixture, mixture_of
+from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
+
+ALL = [*map(SudokuKind, GEOMETRIES.values()), MazeKind(4), MazeKind(5), MazeKind(30), MazeKind(50), ArcKind()]
+
+
+def metadata_of(seq_len: int, vocab_size: int, kind: str = "") -> Metadata:
+    return Metadata(seq_len, vocab_size, 0, 0, 0, 1, 1, 1.0, 1, ("all",), kind)
+
+
+@pytest.fixture
+def mazes(tmp_path):
+    """4x4 mazes, which have the sizes of 4x4 Sudokus."""
+    main(MazeData(output_dir=tmp_path / "mazes", size=4, num_train=30, num_test=20, augment=True))
+    return tmp_path / "mazes"
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.key)
+def test_a_key_rebuilds_its_kind_and_no_other(kind):
+    assert kind_of(metadata_of(kind.seq_len, kind.vocab_size, kind.key)) == kind
+    assert sum(each.from_key(kind.key) is not None for each in KINDS) == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["sudoku-5x5", "sudoku-9", "maze-3", "maze-51", "maze-05", "maze-", "ARC", "chess", MIXED]
+)
+def test_a_key_that_is_not_known_gives_no_kind(key):
+    """Not a guess by the sizes, which here are those of a Sudoku."""
+    assert kind_of(metadata_of(81, 11, key)) is None
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.key)
+def test_a_kind_that_is_not_stated_is_recognised_by_its_sizes(kind):
+    expected = SudokuKind(GEOMETRIES[4]) if kind == MazeKind(4) else kind
+    assert kind_of(metadata_of(kind.seq_len, kind.vocab_size)) == expected
+    assert kind_of(metadata_of(kind.seq_len, kind.vocab_size + 20)) is None
+
+
+def test_builders_state_the_kind_and_the_published_files_do_not(tmp_path, mazes):
+    main(SudokuData(output_dir=tmp_path / "sudoku", size=6, num_train=3, num_test=2))
+    main(ArcData(str(write_source(tmp_path / "source")), output_dir=tmp_path / "arc", num_aug=0))
+    for directory, key in ((mazes, "maze-4"), (tmp_path / "sudoku", "sudoku-6x6"), (tmp_path / "arc", "arc")):
+        record = read_recipe(directory)
+        assert record is not None and record["kind"] == key
+        for split in ("train", "test"):
+            puzzles = load_split(directory, split)
+            assert puzzles.metadata.kind == key and puzzles.kind is not None and puzzles.kind.key == key
+            assert record["content"][split] == puzzles.fingerprint
+            assert "kind" not in json.loads((directory / split / "dataset.json").read_text())
+
+
+def test_mazes_of_4x4_are_mazes_throughout(mazes, capsys):
+    train = load_split(mazes, "train")
+    assert train.kind == MazeKind(4) and train.num_examples == 240
+    facts = inspect(mazes, lambda *_: None)
+    assert facts["data set"]["kind"] == "4x4 mazes"
+    assert facts["train"]["labels that are not a shortest path"] == "0 of 30 checked"
+    assert facts["train"]["augmentations that are not a symmetry of their original"] == "0 of 2,000 checked"
+    main(Inspect(mazes))
+    assert "S" in capsys.readouterr().out
+    batch = train_batch(train, seed=0, step=0, batch_size=30, augment=True)
+    assert ((batch["inputs"] == 3).sum(axis=1) == 1).all()  # one start each: digits would have been renamed
+    given = MazeKind(4).parse("S.##\n#.##\n#.##\n#..G")
+    assert given.kind == train.kind and (given.tokens == parse("S ##\n# ##\n# ##\n#  G")).all()
+    (mazes / "recipe.json").unlink()
+    assert load_split(mazes, "train").kind == SudokuKind(GEOMETRIES[4])  # its sizes are all that is left
+
+
+def test_a_run_keeps_the_kind_of_its_data(mazes, tmp_path):
+    metadata = load_split(mazes, "train").metadata
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps(dataclasses.asdict(metadata)))
+    assert read_metadata(path) == metadata and kind_of(read_metadata(path)) == MazeKind(4)
+    rewrite_json(path, kind="absent")
+    assert read_metadata(path).kind == ""
+
+
+@pytest.mark.parametrize("kind", [3, None, ["maze-4"], "../x", "a\nb", "x" * 65, "\x1b[31m"])
+def test_a_kind_that_is_no_name_is_ignored_in_a_recipe_and_refused_in_metadata(mazes, tmp_path, kind):
+    rewrite_json(mazes / "recipe.json", kind=kind)
+    assert load_split(mazes, "train").metadata.kind == "sudoku-4x4"
+    rewrite_json(mazes / "train/dataset.json", kind=kind)
+    with pytest.raises(UserError, match=r"dataset\.json: kind is .*expected (str|a name such as sudoku-9x9)") as caught:
+        load_split(mazes, "train")
+    assert str(caught.value).isprintable()
+
+
+def test_a_kind_of_other_sizes_is_refused(mazes):
+    rewrite_json(mazes / "recipe.json", kind="maze-30")
+    with pytest.raises(UserError, match="kind is maze-30, expected 900 tokens from a vocabulary of 6, found 16 from 6"):
+        load_split(mazes, "test")
+
+
+def test_of_several_data_sets_the_kind_is_that_of_the_largest(mazes, tmp_path):
+    for size in (4, 6):
+        main(SudokuData(output_dir=tmp_path / f"{size}", size=size, num_train=3, num_test=2))
+    sudokus = load_mixture(f"{tmp_path / '4'},{tmp_path / '6'}", "train")
+    assert sudokus.metadata.kind == "sudoku-6x6"
+    main(MazeData(output_dir=tmp_path / "nine", size=9, num_train=3, num_test=2))
+    both = load_mixture(f"{tmp_path / '6'},{tmp_path / 'nine'}", "train")  # 81 tokens from a vocabulary of 8
+    assert both.metadata.kind == MIXED and kind_of(both.metadata) is None
+    fingerprints = {mixture.fingerprint for mixture in (sudokus, both, mixture_of(both.parts[::-1]), both.part(0))}
+    assert len(fingerprints) == 4 and sudokus.fingerprint == mixture_of(sudokus.parts).fingerprint
+
+
+def test_large_splits_are_hashed_without_being_copied(tmp_path):
+    """A split of 160 MB, memory-mapped: the hash reads it in place."""
+    main(MazeData(output_dir=tmp_path / "set", size=8, num_train=3, num_test=2))
+    small = load_split(tmp_path / "set", "train")
+    np.save(tmp_path / "tokens.npy", np.zeros((2**20, 64), np.uint8))
+    tokens = np.asarray(np.load(tmp_path / "tokens.npy", mmap_mode="r"))
+    large = dataclasses.replace(small, inputs=tokens, labels=tokens)
+    tracemalloc.start()
+    assert len(large.fingerprint) == 32
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()

@@ -1,0 +1,238 @@
+"""Line plots and heat maps as SVG text: matplotlib draws them, the page or picture they stand in colours them."""
+
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float, Integer
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from train_jax.report.figures import number, percent
+from train_jax.report.theme import COLOURS
+from train_jax.tasks.puzzles.kind import Kind
+
+COLOUR = {name: colour.light for name, colour in COLOURS.items()}
+_VARIABLE = {colour: f"var(--{name})" for name, colour in reversed(COLOUR.items())}
+"""What matplotlib draws in a light colour follows the page from light to dark."""
+RC: Any = {
+    **{"svg.fonttype": "none", "figure.frameon": False, "font.size": 11},
+    **{"lines.linewidth": 1.8, "path.simplify_threshold": 0.5},  # pixels: long runs make no large page
+    **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
+    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "axes.facecolor": "none", "grid.linewidth": 1},
+    **{"text.color": COLOUR["ink"], "grid.color": COLOUR["grid"], "axes.edgecolor": COLOUR["soft"]},
+    **{"xtick.color": COLOUR["soft"], "ytick.color": COLOUR["soft"], "ytick.major.size": 0, "ytick.major.pad": 6},
+}
+LINES = {1: "solid", 2: (0, (5, 1.6)), 3: (0, (1.6, 1.6))}
+MARKERS = {1: "o", 2: "s", 3: "^"}
+"""Series differ by colour, dashes and markers, so that they can be told apart in print too."""
+TOP, RIGHT, BOTTOM, LEFT = 44, 22, 38, 48
+"""Around the axes, in pixels, which are points here."""
+STEPS = (1, 2, 5, 10)
+NUMBERED_COLS = 9
+"""A heat map of at most so many columns has room for numbers in its cells."""
+STRONGEST = 0.7
+"""Opacity of the highest share where there are numbers, so that they can be read."""
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: its name in the legend and its points in the order of x."""
+
+    name: str
+    points: Points
+    colour: int = 1
+    """From 1 to 3; dashes and markers go with it."""
+    marks: bool = False
+    """A marker at every point, with its value as a tooltip: for values that were measured now and then."""
+    labels: Sequence[str] = ()
+    """Text beside each point, "" for none. One that has no room is left out."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """The area between two lines, shaded behind the series: its name in the legend, its edges, finite, as (x, y, y)."""
+
+    name: str
+    edges: Sequence[tuple[float, float, float]]
+
+
+def plot(
+    series: Sequence[Series],
+    *,
+    band: Band | None = None,
+    title: str,
+    x_label: str,
+    log_y: bool = False,
+    y_range: tuple[float, float] | None = None,
+    width: float = 440,
+    height: float = 250,
+) -> Markup:
+    """An `<svg>`; "" when there is not one point to draw.
+
+    What is not finite, or not above 0 on a logarithmic axis, is left out, and the line is broken there.
+    """
+    lines = [[(x, y if math.isfinite(y) and (y > 0 or not log_y) else math.nan) for x, y in s.points] for s in series]
+    edges = np.array(band.edges if band else np.zeros((0, 3)))
+    finite = [point for line in lines for point in line if not math.isnan(point[1])] + edges[:, :2].tolist()
+    if not finite:
+        return Markup("")
+    titles = {
+        f"points-{i}": [f"{each.name}: {number(y)} at {number(x)} {x_label}" for x, y in line if not math.isnan(y)]
+        for i, (each, line) in enumerate(zip(series, lines, strict=True))
+        if each.marks
+    }
+    with matplotlib.rc_context(RC | {"svg.hashsalt": f"{title} {x_label}"}):
+        figure = Figure((width / 72, height / 72), dpi=72)
+        place = (LEFT / width, BOTTOM / height, 1 - (LEFT + RIGHT) / width, 1 - (TOP + BOTTOM) / height)
+        axes = figure.add_axes(place, yscale="log" if log_y else "linear")
+        if band:
+            colour = {"color": COLOUR["soft"], "alpha": 0.28, "linewidth": 0}
+            axes.fill_between(*edges.T, label=band.name, gid="band", **colour)
+            titles["band"] = []
+        for i, (each, line) in enumerate(zip(series, lines, strict=True)):
+            style = {"color": COLOUR[f"s{each.colour}"], "linestyle": LINES[each.colour], "markersize": 5.2}
+            marker = MARKERS[each.colour] if each.marks else ""
+            axes.plot(*np.reshape(line, (-1, 2)).T, label=each.name, marker=marker, gid=f"points-{i}", **style)
+        _scale(axes, [x for x, _ in finite], log_y, y_range)
+        figure.text(0, 1 - 14 / height, title, weight=700, size=13)
+        figure.text(1 - RIGHT / width, 5 / height, x_label, color=COLOUR["soft"], ha="right")
+        if len(series) > 1 or band:
+            room = {"borderpad": 0, "borderaxespad": 0, "handlelength": 2.4, "handletextpad": 0.5, "columnspacing": 1.2}
+            place = {"loc": "upper left", "bbox_to_anchor": (0, 1 - 22 / height)}
+            figure.legend(ncols=9, frameon=False, labelcolor=COLOUR["soft"], **room, **place)
+        _write_labels(axes, [pair for each in series for pair in zip(each.points, each.labels, strict=False)])
+        return _svg(figure, _alternative(title, x_label, series, lines), titles)
+
+
+def heat_map(
+    kind: Kind, shares: Float[np.ndarray, "cells"], counts: Integer[np.ndarray, "cells"], *, label: str
+) -> Markup:
+    """An `<svg>` of the grid, the higher the share of a cell, the stronger its colour, and the highest one framed; a
+    share is of `counts` and NaN where there are none."""
+    cells = np.flatnonzero(np.isfinite(shares))
+    highest = float(shares[cells].max(initial=0))
+    places = np.stack(np.divmod(cells, kind.cols), axis=1)
+    titles = [
+        f"row {row + 1}, column {col + 1}: {percent(shares[cell])} of {counts[cell]:,}"
+        for cell, (row, col) in zip(cells, places, strict=True)
+    ]
+    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
+    numbered = kind.cols <= NUMBERED_COLS
+    depths = shares[cells] / (highest or 1) * (STRONGEST if numbered else 1)
+    side = 320 / 72
+    with matplotlib.rc_context(RC | {"svg.hashsalt": label}):
+        figure = Figure((side, side * kind.rows / kind.cols), dpi=72)
+        axes = figure.add_axes((0.004, 0.004, 0.992, 0.992), xlim=(0, kind.cols), ylim=(kind.rows, 0))
+        axes.set_axis_off()
+        fills = [(COLOUR["wrong"], depth) for depth in depths]
+        axes.add_collection(PolyCollection([*places[:, None, ::-1] + corners], facecolors=fills, lw=0, gid="heat"))
+        if numbered:
+            digits = 0 if highest >= 0.2 else 1 if highest >= 0.02 else 2
+            for cell, (row, col) in zip(cells, places, strict=True):
+                share = f"{100 * shares[cell]:.{digits}f}"
+                axes.text(col + 0.5, row + 0.5, share, size=14, weight=700, ha="center", va="center_baseline")
+        rows, cols = kind.box or (kind.rows, kind.cols)
+        lines = {"color": COLOUR["ink" if kind.box else "rule"], "linewidth": 1.6, "clip_on": False}
+        axes.hlines(range(0, kind.rows + 1, rows), 0, kind.cols, **lines)
+        axes.vlines(range(0, kind.cols + 1, cols), 0, kind.rows, **lines)
+        if highest:
+            row, col = places[int(np.argmax(shares[cells]))]
+            axes.add_patch(Rectangle((col + 0.08, row + 0.08), 0.84, 0.84, fill=False, edgecolor=COLOUR["ink"], lw=1.6))
+        return _svg(figure, label, {"heat": titles})
+
+
+def _scale(axes: Axes, xs: Sequence[float], log_y: bool, y_range: tuple[float, float] | None) -> None:
+    """x from 0, y from tick to tick; ticks at 1, 2 or 5 times a power of ten, over many decades at the powers alone."""
+    axes.set_xlim(min(0, *xs), max(xs) if max(xs) > min(0, *xs) else 1)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    low, high = map(float, y_range or axes.dataLim.intervaly)
+    if low == high:
+        low, high = (low / 2, high * 2) if log_y else (min(0, 2 * low), max(0, 2 * high) or 1)
+    multiples = (1, 2, 5) if high < 100 * low else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if log_y else ()
+    ticks = [float(f"{m}e{p}") for p in powers for m in multiples] or MaxNLocator(5, steps=STEPS).tick_values(low, high)
+    ticks, slack = np.asarray(ticks), 0 if log_y else 1e-9 * (high - low)
+    ticks = ticks[np.sum(ticks <= low + slack) - 1 : np.sum(ticks < high - slack) + 1]
+    axes.set_ylim(ticks[0], ticks[-1])
+    axes.set_yticks(ticks[:: -(-len(ticks) // 8)])
+    axes.yaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def _write_labels(axes: Axes, labels: Sequence[tuple[tuple[float, float], str]]) -> None:
+    """To the lower right of their points, which a rising curve leaves free, or above where the axis is below; none over
+    another, the first ones first."""
+    taken = []
+    for point, text in labels:
+        if text:
+            style = {"color": COLOUR["soft"], "size": 10.5, "gid": "label"}
+            label = axes.annotate(text, point, (5, -12), textcoords="offset points", **style)
+            box = label.get_window_extent()
+            beyond = max(0, box.x1 - axes.figure.bbox.x1)
+            label.set_position((5 - beyond, -12 if box.y0 > axes.bbox.y0 else 5))
+            box = label.get_window_extent()
+            if box.count_overlaps(taken):
+                label.remove()
+            else:
+                taken.append(box)
+
+
+def _alternative(title: str, x_label: str, series: Sequence[Series], lines: Sequence[Points]) -> str:
+    """The plot in words: where each line starts and ends."""
+    parts = []
+    for each, line in zip(series, lines, strict=True):
+        drawn = [(x, y) for x, y in line if not math.isnan(y)]
+        if drawn:
+            first, last = (f"{number(float(f'{y:.3g}'))} at {number(x)}" for x, y in (drawn[0], drawn[-1]))
+            parts.append(f"{each.name or 'the line'} from {first} to {last}")
+    return f"{title}, over {x_label}: {'; '.join(parts)}"
+
+
+def _svg(figure: Figure, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
+    """What matplotlib writes, made fit for a page: colours of the page, the page's font, no ids but those of markers,
+    a text alternative; `titles`: of the marks in the group of that id, which becomes its class."""
+    file = StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    root = ElementTree.fromstring(file.getvalue())
+    for child in (*root.findall(f"{{{SVG}}}metadata"), *root.findall(f"{{{SVG}}}defs")):
+        root.remove(child)  # who made it; clip paths and a style for every element of the page
+    for element in root.iter():
+        element.text, element.tail = ((text or "").strip() or None for text in (element.text, element.tail))
+        element.attrib.pop("clip-path", None)
+        for name in {"d", "x", "y"} & element.attrib.keys():
+            text = " ".join(element.attrib[name].split())
+            element.set(name, re.sub(r"-?\d+\.\d+", lambda m: f"{float(m[0]):.1f}", text))
+        if "style" in element.attrib:
+            style = re.sub(r"font-family: [^;]*;? ?", "", element.get("style", ""))
+            element.set("style", re.sub("#[0-9a-f]{6}", lambda m: _VARIABLE.get(m[0], m[0]), style))
+        if element.get("transform", "").startswith("rotate(-0 "):
+            del element.attrib["transform"]
+        if element.tag == f"{{{SVG}}}g":
+            name = element.attrib.pop("id", "")
+            if name in titles or name == "label":
+                element.set("class", name)
+    for name, texts in titles.items():
+        group = root.find(f".//*[@class='{name}']")
+        marks = [] if group is None else group.findall(f".//{{{SVG}}}use") or group.findall(f".//{{{SVG}}}path")
+        for mark, text in zip(marks, texts, strict=False):
+            ElementTree.SubElement(mark, f"{{{SVG}}}title").text = text
+    size = {"width": f"{72 * figure.get_figwidth():g}", "height": f"{72 * figure.get_figheight():g}"}
+    root.attrib = {"class": "plot", "viewBox": root.get("viewBox", ""), **size, "role": "img", "aria-label": label}
+    return Markup(ElementTree.tostring(root, encoding="unicode"))

@@ -1,0 +1,73 @@
+"""The options of `trm build-data arc`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from train_jax.errors import UserError
+from train_jax.tasks.puzzles.arc.dataset import build_arc, check_options
+from train_jax.tasks.puzzles.progress import Progress
+
+SUBSETS = {1: ("training", "evaluation", "concept"), 2: ("training2", "evaluation2", "concept")}
+TEST_SUBSETS = {1: ("evaluation",), 2: ("evaluation2",)}
+
+
+@dataclass(frozen=True)
+class ArcData:
+    """ARC-AGI puzzles from the official JSON files, with random turns, colour permutations and places.
+
+    The test split holds the test examples of --test-subsets, augmented for voting; everything else is trained on.
+    """
+
+    source: str
+    """Folder of the official files, or the beginning of their paths up to the subset's name."""
+    output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/arc1concept-aug-1000)")] = None
+    """Folder to write to; 1000 augmentations take 7 GB."""
+    overwrite: bool = False
+    """Replace a data set of other options there."""
+    edition: Literal[1, 2] = 1
+    """ARC-AGI-1 or ARC-AGI-2: decides the subsets where they are not given."""
+    subsets: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: training evaluation concept)")] = ()
+    """Subsets to read."""
+    test_subsets: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: evaluation)")] = ()
+    """Subsets to test, of those."""
+    num_aug: int = 1000
+    """Augmentations to add for every puzzle; one that looks alike in many gets fewer."""
+    seed: int = 42
+    """Seed of everything drawn; without augmentations the arrays are the published ones."""
+    workers: Annotated[int, arg(help_behavior_hint="(default: one for each core)")] = 0
+    """Threads; the result does not depend on them."""
+
+    @property
+    def directory(self) -> Path:
+        return self.output_dir or Path("data") / f"arc{self.edition}concept-aug-{self.num_aug}"
+
+    @property
+    def _subsets(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.subsets or SUBSETS[self.edition], self.test_subsets or TEST_SUBSETS[self.edition]
+
+    def check(self) -> None:
+        """Raises `UserError` for a value out of its range, and for options that do not go together."""
+        if self.subsets and self.output_dir is None:
+            raise UserError(
+                f"--subsets {' '.join(self.subsets)} needs --output-dir; give the data set a place of its own"
+            )
+        check_options(*self._subsets, self.num_aug, self.seed, self.workers)
+
+    def build(self, progress: Progress) -> bool:
+        """Builds the data set; returns False when it was there already."""
+        self.check()
+        subsets, test_subsets = self._subsets
+        return build_arc(
+            self.directory,
+            self.source,
+            subsets=subsets,
+            test_subsets=test_subsets,
+            num_aug=self.num_aug,
+            seed=self.seed,
+            workers=self.workers,
+            overwrite=self.overwrite,
+            progress=progress,
+        )

@@ -1,0 +1,86 @@
+"""The options of `trm build-data maze`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from train_jax.tasks.puzzles.maze.dataset import RANGES, build_from_tables, build_generated
+from train_jax.tasks.puzzles.maze.generator import Style, usual_min_path
+from train_jax.tasks.puzzles.maze.grid import check_size
+from train_jax.tasks.puzzles.options import check_ranges, reject_options
+from train_jax.tasks.puzzles.progress import Progress
+
+NUM_TRAIN, NUM_TEST = 1000, 1000
+NUM_TRAIN_4X4, NUM_TEST_4X4 = 500, 250
+"""There are only about 1 350 different 4x4 mazes with a path of four steps or more."""
+
+
+@dataclass(frozen=True)
+class MazeData:
+    """Mazes and their shortest paths: generated, or with --source the public Maze-Hard tables.
+
+    No two generated mazes are equivalent, and every path is checked. A data set of the same options is left alone.
+    """
+
+    output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/maze-30x30)")] = None
+    """Folder to write to."""
+    overwrite: bool = False
+    """Replace a data set of other options there."""
+    seed: int = 0
+    """Seed of everything drawn; the same options give the same bytes."""
+    augment: bool = False
+    """Add the other seven turns of every train maze."""
+    min_path: Annotated[int | None, arg(help_behavior_hint="(default: by size, 110 for 30)")] = None
+    """Shortest paths have more steps than this."""
+    size: Annotated[int | None, arg(help_behavior_hint="(default: 30)")] = None
+    """Generated: rows and columns, 4 to 50."""
+    kind: Annotated[Style | None, arg(help_behavior_hint="(default: corridors)")] = None
+    """Generated: corridors (one shortest path), or random walls as published (many)."""
+    num_train: Annotated[int | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
+    """Generated: train mazes."""
+    num_test: Annotated[int | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
+    """Generated: test mazes."""
+    source: Annotated[str | None, arg(help_behavior_hint="")] = None
+    """Tables: folder, bucket (gs://…) or hub id, such as sapientinc/maze-30x30-hard-1k."""
+    subsample_size: Annotated[int | None, arg(help_behavior_hint="(default: all)")] = None
+    """Tables: number of train mazes to draw."""
+
+    @property
+    def rows(self) -> int:
+        return 30 if self.size is None else self.size
+
+    @property
+    def directory(self) -> Path:
+        return self.output_dir or Path("data") / (
+            f"maze-{self.rows}x{self.rows}" if self.source is None else "maze-hard"
+        )
+
+    def check(self) -> None:
+        """Raises `UserError` for a value out of its range, and for options that do not go together."""
+        check_ranges(vars(self), RANGES)
+        if self.source is None:
+            reject_options(self, "needs --source", "subsample_size")
+            check_size(self.rows)
+        else:
+            reject_options(self, "does not go with --source", "num_train", "num_test", "size", "kind")
+
+    def build(self, progress: Progress) -> bool:
+        """Builds the data set; returns False when it was there already."""
+        self.check()
+        common = {"augment": self.augment, "seed": self.seed, "overwrite": self.overwrite, "progress": progress}
+        if self.source is not None:
+            return build_from_tables(
+                self.directory, self.source, min_path=self.min_path, subsample_size=self.subsample_size, **common
+            )
+        num_train, num_test = (NUM_TRAIN_4X4, NUM_TEST_4X4) if self.rows == 4 else (NUM_TRAIN, NUM_TEST)
+        return build_generated(
+            self.directory,
+            size=self.rows,
+            style=self.kind or "corridors",
+            min_path=usual_min_path(self.rows) if self.min_path is None else self.min_path,
+            num_train=num_train if self.num_train is None else self.num_train,
+            num_test=num_test if self.num_test is None else self.num_test,
+            **common,
+        )

@@ -1,0 +1,63 @@
+"""Options of the builders: the range of every number, options that exclude each other, and whether the result fits."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from train_jax.errors import UserError
+
+Ranges = Mapping[str, tuple[int, int]]
+"""Option -> the smallest and the largest number that it accepts."""
+
+MAX_PUZZLES = 10**9
+MAX_AUGMENTATIONS = 10**6 - 1
+MAX_SEED = 2**63 - 1
+
+
+def check_ranges(values: Mapping[str, Any], ranges: Ranges) -> None:
+    """Raises `UserError` for the first number outside its range; None is an option that was not given."""
+    for name, (low, high) in ranges.items():
+        value = values.get(name)
+        if value is not None and not low <= value <= high:
+            raise UserError(
+                f"--{name.replace('_', '-')} {value}: expected {low} to {high}; use a whole number in that range"
+            )
+
+
+def reject_options(options: Any, reason: str, *names: str) -> None:
+    """Raises `UserError` for the first of these options that is given."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} {reason}; leave it out")
+
+
+def check_memory(needed_bytes: int, remedy: str) -> None:
+    """Raises `UserError` where the arrays of a data set are larger than the memory that is available."""
+    available_bytes = available_memory_bytes()
+    if needed_bytes > available_bytes:
+        raise UserError(
+            f"the data set takes about {needed_bytes / 1e9:,.1f} GB of memory while it is built, "
+            f"{available_bytes / 1e9:,.1f} GB are available; {remedy}"
+        )
+
+
+def check_disk(directory: Path, needed_bytes: int, remedy: str) -> None:
+    """Raises `UserError` where the disk that holds `directory`, which need not exist, has too little room."""
+    existing = next((folder for folder in directory.absolute().parents if folder.is_dir()), Path("/"))
+    free_bytes = shutil.disk_usage(existing).free
+    if needed_bytes > free_bytes:
+        raise UserError(
+            f"{existing} has {free_bytes / 1e9:,.1f} GB of room, expected at least {needed_bytes / 1e9:,.1f} GB; "
+            f"make room, choose another --output-dir or {remedy}"
+        )
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be had without swapping; where the system does not say, all that is installed."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
