@@ -2,10 +2,10 @@
 
     python -m benchmarks.trajectory [--seeds N] [--svg docs/trajectory_bf16.svg]
 
-The runs of `tests/train_jax/test_trajectory.py` in bfloat16: a hundred steps, ACT carry, exploration, puzzle rows. Seeds
-differ in exploration only; weights, batches and puzzles are the same. That is the smallest difference that a seed can
-make in PyTorch, and so its narrowest spread; a row of the table has seeds that also change weights and puzzle order. For
-every seed, PyTorch in bfloat16, PyTorch in float32 and JAX in bfloat16 explore with the same random numbers.
+The runs of `tests/train_jax/test_trajectory.py` in bfloat16: a hundred steps, ACT carry, exploration, puzzle rows.
+Seeds differ in exploration only; weights, batches and puzzles are the same. That is the smallest difference that a seed
+can make in PyTorch, and so its narrowest spread; a row of the table has seeds that also change weights and puzzle
+order. For every seed, PyTorch in bfloat16, PyTorch in float32 and JAX in bfloat16 explore with the same random numbers.
 
 Rounding first changes the loss a little; then it changes whether a puzzle counts as solved, which halting learns, so
 that the loss jumps; then it changes which sequences halt, and from there on the batches differ. Therefore:

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.imports import ImportGraph, direct_imports, packages
+from support.imports import ImportGraph, direct_imports, dotted, packages
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("bridge", "models_torch", "train_jax")
@@ -13,7 +13,7 @@ JAX = {"jax", "jaxlib", "optax", "orbax", "torchax", "bridge", "train_jax"}
 IO = {"wandb", "orbax", "os", "time", "sys", "pathlib", "subprocess", "logging", "shutil"}
 TORCH_ALLOWED = {"run/model.py", "run/restore.py", "tasks/puzzles/export_check.py"}
 FREE_OF_TASKS = ("core", "optim", "runtime", "run", "loop.py", "start.py")
-"""Parts of train_jax that no task's code may be imported by."""
+"""Parts of train_jax that must not import a task."""
 TASKS = ("train_jax.tasks.puzzles", "train_jax.tasks.language")
 
 
@@ -30,8 +30,7 @@ def chains_to_tasks(root):
     graph = ImportGraph(root, "train_jax")
     paths = [path for part in FREE_OF_TASKS for path in (root / "train_jax").glob(part)]
     sources = [source for path in paths for source in ([path] if path.suffix else sorted(path.rglob("*.py")))]
-    modules = [".".join(source.relative_to(root).with_suffix("").parts) for source in sources]
-    chains = [graph.chain(module.removesuffix(".__init__"), task) for module in modules for task in TASKS]
+    chains = [graph.chain(dotted(root, source), task) for source in sources for task in TASKS]
     return [" -> ".join(chain) for chain in chains if chain]
 
 
@@ -39,24 +38,39 @@ def test_core_loop_and_run_reach_no_task():
     assert chains_to_tasks(ROOT) == []
 
 
-@pytest.mark.parametrize("line", ["import train_jax.tasks.puzzles.format", "from train_jax.tasks import language"])
-def test_an_import_of_a_task_three_levels_deep_is_detected(tmp_path, line):
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of train_jax with a second task, `language`."""
     package = tmp_path / "train_jax"
     shutil.copytree(ROOT / "train_jax", package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "tasks" / "language").mkdir(exist_ok=True)
     (package / "tasks" / "language" / "__init__.py").touch()
-    (package / "first.py").write_text("if True:\n    from train_jax import second\n")
-    (package / "second.py").write_text("def later():\n    import train_jax.third\n")
-    (package / "third.py").write_text(f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {line}\n")
-    reduction = package / "core" / "reduction.py"
+    return package
+
+
+@pytest.mark.parametrize("line", ["import train_jax.tasks.puzzles.format", "from train_jax.tasks import language"])
+def test_an_import_of_a_task_three_levels_deep_is_detected(copy, line):
+    (copy / "first.py").write_text("if True:\n    from train_jax import second\n")
+    (copy / "second.py").write_text("def later():\n    import train_jax.third\n")
+    (copy / "third.py").write_text(f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {line}\n")
+    reduction = copy / "core" / "reduction.py"
     reduction.write_text(f"{reduction.read_text()}\nfrom train_jax.first import something\n")
-    before = chains_to_tasks(tmp_path)
-    (package / "third.py").write_text(f"{line}\n")
-    planted = [chain for chain in chains_to_tasks(tmp_path) if chain not in before]
-    end = line.split()[1] if line.startswith("import") else "train_jax.tasks.language"
-    expected = f"train_jax.core.reduction -> train_jax.first -> train_jax.second -> train_jax.third -> {end}"
-    assert any(chain.startswith(expected.removesuffix(".format")) for chain in planted)
-    assert any(chain.startswith("train_jax.loop ->") for chain in planted)
+    assert chains_to_tasks(copy.parent) == []
+    (copy / "third.py").write_text(f"{line}\n")
+    chains = chains_to_tasks(copy.parent)
+    task = line.split()[1] if line.startswith("import") else "train_jax.tasks.language"
+    planted = f"train_jax.first -> train_jax.second -> train_jax.third -> {task}"
+    assert any(chain.startswith("train_jax.core.reduction") and planted.startswith(_tail(chain)) for chain in chains)
+    assert any(chain.startswith("train_jax.loop ->") for chain in chains)
+
+
+def _tail(chain):
+    return chain.partition(" -> ")[2]
+
+
+def test_an_import_of_a_task_by_the_package_itself_is_detected(copy):
+    (copy / "__init__.py").write_text("from train_jax.tasks.puzzles import task\n")
+    assert any(chain.startswith("train_jax.core.state -> train_jax ->") for chain in chains_to_tasks(copy.parent))
 
 
 @pytest.mark.parametrize("path", files("models_torch"), ids=lambda p: p.name)

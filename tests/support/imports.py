@@ -7,26 +7,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
-def direct_imports(path: Path) -> set[str]:
-    """Dotted names that a file imports, inside functions too, but not `if TYPE_CHECKING:`.
+def direct_imports(path: Path, *, in_functions: bool = True) -> set[str]:
+    """Dotted names that a file imports, without those under `if TYPE_CHECKING:`.
 
-    `from a import b` gives `a` and `a.b`, which may be a module.
+    `from a import b` gives `a.b`, whether that is a module or not.
     """
-    return set(_imports(ast.parse(path.read_text())))
+    return set(_imports(ast.parse(path.read_text()), in_functions))
 
 
-def _imports(node: ast.AST) -> Iterator[str]:
+def _imports(node: ast.AST, in_functions: bool) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        assert node.level == 0 and node.module, "relative imports are not followed"
-        yield node.module
+        assert node.level == 0, "relative imports are not followed"
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     children: Iterable[ast.AST] = ast.iter_child_nodes(node)
     if isinstance(node, ast.If) and ast.unparse(node.test).split(".")[-1] == "TYPE_CHECKING":
         children = node.orelse
-    for child in children:
-        yield from _imports(child)
+    if in_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for child in children:
+            yield from _imports(child, in_functions)
 
 
 def packages(path: Path) -> set[str]:
@@ -35,39 +35,48 @@ def packages(path: Path) -> set[str]:
 
 
 class ImportGraph:
-    """The modules under `root`, the folder that contains the top-level packages."""
+    """The modules of a package in the folder `root`.
 
-    def __init__(self, root: Path, *top_level: str):
-        self._paths = {_dotted(root, path): path for name in top_level for path in (root / name).rglob("*.py")}
-        self._edges: dict[str, set[str]] = {}
+    An import of a module also runs the `__init__.py` of the packages around it, but calls no function in them: there,
+    imports inside functions are not followed.
+    """
+
+    def __init__(self, root: Path, package: str):
+        self._paths = {dotted(root, path): path for path in (root / package).rglob("*.py")}
+        self._imported: dict[tuple[str, bool], list[tuple[str, bool]]] = {}
 
     def chain(self, module: str, target: str) -> list[str]:
         """The shortest chain of imports from `module` to `target` or a module in it; empty if there is none."""
-        previous: dict[str, str | None] = {module: None}
-        queue = [module]
+        start = module, True
+        previous: dict[tuple[str, bool], tuple[str, bool] | None] = {start: None}
+        queue = [start]
         for current in queue:
-            if current == target or current.startswith(f"{target}."):
-                return list(reversed([*_back(previous, current)]))
-            for name in sorted(self._imported_by(current) - previous.keys()):
-                previous[name] = current
-                queue.append(name)
+            if current[0] == target or current[0].startswith(f"{target}."):
+                names, place = [], current
+                while place is not None:
+                    names.append(place[0])
+                    place = previous[place]
+                return names[::-1]
+            for following in self._imported_by(*current):
+                if following not in previous:
+                    previous[following] = current
+                    queue.append(following)
         return []
 
-    def _imported_by(self, module: str) -> set[str]:
-        """Modules under the root that run when `module` is imported; those of the packages around them too."""
-        if module not in self._edges:
-            names = direct_imports(self._paths[module])
-            with_packages = {".".join(parts[:end]) for parts in (n.split(".") for n in names) for end in range(1, 9)}
-            self._edges[module] = with_packages & self._paths.keys()
-        return self._edges[module]
+    def _imported_by(self, module: str, in_functions: bool) -> list[tuple[str, bool]]:
+        """Modules of the package that are imported, and whether the functions in them may be called."""
+        key = module, in_functions
+        if key not in self._imported:
+            modules = set()
+            for name in direct_imports(self._paths[module], in_functions=in_functions):
+                around = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]
+                known = [each for each in around if each in self._paths]
+                modules |= {(each, each == known[0]) for each in known}
+            self._imported[key] = sorted(modules)
+        return self._imported[key]
 
 
-def _dotted(root: Path, path: Path) -> str:
+def dotted(root: Path, path: Path) -> str:
+    """The name of the module in `path`, seen from the folder `root`."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _back(previous: dict[str, str | None], module: str | None) -> Iterator[str]:
-    while module is not None:
-        yield module
-        module = previous[module]

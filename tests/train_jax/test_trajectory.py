@@ -1,12 +1,12 @@
 """A hundred steps of training, PyTorch eager and the train step on two devices: the same losses, the same weights.
 
 Both start from the same weights and see the same batches; exploration uses the same random numbers; sequences stay in
-their carry for several steps. Puzzles are easy and learning rates realistic: losses fall by half or more, solved puzzles
-halt early, so that the examples in a batch depend on everything before.
+their carry for several steps. Puzzles are easy and learning rates realistic: losses fall by half or more, solved
+puzzles halt early, so that the examples in a batch depend on everything before.
 
 In float64 only rounding of 1e-16 remains, and it stays small: the mathematics is the same. A recursion amplifies
-rounding, and a sequence that halts a step later changes all batches after it; so in float32, where PyTorch's own float32
-differs from its float64 by more than the tolerance, 8 times that difference is allowed. At present it is never needed.
+rounding, and a sequence that halts a step later changes all batches after it; so in float32, where PyTorch's own
+float32 differs from its float64 by more than the tolerance, 8 times that difference is allowed. It is not needed now.
 
 bfloat16 has one test here; `test_trajectory_bf16.py` has all three cases and describes their measure.
 """

@@ -1,0 +1,213 @@
+"""Calls of every ATen operation that has a lowering of ours, and how to run them in PyTorch and in JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+import bridge
+from bridge.lowerings import FUNCTIONS, LOWERINGS
+
+aten = torch.ops.aten
+TOLERANCE = 1e-5
+"""Float32, one operation."""
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, Y = numbers(3, 4), numbers(3, 4, seed=1)
+UNIT = torch.sigmoid(X)
+IMAGES = numbers(2, 3, 7, 6)
+VOLUME = numbers(1, 2, 5, 6, 4)
+SQUARE = numbers(2, 4, 4)
+POSITIVE = SQUARE @ SQUARE.mT + 4 * torch.eye(4, dtype=torch.float64)
+INDEX = torch.tensor([[0, 2, 1, 0], [1, 1, 0, 2]])
+SIZED = ([2, 3],)
+
+CASES = {
+    aten.linear.default: [((X, Y, numbers(3)), {}), ((numbers(2, 3, 4), Y), {})],
+    aten.scaled_dot_product_attention.default: [((numbers(2, 3, 5, 8), numbers(2, 3, 6, 8), numbers(2, 3, 6, 8)), {})],
+    aten._to_copy.default: [((X,), {"dtype": torch.int32}), ((X,), {})],
+    aten.clone.default: [((X,), {})],
+    aten.lift_fresh_copy.default: [((X,), {})],
+    aten.copy.default: [((X.int(), torch.arange(4)), {})],
+    aten.zeros.default: [(SIZED, {}), (SIZED, {"dtype": torch.int64})],
+    aten.empty.memory_format: [(SIZED, {})],
+    aten.empty_strided.default: [(([2, 3], [3, 1]), {})],
+    aten.empty_like.default: [((X,), {})],
+    aten.new_empty.default: [((X, [2, 3]), {})],
+    aten.ones.default: [(SIZED, {})],
+    aten.full.default: [(([2, 3], 1.5), {}), (([2], 3), {})],
+    aten.zeros_like.default: [((X,), {}), ((X,), {"dtype": torch.bool})],
+    aten.ones_like.default: [((X,), {})],
+    aten.full_like.default: [((X, 2.5), {})],
+    aten.new_zeros.default: [((X, [2, 3]), {})],
+    aten.new_ones.default: [((X, [2, 3]), {})],
+    aten.new_full.default: [((X, [2, 3], 1.5), {})],
+    aten.scalar_tensor.default: [((2.5,), {})],
+    aten.masked_fill.Scalar: [((X, X > 0, 2.0), {})],
+    aten.masked_fill.Tensor: [((X, X > 0, torch.tensor(2.0, dtype=torch.float64)), {})],
+    aten._softmax.default: [((X, 1, False), {}), ((SQUARE, 0, False), {})],
+    aten._log_softmax.default: [((X, -1, False), {})],
+    aten.native_layer_norm.default: [
+        ((X, [4], numbers(4), numbers(4, seed=1), 1e-5), {}),
+        ((X, [4], None, None, 1e-5), {}),
+    ],
+    aten.native_group_norm.default: [((numbers(2, 4, 3), numbers(4), numbers(4, seed=1), 2, 4, 3, 2, 1e-5), {})],
+    aten.sigmoid.default: [((X,), {})],
+    aten.rsqrt.default: [((UNIT,), {})],
+    aten.erf.default: [((X,), {})],
+    aten.erfc.default: [((X,), {})],
+    aten.erfinv.default: [((UNIT - 0.5,), {})],
+    aten.special_log_ndtr.default: [((X,), {})],
+    aten.silu.default: [((X,), {})],
+    aten.tanh.default: [((X,), {})],
+    aten.sinc.default: [((X,), {})],
+    aten.gelu.default: [((X,), {}), ((X,), {"approximate": "tanh"})],
+    aten.glu.default: [((X,), {}), ((SQUARE, 1), {})],
+    aten.abs.default: [((X,), {})],
+    aten.sign.default: [((X,), {})],
+    aten.sgn.default: [((X,), {})],
+    aten.clamp.default: [((X, -0.5, 0.5), {}), ((X, None, 0.5), {}), ((X, -0.5), {})],
+    aten.clamp.Tensor: [((X, UNIT - 1, UNIT), {}), ((X, None, UNIT), {})],
+    aten.clamp_min.default: [((X, 0.2), {})],
+    aten.clamp_min.Tensor: [((X, Y), {})],
+    aten.clamp_max.default: [((X, 0.2), {})],
+    aten.clamp_max.Tensor: [((X, Y), {})],
+    aten.hardtanh.default: [((X,), {}), ((X, -0.5, 0.25), {})],
+    aten.hardsigmoid.default: [((3 * X,), {})],
+    aten.hardswish.default: [((3 * X,), {})],
+    aten.leaky_relu.default: [((X, 0.1), {})],
+    aten.fmax.default: [((X, Y), {})],
+    aten.fmin.default: [((X, Y), {})],
+    aten.pow.Tensor_Tensor: [((UNIT, Y), {})],
+    aten.pow.Tensor_Scalar: [((UNIT, 1.7), {}), ((X, 3), {}), ((X, -2), {}), ((X, 0), {})],
+    aten.xlogy.Tensor: [((X, UNIT), {})],
+    aten.max.dim: [((X, 1), {}), ((X, 0, True), {})],
+    aten.min.dim: [((X, 1), {})],
+    aten.median.default: [((X,), {})],
+    aten.cummax.default: [((X, 1), {})],
+    aten.cummin.default: [((X, 0), {})],
+    aten.cumsum.default: [((X, 1), {}), ((INDEX, 0), {}), ((INDEX > 0, 1), {})],
+    aten.logcumsumexp.default: [((X, 1), {})],
+    aten.std.correction: [((X, [1]), {"correction": 1}), ((X,), {"correction": 0})],
+    aten.std_mean.correction: [((X, [1]), {"correction": 1, "keepdim": True})],
+    aten.linalg_vector_norm.default: [((X, p, [1]), {}) for p in (2, 1, 3, 0.5, float("inf"), -float("inf"), 0)],
+    aten.dist.default: [((X, Y, 2), {}), ((X, Y, 1), {})],
+    aten._cdist_forward.default: [((X, numbers(5, 4, seed=2), 2.0, None), {})],
+    aten.binary_cross_entropy.default: [
+        ((UNIT, UNIT.flip(0)), {}),
+        ((UNIT, UNIT.flip(0)), {"weight": UNIT.round(), "reduction": 2}),
+    ],
+    aten.linalg_cholesky_ex.default: [((POSITIVE,), {}), ((POSITIVE,), {"upper": True})],
+    aten._linalg_det.default: [((SQUARE,), {})],
+    aten._linalg_slogdet.default: [((SQUARE,), {})],
+    aten._linalg_eigh.default: [((POSITIVE,), {})],
+    aten._linalg_solve_ex.default: [((SQUARE, numbers(2, 4, 3)), {}), ((SQUARE, numbers(2, 3, 4)), {"left": False})],
+    aten.max_pool2d_with_indices.default: [
+        ((IMAGES, [3, 2], [2, 1], [1, 0], [1, 2], True), {}),
+        ((IMAGES, [3], [2]), {}),
+    ],
+    aten.max_pool3d_with_indices.default: [((VOLUME, [2, 3, 2], [2, 2, 1]), {}), ((VOLUME, [2], [1], [1], [2]), {})],
+    aten.adaptive_max_pool2d.default: [((IMAGES, [3, 4]), {})],
+    aten.adaptive_max_pool3d.default: [((VOLUME, [2, 3, 3]), {})],
+    aten.avg_pool1d.default: [((numbers(2, 3, 7), [3], [2], [1], True), {})],
+    aten.avg_pool2d.default: [((IMAGES, [3, 2], [2, 2], [1, 1], True, False), {})],
+    aten.avg_pool3d.default: [((VOLUME, [2, 3, 2]), {"divisor_override": 5})],
+    aten.scatter_reduce.two: [
+        ((X, 0, INDEX, Y[:2], reduce), {"include_self": include})
+        for reduce in ("sum", "prod", "mean", "amax", "amin")
+        for include in (True, False)
+    ],
+    # PyTorch has no gradient of the first.
+    aten.scatter.reduce: [((X.int(), 0, INDEX, Y[:2].int()), {"reduce": r}) for r in ("add", "multiply")],
+    aten.index_put.default: [
+        ((X, [torch.tensor([2, 0]), None], Y[:2]), {}),
+        ((X, [INDEX[0], None], numbers(4, 4), True), {}),
+        ((X, [X > 0], numbers()), {}),
+        ((X > 0, [INDEX[0]], numbers(4, 4) > 0, True), {}),
+    ],
+    aten.scatter_add.default: [((X, 0, INDEX, Y[:2]), {})],
+    aten.index_reduce.default: [((X, 0, torch.tensor([1, 1, 0]), Y, "prod"), {})],
+    aten.index_add.default: [((X, 1, torch.tensor([1, 1, 0, 3]), Y), {"alpha": 0.5})],
+    aten.take.default: [((X, torch.tensor([[0, 5], [11, -1]])), {})],
+    aten._unsafe_index.Tensor: [((X, [None, torch.tensor([1, 1, -1])]), {})],
+    aten.searchsorted.Tensor: [((X.sort(1).values, Y), {"right": True}), ((X[0].sort().values, Y), {})],
+    aten.searchsorted.Scalar: [((X[0].sort().values, 0.25), {})],
+}
+"""Op -> (arguments, keywords) of its samples, in float64."""
+
+UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
+"""Ops that promise a shape and no values."""
+
+WORKSPACE = {aten._linalg_det.default: 1, aten._linalg_slogdet.default: 2, aten._linalg_solve_ex.default: 1}
+"""Op -> how many of its outputs are results; the others serve PyTorch's own backward."""
+
+ELSEWHERE = {aten.mkldnn_rnn_layer.default}
+"""Served by a test of their own below: PyTorch has them in float32 only."""
+
+
+class Op(nn.Module):
+    """One call of one op; the floating arguments are given at the call."""
+
+    def __init__(self, op, args, kwargs):
+        super().__init__()
+        self.op, self.args, self.kwargs = op, args, kwargs
+
+    def forward(self, *tensors):
+        rest = iter(tensors)
+        args = [next(rest) if is_free(a) else a for a in self.args]
+        out = FUNCTIONAL.get(self.op, self.op)(*args, **self.kwargs)
+        out = tuple(out)[: WORKSPACE.get(self.op, 9)] if isinstance(out, (tuple, list)) else (out,)
+        return tuple(abs(o) for o in out) if self.op is aten._linalg_eigh.default else out  # a vector's sign is free
+
+
+FUNCTIONAL = {op: function for function, op in FUNCTIONS.items() if op in LOWERINGS}
+
+
+def is_free(value):
+    return torch.is_tensor(value) and value.is_floating_point()
+
+
+def in_pytorch(op, args, kwargs):
+    """Outputs and the gradients of every floating argument, in float64."""
+    leaves = [a.clone().requires_grad_() for a in args if is_free(a)]
+    outputs = Op(op, args, kwargs)(*leaves)
+    total = sum((o * weights(o.shape)).sum() for o in outputs if o.requires_grad)
+    grads = torch.autograd.grad(total, leaves, allow_unused=True) if torch.is_tensor(total) else [None] * len(leaves)
+    return outputs, [
+        torch.zeros_like(a) if g is None else g + torch.zeros_like(a) for a, g in zip(leaves, grads, strict=True)
+    ]
+
+
+def in_jax(op, args, kwargs, off=()):
+    fn = bridge.export(Op(op, args, kwargs), without_lowerings=off)
+    leaves = [jnp.asarray(a.numpy(), jnp.float32) for a in args if is_free(a)]
+
+    def objective(leaves):
+        outputs, _ = fn({}, {}, *leaves)
+        floats = [o for o in outputs if jnp.issubdtype(o.dtype, jnp.floating)]
+        return sum((jnp.sum(o * jnp.asarray(weights(o.shape).numpy(), jnp.float32)) for o in floats), 0.0), outputs
+
+    (_, outputs), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(leaves)
+    return outputs, grads
+
+
+def weights(shape):
+    return numbers(*shape, seed=7)
+
+
+def assert_close(actual, expected, tolerance=TOLERANCE):
+    assert len(actual) == len(expected)
+    for ours, truth in zip(actual, expected, strict=True):
+        truth = truth.detach().double().numpy()
+        assert ours.shape == truth.shape
+        scale = max(np.abs(truth).max(initial=0), 1e-3)
+        np.testing.assert_allclose(np.asarray(ours, np.float64), truth, rtol=0, atol=tolerance * scale)
+
+
+def to_jax(tensor, dtype):
+    return jnp.asarray(tensor.double().numpy(), jnp.float64 if jax.config.jax_enable_x64 else jnp.float32).astype(dtype)
