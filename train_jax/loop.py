@@ -11,7 +11,7 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import RunConfig, to_json
-from train_jax.run.debugging import check_deterministic
+from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.folder import RunFolder, open_run, write_text
 from train_jax.run.machine import write_machine
 from train_jax.run.record import Record
@@ -32,7 +32,7 @@ def train(config: RunConfig, devices: Devices | None = None, task: Task | None =
     Raises `UserError` for a configuration or data that cannot be trained, before a folder is made.
     """
     with all_or_none():
-        check_deterministic(config)
+        check_debugging(config)
         training = start(config, task, devices)
     folder = _open(training)
     if folder.finished.exists():
@@ -93,6 +93,7 @@ def _steps(
     config, devices = training.config, training.devices
     key = devices.random_key(config.seed)
     window: list[tuple[int, Any]] = []
+    debugger = NanDebugger(training) if config.debug_nans else None
 
     def log(dispatches: list[tuple[int, Any]]) -> None:
         record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
@@ -101,7 +102,11 @@ def _steps(
         step = min(first + steps.step, steps.stop)
         batch = feed.next(state)
         devices.limit_dispatch([metrics for _, metrics in window])
+        if debugger is not None:
+            debugger.before_step(carry, batch)
         state, carry, metrics = programs(first, step - first, state, carry, batch, key)
+        if debugger is not None:
+            debugger.after_step(state, metrics)
         window.append((step, metrics))
         # A full window is fetched one dispatch late: the devices always have a step to run.
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:

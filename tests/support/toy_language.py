@@ -33,6 +33,24 @@ class TokenModel(nn.Module):
         return self.head(torch.tanh(self.mix(x.cumsum(dim=1))))
 
 
+class Logarithm(nn.Module):
+    """NaN for negative inputs."""
+
+    def forward(self, x):
+        return torch.log(x)
+
+
+class UnstableModel(TokenModel):
+    """Fails in a submodule, at the first step."""
+
+    def __init__(self, vocab_size: int, width: int = 16):
+        super().__init__(vocab_size, width)
+        self.log = Logarithm()
+
+    def forward(self, tokens):
+        return super().forward(tokens) + self.log(self.embed.weight.sum() - 1e6)
+
+
 class TokenLoss(nn.Module):
     """Summed cross-entropy and the sum of token weights; the model has no carry."""
 

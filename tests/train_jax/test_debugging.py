@@ -1,0 +1,52 @@
+"""`--debug-nans` names the operation and the PyTorch submodule; settings that do not go together are refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.toy_language import ToyConfig
+
+from models_torch.outside import OutsideConfig
+from train_jax.errors import UserError
+from train_jax.loop import train
+from train_jax.optim.config import OptimConfig
+from train_jax.run.config import ComputeConfig, RunConfig
+
+
+@pytest.fixture
+def config(tmp_path):
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        np.save(tmp_path / f"{split}.npy", rng.integers(11, size=(16, 5)).astype(np.int32))
+    return RunConfig(
+        data_dir=str(tmp_path),
+        run_dir=str(tmp_path / "run"),
+        task="support.toy_language:ToyLanguage",
+        task_config=ToyConfig(),
+        model="support.toy_language:UnstableModel",
+        arch=OutsideConfig(forward_dtype="float32"),
+        optim=OptimConfig(warmup_steps=0, max_skipped_steps=1),
+        steps=2,
+        global_batch_size=8,
+        eval_batch_size=8,
+        wandb="disabled",
+    )
+
+
+def test_the_submodule_is_named(config):
+    with pytest.raises(UserError) as caught:
+        train(dataclasses.replace(config, debug_nans=True))
+    message = str(caught.value)
+    assert message.startswith("step 1 is not finite: ") and "nan" in message
+    assert "in the forward pass, in model.log (Logarithm), at " in message and "toy_language.py:" in message
+
+
+def test_without_it_the_run_stops_after_too_many_skipped_steps(config):
+    with pytest.raises(UserError, match="2 steps in a row up to step 2 had a loss or gradient that is not finite"):
+        train(config)
+
+
+def test_it_repeats_single_steps(config):
+    compute = ComputeConfig(accumulation_steps=2)
+    with pytest.raises(UserError, match=r"compute.accumulation_steps is 2; use 1"):
+        train(dataclasses.replace(config, debug_nans=True, compute=compute))
