@@ -123,7 +123,7 @@ def jax_training(name, module, config, total_steps):
     for number in range(total_steps):
         state, carry, metrics = step(state, carry, batches.at(number), key)
         q = metrics["q_halt_loss"] + metrics.get("q_continue_loss", 0.0)
-        yield float(metrics["lm_loss"] + 0.5 * q), jax.tree.map(np.asarray, state), objective
+        yield float(metrics["lm_loss"] + 0.5 * q), jax.tree.map(jnp.array, state), objective
 
 
 def assert_close(actual, expected, tolerance, exact=None):
@@ -178,8 +178,8 @@ def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
     """Rung 6."""
     _, state, objective = trained(variant)[-1]
     fn = objective.fn
-    state = bridge.state_dict(fn, fn.params | state.params, fn.buffers | state.buffers)
-    bridge.save_weights(tmp_path / "w.safetensors", state)
+    weights = bridge.state_dict(fn, fn.params | state.params, fn.buffers | state.buffers)
+    bridge.save_weights(tmp_path / "w.safetensors", weights)
     loaded = bridge.load_weights(tmp_path / "w.safetensors")
     _, other, batch = model(variant)
     other.load_state_dict(loaded, strict=True)
