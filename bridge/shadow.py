@@ -35,7 +35,7 @@ def _fill(new: Any, original: Any, visit: Callable[[Any], Any]) -> None:
     new.__dict__.update({name: visit(value) for name, value in original.__dict__.items()})
 
 
-def _copied(copies: dict[int, Any], value: Any) -> Any:
+def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case for each kind of container)
     known = copies.get(id(value))
     if known is not None:
         return known

@@ -19,7 +19,9 @@ _RESHAPES = {
 }  # fmt: skip
 
 
-def view_steps(func: Any, base: BridgeTensor, args: tuple, kwargs: dict, outs: list[torch.Tensor]) -> list[View]:
+def view_steps(  # noqa: C901 (one case for each view operation)
+    func: Any, base: BridgeTensor, args: tuple, kwargs: dict, outs: list[torch.Tensor]
+) -> list[View]:
     """One `View` for each output of the view operation `func`; `outs` are its outputs on the meta device.
 
     Raises `NotImplementedError` for a view this cannot follow.

@@ -1,6 +1,6 @@
 """Run in a process of its own: trains the toy language model on virtual devices, stops half-way once, and continues.
 
-python toy_language_process.py DATA_DIR DEVICES RUN_DIR OUT.npz [STEPS]
+python -m support.toy_language_process DATA_DIR DEVICES RUN_DIR OUT.npz [STEPS]
 """
 
 import os

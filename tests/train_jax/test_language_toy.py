@@ -1,15 +1,10 @@
 """A task without carry, halting and tables goes through the same loop: trained, evaluated, saved, continued."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-SUPPORT = Path(__file__).parents[1] / "support"
+from support.scripts import run_script
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +26,7 @@ def write_tokens(folder):
 def trained(data_dir, folder, devices, *kill_at):
     folder.mkdir(exist_ok=True)
     out, run = folder / "out.npz", folder / "run"
-    command = [
-        sys.executable,
-        str(SUPPORT / "toy_language_process.py"),
-        str(data_dir),
-        str(devices),
-        str(run),
-        str(out),
-    ]
-    environment = os.environ | {"PYTHONPATH": f"{SUPPORT.parents[1]}:{SUPPORT.parent}"}
-    subprocess.run([*command, *map(str, kill_at)], check=True, capture_output=True, text=True, env=environment)
+    run_script("toy_language_process", data_dir, devices, run, out, *kill_at)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return dict(np.load(out)), records
 

@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.scripts import TESTS, script
+from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.errors import UserError
 from train_jax.runtime.processes import join_processes
@@ -26,14 +26,14 @@ def free_port():
         return s.getsockname()[1]
 
 
-def run_processes(commands, folders=(TESTS, TESTS)):
+def run_processes(commands, folders=(ROOT, ROOT)):
     """Runs the commands as the processes of one run; returns exit statuses and outputs."""
     count = len(commands)
     variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
     running = [
         subprocess.Popen(
             command,
-            env=os.environ | ({} if count == 1 else variables | {"JAX_PROCESS_ID": str(number)}),
+            env=os.environ | ENVIRONMENT | ({} if count == 1 else variables | {"JAX_PROCESS_ID": str(number)}),
             cwd=folders[number],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,9 +1,6 @@
 """ARC voting of whole runs: hosts, devices, files of predictions, and what is refused."""
 
-import dataclasses
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -11,18 +8,13 @@ import numpy as np
 import pytest
 from support.arc_votes import perfect, write_arc_set
 from support.refusal import refusal
-from train_jax.optim.optimizer import dense_optimizer
+from support.scripts import run_script
+from support.untrained_run import write_run
 
 from train_jax.__main__ import main
-from train_jax.core.state import Trainee, new_learner
 from train_jax.errors import UserError
-from train_jax.run.checkpoint import Checkpoints
-from train_jax.run.config import preset
-from train_jax.run.folder import open_run
-from train_jax.run.model import build_objective
-from train_jax.tasks.puzzles import predictions
+from train_jax.tasks.puzzles import evaluation, predictions
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
-from train_jax.tasks.puzzles.evaluation import evaluate
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.predictions import Predictions, load_predictions, save_predictions
 from train_jax.tasks.puzzles.voting import PASSES, score, score_predictions
@@ -34,23 +26,17 @@ def arc(tmp_path_factory) -> Path:
 
 
 class Host:
-    """One of several hosts, as `evaluate` sees it; its one device computes nothing."""
-
-    def __init__(self, index: int, count: int):
-        self.index, self.count = index, count
+    """The devices of one of several hosts; its one device computes nothing."""
 
     def local_batch_size(self, _: int) -> None: ...
 
-    def shard(self) -> tuple[int, int]:
-        return self.index, self.count
+    def parallel_eval_step(self, _):
+        return answer_with_labels
 
-    def split(self, batch):
+    def split_batch(self, batch):
         return batch
 
-    spread = fetch = split
-
-    def gathered(self, arrays, axis):
-        return arrays
+    shard = to_host = replicate = split_batch
 
 
 def answer_with_labels(_, batch):
@@ -60,20 +46,20 @@ def answer_with_labels(_, batch):
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_hosts_see_every_example_once_between_them(arc, hosts):
-    parts = [
-        evaluate(answer_with_labels, (), load_split(arc, "test"), Host(n, hosts), batch_size=12) for n in range(hosts)
-    ]
+def test_hosts_see_every_example_once_between_them(arc, hosts, monkeypatch):
+    parts = []
+    for host in range(hosts):
+        monkeypatch.setattr(evaluation, "process_shard", lambda host=host: (host, hosts))
+        evaluator = evaluation.Evaluator(None, load_split(arc, "test"), Host(), max_steps=1, batch_size=12)
+        parts.append(evaluator(()))
     predictions = [Predictions(p.puzzle_identifiers, p.inputs, p.predictions[-1], p.q_halt_logits[-1]) for p in parts]
     assert sum(len(each.inputs) for each in predictions) == load_split(arc, "test").num_examples
     assert score_predictions(arc, predictions).figures["ARC/pass@1"] == 1.0
 
 
 def test_devices_make_no_difference(arc, tmp_path):
-    process = Path(__file__).with_name("evaluation_process.py")
     for devices in (1, 4):
-        command = [sys.executable, str(process), str(devices), str(arc), str(tmp_path / f"{devices}.npz")]
-        subprocess.run(command, check=True, capture_output=True)
+        run_script("evaluate_on_devices", devices, arc, tmp_path / f"{devices}.npz")
     one, four = (score(arc, [tmp_path / f"{devices}.npz"]) for devices in (1, 4))
     assert one == four and one.unanswered == 0
     assert len({json.dumps(pair["attempt_2"]) for pairs in one.submission.values() for pair in pairs}) > 3
@@ -82,19 +68,8 @@ def test_devices_make_no_difference(arc, tmp_path):
 @pytest.fixture(scope="module")
 def run_dir(arc, tmp_path_factory) -> str:
     """A run on the ARC set as training leaves it, with its first weights."""
-    config = preset("tiny")
-    arch = dataclasses.replace(config.arch, H_cycles=1, L_cycles=1, halt_max_steps=2)
     path = tmp_path_factory.mktemp("runs") / "run"
-    config = dataclasses.replace(config, arch=arch, data_dir=str(arc), run_dir=str(path), eval_batch_size=32)
-    folder, data = open_run(config), load_split(arc, "train").metadata
-    folder.data.write_text(json.dumps(dataclasses.asdict(data)))
-    objective = build_objective(config, data, 1)
-    learner = new_learner(objective.params, objective.buffers, dense_optimizer(config.optim, 1))
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(1, Trainee(learner, {}), {"train_seconds": 0.0})
-    checkpoints.wait()
-    checkpoints.close()
-    return str(path)
+    return write_run(path, arc, act_steps=2, step=1, eval_batch_size=32)
 
 
 def test_a_run_is_scored_and_its_files_score_the_same(run_dir, arc, tmp_path, capsys):

@@ -1,32 +1,28 @@
 """`trm solve`: what the terminal shows of a model at work, and one line for every mistake."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.arc_files import write_source
-from train_jax.optim.optimizer import dense_optimizer
+from support.untrained_run import write_run
 
+from train_jax import load_run
 from train_jax.__main__ import main as trm
-from train_jax.core.state import Trainee, new_learner
-from train_jax.core.step import make_eval_step
-from train_jax.run.checkpoint import Checkpoints
-from train_jax.run.config import preset
-from train_jax.run.folder import RunFolder, open_run
-from train_jax.run.model import build_objective
+from train_jax.errors import UserError
+from train_jax.run.folder import RunFolder
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
 from train_jax.stages.build_data import ArcData, MazeData, SudokuData
 from train_jax.stages.build_data import main as build_data
 from train_jax.stages.solve import Solve, main
 from train_jax.tasks.puzzles.arc.kind import ArcKind
-from train_jax.tasks.puzzles.evaluation import evaluate
+from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.format import load_split, read_identifiers
 from train_jax.tasks.puzzles.maze.grid import text_of
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.solving import think
+from train_jax.tasks.puzzles.solving import solve
 from train_jax.tasks.puzzles.sudoku.grid import grids_of
 
 
@@ -38,20 +34,7 @@ def data_dir(tmp_path_factory) -> Path:
 
 
 def run_of(path: Path, data_dir: Path, steps: int = 3) -> str:
-    """A run as training leaves it, its averaged weights other than its raw ones."""
-    config = preset("tiny")
-    arch = dataclasses.replace(config.arch, H_cycles=1, L_cycles=1, halt_max_steps=steps)
-    config = dataclasses.replace(config, arch=arch, data_dir=str(data_dir), run_dir=str(path))
-    folder, data = open_run(config), load_split(data_dir, "train").metadata
-    folder.data.write_text(json.dumps(dataclasses.asdict(data)))
-    objective = build_objective(config, data, 1)
-    learner = new_learner(objective.params, objective.buffers, dense_optimizer(config.optim, 1))
-    learner = learner._replace(params={name: array * 0 for name, array in learner.params.items()})
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(7, Trainee(learner, {}), {"train_seconds": 0.0})
-    checkpoints.wait()
-    checkpoints.close()
-    return str(path)
+    return write_run(path, data_dir, act_steps=steps, step=7, zero_params=True)
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +42,29 @@ def run_dir(tmp_path_factory, data_dir) -> str:
     return run_of(tmp_path_factory.mktemp("runs") / "run", data_dir)
 
 
-def test_a_model_thinks_as_in_evaluation_with_its_averaged_weights(run_dir, data_dir):
-    run, test, devices = restore(run_dir), load_split(data_dir, "test"), Devices(1)
-    step = devices.evaluate(make_eval_step(run.objective, run.config.arch.halt_max_steps))
-    expected = evaluate(step, run.learner, test, devices, batch_size=6)
-    thoughts = think(run, test.inputs[3])
-    assert thoughts.predictions.shape == (run.config.arch.halt_max_steps, 16)
-    np.testing.assert_array_equal(thoughts.predictions, expected.predictions[:, 3])
-    np.testing.assert_allclose(thoughts.q_halt_logits, expected.q_halt_logits[:, 3], rtol=1e-5)
-    assert thoughts.predictions.any()  # the raw weights, all 0, say token 0 everywhere
+def test_a_puzzle_is_answered_as_in_evaluation_with_the_averaged_weights(run_dir, data_dir):
+    run, test = restore(run_dir), load_split(data_dir, "test")
+    max_steps = run.config.arch.halt_max_steps
+    evaluator = Evaluator(run.objective, test, Devices(1), max_steps=max_steps, batch_size=6)
+    expected = evaluator(run.state)
+    answers = solve(run, test.inputs[3])
+    assert answers.tokens.shape == (max_steps, 1, 16)
+    np.testing.assert_array_equal(answers.tokens[:, 0], expected.predictions[:, 3])
+    np.testing.assert_allclose(answers.q_halt_logits[:, 0], expected.q_halt_logits[:, 3], rtol=1e-5)
+    assert answers.answers.any()  # the raw weights, all 0, say token 0 everywhere
+
+
+def test_a_loaded_run_predicts_a_batch_and_refuses_what_it_cannot_read(run_dir, data_dir):
+    model, inputs = load_run(run_dir), load_split(data_dir, "test").inputs
+    prediction = model.predict(inputs)
+    assert model.step == 7 and prediction.answers.shape == inputs.shape
+    assert ((prediction.halting_probability > 0) & (prediction.halting_probability < 1)).all()
+    np.testing.assert_array_equal(prediction.answers[3], solve(restore(run_dir), inputs[3]).answers[0])
+    for wrong in (inputs[:, :9], inputs[:0], inputs + 99, inputs / 2):
+        with pytest.raises(UserError, match=r"^inputs "):
+            model.predict(wrong)
+    with pytest.raises(UserError, match=r"^puzzle_identifiers are int64 from 5 to 5; use 0 to 0$"):
+        model.predict(inputs[:1], np.array([5]))
 
 
 def test_a_puzzle_of_the_test_set_and_one_given_are_shown(run_dir, data_dir, capsys):
@@ -95,7 +92,7 @@ def test_a_mistake_is_one_line_and_status_2(run_dir, data_dir, tmp_path, capsys)
         ([run_dir, "--puzzle", "11" + "." * 14], "digit 1 more than once in row 1"),
         ([run_dir, "--puzzle", "123. ...4 .... ...."], "the 4x4 Sudoku given has no solution; correct the givens"),
         ([run_dir, "--index", "6"], f"--index 6: the test set in {data_dir} has puzzles 0 to 5"),
-        ([run_dir, "--index", "-1"], f"--index -1: the test set in {data_dir} has puzzles 0 to 5"),
+        ([run_dir, "--index", "-1"], "--index is -1; use at least 0"),
         ([run_dir, "--data-dir", "gone"], "; or give --puzzle TEXT or --file FILE, or another --data-dir"),
         ([run_dir, "--puzzle", "." * 16, "--index", "1"], "--puzzle and --index name two puzzles; give one of them"),
     ):

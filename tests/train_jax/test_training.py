@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from support.scripts import TESTS, run_script, script
+from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
 from train_jax.run.folder import RunFolder
 
@@ -41,7 +41,7 @@ def test_eight_devices_learn_the_same_as_one(tmp_path, data_dir, variant):
 
 def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run, finished_fields, data_dir):
     command = script("train_tiny", data_dir, *run(tmp_path, "killed", 1, *finished_fields))
-    killed = subprocess.Popen(command, cwd=TESTS, stdout=subprocess.DEVNULL)
+    killed = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL)
     while not (tmp_path / "killed" / "checkpoints" / "20" / "commit_success.txt").exists():
         assert killed.poll() is None, "the run ended before it could be killed"
         time.sleep(0.002)

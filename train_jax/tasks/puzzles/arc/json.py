@@ -118,13 +118,13 @@ def _puzzle(path: Path, name: str, puzzle: Any, *, solved: bool) -> Puzzle:
         )
     where = f"{path}: puzzle {name}"
     if not isinstance(puzzle, dict) or set(puzzle) != {"train", "test"}:
-        found = sorted(puzzle) if isinstance(puzzle, dict) else type(puzzle).__name__
-        raise UserError(f"{where}: expected an object with train and test, found {str(found)[:80]}; {REMEDY}")
+        keys = sorted(puzzle) if isinstance(puzzle, dict) else type(puzzle).__name__
+        raise UserError(f"{where}: expected an object with train and test, found {str(keys)[:80]}; {REMEDY}")
     sections = {}
     for section, examples in puzzle.items():
         if not isinstance(examples, list) or not examples:
-            found = "an empty list" if examples == [] else f"a {type(examples).__name__}"
-            raise UserError(f"{where}: {section} is {found}, expected a list of examples; {REMEDY}")
+            what = "an empty list" if examples == [] else f"a {type(examples).__name__}"
+            raise UserError(f"{where}: {section} is {what}, expected a list of examples; {REMEDY}")
         sections[section] = [
             _example(f"{where}, {section} example {number}", example, needs_output=solved or section == "train")
             for number, example in enumerate(examples, 1)

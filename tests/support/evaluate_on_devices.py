@@ -1,6 +1,6 @@
 """Run in a process of its own: evaluates a toy model on so many virtual devices and saves its predictions.
 
-python evaluation_process.py DEVICES DATA_DIR OUT.npz
+python -m support.evaluate_on_devices DEVICES DATA_DIR OUT.npz
 """
 
 import os

@@ -1,0 +1,29 @@
+"""A run's folder as training leaves it, with its first weights: nothing is trained."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.folder import open_run
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.puzzles.presets import PRESETS
+
+
+def write_run(path: Path, data_dir: Path, *, act_steps: int, step: int, zero_params: bool = False, **fields) -> str:
+    """A small model on the data set; with `zero_params` only the averaged weights are not zero."""
+    config = PRESETS["tiny"]
+    arch = dataclasses.replace(config.arch, H_cycles=1, L_cycles=1, halt_max_steps=act_steps)
+    config = dataclasses.replace(config, arch=arch, data_dir=str(data_dir), run_dir=str(path), **fields)
+    training = start(config, devices=Devices(1))
+    folder = open_run(config)
+    folder.data.write_text(json.dumps(training.task.facts))
+    state = training.initial_state()
+    if zero_params:
+        state = state._replace(params={name: array * 0 for name, array in state.params.items()})
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(step, state, {}, {"train_seconds": 0.0})
+    checkpoints.wait()
+    checkpoints.close()
+    return str(path)
