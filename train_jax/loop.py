@@ -15,7 +15,6 @@ from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.folder import RunFolder, open_run, write_text
 from train_jax.run.machine import write_machine
 from train_jax.run.record import Record
-from train_jax.run.restore import initial_weights
 from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
@@ -34,20 +33,20 @@ def train(config: RunConfig, devices: Devices | None = None, task: Task | None =
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
+        state = training.initial_state()
     folder = _open(training)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())
     with contextlib.ExitStack() as closing:
-        return _train(training, folder, closing)
+        return _train(training, state, folder, closing)
 
 
-def _train(training: Training, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, Any]:
+def _train(training: Training, state: TrainState, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, Any]:
     config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
 
-    # ---- state: new, from other weights, or from the newest checkpoint
-    state = initial_weights(training.initial_state(), training.objective, config.init_from)
+    # ---- state: as given, or from the newest checkpoint
     carry = training.initial_carry(state, batches.at(0, state))
     checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
     first_step, seconds = checkpoints.latest_step() or 0, 0.0

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -10,7 +11,7 @@ from train_jax.errors import UserError
 
 def is_plugin(name: str) -> bool:
     """Whether `name` has the form `package.module:name`."""
-    return ":" in name
+    return re.fullmatch(r"[\w.]+:\w+", name) is not None
 
 
 def load_plugin(name: str, what: str) -> Any:

@@ -17,6 +17,7 @@ from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, trainable
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_objective
+from train_jax.run.restore import initial_weights
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
@@ -47,9 +48,12 @@ class Training:
         return Batches(self.task, self.devices, total_steps=self.total_steps, steps_per_dispatch=dispatch)
 
     def initial_state(self) -> TrainState:
-        """The state before the first step, on the host; a copy, so that a donated one is not reused."""
+        """The state before the first step, on the host; a copy, so that a donated one is not reused.
+
+        Raises `UserError` for weights in `config.init_from` that do not fit.
+        """
         params, buffers = jax.tree.map(jnp.copy, (self.objective.params, self.objective.buffers))
-        return new_state(
+        state = new_state(
             params,
             buffers,
             self.optimizer,
@@ -57,6 +61,7 @@ class Training:
             keeps_ema=self.config.optim.ema_decay > 0,
             scales_loss=scales_loss(self.config),
         )
+        return initial_weights(state, self.objective, self.config.init_from)
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
         """The carry before the first step, with a device axis; `batch`: as `Devices.split_batch` returns it."""

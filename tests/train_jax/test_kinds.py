@@ -11,6 +11,7 @@ from support.small_set import rewrite_json
 
 from train_jax.errors import UserError
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
+from train_jax.tasks.puzzles import kinds
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.batches import train_batch
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_metadata
@@ -138,3 +139,26 @@ def test_large_splits_are_hashed_without_being_copied(tmp_path):
     assert len(large.fingerprint) == 32
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
+
+
+def test_a_kind_from_outside_is_named_by_the_run_and_never_by_a_data_set(tmp_path, monkeypatch):
+    (tmp_path / "their_kind.py").write_text(
+        "from train_jax.tasks.puzzles.maze.kind import MazeKind\n"
+        "class Wide(MazeKind):\n"
+        "    @classmethod\n"
+        "    def from_key(cls, key):\n"
+        "        return cls(6) if key == 'wide' else None\n"
+        "    @classmethod\n"
+        "    def recognise(cls, data):\n"
+        "        return None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(kinds, "_FROM_OUTSIDE", {})
+    data = metadata_of(36, MazeKind(6).vocab_size, "wide")
+    assert kind_of(data) is None and kind_of(dataclasses.replace(data, kind="their_kind:Wide")) is None
+    kinds.add_kind("")
+    kinds.add_kind("their_kind:Wide")
+    assert type(kind_of(data)).__name__ == "Wide"
+    for name, message in (("wide", "expected package.module:Class"), ("their_kind:None", "has no 'None'")):
+        with pytest.raises(UserError, match=message):
+            kinds.add_kind(name)

@@ -23,7 +23,7 @@ CASES = {
     "adamw": BASE,
     "adam_atan2": dataclasses.replace(BASE, optimizer="adam_atan2"),
     "lion": dataclasses.replace(BASE, optimizer="lion", lr=1e-3, beta2=0.99),
-    "muon": dataclasses.replace(BASE, optimizer="muon, or package.module:function for your own"),
+    "muon": dataclasses.replace(BASE, optimizer="muon"),
     "adamw_clipped": dataclasses.replace(BASE, clip_norm=0.5),
     # At lr 1e-2 PyTorch's own rounding of `1 - lr * weight_decay`, the same at every step, comes to 1.1e-6 over fifty.
     "adam_atan2_constant": dataclasses.replace(BASE, optimizer="adam_atan2", lr=5e-3, lr_min_ratio=1.0, warmup_steps=0),

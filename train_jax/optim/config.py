@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from models_torch.ranges import Range, check_ranges
 from train_jax.errors import UserError
+from train_jax.plugins import is_plugin
 
 Optimizer = Literal["adamw", "adam_atan2", "lion", "muon"]
 Decay = Literal["cosine", "linear"]
@@ -93,7 +94,7 @@ class OptimConfig:
 
     def __post_init__(self):
         _check(self, "optim.")
-        if self.optimizer not in get_args(Optimizer) and ":" not in self.optimizer:
+        if self.optimizer not in get_args(Optimizer) and not is_plugin(self.optimizer):
             names = ", ".join(get_args(Optimizer))
             raise UserError(
                 f"optim.optimizer is {self.optimizer!r}; use one of {names}, or package.module:function for your own"

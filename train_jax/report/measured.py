@@ -17,7 +17,7 @@ from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.tracking import read_metrics
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
 from train_jax.tasks.puzzles.halting import HaltingCurve, from_json
-from train_jax.tasks.puzzles.kinds import kind_of, trace_of
+from train_jax.tasks.puzzles.kinds import add_kind, kind_of, trace_of
 from train_jax.tasks.puzzles.mixture import data_dirs
 from train_jax.tasks.puzzles.trace import Trace
 
@@ -134,6 +134,7 @@ class Measured:
 def measure(run_dir: str) -> Measured:
     """Reads a run. Raises `UserError` where there is none, or nothing in it yet."""
     folder, config = read_run(run_dir)
+    add_kind(getattr(config.task_config, "kind", ""))
     records, test = read_metrics(folder), _json(folder.evaluation("test"))
     if not records and test is None:
         raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for its first line of them")

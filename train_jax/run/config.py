@@ -77,7 +77,7 @@ class RunConfig:
     eval_batch_size: BatchSize = 6144
     """Examples in an evaluation batch, on all devices together."""
     eval_examples: Annotated[int, Range(0, 10**12)] = 0
-    """Test examples that evaluations during training use, a fixed sample; 0 takes all. The last one takes all."""
+    """Test examples that evaluations during training use, the first ones; 0 takes all. The last one takes all."""
     checkpoint_every_steps: EverySteps = 1000
     """Optimizer steps between checkpoints."""
     log_every_steps: EverySteps = 50

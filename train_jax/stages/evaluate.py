@@ -19,6 +19,7 @@ from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.tasks.puzzles.evaluation import Evaluation
 from train_jax.tasks.puzzles.halting import table, threshold_logit
+from train_jax.tasks.puzzles.kinds import describe
 from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
 from train_jax.tasks.puzzles.solving import puzzle_task
@@ -114,6 +115,10 @@ def _puzzles(config: Evaluate, run: Restored) -> Mixture:
         raise UserError(
             f"the data has {given.seq_len} tokens of a vocabulary of {given.vocab_size}, the run was trained on "
             f"{trained.seq_len} of {trained.vocab_size}; give a --data-dir of the same kind of puzzle"
+        )
+    if given.kind and trained.kind and given.kind != trained.kind:
+        raise UserError(
+            f"the data holds {describe(given)}, the run was trained on {describe(trained)}; give a --data-dir of those"
         )
     if given.num_puzzle_identifiers > trained.num_puzzle_identifiers:
         raise UserError(

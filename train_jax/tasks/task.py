@@ -61,7 +61,7 @@ class Evaluator(Protocol):
     """A compiled evaluation."""
 
     def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
-        """Evaluates `state.eval_params`; `limit`: on a fixed sample of this many examples, 0 for all. With
+        """Evaluates `state.eval_params`; `limit`: on the first examples only, 0 for all. With
         `metrics_only` no answers are fetched from the devices."""
         ...
 

@@ -16,6 +16,8 @@ Cycles = Annotated[int, Range(1, 4096)]
 class PuzzleConfig(TaskConfig):
     """Data and recursion schedules of a puzzle run."""
 
+    kind: str = ""
+    """A kind of puzzle from outside the project, package.module:Class, for a data set that none here recognises."""
     data_weights: str = ""
     """Of several data sets, the share of each in a batch (3,1: three quarters and one); by default one pass over each
     takes equally many steps."""

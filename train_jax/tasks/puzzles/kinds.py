@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from train_jax.errors import UserError
+from train_jax.plugins import is_plugin, load_plugin
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.maze.kind import MazeKind
@@ -16,8 +17,22 @@ from train_jax.tasks.puzzles.trace import Trace
 KINDS: tuple[type[Kind], ...] = (SudokuKind, MazeKind, ArcKind)
 """Asked in this order about a data set that does not name its kind."""
 
+_FROM_OUTSIDE: dict[str, type[Kind]] = {}
+"""Kinds that a run named as `package.module:Class`, for the rest of the process."""
+
 MIXED = "mixed"
 """The key of several data sets together that no kind fits."""
+
+
+def add_kind(name: str) -> None:
+    """Adds a kind from outside the project, `package.module:Class`, that the user named; "" adds nothing.
+
+    A data set cannot name one: files are data and load no code. Raises `UserError` if it cannot be imported.
+    """
+    if name and name not in _FROM_OUTSIDE:
+        if not is_plugin(name):
+            raise UserError(f"kind {name!r}: expected package.module:Class; the kinds known here need no name")
+        _FROM_OUTSIDE[name] = load_plugin(name, "kind")
 
 
 def kind_of(data: Metadata) -> Kind | None:
@@ -25,9 +40,10 @@ def kind_of(data: Metadata) -> Kind | None:
 
     Raises `UserError` where the kind that is named has other sizes.
     """
+    known = (*KINDS, *_FROM_OUTSIDE.values())
     if not data.kind:
-        return next((kind for each in KINDS if (kind := each.recognise(data)) is not None), None)
-    kind = next((kind for each in KINDS if (kind := each.from_key(data.kind)) is not None), None)
+        return next((kind for each in known if (kind := each.recognise(data)) is not None), None)
+    kind = next((kind for each in known if (kind := each.from_key(data.kind)) is not None), None)
     if kind is not None and (kind.seq_len, kind.vocab_size) != (data.seq_len, data.vocab_size):
         raise UserError(
             f"the kind is {data.kind}, expected {kind.seq_len} tokens from a vocabulary of {kind.vocab_size}, found "

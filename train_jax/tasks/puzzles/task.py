@@ -21,6 +21,7 @@ from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.config import PuzzleConfig
 from train_jax.tasks.puzzles.evaluation import Evaluator, Progress, means
 from train_jax.tasks.puzzles.halting import halting_histogram
+from train_jax.tasks.puzzles.kinds import add_kind
 from train_jax.tasks.puzzles.metadata import Metadata, metadata_of
 from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
 from train_jax.tasks.task import ConstantStage, StageSchedule
@@ -40,6 +41,7 @@ class PuzzleTask:
         """`facts`: as a run's folder has them; the data is then opened only when it is read."""
         self._config = config
         self._task_config: PuzzleConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
+        add_kind(self._task_config.kind)
         self.metadata: Metadata = self.train_set.metadata if facts is None else metadata_of(facts)
         self.halt_max_steps: int = config.arch.halt_max_steps  # pyright: ignore[reportAttributeAccessIssue]
         self.bootstrapped_halting = not getattr(config.arch, "no_ACT_continue", True)

@@ -1,0 +1,107 @@
+"""The table of experiments: every id is a run, counts are those of the list, dry runs start nothing."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from train_jax.__main__ import main
+from train_jax.experiments.runs import differences, experiment_run, plan
+from train_jax.experiments.table import EXPERIMENTS, GROUPS
+from train_jax.run.presets import all_presets, preset
+from train_jax.stages import build_data
+from train_jax.tasks.puzzles.presets import PRESETS
+
+COUNTS = {
+    "exp01": 6, "exp02a": 6, "exp02b": 5, "exp03": 5, "exp04a": 6, "exp04b": 5, "exp05": 6, "exp06": 6, "exp07": 3,
+    "exp08": 5, "exp09": 5, "exp10": 5, "contrib01": 2, "contrib02": 2,
+}  # fmt: skip
+
+
+def test_the_list_has_67_experiments_and_the_baseline():
+    assert sum(COUNTS.values()) == 67
+    assert Counter(row.group for row in EXPERIMENTS.values()) == COUNTS | {"baseline": 1}
+    assert list(GROUPS) == ["baseline", *COUNTS]
+
+
+@pytest.mark.parametrize("experiment_id", EXPERIMENTS)
+def test_every_id_is_a_run_that_changes_only_what_its_row_says(experiment_id):
+    row, baseline = EXPERIMENTS[experiment_id], experiment_run("baseline")
+    changed = {name for name in differences(experiment_run(experiment_id), baseline) if name != "run_dir"}
+    assert changed - {"data_dir"} <= set(row.changes)
+    assert ("data_dir" in changed) == ((row.puzzles, row.augmentations) != (1000, 1000))
+    assert plan(experiment_run(experiment_id), row.puzzles).steps > 0
+
+
+@pytest.mark.parametrize(
+    ("experiment_id", "steps", "warmup"),
+    [("baseline", 8138, 2000 / 8138), ("exp06_f", 1017, 1.0), ("exp04a_100", 813, 1.0), ("exp06_e", 2034, 2000 / 2034)],
+)
+def test_steps_and_share_of_warm_up(experiment_id, steps, warmup):
+    run = plan(experiment_run(experiment_id), EXPERIMENTS[experiment_id].puzzles)
+    assert (run.steps, run.warmup_share) == (steps, pytest.approx(warmup))
+    assert run.examples == steps * experiment_run(experiment_id).global_batch_size
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "exp01a", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "arch.hidden_size: baseline 512, here 256", "steps            8,138", "share of warm-up 24.6%",
+        "examples seen    49,999,872", "warning: warm-up takes more than 10% of the steps",
+    ):  # fmt: skip
+        assert line in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_experiment_on_another_preset(data_dir, capsys):
+    assert main(["train", "exp02b_03", "--preset", "tiny", "--data-dir", str(data_dir), "--dry-run"]) == 0
+    assert "steps            40" in capsys.readouterr().out
+    config = experiment_run("exp02b_03", "tiny")
+    tiny = preset("tiny")
+    arch = dataclasses.replace(tiny.arch, H_cycles=3)
+    assert config == dataclasses.replace(tiny, arch=arch, run_dir="runs/exp02b/exp02b_03")
+
+
+def test_sweep_lists_shows_and_compares(capsys):
+    assert main(["sweep", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in EXPERIMENTS)
+    assert main(["sweep", "show", "exp04a_250"]) == 0
+    assert (
+        "--subsample-size 250 --num-aug 1000 --output-dir data/sudoku-extreme-250-aug-1000" in capsys.readouterr().out
+    )
+    assert main(["sweep", "diff", "exp07c"]) == 0
+    assert capsys.readouterr().out == "arch.forward_dtype: baseline bfloat16, exp07c float16\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["sweep", "show", "exp99"], "unknown experiment 'exp99'"),
+        (["sweep", "list", "exp99"], "unknown group 'exp99'; use one of baseline, exp01"),
+        (["train", "exp99"], "unknown preset 'exp99'; use one of sudoku-extreme, sudoku9"),
+        (["train", "tiny", "--preset", "sudoku9"], "--preset sudoku9 is for experiments"),
+    ],
+)
+def test_unknown_names_are_one_line(argv, message, capsys):
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sudoku-extreme", ["--source", "sapientinc/sudoku-extreme"]),
+        ("sudoku9", ["--size", "9"]),
+        ("sudoku6", ["--size", "6"]),
+        ("tiny", ["--size", "4"]),
+    ],
+)
+def test_a_preset_reads_the_folder_that_build_data_writes(name, options, monkeypatch):
+    built = []
+    monkeypatch.setattr(build_data, "main", built.append)
+    build_data.cli(["sudoku", *options])
+    assert str(built[0].directory) == all_presets()[name].data_dir
+    assert set(PRESETS) == {"sudoku-extreme", "sudoku9", "sudoku6", "tiny"}

@@ -1,0 +1,83 @@
+"""The one place that makes a run: first weights from elsewhere, no average without EMA, reduction leaf by leaf."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from support.presets import with_fields
+from support.untrained_run import write_run
+
+from train_jax.core.reduction import sum_over_devices
+from train_jax.errors import UserError
+from train_jax.loop import train
+from train_jax.run.presets import preset
+from train_jax.run.restore import initial_weights, restore
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+
+
+@pytest.fixture
+def config(data_dir, tmp_path):
+    fields = {"data_dir": str(data_dir), "run_dir": str(tmp_path / "run"), "eval_batch_size": 8, "wandb": "disabled"}
+    return with_fields(preset("tiny"), fields | {"H_cycles": 1, "L_cycles": 1, "halt_max_steps": 2})
+
+
+def test_a_run_starts_with_the_averaged_weights_of_another(config, data_dir, tmp_path):
+    source = write_run(tmp_path / "source", data_dir, act_steps=2, step=3, zero_params=True, seed=5)
+    training = start(config, devices=Devices(1))
+    new = training.initial_state()
+    state = initial_weights(new, training.objective, source)
+    expected = restore(source).state
+    for name, array in expected.ema.items():
+        np.testing.assert_array_equal(state.params[name], array)
+        np.testing.assert_array_equal(state.ema[name], array)
+    name = "model.inner.lm_head.weight"
+    assert (np.asarray(new.params[name]) != np.asarray(state.params[name])).any()
+    assert initial_weights(new, training.objective, "") is new
+
+
+def test_weights_of_another_model_are_refused_before_anything_is_written(config, data_dir, tmp_path):
+    write_run(tmp_path / "source", data_dir, act_steps=2, step=3)
+    wider = with_fields(config, {"hidden_size": 64, "init_from": str(tmp_path / "source")})
+    with pytest.raises(UserError, match=r"lm_head|shape|embed"):
+        train(wider, Devices(1))
+    with pytest.raises(UserError, match=r"init_from nowhere\.pt"):
+        train(dataclasses.replace(config, init_from="nowhere.pt"), Devices(1))
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_ema_no_average_is_kept(config):
+    training = start(with_fields(config, {"ema_decay": 0.0}), devices=Devices(1))
+    state = training.initial_state()
+    assert state.ema == {} and state.eval_params is state.params
+    with_average = start(config, devices=Devices(1)).initial_state()
+    saved = sum(x.nbytes for x in jax.tree.leaves(with_average)) - sum(x.nbytes for x in jax.tree.leaves(state))
+    assert saved == sum(x.nbytes for x in state.params.values())
+
+
+def test_leaf_by_leaf_reduction_is_the_same_sum():
+    tree = {"a": np.arange(6, dtype=np.float32).reshape(1, 2, 3), "b": np.array([[True, False]]), "n": np.array([7])}
+    sums = {
+        reduction: jax.pmap(lambda x, r=reduction: sum_over_devices(x, r), axis_name="devices")(tree)
+        for reduction in ("flat", "leaves")
+    }
+    for name in tree:
+        np.testing.assert_array_equal(sums["flat"][name], sums["leaves"][name])
+        assert sums["flat"][name].dtype == sums["leaves"][name].dtype
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"accumulation_steps": 3}, "compute.accumulation_steps 3 does not divide the 16 examples"),
+        ({"freeze": "nothing"}, "optim.freeze 'nothing' matches no parameter"),
+        ({"halt_exploration_end": 2.0}, "halt_exploration_end is 2.0; use"),
+        ({"remat": "nowhere"}, "compute.remat"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_a_folder_is_made(config, fields, message, tmp_path):
+    with pytest.raises(UserError) as caught:
+        train(with_fields(config, fields), Devices(1))
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
