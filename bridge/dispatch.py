@@ -37,7 +37,7 @@ from bridge.operations import (
     torchax_lowering,
 )
 from bridge.randomness import RANDOM, Rng, Source
-from bridge.semantics import BridgeTensor, as_view, blank, fresh, jax_dtype, stop_gradient
+from bridge.semantics import BridgeTensor, as_view, blank, differentiable, fresh, jax_dtype, stop_gradient
 from bridge.views import view_steps
 
 aten = torch.ops.aten
@@ -115,7 +115,7 @@ class Dispatch(TorchDispatchMode):
                 raise self.error("a tensor with a PyTorch graph", "pass it as an argument or make it a parameter")
             array = array_of(real)
             meta = blank(real.shape, real.stride(), real.dtype)
-            tensor = fresh(array, meta, static=real.numel() <= _STATIC_LIMIT)
+            tensor = fresh(array, meta, static=real.numel() <= _STATIC_LIMIT, live=False)
         self._real[id(real)] = (real, tensor)
         return tensor
 
@@ -199,9 +199,12 @@ class Dispatch(TorchDispatchMode):
                 values = (values,)
             elif len(values) != len(outs):
                 raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
-            tracked = any(t._cell.tracked for t in inputs) and random is None
+            tracked = random is None and torch.is_grad_enabled() and any(t._cell.tracked for t in inputs)
+            live = any(t._cell.live for t in inputs)
+            stopped = live and (random is not None or not torch.is_grad_enabled())
             results = tuple(
-                self._result(func, value, meta, tracked, static) for value, meta in zip(values, outs, strict=True)
+                self._result(func, value, meta, tracked, static, live, stopped)
+                for value, meta in zip(values, outs, strict=True)
             )
         return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
 
@@ -216,7 +219,7 @@ class Dispatch(TorchDispatchMode):
         except TypeError:  # an argument that has no hash
             return _meta_of(func, args, kwargs)
 
-    def _result(self, func: Any, value: Any, meta: Any, tracked: bool, static: bool) -> Any:
+    def _result(self, func: Any, value: Any, meta: Any, tracked: bool, static: bool, live: bool, stopped: bool) -> Any:
         if not isinstance(meta, torch.Tensor):
             return meta if value is None else value
         value = jnp.asarray(value)
@@ -228,9 +231,10 @@ class Dispatch(TorchDispatchMode):
         if value.dtype != jax_dtype(meta.dtype):
             value = value.astype(jax_dtype(meta.dtype))
         self._notice_narrowing(meta.dtype, value)
-        if tracked and not torch.is_grad_enabled():
-            value, tracked = stop_gradient(value), False
-        return fresh(value, meta, tracked=tracked and meta.dtype.is_floating_point, static=static)
+        if stopped:
+            value, live = stop_gradient(value), False
+        free = differentiable(meta.dtype)
+        return fresh(value, meta, tracked=tracked and free, static=static, live=live and free)
 
     def _view(self, func: Any, args: tuple, kwargs: dict) -> Any:
         base: BridgeTensor = args[0]
@@ -263,7 +267,13 @@ class Dispatch(TorchDispatchMode):
             raise NotImplementedError("an in-place operation that changes the shape")
         value = source.value.astype(jax_dtype(target.dtype))
         tracked = any(t._cell.tracked for t in inputs if t is not target) or source._cell.tracked
-        target.write(value, tracked=tracked, grad_enabled=torch.is_grad_enabled(), static=source._cell.static)
+        target.write(
+            value,
+            tracked=tracked,
+            grad_enabled=torch.is_grad_enabled(),
+            static=source._cell.static,
+            live=source._cell.live,
+        )
         return target
 
     def _check_write(self, func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
