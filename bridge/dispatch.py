@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
+from bridge.memory import elements, positions
 from bridge.operations import (
     decomposition,
     draws_numbers,
@@ -80,7 +81,7 @@ class Dispatch(TorchDispatchMode):
         self._names = names
         self._off = off
         self._real: dict[int, tuple[torch.Tensor, BridgeTensor]] = {}
-        self._memory: dict[int, BridgeTensor] = {}
+        self._memory: dict[int, list[BridgeTensor]] = {}
         self._said: set[str] = set()
         self._known_metas: dict[Any, Any] = {}
 
@@ -95,7 +96,7 @@ class Dispatch(TorchDispatchMode):
     def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
         self._real[id(real)] = (real, tensor)
-        self._memory[real.untyped_storage()._cdata] = tensor
+        self._memory.setdefault(real.untyped_storage()._cdata, []).append(tensor)
 
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
@@ -104,12 +105,15 @@ class Dispatch(TorchDispatchMode):
         known = self._real.get(id(real))
         if known is not None:
             return known[1]
-        owner = self._memory.get(real.untyped_storage()._cdata)
-        if owner is not None:  # a view or `.data` of a state tensor, taken before the call
-            with torch.set_grad_enabled(real.requires_grad):
-                tensor = self._view(
-                    aten.as_strided.default, (owner, real.shape, real.stride(), real.storage_offset()), {}
+        owners = self._memory.get(real.untyped_storage()._cdata)
+        if owners is not None:  # a view or `.data` of a state tensor, taken before the call
+            owner = next((o for o in owners if elements(o._meta, positions(real)) is not None), None)
+            if owner is None:
+                raise self.error(
+                    "a tensor shares memory with a parameter or buffer and reaches beyond it",
+                    "register the whole tensor as one parameter or buffer, or clone it",
                 )
+            tensor = self.window(owner, real, differentiable=real.requires_grad)
         else:
             if real.requires_grad and real.grad_fn is not None:
                 raise self.error("a tensor with a PyTorch graph", "pass it as an argument or make it a parameter")
@@ -118,6 +122,11 @@ class Dispatch(TorchDispatchMode):
             tensor = fresh(array, meta, static=real.numel() <= _STATIC_LIMIT, live=False)
         self._real[id(real)] = (real, tensor)
         return tensor
+
+    def window(self, owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:
+        """What `real` shows of the owner of its memory."""
+        with torch.set_grad_enabled(differentiable):
+            return self._view(aten.as_strided.default, (owner, real.shape, real.stride(), real.storage_offset()), {})
 
     def _adopt_all(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -238,7 +247,8 @@ class Dispatch(TorchDispatchMode):
 
     def _view(self, func: Any, args: tuple, kwargs: dict) -> Any:
         base: BridgeTensor = args[0]
-        metas = _meta_of(func, args, kwargs)
+        metas = _meta_of_strided(base, *args[1:], **kwargs) if func is aten.as_strided.default else None
+        metas = _meta_of(func, args, kwargs) if metas is None else metas
         outs = list(_listed(metas))
         self._note(func, "view")
         steps = view_steps(func, base, args, kwargs, outs)
@@ -432,6 +442,12 @@ def _signature(value: Any) -> Any:
 
 def _twin(tensor: BridgeTensor) -> torch.Tensor:
     return tensor._meta
+
+
+def _meta_of_strided(base: BridgeTensor, size: Any, stride: Any, storage_offset: int | None = None) -> torch.Tensor:
+    """Without PyTorch's check: the twin of a view of memory knows the view's own memory only."""
+    offset = base._meta.storage_offset() if storage_offset is None else storage_offset
+    return blank(size, stride, base.dtype, int(offset))
 
 
 def _placed_on_meta(kwargs: dict) -> dict:

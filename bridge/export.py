@@ -19,6 +19,7 @@ from bridge.carries import convert, is_array
 from bridge.dispatch import Dispatch, Survey, array_of, tracing
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
+from bridge.memory import roots
 from bridge.overrides import override
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
@@ -124,11 +125,19 @@ class Functional:
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((params, buffers, args, kwargs, overrides)))
         dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced)
         state = {}
-        for name, real in _state(self.module).items():
+        reals = _state(self.module)
+        windows = roots(reals)
+        for name, real in sorted(reals.items(), key=lambda item: item[0] in windows):
             trained = name in self.params
             array = jnp.asarray(params[name] if trained else buffers[name])
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
-            tensor = state[name] = fresh(array, blank(real.shape, real.stride(), dtype), tracked=trained)
+            if name in windows:  # written into the memory that it shows, as `load_state_dict` does
+                tensor = dispatch.window(state[windows[name]], real, differentiable=False)
+                tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False, static=False)
+            else:
+                meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
+                tensor = fresh(array, meta, tracked=trained)
+            state[name] = tensor
             tensor._is_param = isinstance(real, nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
             dispatch.stand_in(real, tensor)
         for name in self.recompute:
@@ -190,6 +199,7 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
     state = _state(module)
+    roots(state)  # refuses what two arrays cannot say
     chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
     if recompute and not chosen:
         names = ", ".join(name for name, _ in list(module.named_modules())[1:6])

@@ -84,10 +84,12 @@ REGION = Region()
 class Storage:
     """Memory: the array that was written last, and how often it was written."""
 
-    __slots__ = ("__weakref__", "array", "version")
+    __slots__ = ("__weakref__", "array", "layout", "version")
 
-    def __init__(self, array: jax.Array):
+    def __init__(self, array: jax.Array, layout: torch.Tensor | None = None):
         self.array = array
+        self.layout = layout
+        """A tensor on the meta device with the array's shape, and the strides and the offset that PyTorch gave it."""
         self.version = 0
         REGION.note(self)
 
@@ -237,7 +239,7 @@ class BridgeTensor(torch.Tensor):
         value, old = other.value, self.value
         tracked, live = self._cell.tracked, self._cell.live
         array = regraft(value, old) if live and _differentiable(old) else stop_gradient(value)
-        self._cell = Cell(Storage(array), array, tracked, live=live)
+        self._cell = Cell(Storage(array, self._meta), array, tracked, live=live)
         self._views, self._cache = (), None
 
     # What Python code asks of a tensor's autograd state. PyTorch's own engine is not involved, so it cannot answer.
@@ -279,11 +281,15 @@ class BridgeTensor(torch.Tensor):
         return f"BridgeTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
 
 
-def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
+def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
     """A twin on the meta device, made below every mode; without `stride` it is contiguous."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         if stride is None:
             return torch.empty(shape, dtype=dtype, device="meta")
+        if offset:
+            reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0
+            whole = torch.empty(offset + reach + 1, dtype=dtype, device="meta")
+            return whole.as_strided(shape, stride, offset)
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
@@ -298,7 +304,7 @@ def fresh(
     """A tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array."""
     if meta is None:
         meta = blank(array.shape, None, torch_dtype(array.dtype))
-    return BridgeTensor(Cell(Storage(array), array, tracked, static, live), meta)
+    return BridgeTensor(Cell(Storage(array, meta), array, tracked, static, live), meta)
 
 
 def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:
