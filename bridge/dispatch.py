@@ -83,6 +83,8 @@ class Dispatch(TorchDispatchMode):
         self._real: dict[int, tuple[torch.Tensor, BridgeTensor]] = {}
         self._memory: dict[int, list[BridgeTensor]] = {}
         self._said: set[str] = set()
+        self.failed: BridgeError | None = None
+        """The first error, which the module's own code may have caught."""
         self._known_metas: dict[Any, Any] = {}
 
     def again(self) -> Dispatch:
@@ -344,7 +346,9 @@ class Dispatch(TorchDispatchMode):
                 warnings.warn(BridgeWarning(text), stacklevel=2)
 
     def error(self, what: str, remedy: str) -> BridgeError:
-        return BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")
+        error = BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")
+        self.failed = self.failed or error
+        return error
 
 
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
@@ -481,10 +485,21 @@ def active() -> Dispatch | None:
 
 @contextlib.contextmanager
 def tracing(dispatch: Dispatch) -> Iterator[None]:
-    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched."""
+    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
+
+    An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
+    PyTorch.
+    """
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
     try:
         with dispatch, Functions(dispatch):
             yield
+    except Exception as error:
+        if dispatch.failed is not None and error is not dispatch.failed:
+            raise dispatch.failed from error
+        raise
+    else:
+        if dispatch.failed is not None:
+            raise dispatch.failed
     finally:
         _ACTIVE.dispatch = before
