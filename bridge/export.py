@@ -119,9 +119,6 @@ class Functional:
         module, copies = shadow(self.module)
         names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
         names |= {id(m): name for name, m in self.module.named_modules()}
-        if train is not None:
-            for twin in copies.values():
-                twin.training = train
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((params, buffers, args, kwargs, overrides)))
         dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced)
         state = {}
@@ -146,6 +143,9 @@ class Functional:
         for name, number in overrides.items():
             override(module, list(copies.values()), name, fresh(jnp.asarray(number), tracked=True))
         slots = _fill(self.module, copies, {id(real): state[name] for name, real in _state(self.module).items()})
+
+        if train is not None:
+            _set_mode(module, list(copies.values()), train, dispatch, state, slots)
 
         def to_torch(value: Any) -> Any:
             if is_array(value):
@@ -211,6 +211,31 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
         frozenset(without_lowerings),
         chosen,
     )
+
+
+def _set_mode(
+    module: nn.Module,
+    tree: list[nn.Module],
+    train: bool,
+    dispatch: Dispatch,
+    state: Mapping[str, BridgeTensor],
+    slots: Mapping[str, tuple[nn.Module, str]],
+) -> None:
+    """`module.train(train)` on the copy, by the modules' own methods where one has its own."""
+    if all(type(m).train is nn.Module.train and "train" not in vars(m) for m in tree):
+        for m in tree:
+            m.training = train
+        return
+    before = {name: (tensor, tensor._cell.storage, tensor._cell.version) for name, tensor in state.items()}
+    with tracing(dispatch):
+        module.train(train)
+    for name, (owner, slot) in slots.items():
+        now = getattr(owner, slot)
+        if now is not before[name][0] or (now._cell.storage, now._cell.version) != before[name][1:]:
+            raise BridgeError(
+                f"train({train}) writes {name}, and what else it keeps would be lost with the call; "
+                f"call module.train({train}) before export, and leave train=None"
+            )
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
