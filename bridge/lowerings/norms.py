@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.lowerings.registry import DECOMPOSITIONS, lowers, widened
+from bridge.semantics import jax_dtype
 
 aten = torch.ops.aten
 
@@ -14,6 +15,14 @@ aten = torch.ops.aten
 @lowers(aten._softmax.default)
 def softmax(x, dim, _half_to_float):
     return jax.nn.softmax(widened(x), dim)
+
+
+@lowers(aten._safe_softmax.default)
+def safe_softmax(x, dim, dtype=None):
+    """Zeros, with no gradient, where all entries are -inf."""
+    x = widened(x if dtype is None else x.astype(jax_dtype(dtype)))
+    empty = jnp.all(jnp.isneginf(x), dim, keepdims=True)
+    return jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, x), dim))
 
 
 @lowers(aten._log_softmax.default)

@@ -16,7 +16,11 @@ class FrozenStatistics(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         # No biases before a batch norm: their gradient is zero, and all that is left of it is rounding.
-        self.norm, self.linear, self.other = nn.BatchNorm1d(4, affine=False), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)
+        self.norm, self.linear, self.other = (
+            nn.BatchNorm1d(4, affine=False),
+            nn.Linear(4, 4, bias=False),
+            nn.BatchNorm1d(4),
+        )
 
     def train(self, mode=True):
         super().train(mode)
