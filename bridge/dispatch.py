@@ -371,6 +371,8 @@ class Functions(TorchFunctionMode):
             return _dropout_by_traced_number(*args, **kwargs)
         if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
             return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
+        if func in _HOOKS:
+            raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
         if func in _DETACH_IN_PLACE:  # PyTorch's autograd layer would answer it by itself
             tensor = self._dispatch.adopt(args[0])
             tensor.detach_in_place()
@@ -380,6 +382,12 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_HOOKS = (
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+)
+_HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 _DETACH_IN_PLACE = (torch.Tensor.detach_, torch.detach_)
 _REQUIRES_GRAD = (torch.Tensor.requires_grad_,)
 _DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]

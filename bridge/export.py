@@ -116,6 +116,7 @@ class Functional:
     ) -> Result:
         self._check(params, self.params, "parameter")
         self._check(buffers, self.buffers, "buffer")
+        _refuse_gradient_hooks(self.module)
         module, copies = shadow(self.module)
         names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
         names |= {id(m): name for name, m in self.module.named_modules()}
@@ -159,7 +160,10 @@ class Functional:
 
         args, kwargs = convert((args, kwargs), to_torch)
         with tracing(dispatch):
-            outputs = getattr(module, method)(*args, **kwargs)
+            try:
+                outputs = getattr(module, method)(*args, **kwargs)
+            finally:  # PyTorch's own error about one that the call registered says nothing of that
+                _refuse_gradient_hooks(module)
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: getattr(owner, slot) for name, (owner, slot) in slots.items()}
             outputs = convert(outputs, to_jax)
@@ -200,6 +204,7 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
     state = _state(module)
     roots(state)  # refuses what two arrays cannot say
+    _refuse_gradient_hooks(module)
     chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
     if recompute and not chosen:
         names = ", ".join(name for name, _ in list(module.named_modules())[1:6])
@@ -211,6 +216,25 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
         frozenset(without_lowerings),
         chosen,
     )
+
+
+def _refuse_gradient_hooks(module: nn.Module) -> None:
+    """They belong to PyTorch's engine, which does not run; what they do to a gradient would be left out."""
+    hooked = [f"parameter {n}" for n, p in module.named_parameters() if p._backward_hooks or _accumulation_hooks(p)]
+    hooked += [
+        f"module {n or 'itself'}" for n, m in module.named_modules() if m._backward_hooks or m._backward_pre_hooks
+    ]
+    if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
+        hooked.append("every module")
+    if hooked:
+        raise BridgeError(
+            f"{hooked[0]} has a gradient hook, which JAX's differentiation does not call; remove it, or write what it "
+            "does as the backward of a torch.autograd.Function"
+        )
+
+
+def _accumulation_hooks(parameter: nn.Parameter) -> Any:
+    return getattr(parameter, "_post_accumulate_grad_hooks", None)
 
 
 def _set_mode(
