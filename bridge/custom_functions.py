@@ -48,6 +48,12 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
         for i, t in enumerate(listed)
         if isinstance(t, BridgeTensor) and t.dtype.is_floating_point and id(t) not in fixed
     ]
+    if len(free) > 1 and not getattr(ctx, "materialize_grads", True):
+        raise dispatch.error(
+            f"{function.__name__} has several results and calls `set_materialize_grads(False)`, but JAX does not say "
+            "which of them nobody used",
+            "leave the call out and take zeros for the gradient of an unused result",
+        )
     notes = _Notes(ctx, [args[i] for i in places], [listed[i] for i in free])
     backward = _Backward(dispatch, function, notes, places, listed, free)
     values = backward.attach(

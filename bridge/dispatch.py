@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
+from bridge.memory import elements, positions
 from bridge.operations import (
     decomposition,
     draws_numbers,
@@ -37,7 +38,7 @@ from bridge.operations import (
     torchax_lowering,
 )
 from bridge.randomness import RANDOM, Rng, Source
-from bridge.semantics import BridgeTensor, as_view, blank, fresh, jax_dtype, stop_gradient
+from bridge.semantics import BridgeTensor, as_view, blank, differentiable, fresh, jax_dtype, stop_gradient
 from bridge.views import view_steps
 
 aten = torch.ops.aten
@@ -80,8 +81,10 @@ class Dispatch(TorchDispatchMode):
         self._names = names
         self._off = off
         self._real: dict[int, tuple[torch.Tensor, BridgeTensor]] = {}
-        self._memory: dict[int, BridgeTensor] = {}
+        self._memory: dict[int, list[BridgeTensor]] = {}
         self._said: set[str] = set()
+        self.failed: BridgeError | None = None
+        """The first error, which the module's own code may have caught."""
         self._known_metas: dict[Any, Any] = {}
 
     def again(self) -> Dispatch:
@@ -95,7 +98,7 @@ class Dispatch(TorchDispatchMode):
     def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
         self._real[id(real)] = (real, tensor)
-        self._memory[real.untyped_storage()._cdata] = tensor
+        self._memory.setdefault(real.untyped_storage()._cdata, []).append(tensor)
 
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
@@ -104,20 +107,28 @@ class Dispatch(TorchDispatchMode):
         known = self._real.get(id(real))
         if known is not None:
             return known[1]
-        owner = self._memory.get(real.untyped_storage()._cdata)
-        if owner is not None:  # a view or `.data` of a state tensor, taken before the call
-            with torch.set_grad_enabled(real.requires_grad):
-                tensor = self._view(
-                    aten.as_strided.default, (owner, real.shape, real.stride(), real.storage_offset()), {}
+        owners = self._memory.get(real.untyped_storage()._cdata)
+        if owners is not None:  # a view or `.data` of a state tensor, taken before the call
+            owner = next((o for o in owners if elements(o._meta, positions(real)) is not None), None)
+            if owner is None:
+                raise self.error(
+                    "a tensor shares memory with a parameter or buffer and reaches beyond it",
+                    "register the whole tensor as one parameter or buffer, or clone it",
                 )
+            tensor = self.window(owner, real, differentiable=real.requires_grad)
         else:
             if real.requires_grad and real.grad_fn is not None:
                 raise self.error("a tensor with a PyTorch graph", "pass it as an argument or make it a parameter")
             array = array_of(real)
             meta = blank(real.shape, real.stride(), real.dtype)
-            tensor = fresh(array, meta, static=real.numel() <= _STATIC_LIMIT)
+            tensor = fresh(array, meta, static=real.numel() <= _STATIC_LIMIT, live=False)
         self._real[id(real)] = (real, tensor)
         return tensor
+
+    def window(self, owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:
+        """What `real` shows of the owner of its memory."""
+        with torch.set_grad_enabled(differentiable):
+            return self._view(aten.as_strided.default, (owner, real.shape, real.stride(), real.storage_offset()), {})
 
     def _adopt_all(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -199,9 +210,12 @@ class Dispatch(TorchDispatchMode):
                 values = (values,)
             elif len(values) != len(outs):
                 raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
-            tracked = any(t._cell.tracked for t in inputs) and random is None
+            tracked = random is None and torch.is_grad_enabled() and any(t._cell.tracked for t in inputs)
+            live = any(t._cell.live for t in inputs)
+            stopped = live and (random is not None or not torch.is_grad_enabled())
             results = tuple(
-                self._result(func, value, meta, tracked, static) for value, meta in zip(values, outs, strict=True)
+                self._result(func, value, meta, tracked, static, live, stopped)
+                for value, meta in zip(values, outs, strict=True)
             )
         return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
 
@@ -216,7 +230,7 @@ class Dispatch(TorchDispatchMode):
         except TypeError:  # an argument that has no hash
             return _meta_of(func, args, kwargs)
 
-    def _result(self, func: Any, value: Any, meta: Any, tracked: bool, static: bool) -> Any:
+    def _result(self, func: Any, value: Any, meta: Any, tracked: bool, static: bool, live: bool, stopped: bool) -> Any:
         if not isinstance(meta, torch.Tensor):
             return meta if value is None else value
         value = jnp.asarray(value)
@@ -228,13 +242,15 @@ class Dispatch(TorchDispatchMode):
         if value.dtype != jax_dtype(meta.dtype):
             value = value.astype(jax_dtype(meta.dtype))
         self._notice_narrowing(meta.dtype, value)
-        if tracked and not torch.is_grad_enabled():
-            value, tracked = stop_gradient(value), False
-        return fresh(value, meta, tracked=tracked and meta.dtype.is_floating_point, static=static)
+        if stopped:
+            value, live = stop_gradient(value), False
+        free = differentiable(meta.dtype)
+        return fresh(value, meta, tracked=tracked and free, static=static, live=live and free)
 
     def _view(self, func: Any, args: tuple, kwargs: dict) -> Any:
         base: BridgeTensor = args[0]
-        metas = _meta_of(func, args, kwargs)
+        metas = _meta_of_strided(base, *args[1:], **kwargs) if func is aten.as_strided.default else None
+        metas = _meta_of(func, args, kwargs) if metas is None else metas
         outs = list(_listed(metas))
         self._note(func, "view")
         steps = view_steps(func, base, args, kwargs, outs)
@@ -263,7 +279,13 @@ class Dispatch(TorchDispatchMode):
             raise NotImplementedError("an in-place operation that changes the shape")
         value = source.value.astype(jax_dtype(target.dtype))
         tracked = any(t._cell.tracked for t in inputs if t is not target) or source._cell.tracked
-        target.write(value, tracked=tracked, grad_enabled=torch.is_grad_enabled(), static=source._cell.static)
+        target.write(
+            value,
+            tracked=tracked,
+            grad_enabled=torch.is_grad_enabled(),
+            static=source._cell.static,
+            live=source._cell.live,
+        )
         return target
 
     def _check_write(self, func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
@@ -324,7 +346,9 @@ class Dispatch(TorchDispatchMode):
                 warnings.warn(BridgeWarning(text), stacklevel=2)
 
     def error(self, what: str, remedy: str) -> BridgeError:
-        return BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")
+        error = BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")
+        self.failed = self.failed or error
+        return error
 
 
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
@@ -347,6 +371,8 @@ class Functions(TorchFunctionMode):
             return _dropout_by_traced_number(*args, **kwargs)
         if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
             return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
+        if func in _HOOKS:
+            raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
         if func in _DETACH_IN_PLACE:  # PyTorch's autograd layer would answer it by itself
             tensor = self._dispatch.adopt(args[0])
             tensor.detach_in_place()
@@ -356,6 +382,12 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_HOOKS = (
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+)
+_HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 _DETACH_IN_PLACE = (torch.Tensor.detach_, torch.detach_)
 _REQUIRES_GRAD = (torch.Tensor.requires_grad_,)
 _DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
@@ -424,6 +456,12 @@ def _twin(tensor: BridgeTensor) -> torch.Tensor:
     return tensor._meta
 
 
+def _meta_of_strided(base: BridgeTensor, size: Any, stride: Any, storage_offset: int | None = None) -> torch.Tensor:
+    """Without PyTorch's check: the twin of a view of memory knows the view's own memory only."""
+    offset = base._meta.storage_offset() if storage_offset is None else storage_offset
+    return blank(size, stride, base.dtype, int(offset))
+
+
 def _placed_on_meta(kwargs: dict) -> dict:
     return {k: "meta" if k == "device" else v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
 
@@ -455,10 +493,21 @@ def active() -> Dispatch | None:
 
 @contextlib.contextmanager
 def tracing(dispatch: Dispatch) -> Iterator[None]:
-    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched."""
+    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
+
+    An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
+    PyTorch.
+    """
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
     try:
         with dispatch, Functions(dispatch):
             yield
+    except Exception as error:
+        if dispatch.failed is not None and error is not dispatch.failed:
+            raise dispatch.failed from error
+        raise
+    else:
+        if dispatch.failed is not None:
+            raise dispatch.failed
     finally:
         _ACTIVE.dispatch = before

@@ -19,6 +19,7 @@ from bridge.carries import convert, is_array
 from bridge.dispatch import Dispatch, Survey, array_of, tracing
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
+from bridge.memory import roots
 from bridge.overrides import override
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
@@ -115,20 +116,26 @@ class Functional:
     ) -> Result:
         self._check(params, self.params, "parameter")
         self._check(buffers, self.buffers, "buffer")
+        _refuse_gradient_hooks(self.module)
         module, copies = shadow(self.module)
         names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
         names |= {id(m): name for name, m in self.module.named_modules()}
-        if train is not None:
-            for twin in copies.values():
-                twin.training = train
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((params, buffers, args, kwargs, overrides)))
         dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced)
         state = {}
-        for name, real in _state(self.module).items():
+        reals = _state(self.module)
+        windows = roots(reals)
+        for name, real in sorted(reals.items(), key=lambda item: item[0] in windows):
             trained = name in self.params
             array = jnp.asarray(params[name] if trained else buffers[name])
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
-            tensor = state[name] = fresh(array, blank(real.shape, real.stride(), dtype), tracked=trained)
+            if name in windows:  # written into the memory that it shows, as `load_state_dict` does
+                tensor = dispatch.window(state[windows[name]], real, differentiable=False)
+                tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False, static=False)
+            else:
+                meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
+                tensor = fresh(array, meta, tracked=trained)
+            state[name] = tensor
             tensor._is_param = isinstance(real, nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
             dispatch.stand_in(real, tensor)
         for name in self.recompute:
@@ -137,6 +144,9 @@ class Functional:
         for name, number in overrides.items():
             override(module, list(copies.values()), name, fresh(jnp.asarray(number), tracked=True))
         slots = _fill(self.module, copies, {id(real): state[name] for name, real in _state(self.module).items()})
+
+        if train is not None:
+            _set_mode(module, list(copies.values()), train, dispatch, state, slots)
 
         def to_torch(value: Any) -> Any:
             if is_array(value):
@@ -150,7 +160,10 @@ class Functional:
 
         args, kwargs = convert((args, kwargs), to_torch)
         with tracing(dispatch):
-            outputs = getattr(module, method)(*args, **kwargs)
+            try:
+                outputs = getattr(module, method)(*args, **kwargs)
+            finally:  # PyTorch's own error about one that the call registered says nothing of that
+                _refuse_gradient_hooks(module)
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: getattr(owner, slot) for name, (owner, slot) in slots.items()}
             outputs = convert(outputs, to_jax)
@@ -190,6 +203,8 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
     state = _state(module)
+    roots(state)  # refuses what two arrays cannot say
+    _refuse_gradient_hooks(module)
     chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
     if recompute and not chosen:
         names = ", ".join(name for name, _ in list(module.named_modules())[1:6])
@@ -201,6 +216,50 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
         frozenset(without_lowerings),
         chosen,
     )
+
+
+def _refuse_gradient_hooks(module: nn.Module) -> None:
+    """They belong to PyTorch's engine, which does not run; what they do to a gradient would be left out."""
+    hooked = [f"parameter {n}" for n, p in module.named_parameters() if p._backward_hooks or _accumulation_hooks(p)]
+    hooked += [
+        f"module {n or 'itself'}" for n, m in module.named_modules() if m._backward_hooks or m._backward_pre_hooks
+    ]
+    if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
+        hooked.append("every module")
+    if hooked:
+        raise BridgeError(
+            f"{hooked[0]} has a gradient hook, which JAX's differentiation does not call; remove it, or write what it "
+            "does as the backward of a torch.autograd.Function"
+        )
+
+
+def _accumulation_hooks(parameter: nn.Parameter) -> Any:
+    return getattr(parameter, "_post_accumulate_grad_hooks", None)
+
+
+def _set_mode(
+    module: nn.Module,
+    tree: list[nn.Module],
+    train: bool,
+    dispatch: Dispatch,
+    state: Mapping[str, BridgeTensor],
+    slots: Mapping[str, tuple[nn.Module, str]],
+) -> None:
+    """`module.train(train)` on the copy, by the modules' own methods where one has its own."""
+    if all(type(m).train is nn.Module.train and "train" not in vars(m) for m in tree):
+        for m in tree:
+            m.training = train
+        return
+    before = {name: (tensor, tensor._cell.storage, tensor._cell.version) for name, tensor in state.items()}
+    with tracing(dispatch):
+        module.train(train)
+    for name, (owner, slot) in slots.items():
+        now = getattr(owner, slot)
+        if now is not before[name][0] or (now._cell.storage, now._cell.version) != before[name][1:]:
+            raise BridgeError(
+                f"train({train}) writes {name}, and what else it keeps would be lost with the call; "
+                f"call module.train({train}) before export, and leave train=None"
+            )
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:

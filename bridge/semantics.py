@@ -16,6 +16,10 @@ JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are t
    gradient path as it was: `regraft(new value, old path)`. That is how a leaf that is filled under `no_grad` keeps
    its gradient.
 
+`Cell.live` says whether an array may carry a tangent of JAX's, which decides what has to be stopped; `Cell.tracked` is
+PyTorch's `requires_grad`, which decides what the code sees. A buffer is live and not tracked: PyTorch has no gradient
+for it, but one `jax.grad` may span the call that wrote it and the call that reads it.
+
 Every tensor carries a twin on PyTorch's `meta` device. PyTorch itself thus decides shape, dtype, strides and which
 results are views; JAX only computes values.
 """
@@ -55,6 +59,11 @@ def _regraft_jvp(primals, tangents):
     return primals[0], tangents[1]
 
 
+def differentiable(dtype: torch.dtype) -> bool:
+    """Whether PyTorch lets tensors of this dtype require grad."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def _differentiable(array: jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
@@ -75,10 +84,12 @@ REGION = Region()
 class Storage:
     """Memory: the array that was written last, and how often it was written."""
 
-    __slots__ = ("__weakref__", "array", "version")
+    __slots__ = ("__weakref__", "array", "layout", "version")
 
-    def __init__(self, array: jax.Array):
+    def __init__(self, array: jax.Array, layout: torch.Tensor | None = None):
         self.array = array
+        self.layout = layout
+        """A tensor on the meta device with the array's shape, and the strides and the offset that PyTorch gave it."""
         self.version = 0
         REGION.note(self)
 
@@ -86,13 +97,16 @@ class Storage:
 class Cell:
     """One autograd identity over a storage: the same values as the storage, and a gradient path of its own."""
 
-    __slots__ = ("__weakref__", "_array", "_seen", "static", "storage", "tracked")
+    __slots__ = ("__weakref__", "_array", "_seen", "live", "static", "storage", "tracked")
 
-    def __init__(self, storage: Storage, array: jax.Array, tracked: bool, static: bool = False):
+    def __init__(self, storage: Storage, array: jax.Array, tracked: bool, static: bool = False, live: bool = True):
         self.storage = storage
         self._array = array
         self._seen = storage.version
         self.tracked = tracked
+        """What PyTorch's `requires_grad` is."""
+        self.live = live and not static
+        """Whether the array may carry a tangent."""
         self.static = static
         """Known at trace time whatever the inputs are: made of constants only."""
         REGION.note(self)
@@ -108,13 +122,16 @@ class Cell:
             REGION.note(self)
         return self._array
 
-    def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool) -> None:
-        """Replace the base array. `tracked`: the new value depends on something that requires grad."""
+    def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool, live: bool = True) -> None:
+        """Replace the base array. `tracked`, `live`: what the new value is by itself."""
         old = self.read()
         if grad_enabled:
             self.tracked = self.tracked or tracked
-        else:
-            array = regraft(array, old) if self.tracked and _differentiable(old) else stop_gradient(array)
+            self.live = self.live or live
+        elif self.live and _differentiable(old):
+            array = regraft(array, old)
+        elif live:
+            array = stop_gradient(array)
         self._array = array
         self.static = self.static and static
         self.storage.array = array
@@ -123,11 +140,16 @@ class Cell:
         REGION.note(self)
         REGION.note(self.storage)
 
+    def same_values(self, other: Cell) -> bool:
+        """Whether both read the same array, gradient path included."""
+        return self is other or (self.storage is other.storage and not self.live and not other.live)
+
     def detached(self) -> Cell:
-        return Cell(self.storage, stop_gradient(self.read()), tracked=False, static=self.static)
+        array = self.read()
+        return Cell(self.storage, stop_gradient(array) if self.live else array, False, self.static, live=False)
 
     def _keep_path(self, value: jax.Array) -> jax.Array:
-        if self.tracked and _differentiable(value):
+        if self.live and _differentiable(value):
             return regraft(value, self._array)
         return stop_gradient(value)
 
@@ -186,7 +208,7 @@ class BridgeTensor(torch.Tensor):
         if self._cache is None or self._cache[0] != self._cell.version:
             views, parent = self._views, self._parent
             # By way of the tensor it was taken from, so that siblings share what they have in common.
-            if parent is not None and parent._cell is self._cell and parent._views == views[:-1]:
+            if parent is not None and parent._cell.same_values(self._cell) and parent._views == views[:-1]:
                 base, views = parent.value, views[-1:]
             with jax.ensure_compile_time_eval() if self._cell.static else contextlib.nullcontext():
                 for view in views:
@@ -195,14 +217,14 @@ class BridgeTensor(torch.Tensor):
             REGION.note(self)
         return self._cache[1]
 
-    def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool) -> None:
+    def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool, live: bool = True) -> None:
         """Write through the views into the cell's base."""
         stages = [self._cell.read()]
         for view in self._views[:-1]:
             stages.append(view.get(stages[-1]))
         for view, stage in zip(reversed(self._views), reversed(stages), strict=True) if self._views else ():
             value = view.put(stage, value)
-        self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, static=static)
+        self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, static=static, live=live)
 
     def detach_in_place(self) -> None:
         self._cell = self._cell.detached()
@@ -215,16 +237,16 @@ class BridgeTensor(torch.Tensor):
     def replace(self, other: BridgeTensor) -> None:
         """`self.data = other`: another value, the same gradient path, and no tie to the old memory."""
         value, old = other.value, self.value
-        tracked = self._cell.tracked
-        array = regraft(value, old) if tracked and _differentiable(old) else stop_gradient(value)
-        self._cell = Cell(Storage(array), array, tracked)
+        tracked, live = self._cell.tracked, self._cell.live
+        array = regraft(value, old) if live and _differentiable(old) else stop_gradient(value)
+        self._cell = Cell(Storage(array, self._meta), array, tracked, live=live)
         self._views, self._cache = (), None
 
     # What Python code asks of a tensor's autograd state. PyTorch's own engine is not involved, so it cannot answer.
 
     @property
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._cell.tracked and self._meta.dtype.is_floating_point
+        return self._cell.tracked and differentiable(self._meta.dtype)
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
@@ -259,11 +281,15 @@ class BridgeTensor(torch.Tensor):
         return f"BridgeTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
 
 
-def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
+def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
     """A twin on the meta device, made below every mode; without `stride` it is contiguous."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         if stride is None:
             return torch.empty(shape, dtype=dtype, device="meta")
+        if offset:
+            reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0
+            whole = torch.empty(offset + reach + 1, dtype=dtype, device="meta")
+            return whole.as_strided(shape, stride, offset)
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
@@ -273,16 +299,18 @@ def fresh(
     *,
     tracked: bool = False,
     static: bool = False,
+    live: bool = True,
 ) -> BridgeTensor:
     """A tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array."""
     if meta is None:
         meta = blank(array.shape, None, torch_dtype(array.dtype))
-    return BridgeTensor(Cell(Storage(array), array, tracked, static), meta)
+    return BridgeTensor(Cell(Storage(array, meta), array, tracked, static, live), meta)
 
 
 def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:
     """A view of `base`; one that is not differentiable follows the memory and carries no gradient."""
-    cell = base._cell if differentiable or not base._cell.tracked else base._cell.detached()
+    # Also of one that carries no tangent yet: a later write to the base may bring one.
+    cell = base._cell if differentiable else base._cell.detached()
     tensor = BridgeTensor(cell, meta, (*base._views, view))
     tensor._parent = base
     return tensor

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.semantics import REGION, BridgeTensor, View
+from bridge.memory import elements, positions
+from bridge.semantics import REGION, BridgeTensor, View, stop_gradient
 
 aten = torch.ops.aten
 
@@ -55,6 +56,8 @@ def view_steps(  # noqa: C901 (one case for each view operation)
         return _split(dim, [out.shape[dim] for out in outs])
     if func is aten.expand.default:
         return [View(lambda x: jnp.broadcast_to(x, outs[0].shape), _no_overlapping_write)]
+    if func is aten.as_strided.default:
+        return [_as_strided(base, outs[0])]
     if func is aten.view.dtype or func.namespace != "aten" or "real" in func.name() or "conj" in func.name():
         raise NotImplementedError(f"{func} shares memory between dtypes")
     return _by_index_map(func, base, args, kwargs)
@@ -102,22 +105,31 @@ def _no_overlapping_write(x: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def _by_index_map(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[View]:
-    """Any other view: run it in PyTorch on the numbers of the elements, and gather and scatter by them.
-
-    `as_strided` counts in memory, not in the tensor it is called on, so it starts from the cell's whole base.
-    """
+    """Any other view: run it in PyTorch on the numbers of the elements, and gather and scatter by them."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         return [_gather(index) for index in _index_maps(func, base, args, kwargs)]
 
 
 def _index_maps(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[np.ndarray]:
-    if func is aten.as_strided.default:
-        size, stride = args[1], args[2]
-        offset = args[3] if len(args) > 3 and args[3] is not None else base._meta.storage_offset()
-        root = base._cell.read()
-        return [torch.arange(root.size).as_strided(size, stride, offset).numpy()]
     out = func(torch.arange(base.numel()).reshape(base.shape), *args[1:], **kwargs)
     return [o.numpy() for o in (out if isinstance(out, (list, tuple)) else [out])]
+
+
+def _as_strided(base: BridgeTensor, out: torch.Tensor) -> View:
+    """It counts in memory, not in the tensor it is called on, so it starts from the cell's whole base.
+
+    The gradient reaches the elements of the tensor it is called on only, as in PyTorch.
+    """
+    layout = base._cell.storage.layout
+    assert layout is not None
+    index = elements(layout, positions(out))
+    if index is None:
+        raise NotImplementedError("it reaches memory that is no element of the tensor")
+    view = _gather(index)
+    own = np.isin(positions(out), positions(base._meta))
+    if own.all():
+        return view
+    return View(lambda x: jnp.where(own, view.get(x), stop_gradient(view.get(x))), view.put)
 
 
 def _gather(index: np.ndarray) -> View:

@@ -1,5 +1,7 @@
 """Linear layers and attention."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -37,7 +39,12 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         key, value = (jnp.repeat(x, query.shape[-3] // x.shape[-3], axis=-3) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    scores = jnp.einsum("...qd,...kd->...qk", query, key, preferred_element_type=wide) * scale
+    # Where that rounds no more than the scores do, the query is scaled: XLA fuses `product * scale - top` into one
+    # rounding, but not the `product * scale` that `top` is taken from, and scores of 1e8 then have weights of infinity.
+    early = query.dtype == wide or math.frexp(scale)[0] == 0.5
+    query = query * jnp.asarray(scale, query.dtype) if early else query
+    scores = jnp.einsum("...qd,...kd->...qk", query, key, preferred_element_type=wide)
+    scores = scores if early else scores * scale
     allowed = None
     if is_causal:
         allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
@@ -48,11 +55,31 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
             scores = scores + attn_mask
     if allowed is not None:
         scores = jnp.where(allowed, scores, -jnp.inf)
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0)))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights, total = _weights(scores)
     out = jnp.einsum("...qk,...kd->...qd", weights.astype(value.dtype), value, preferred_element_type=wide)
-    return out / jnp.where(total == 0, 1, total)
+    return out / total
+
+
+@jax.custom_jvp
+def _weights(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Weights up to a factor for each row, and their sum (1 where all are zero); only the quotient has a meaning."""
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return weights, jnp.where(total == 0, 1, total)
+
+
+@_weights.defjvp
+def _weights_jvp(primals, tangents):
+    """The sum is held still and the weights move against their mean, which is the derivative of the quotient.
+
+    Where one weight is all there is, this is zero, as in PyTorch. Differentiated as two results it would be the
+    difference of two rounded products, times keys and queries that are large in this case.
+    """
+    weights, total = _weights(*primals)
+    (tangent,) = tangents
+    mean = jnp.sum(weights * tangent, axis=-1, keepdims=True) / total
+    return (weights, total), (weights * (tangent - mean), jnp.zeros_like(total))
 
 
 def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:

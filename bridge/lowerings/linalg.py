@@ -1,5 +1,7 @@
 """Determinants, solutions and factorisations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -44,6 +46,41 @@ def solve(a, b, *, left=True, check_errors=False):
     else:
         out = jnp.swapaxes(jnp.linalg.solve(jnp.swapaxes(a, -1, -2), jnp.swapaxes(right, -1, -2)), -1, -2)
     return (out[..., 0] if vector else out, *_lu(a), jnp.zeros(a.shape[:-2], jnp.int32))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _pinv(a: jax.Array, atol: jax.Array, rtol: jax.Array, hermitian: bool) -> jax.Array:
+    if hermitian:
+        vectors, values = jax.lax.linalg.eigh(a, symmetrize_input=False)
+        left, right = vectors, jnp.conj(jnp.swapaxes(vectors, -1, -2))
+    else:
+        u, values, vh = jnp.linalg.svd(a, full_matrices=False)
+        left, right = (jnp.conj(jnp.swapaxes(m, -1, -2)) for m in (vh, u))
+    size = jnp.abs(values)
+    bound = jnp.maximum(atol[..., None], rtol[..., None] * jnp.max(size, -1, keepdims=True))
+    inverse = jnp.where(size > bound, 1 / jnp.where(size > bound, values, 1), 0)
+    return (left * inverse[..., None, :].astype(a.dtype)) @ right
+
+
+@_pinv.defjvp
+def _pinv_jvp(hermitian, primals, tangents):
+    """PyTorch's formula, which takes `a` as it is given: also where only one triangle of it decides the value."""
+    a, da = primals[0], tangents[0]
+    inverse = _pinv(*primals, hermitian)
+    adjoint, da_adjoint = (jnp.conj(jnp.swapaxes(m, -1, -2)) for m in (inverse, da))
+    change = -inverse @ da @ inverse
+    change = change + inverse @ adjoint @ (da_adjoint - da_adjoint @ a @ inverse)
+    return inverse, change + (da_adjoint - inverse @ a @ da_adjoint) @ adjoint @ inverse
+
+
+@lowers(aten.linalg_pinv.atol_rtol_tensor)
+def pinv(a, *, atol=None, rtol=None, hermitian=False):
+    if not a.size:
+        return jnp.swapaxes(a, -1, -2)
+    epsilon = max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
+    if rtol is None:
+        rtol = jnp.asarray(epsilon) if atol is None else jnp.where(atol > 0, 0.0, epsilon)
+    return _pinv(a, jnp.asarray(0.0 if atol is None else atol), jnp.asarray(rtol), hermitian)
 
 
 @lowers(aten._linalg_eigh.default)

@@ -1,10 +1,13 @@
 """Normalisations, softmax among them, with statistics in float32 whatever the input dtype."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import torch
 
 from bridge.lowerings.registry import DECOMPOSITIONS, lowers, widened
+from bridge.semantics import jax_dtype
 
 aten = torch.ops.aten
 
@@ -14,20 +17,48 @@ def softmax(x, dim, _half_to_float):
     return jax.nn.softmax(widened(x), dim)
 
 
+@lowers(aten._safe_softmax.default)
+def safe_softmax(x, dim, dtype=None):
+    """Zeros, with no gradient, where all entries are -inf."""
+    x = widened(x if dtype is None else x.astype(jax_dtype(dtype)))
+    empty = jnp.all(jnp.isneginf(x), dim, keepdims=True)
+    return jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, x), dim))
+
+
 @lowers(aten._log_softmax.default)
 def log_softmax(x, dim, _half_to_float):
     return jax.nn.log_softmax(widened(x), dim)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _standardize(x: jax.Array, axes: tuple[int, ...], eps: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`x` with mean 0 and variance 1 along `axes`, the mean and the inverse deviation."""
+    mean = jnp.mean(x, axes, keepdims=True)
+    centred = x - mean
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axes, keepdims=True) + eps)
+    return centred * rstd, mean, rstd
+
+
+@_standardize.defjvp
+def _standardize_jvp(axes, eps, primals, tangents):
+    """In terms of the result, as PyTorch's backward.
+
+    JAX's own derivative goes through the cube of the inverse deviation, which is zero in float32 for inputs beyond
+    1e13: the part of the gradient that comes from the variance is then lost while the values are still right.
+    """
+    (x,), (dx,) = primals, tangents
+    out, mean, rstd = _standardize(x, axes, eps)
+    dmean = jnp.mean(dx, axes, keepdims=True)
+    scaled = (dx - dmean) * rstd
+    shared = jnp.mean(scaled * out, axes, keepdims=True)
+    return (out, mean, rstd), (scaled - out * shared, dmean, -rstd * shared)
 
 
 @lowers(aten.native_layer_norm.default)
 def layer_norm(x, normalized_shape, weight, bias, eps):
     """The mean and the inverse deviation carry no gradient, as in PyTorch, whose backward ignores them."""
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-    wide = widened(x)
-    mean = jnp.mean(wide, axes, keepdims=True)
-    centred = wide - mean
-    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axes, keepdims=True) + eps)
-    out = centred * rstd
+    out, mean, rstd = _standardize(widened(x), axes, eps)
     if weight is not None:
         out = out * weight
     if bias is not None:
@@ -38,10 +69,8 @@ def layer_norm(x, normalized_shape, weight, bias, eps):
 @lowers(aten.native_group_norm.default)
 def group_norm(x, weight, bias, batch, channels, size, groups, eps):
     wide = jnp.reshape(widened(x), (batch, groups, channels // groups * size))
-    mean = jnp.mean(wide, -1, keepdims=True)
-    centred = wide - mean
-    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + eps)
-    out = jnp.reshape(centred * rstd, x.shape)
+    out, mean, rstd = _standardize(wide, (-1,), eps)
+    out = jnp.reshape(out, x.shape)
     shape = (1, channels) + (1,) * (x.ndim - 2)
     if weight is not None:
         out = out * jnp.reshape(weight, shape)

@@ -60,6 +60,15 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
     return values, indices
 
 
+@lowers(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
+def max_pool_backward(gradient, x, kernel, stride, padding, dilation, ceil_mode, indices):
+    """As an operation of its own; the gradient of `max_pool` does not come by here."""
+    n = 2 if indices.ndim - len(kernel) <= 2 and len(kernel) <= 2 else 3
+    rows, size = math.prod(x.shape[:-n]), math.prod(x.shape[-n:])
+    at = (jnp.arange(rows)[:, None], jnp.reshape(indices, (rows, -1)))
+    return jnp.reshape(jnp.zeros((rows, size), x.dtype).at[at].add(jnp.reshape(gradient, (rows, -1))), x.shape)
+
+
 def _reduce_windows(x, start, function, kernel, stride, padding, ends):
     """`ends`: padding on the far side of each dimension; negative where the last entries are in no window."""
     n = len(kernel)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from bridge.lowerings.elementwise import absolute
@@ -144,6 +145,12 @@ def dist(x, y, p=2):
 def cdist(x, y, p, _compute_mode):
     """By differences: exact for close points, where PyTorch's product of large sets is not."""
     return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, (-1,))
+
+
+@lowers(aten._pdist_forward.default)
+def pdist(x, p=2):
+    first, second = np.triu_indices(x.shape[0], 1)
+    return vector_norm(x[first] - x[second], p, (-1,))
 
 
 @lowers(aten.binary_cross_entropy.default)

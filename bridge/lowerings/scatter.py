@@ -121,6 +121,25 @@ def index_add(x, dim, index, source, *, alpha=1):
     return index_reduce(x, dim, index, source if alpha == 1 else source * alpha, "add")
 
 
+@decomposes(aten.as_strided_scatter.default)
+def as_strided_scatter(x, src, size, stride, storage_offset=None):
+    if torch.is_grad_enabled() and (x.requires_grad or not x.is_contiguous()):
+        # PyTorch's gradient for `x` is that of the elements that were replaced.
+        raise NotImplementedError("PyTorch's own gradient of it is wrong; use clone(), as_strided() and copy_()")
+    out = x.clone()
+    out.as_strided(size, stride, 0 if storage_offset is None else storage_offset - x.storage_offset()).copy_(src)
+    return out
+
+
+@lowers(aten.embedding.default)
+def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    rows = jaten._aten_embedding(weight, indices, padding_idx)
+    if not scale_grad_by_freq:
+        return rows
+    count = jnp.zeros(weight.shape[0], weight.dtype).at[indices].add(1)
+    return regraft(rows, rows / count[indices][..., None])
+
+
 @lowers(aten.take.default)
 def take(x, index):
     return jnp.reshape(x, -1)[index]

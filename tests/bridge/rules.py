@@ -60,7 +60,7 @@ def without_writes(monkeypatch):
 
 
 def without_write_back(monkeypatch):
-    def write(self, value, *, tracked, grad_enabled, static):
+    def write(self, value, *, tracked, **_settings):
         self._views = ()
         self._cell = semantics.Cell(semantics.Storage(value), value, tracked)
 
@@ -144,9 +144,9 @@ def with_frozen_among_the_parameters(monkeypatch):
 def without_promotion(monkeypatch):
     original = dispatch.Dispatch._result
 
-    def result(self, func, value, meta, tracked, static):
+    def result(self, func, value, meta, *settings):
         meta = semantics.blank(meta.shape, None, semantics.torch_dtype(jnp.asarray(value).dtype))
-        return original(self, func, value, meta, tracked, static)
+        return original(self, func, value, meta, *settings)
 
     monkeypatch.setattr(dispatch.Dispatch, "_result", result)
 

@@ -119,3 +119,26 @@ def test_a_tensor_that_escapes_says_so():
     bridge.export(Leaky())({}, {}, jnp.ones(2))
     with pytest.raises(RuntimeError, match="outside the call that made it"):
         kept[0] + 1
+
+
+class Guarded(nn.Module):
+    """Code that takes another way where an operation fails; in PyTorch it does not fail."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        try:
+            scale = 2.0 if x.mean() > 0 else 3.0
+        except self.kind:
+            scale = 5.0
+        return x * scale
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Exception])
+def test_an_error_that_the_module_catches_is_raised_all_the_same(kind):
+    fn = bridge.export(Guarded(kind))
+    with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
+        jax.jit(lambda x: fn({}, {}, x)[0])(jnp.ones(3))
+    assert fn({}, {}, jnp.ones(3))[0][0] == 2.0

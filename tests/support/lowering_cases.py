@@ -146,8 +146,17 @@ UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_li
 WORKSPACE = {aten._linalg_det.default: 1, aten._linalg_slogdet.default: 2, aten._linalg_solve_ex.default: 1}
 """Op -> how many of its outputs are results; the others serve PyTorch's own backward."""
 
-ELSEWHERE = {aten.mkldnn_rnn_layer.default}
-"""Served by a test of their own below: PyTorch has them in float32 only."""
+ELSEWHERE = {
+    aten.mkldnn_rnn_layer.default,
+    aten._pdist_forward.default,
+    aten._safe_softmax.default,
+    aten.embedding.default,
+    aten.linalg_pinv.atol_rtol_tensor,
+    aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool3d_with_indices_backward.default,
+}
+"""These have tests of their own: `test_lowerings.py` for those that PyTorch has in float32 only, and
+`test_rare_operations.py`."""
 
 
 class Op(nn.Module):

@@ -1,0 +1,78 @@
+"""Where a tensor's elements lie in memory: which tensors share it, and which elements a window on it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from bridge.errors import BridgeError
+
+
+def positions(tensor: torch.Tensor) -> np.ndarray:
+    """The position of each element in the tensor's storage, in the tensor's shape."""
+    place = np.asarray(tensor.storage_offset(), np.int64)
+    for n, s in zip(tensor.shape, tensor.stride(), strict=True):
+        place = place[..., None] + np.arange(n, dtype=np.int64) * s
+    return place
+
+
+def elements(owner: torch.Tensor, wanted: np.ndarray) -> np.ndarray | None:
+    """Which elements of `owner`, counted in row-major order, lie at the positions; None if one is no element of it."""
+    if owner.is_contiguous():
+        index = wanted - owner.storage_offset()
+        return index if not index.size or (index.min() >= 0 and index.max() < owner.numel()) else None
+    mine = positions(owner).reshape(-1)
+    order = np.argsort(mine, kind="stable")
+    at = np.searchsorted(mine, wanted, sorter=order)
+    index = order[np.minimum(at, mine.size - 1)] if mine.size else np.zeros_like(wanted)
+    return index if not wanted.size or (mine.size and np.array_equal(mine[index], wanted)) else None
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    start = int(tensor.storage_offset())
+    return start, start + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.numel() or not b.numel():
+        return False
+    (start, stop), (first, last) = _span(a), _span(b)
+    if stop <= first or last <= start:
+        return False
+    return bool(np.intersect1d(positions(a), positions(b)).size)
+
+
+def roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Name of a state tensor that is a window on another one -> name of the other one.
+
+    Raises `BridgeError` for two parameters that share elements: an optimizer would update each alone. The same for
+    tensors of which none holds all the elements of the others.
+    """
+    shared: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        shared.setdefault(tensor.untyped_storage()._cdata, []).append(name)
+    windows: dict[str, str] = {}
+    for names in shared.values():
+        for group in _overlapping(state, names) if len(names) > 1 else ():
+            root = max(group, key=lambda name: (state[name].requires_grad, state[name].numel()))
+            windows |= {name: root for name in group if name != root}
+    for name, root in windows.items():
+        if state[name].requires_grad:
+            raise BridgeError(
+                f"the parameters {root} and {name} share memory; assign the same Parameter to both names to tie them, "
+                "or clone one"
+            )
+        if elements(state[root], positions(state[name])) is None:
+            raise BridgeError(f"{root} and {name} share only a part of their memory; clone one")
+    return windows
+
+
+def _overlapping(state: Mapping[str, torch.Tensor], names: list[str]) -> list[list[str]]:
+    """Groups of names, each of several tensors that are connected by shared elements."""
+    groups: list[list[str]] = []
+    for name in names:
+        met = [g for g in groups if any(_overlap(state[name], state[other]) for other in g)]
+        groups = [g for g in groups if g not in met] + [[*(n for g in met for n in g), name]]
+    return [g for g in groups if len(g) > 1]

@@ -1,0 +1,132 @@
+"""Operations whose values or gradients were not PyTorch's, each against PyTorch eager, inputs' gradients included."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bridge
+
+
+def randn(*shape, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Call(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+MASKED = randn(3, 4).masked_fill(torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]).bool(), float("-inf"))
+IMAGE = randn(1, 2, 6, 6)
+_, PLACES = F.max_pool2d(IMAGE, 3, 2, return_indices=True)
+
+
+def pool_backward(gradient):
+    return torch.ops.aten.max_pool2d_with_indices_backward(
+        gradient, IMAGE, [3, 3], [2, 2], [0, 0], [1, 1], False, PLACES
+    )
+
+
+def symmetric_pinv(x):
+    return torch.linalg.pinv(x + x.mT, hermitian=True)
+
+
+CASES = {
+    "pdist": (F.pdist, randn(5, 3)),
+    "pdist, p=1": (lambda x: F.pdist(x, 1), randn(5, 3)),
+    "pdist, p=inf": (lambda x: F.pdist(x, float("inf")), randn(5, 3)),
+    "pdist, equal rows": (F.pdist, randn(1, 3).expand(3, 3).clone()),
+    "as_strided_scatter of a constant": (
+        lambda y: torch.as_strided_scatter(torch.arange(9.0).view(3, 3), y, (2, 2), (3, 1), 1),
+        randn(2, 2),
+    ),
+    "safe softmax": (lambda x: torch.ops.aten._safe_softmax(x, -1), MASKED),
+    "pinv, hermitian": (symmetric_pinv, randn(4, 4)),
+    "pinv, wide": (torch.linalg.pinv, randn(3, 5)),
+    "pinv, singular, hermitian": (lambda x: torch.linalg.pinv(x.mT @ x, hermitian=True, atol=1e-3), randn(2, 4)),
+    "pinv, one triangle": (lambda x: torch.linalg.pinv(x, hermitian=True), randn(4, 4)),
+    "polygamma of negative numbers": (lambda x: torch.polygamma(1, x), -randn(6).abs() - 0.1),
+    "polygamma 1": (lambda x: torch.polygamma(1, x), randn(6).abs() + 0.5),
+    "polygamma 2": (lambda x: torch.polygamma(2, x), randn(6).abs() + 0.5),
+    "polygamma 0": (lambda x: torch.polygamma(0, x), randn(6).abs() + 0.5),
+    "max_pool2d backward": (pool_backward, randn(1, 2, 2, 2, seed=2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operation(name):
+    function, *inputs = CASES[name]
+    compare(Call(function), inputs, 2e-5)
+
+
+def compare(module, inputs, tolerance):
+    leaves = [x.clone().requires_grad_(x.dtype.is_floating_point) for x in inputs]
+    out = module(*leaves)
+    weights = randn(*out.shape, seed=9)
+    (out * weights).sum().backward()
+    fn = bridge.export(module)
+
+    def loss(params, inputs):
+        out, _ = fn(params, fn.buffers, *inputs)
+        return jnp.sum(out * weights.numpy()), out
+
+    arrays = [jnp.asarray(x.numpy()) for x in inputs]
+    free = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
+    fixed = [x for x in arrays if not jnp.issubdtype(x.dtype, jnp.floating)]
+    (by_params, by_inputs), found = jax.jit(
+        jax.grad(lambda p, free: loss(p, [*free, *fixed]), argnums=(0, 1), has_aux=True)
+    )(fn.params, free)
+    close(found, out.detach(), tolerance)
+    for f, leaf in zip(by_inputs, leaves, strict=False):
+        close(f, leaf.grad, tolerance)
+    for n, p in module.named_parameters():
+        close(by_params[n], p.grad, tolerance)
+
+
+def close(found, expected, tolerance):
+    expected = expected.numpy()
+    finite = np.abs(expected[np.isfinite(expected)]).max(initial=1e-3)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * finite)
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_embedding_scales_by_frequency(padding):
+    torch.manual_seed(0)
+    module = nn.Embedding(5, 3, padding_idx=padding, scale_grad_by_freq=True)
+    compare(module, [torch.tensor([[0, 1, 1], [2, 1, 2]])], 1e-5)
+
+
+class Unmaterialized(torch.autograd.Function):
+    """Its backward tells an output that nobody used from one whose gradient is zero."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        if second is None:
+            return first * 100
+        return first * 2 + second * 3
+
+
+def test_gradients_that_are_not_materialized_are_refused():
+    fn = bridge.export(Call(lambda x: Unmaterialized.apply(x)[0]))
+    with pytest.raises(bridge.BridgeError, match="Unmaterialized has several results"):
+        jax.grad(lambda x: fn({}, {}, x)[0].sum())(jnp.ones(3))
+
+
+def test_as_strided_scatter_into_what_has_a_gradient_is_refused():
+    """PyTorch gives the gradient of the elements that are replaced, and none for those that stay."""
+    fn = bridge.export(Call(lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 0)))
+    with pytest.raises(bridge.BridgeError, match=r"as_strided_scatter.*own gradient of it is wrong"):
+        fn({}, {}, jnp.ones((2, 2)))

@@ -1,0 +1,46 @@
+"""Hugging Face's RT-DETR: every gradient leaf, with weights that make activations large and attention saturated."""
+
+import pytest
+import torch
+
+import bridge
+
+
+@pytest.mark.parametrize("perturbation", [0.05, 0.5])
+def test_every_gradient_of_the_score_head(perturbation):
+    """At 0.05 activations are of size 1; at 0.5 the encoder's are 1e7 and its attention has scores of 1e12."""
+    transformers = pytest.importorskip("transformers", reason="transformers is in the test extra")
+    torch.manual_seed(0)
+    widths = [8, 12, 16, 24]
+    backbone = transformers.RTDetrResNetConfig(
+        embedding_size=8, hidden_sizes=widths, depths=[1, 1, 1, 1], layer_type="basic", out_indices=[2, 3, 4]
+    )
+    config = transformers.RTDetrConfig(
+        backbone_config=backbone,
+        encoder_hidden_dim=16,
+        encoder_in_channels=widths[1:],
+        encoder_layers=1,
+        encoder_ffn_dim=24,
+        encoder_attention_heads=2,
+        d_model=16,
+        num_queries=6,
+        decoder_in_channels=[16, 16, 16],
+        decoder_ffn_dim=24,
+        decoder_n_points=2,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        num_denoising=0,
+        num_labels=5,
+    )
+    module = transformers.RTDetrModel(config)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(perturbation * torch.randn_like(p))
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    report = bridge.verify(
+        module, pixel_values=images, train=False, loss=lambda out: (out["enc_outputs_class"] ** 2).sum()
+    )
+    gradients = [row for row in report.rows if row.kind == "gradient"]
+    assert len(gradients) > 190
+    # The outputs behind it hold a choice of the largest scores, whose order near ties is not the same on both sides.
+    assert all(row.error <= row.tolerance for row in gradients), f"\n{report}"
