@@ -241,7 +241,7 @@ def test_a_run_is_augmented_where_it_trains_and_nowhere_else(folders, tmp_path, 
     command += ["--eval-batch-size", "6"]
     for arguments, message in (
         (["--augment"], "asked for a batch with augment True"),
-        ([], "augment True there, False asked"),
+        ([], "augment True there, False requested"),
         (["--run-dir", str(tmp_path / "other")], "asked for a batch with augment False"),
     ):
         assert trm([*command, *arguments]) == 2

@@ -12,11 +12,10 @@ from support.puzzle_sets import puzzle_set
 
 from benchmarks import published
 from train_jax.errors import UserError
+from train_jax.runtime.batch_size import check_divides, epochs_to_steps
 from train_jax.tasks.puzzles import batches
 from train_jax.tasks.puzzles.batches import (
     IGNORED_LABEL,
-    check_divides,
-    epochs_to_steps,
     eval_batches,
     examples_per_epoch,
     train_batch,

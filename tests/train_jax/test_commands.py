@@ -107,7 +107,7 @@ def test_early_halting_has_a_file_of_its_own(capsys, run):
     assert (early["threshold"], early["steps"], early["computed_steps"]) == (1, 4, 4)
     assert before and all(path.read_bytes() == content for path, content in before.items())
     error = mistake(capsys, "evaluate", str(run.path), "--halt-threshold", "2")
-    assert "--halt-threshold 2 is not a probability" in error
+    assert "--halt-threshold is 2.0; use at most 1" in error
 
 
 def test_a_broken_config(capsys, tmp_path):

@@ -14,8 +14,9 @@ from train_jax.report.failures import Failures, Share, failures_of, shares, spre
 from train_jax.report.measured import Answers, by_act_step, measure
 from train_jax.report.page import page
 from train_jax.report.picture import picture
-from train_jax.run.config import preset, to_json
+from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
+from train_jax.run.presets import preset
 from train_jax.tasks.puzzles.arc.grid import END_TOKEN, SIDE
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.format import Metadata

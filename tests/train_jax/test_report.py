@@ -19,15 +19,18 @@ from train_jax.report.measured import Answers, by_act_step, first_unsolved, meas
 from train_jax.report.page import SIZED_BY_DATA, page
 from train_jax.report.picture import chosen_steps, picture
 from train_jax.report.plots import Series, plot
-from train_jax.run.config import preset, sized_for, to_json
+from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.machine import write_machine
+from train_jax.run.model import sized
+from train_jax.run.presets import preset
 from train_jax.stages.build_data import SudokuData
 from train_jax.stages.build_data import main as build_data
 from train_jax.stages.report import Report, cli, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
+from train_jax.tasks.puzzles.task import PuzzleTask
 from train_jax.tasks.puzzles.trace import Trace
 
 PUZZLES, ACT_STEPS = 12, 4
@@ -219,9 +222,9 @@ def test_a_folder_without_a_run_is_said(tmp_path):
 
 
 def test_the_fields_left_out_of_the_configuration_are_those_that_the_data_decides(data_dir):
-    config = dataclasses.replace(preset("tiny"), arch=TRMConfig(batch_size=77, seq_len=77))
-    sized = sized_for(config, load_split(data_dir, "test").metadata, 3)
-    before, after = dataclasses.asdict(config.arch), dataclasses.asdict(sized)
+    arch = TRMConfig(batch_size=77, seq_len=77)
+    task = PuzzleTask(dataclasses.replace(preset("tiny"), data_dir=str(data_dir)))
+    before, after = dataclasses.asdict(arch), dataclasses.asdict(sized(arch, task, 3))
     changed = {name for name in before if before[name] != after[name]}
     assert changed <= SIZED_BY_DATA and {"batch_size", "seq_len"} <= changed
 

@@ -152,5 +152,6 @@ def _changes(before: dict, now: dict, prefix: str = "") -> list[str]:
         if isinstance(value, dict) and isinstance(before.get(name), dict):
             changes += _changes(before[name], value, f"{prefix}{name}.")
         elif before.get(name) != value:
-            changes.append(f"{prefix}{name} {before.get(name)} there, {value} requested")
+            option = f"{prefix}{name}".removeprefix("task_config.")
+            changes.append(f"{option} {before.get(name)} there, {value} requested")
     return changes
