@@ -156,9 +156,9 @@ def test_memory(name):
         params, buffers = result.params, result.buffers
 
 
-def close(found, expected):
+def close(results, expected):
     expected = expected.numpy()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * max(np.abs(expected).max(), 1e-3))
+    np.testing.assert_allclose(results, expected, rtol=0, atol=2e-5 * max(np.abs(expected).max(), 1e-3))
 
 
 class Overlapping(nn.Module):

@@ -81,20 +81,20 @@ def compare(module, inputs, tolerance):
     arrays = [jnp.asarray(x.numpy()) for x in inputs]
     free = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
     fixed = [x for x in arrays if not jnp.issubdtype(x.dtype, jnp.floating)]
-    (by_params, by_inputs), found = jax.jit(
+    (by_params, by_inputs), results = jax.jit(
         jax.grad(lambda p, free: loss(p, [*free, *fixed]), argnums=(0, 1), has_aux=True)
     )(fn.params, free)
-    close(found, out.detach(), tolerance)
+    close(results, out.detach(), tolerance)
     for f, leaf in zip(by_inputs, leaves, strict=False):
         close(f, leaf.grad, tolerance)
     for n, p in module.named_parameters():
         close(by_params[n], p.grad, tolerance)
 
 
-def close(found, expected, tolerance):
+def close(results, expected, tolerance):
     expected = expected.numpy()
     finite = np.abs(expected[np.isfinite(expected)]).max(initial=1e-3)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * finite)
+    np.testing.assert_allclose(results, expected, rtol=0, atol=tolerance * finite)
 
 
 @pytest.mark.parametrize("padding", [None, 2])
