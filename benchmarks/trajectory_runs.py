@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ from train_jax.tasks.puzzles.task import PuzzleTask
 from train_jax.tasks.puzzles.writing import write_dataset
 
 Side = Literal["torch", "jax"]
-TESTS = Path(__file__).parents[1] / "tests"
-"""Where `support/torch_trajectory.py` and `support/jax_trajectory.py` are; they define what a job is."""
+ROOT = Path(__file__).parents[1]
+"""`tests/support/torch_trajectory.py` and `tests/support/jax_trajectory.py` there define what a job is."""
 Results = dict[str, np.ndarray]
 """The output of a job: figures of every step by name, `STEP/params/NAME`, `STEP/ema/NAME`, `STEP/table/weights`."""
 
@@ -136,7 +137,10 @@ def start_jobs(side: Side, jobs: Sequence[dict[str, Any]], folder: Path) -> subp
     listed = folder / f"{side}-{jobs[0]['out'].replace('/', '-')}.json"
     listed.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", f"support.{side}_trajectory", str(listed.absolute())]
-    return subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # The packages come before `tests`, where a folder is called `bridge`, too.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **output)
 
 
 def finish(process: subprocess.Popen) -> None:
