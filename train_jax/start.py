@@ -115,7 +115,7 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
     objective = build_objective(config, task, part_size(config, devices))
     training = Training(config, task, devices, total_steps, objective, dense_optimizer(config.optim, total_steps))
     training.train_step()  # raises what is wrong with optimizer, schedules and groups
-    training.optimizer.init(trainable(objective.params, config.optim))
+    jax.eval_shape(training.optimizer.init, trainable(objective.params, config.optim))  # no state yet, only its errors
     return training
 
 
