@@ -18,8 +18,8 @@ import tyro
 from tyro.conf import OmitSubcommandPrefixes, Positional
 
 import bridge
-from bridge.carries import convert
-from bridge.dispatch import array_of
+from bridge.arrays import array_of
+from bridge.pytrees import convert
 
 
 @dataclasses.dataclass(frozen=True)

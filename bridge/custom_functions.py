@@ -7,12 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch.autograd.function import FunctionCtx, _SingleLevelFunction
+from torch.autograd.function import FunctionCtx
 
-from bridge.carries import convert
-from bridge.dispatch import Dispatch, active, tracing
+from bridge.arrays import jax_dtype
+from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
-from bridge.semantics import BridgeTensor, fresh, jax_dtype, stop_gradient
+from bridge.internals import AutogradFunction
+from bridge.pytrees import convert
+from bridge.tensors import BridgeTensor, fresh, stop_gradient
+from bridge.tracing import active, tracing
 
 
 class Context(FunctionCtx):
@@ -33,7 +36,7 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     places = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
     inputs = [args[i].value for i in places]  # read now: the forward may write in place
     with torch.no_grad():
-        if function.setup_context is _SingleLevelFunction.setup_context:
+        if function.setup_context is AutogradFunction.setup_context:
             outputs = function.forward(ctx, *args)
         else:
             outputs = function.forward(*args)
@@ -162,7 +165,7 @@ class _Backward:
 def _apply(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     dispatch = active()
     if dispatch is None:
-        return super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # pyright: ignore
+        return super(AutogradFunction, cls).apply(*args, **kwargs)  # pyright: ignore
     return apply(dispatch, cls, args)
 
 
@@ -171,4 +174,4 @@ def install() -> None:
 
     The method is added below `Function.apply`, so references to it that were taken earlier come by here too.
     """
-    _SingleLevelFunction.apply = classmethod(_apply)  # pyright: ignore[reportAttributeAccessIssue]
+    AutogradFunction.apply = classmethod(_apply)  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,19 +12,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import torch
-from jax.core import Tracer
 from torch import nn
 
-from bridge.carries import convert, is_array
-from bridge.dispatch import Dispatch, Survey, array_of, tracing
+from bridge.adoption import window
+from bridge.arrays import array_of, jax_dtype, torch_dtype
+from bridge.dispatch import Dispatch, Survey
 from bridge.errors import BridgeError
+from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import roots
 from bridge.overrides import override
+from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
-from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
 from bridge.shadow import shadow
+from bridge.tensors import BridgeTensor, blank, fresh
+from bridge.tracing import tracing
 
 
 class Result(NamedTuple):
@@ -130,13 +133,13 @@ class Functional:
             array = jnp.asarray(params[name] if trained else buffers[name])
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
             if name in windows:  # written into the memory that it shows, as `load_state_dict` does
-                tensor = dispatch.window(state[windows[name]], real, differentiable=False)
+                tensor = window(state[windows[name]], real, differentiable=False)
                 tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False, static=False)
             else:
                 meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
                 tensor = fresh(array, meta, tracked=trained)
             state[name] = tensor
-            tensor._is_param = isinstance(real, nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
+            mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             dispatch.stand_in(real, tensor)
         for name in self.recompute:
             twin = copies[id(self.module.get_submodule(name))]
@@ -220,21 +223,12 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
 
 def _refuse_gradient_hooks(module: nn.Module) -> None:
     """They belong to PyTorch's engine, which does not run; what they do to a gradient would be left out."""
-    hooked = [f"parameter {n}" for n, p in module.named_parameters() if p._backward_hooks or _accumulation_hooks(p)]
-    hooked += [
-        f"module {n or 'itself'}" for n, m in module.named_modules() if m._backward_hooks or m._backward_pre_hooks
-    ]
-    if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
-        hooked.append("every module")
+    hooked = gradient_hooks(module)
     if hooked:
         raise BridgeError(
             f"{hooked[0]} has a gradient hook, which JAX's differentiation does not call; remove it, or write what it "
             "does as the backward of a torch.autograd.Function"
         )
-
-
-def _accumulation_hooks(parameter: nn.Parameter) -> Any:
-    return getattr(parameter, "_post_accumulate_grad_hooks", None)
 
 
 def _set_mode(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from bridge.errors import BridgeError
+from bridge.internals import storage_id
 
 
 def positions(tensor: torch.Tensor) -> np.ndarray:
@@ -52,7 +53,7 @@ def roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """
     shared: dict[int, list[str]] = {}
     for name, tensor in state.items():
-        shared.setdefault(tensor.untyped_storage()._cdata, []).append(name)
+        shared.setdefault(storage_id(tensor), []).append(name)
     windows: dict[str, str] = {}
     for names in shared.values():
         for group in _overlapping(state, names) if len(names) > 1 else ():

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from bridge.carries import convert
-from bridge.dispatch import array_of
+from bridge.arrays import array_of
 from bridge.export import export
+from bridge.internals import DispatchMode
 from bridge.operations import is_draw
+from bridge.pytrees import convert
 
 Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 """(outputs, args, kwargs) of one step -> args and kwargs of the next; written for either side's arrays."""
@@ -205,7 +205,7 @@ def _drawing(given: list[torch.Tensor] | None) -> Iterator[list[torch.Tensor]]:
         yield mode.draws
 
 
-class _Draws(TorchDispatchMode):
+class _Draws(DispatchMode):
     def __init__(self, given: list[torch.Tensor] | None):
         super().__init__()
         self.draws = [] if given is None else list(given)

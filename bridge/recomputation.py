@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import torch
-import torch.utils.checkpoint
 
-from bridge.dispatch import active
-from bridge.semantics import REGION, BridgeTensor, Cell, Storage
+from bridge.internals import replace_checkpoint
+from bridge.tensors import REGION, BridgeTensor, Cell, Storage
+from bridge.tracing import active
 
 
 def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -62,13 +62,7 @@ def _slots(holders: list) -> list[tuple[Any, str]]:
 
 
 def install() -> None:
-    """Take part in `torch.utils.checkpoint.checkpoint`; outside a traced call it is PyTorch's own.
-
-    PyTorch looks its undecorated body up at every call, where its compiler takes part in the same way, so references to
-    the function that were taken earlier come by here too.
-    """
-    original: Any = getattr(torch.utils.checkpoint.checkpoint, "__wrapped__")  # noqa: B009
-    known = getattr(original, "__dynamo_disable", None)
+    """Take part in `torch.utils.checkpoint.checkpoint`; outside a traced call it is PyTorch's own."""
 
     def checkpoint(
         function: Callable,
@@ -83,14 +77,4 @@ def install() -> None:
     ) -> Any:
         return recomputed(function, *args, **kwargs)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal known
-        if active() is not None:
-            return checkpoint(*args, **kwargs)
-        if known is None:
-            import torch._dynamo
-
-            known = torch._dynamo.disable(original, True, wrapping=False)
-        return known(*args, **kwargs)
-
-    setattr(original, "__dynamo_disable", call)
+    replace_checkpoint(lambda: active() is not None, checkpoint)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge.internals import below_modes
 from bridge.memory import elements, positions
-from bridge.semantics import REGION, BridgeTensor, View, stop_gradient
+from bridge.tensors import REGION, BridgeTensor, View, stop_gradient
 
 aten = torch.ops.aten
 
@@ -106,7 +107,7 @@ def _no_overlapping_write(x: jax.Array, new: jax.Array) -> jax.Array:
 
 def _by_index_map(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[View]:
     """Any other view: run it in PyTorch on the numbers of the elements, and gather and scatter by them."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with below_modes():
         return [_gather(index) for index in _index_maps(func, base, args, kwargs)]
 
 

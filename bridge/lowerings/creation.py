@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import torch
 
+from bridge.arrays import jax_dtype
 from bridge.lowerings.registry import lowers
-from bridge.semantics import jax_dtype
 
 aten = torch.ops.aten
 

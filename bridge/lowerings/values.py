@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_map_only
 
+from bridge.arrays import jax_dtype
+from bridge.internals import below_modes, tree_map_only
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
-from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype
+from bridge.tensors import BridgeTensor, blank, fresh
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ def _constant(tensor: torch.Tensor) -> BridgeTensor:
 
 def _by_pytorch(op: Any) -> Any:
     def computed(*args, **kwargs):
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        with below_modes():
             args, kwargs = tree_map_only(BridgeTensor, _known, (args, kwargs))
             return tree_map_only(torch.Tensor, _constant, op(*args, **kwargs))
 
@@ -61,7 +62,7 @@ def index(x, indices):
     expanded = []
     for place in indices:
         if place is not None and place.dtype in (torch.bool, torch.uint8):
-            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            with below_modes():
                 expanded += [_constant(column) for column in _known(place).nonzero().unbind(1)]
         else:
             expanded.append(place)

@@ -16,8 +16,8 @@ from rows_registry import Row
 
 import bridge
 from bridge import parity
-from bridge.carries import convert
-from bridge.dispatch import array_of
+from bridge.arrays import array_of
+from bridge.pytrees import convert
 
 
 class Reference(NamedTuple):

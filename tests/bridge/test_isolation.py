@@ -17,9 +17,9 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import bridge
-from bridge.carries import convert
-from bridge.dispatch import array_of
-from bridge.semantics import BridgeTensor
+from bridge.arrays import array_of
+from bridge.pytrees import convert
+from bridge.tensors import BridgeTensor
 
 # ---- the module
 

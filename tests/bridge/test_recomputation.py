@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import bridge
 from bridge import recomputation
-from bridge.semantics import Region
+from bridge.tensors import Region
 
 
 class Block(nn.Module):

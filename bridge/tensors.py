@@ -36,16 +36,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torchax.ops import mappings
 
-
-def jax_dtype(dtype: torch.dtype) -> Any:
-    """The dtype JAX stores for a torch dtype: 64-bit types become 32-bit ones while x64 is off."""
-    return jax.dtypes.canonicalize_dtype(mappings.t2j_dtype(dtype))
-
-
-def torch_dtype(dtype: Any) -> torch.dtype:
-    return mappings.j2t_dtype(jnp.dtype(dtype))
+from bridge.arrays import torch_dtype
+from bridge.internals import NO_TORCH_FUNCTION, below_modes, make_wrapper
 
 
 @jax.custom_jvp
@@ -176,13 +169,13 @@ class BridgeTensor(torch.Tensor):
     _cache: tuple[int, jax.Array] | None
     _parent: BridgeTensor | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    __torch_function__ = NO_TORCH_FUNCTION  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
     def __new__(cls, cell: Cell, meta: torch.Tensor, views: tuple[View, ...] = ()) -> BridgeTensor:
         # The device is the CPU because that is what code without an accelerator branch expects, and because
         # PyTorch's own dispatcher (autocast, device checks) then treats these as ordinary tensors.
-        self = torch.Tensor._make_wrapper_subclass(
+        self = make_wrapper(
             cls,
             meta.shape,
             strides=meta.stride(),
@@ -283,7 +276,7 @@ class BridgeTensor(torch.Tensor):
 
 def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
     """A twin on the meta device, made below every mode; without `stride` it is contiguous."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with below_modes():
         if stride is None:
             return torch.empty(shape, dtype=dtype, device="meta")
         if offset:

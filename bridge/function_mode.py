@@ -1,0 +1,58 @@
+"""Python functions of PyTorch that have to be caught before it breaks them up, or that never reach its dispatcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from bridge.dispatch import Dispatch
+from bridge.lowerings import FUNCTIONS
+from bridge.tensors import BridgeTensor
+
+_GRADIENT_HOOKS = (
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+)
+_HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
+_DETACH_IN_PLACE = (torch.Tensor.detach_, torch.detach_)
+_REQUIRES_GRAD = (torch.Tensor.requires_grad_,)
+_DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Functions(TorchFunctionMode):
+    """The mode that is active beside `Dispatch`."""
+
+    def __init__(self, dispatch: Dispatch):
+        super().__init__()
+        self._dispatch = dispatch
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        op = FUNCTIONS.get(func)
+        if op is not None and not torch.is_autocast_enabled("cpu") and not self._dispatch.is_off(op):
+            return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+        if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
+            return _dropout_by_traced_number(*args, **kwargs)
+        if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
+            return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
+        if func in _GRADIENT_HOOKS:
+            raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
+        if func in _DETACH_IN_PLACE:  # PyTorch's autograd layer would answer it by itself
+            tensor = self._dispatch.adopt(args[0])
+            tensor.detach_in_place()
+            return tensor
+        if kwargs.get("requires_grad") is True and func not in _REQUIRES_GRAD:  # `torch.zeros(3, requires_grad=True)`
+            return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
+        return func(*args, **kwargs)
+
+
+def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """PyTorch insists on a Python number for the probability, which an override is not."""
+    if not training:
+        return x
+    kept = torch.where(torch.rand_like(x) < p, 0, x / (1 - p))  # a share of 1 drops the division by 0 with it
+    return x.copy_(kept) if inplace else kept

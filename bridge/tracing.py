@@ -1,0 +1,44 @@
+"""Which traced call a thread is in, and the context that makes it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from bridge.dispatch import Dispatch
+from bridge.function_mode import Functions
+
+
+class _Active(threading.local):
+    dispatch: Dispatch | None = None
+
+
+_ACTIVE = _Active()
+
+
+def active() -> Dispatch | None:
+    """The traced call that this thread is in."""
+    return _ACTIVE.dispatch
+
+
+@contextlib.contextmanager
+def tracing(dispatch: Dispatch) -> Iterator[None]:
+    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
+
+    An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
+    PyTorch.
+    """
+    before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
+    try:
+        with dispatch, Functions(dispatch):
+            yield
+    except Exception as error:
+        if dispatch.failed is not None and error is not dispatch.failed:
+            raise dispatch.failed from error
+        raise
+    else:
+        if dispatch.failed is not None:
+            raise dispatch.failed
+    finally:
+        _ACTIVE.dispatch = before
