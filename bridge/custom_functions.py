@@ -65,7 +65,7 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     dirty = {id(t) for t in getattr(ctx, "dirty_tensors", ())}
     for i, value in zip(free, values, strict=True):
         if id(listed[i]) in dirty:
-            listed[i].write(value, tracked=True, grad_enabled=True, static=False)
+            listed[i].write(value, tracked=True, grad_enabled=True)
         else:
             listed[i] = fresh(value, listed[i]._meta, tracked=True)
     return tuple(listed) if several else listed[0]

@@ -18,6 +18,7 @@ from bridge.adoption import window
 from bridge.arrays import array_of, jax_dtype, torch_dtype
 from bridge.dispatch import Dispatch, Survey
 from bridge.errors import BridgeError
+from bridge.generators import CallGenerator
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import roots
@@ -134,7 +135,7 @@ class Functional:
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
             if name in windows:  # written into the memory that it shows, as `load_state_dict` does
                 tensor = window(state[windows[name]], real, differentiable=False)
-                tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False, static=False)
+                tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
             else:
                 meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
                 tensor = fresh(array, meta, tracked=trained)
@@ -154,6 +155,8 @@ class Functional:
         def to_torch(value: Any) -> Any:
             if is_array(value):
                 return fresh(jnp.asarray(value), tracked=True)
+            if isinstance(value, torch.Generator):
+                return CallGenerator()
             return value
 
         def to_jax(value: Any) -> Any:

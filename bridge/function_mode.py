@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,6 @@ _GRADIENT_HOOKS = (
     torch.Tensor.retain_grad,
 )
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
-_DETACH_IN_PLACE = (torch.Tensor.detach_, torch.detach_)
-_REQUIRES_GRAD = (torch.Tensor.requires_grad_,)
-_DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Functions(TorchFunctionMode):
@@ -31,23 +29,67 @@ class Functions(TorchFunctionMode):
         self._dispatch = dispatch
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs = {k: self._traced(v) for k, v in (kwargs or {}).items()}
+        args = tuple(self._traced(v) for v in args)
         op = FUNCTIONS.get(func)
         if op is not None and not torch.is_autocast_enabled("cpu") and not self._dispatch.is_off(op):
             return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
         if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
             return _dropout_by_traced_number(*args, **kwargs)
-        if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
-            return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
+        if func in _OF_OUR_TENSORS and isinstance(args[0], BridgeTensor):
+            return _OF_OUR_TENSORS[func](*args, **kwargs)
+        if func in _MAKE_TRACED and not isinstance(args[0], BridgeTensor) and self._makes_traced(func, args, kwargs):
+            twin = self._dispatch.take_over(args[0])
+            return args[0] if _OF_OUR_TENSORS[func](twin, *args[1:], **kwargs) is twin else None
         if func in _GRADIENT_HOOKS:
             raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
-        if func in _DETACH_IN_PLACE:  # PyTorch's autograd layer would answer it by itself
-            tensor = self._dispatch.adopt(args[0])
-            tensor.detach_in_place()
-            return tensor
-        if kwargs.get("requires_grad") is True and func not in _REQUIRES_GRAD:  # `torch.zeros(3, requires_grad=True)`
+        if kwargs.get("requires_grad") is True and func not in _MAKE_TRACED:  # `torch.zeros(3, requires_grad=True)`
             return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
         return func(*args, **kwargs)
+
+    def _traced(self, value: Any) -> Any:
+        """`value` with what stands for a real tensor whose memory the call has traced."""
+        if type(value) in (list, tuple):
+            return type(value)(self._traced(v) for v in value)
+        if isinstance(value, torch.Tensor) and not isinstance(value, BridgeTensor) and self._dispatch.is_traced(value):
+            return self._dispatch.adopt(value)
+        return value
+
+    def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Whether a constant cannot stay one: it becomes a leaf, or gets a traced value."""
+        if func is _DATA_SET:
+            return isinstance(args[1], BridgeTensor)
+        return bool(next(iter((*args[1:], *kwargs.values())), True))
+
+
+def _set_requires_grad(tensor: BridgeTensor, wanted: bool) -> None:
+    tensor.requires_grad = wanted
+
+
+def _set_data(tensor: BridgeTensor, other: torch.Tensor) -> None:
+    tensor.data = other
+
+
+def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
+    tensor.detach_in_place()
+    return tensor
+
+
+_DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
+_SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.data.__get__: BridgeTensor.detach,  # pyright: ignore[reportAttributeAccessIssue]
+    _DATA_SET: _set_data,
+    _GET_REQUIRES_GRAD: lambda tensor: tensor.requires_grad,
+    _SET_REQUIRES_GRAD: _set_requires_grad,
+    torch.Tensor.requires_grad_: BridgeTensor.requires_grad_,
+    torch.Tensor.detach_: _detach_in_place,
+    torch.detach_: _detach_in_place,
+    torch.Tensor.tolist: BridgeTensor.tolist,
+}
+"""What PyTorch's engine or memory would answer by itself, wrongly."""
+_MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 
 
 def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:

@@ -22,6 +22,7 @@ import torchax
 from jax.core import Tracer as Tracer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401 (for the other files)
+from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 from torchax.ops import jaten, mappings
 
@@ -43,6 +44,8 @@ _NAMES = {
         "utils.checkpoint.checkpoint.__wrapped__",
         "nn.modules.module._global_backward_hooks",
         "nn.modules.module._global_backward_pre_hooks",
+        "_C.default_generator",
+        "random.default_generator",
         "ops.aten.add.Tensor._schema",
         "ops.aten.add.Tensor._overloadname",
         "Tensor._backward_hooks",
@@ -178,6 +181,29 @@ def replace_checkpoint(while_tracing: Callable[[], bool], checkpoint: Callable[.
         return known(*args, **kwargs)
 
     setattr(original, "__dynamo_disable", call)
+
+
+# PyTorch: its random numbers.
+
+default_generator: torch.Generator = torch._C.default_generator
+
+
+class _DefaultGenerator:
+    """In `torch.random`: the generator of the thread's traced call, PyTorch's own where there is none."""
+
+    def __init__(self, of_the_call: Callable[[], Any]):
+        self._of_the_call = of_the_call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of_the_call() or default_generator, name)
+
+
+def replace_default_generator(of_the_call: Callable[[], Any]) -> None:
+    """Let `torch.manual_seed` and its like act on `of_the_call()`, where that is not None.
+
+    The functions of `torch.random` look the generator up in their module at every call.
+    """
+    torch.random.default_generator = _DefaultGenerator(of_the_call)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # torchax: a library of functions of arrays.

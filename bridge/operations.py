@@ -85,3 +85,13 @@ def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, A
     else:
         target = args[0]
     return target, functional_op(func), args, kwargs
+
+
+def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that the operation writes into."""
+    written = []
+    for place, argument in enumerate(arguments(func)):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            written += given if isinstance(given, (list, tuple)) else [given]
+    return [w for w in written if isinstance(w, torch.Tensor)]

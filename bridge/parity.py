@@ -17,6 +17,7 @@ from torch import nn
 
 from bridge.arrays import array_of
 from bridge.export import export
+from bridge.generators import draw, generator_of, own_default_generator
 from bridge.internals import DispatchMode
 from bridge.operations import is_draw
 from bridge.pytrees import convert
@@ -201,7 +202,7 @@ def _jit_arrays(function: Callable) -> Callable:
 def _drawing(given: list[torch.Tensor] | None) -> Iterator[list[torch.Tensor]]:
     """Record what PyTorch draws, or replay `given`."""
     mode = _Draws(given)
-    with mode:
+    with own_default_generator(), mode:
         yield mode.draws
 
 
@@ -212,6 +213,9 @@ class _Draws(DispatchMode):
         self._replay = None if given is None else iter(given)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        generator = generator_of((kwargs or {}).get("generator")) if is_draw(func) else None
+        if generator is not None:  # the same constants on the other side
+            return draw(generator, func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
         if is_draw(func):
             if self._replay is None:

@@ -216,13 +216,14 @@ class EveryDraw(Weighted):
 
 @meaning((3, 4))
 class Generators(Weighted):
-    """Draws from generators, those of the module and those made on the way; in place too."""
+    """Draws from generators that the call seeds, the module's own and those made on the way; in place too."""
 
     def __init__(self):
         super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
+        self.generator = torch.Generator()
 
     def forward(self, x):
+        self.generator.manual_seed(1)
         other = torch.Generator().manual_seed(3)
         noise = torch.rand(3, 4, generator=self.generator) + torch.randn(3, 4, generator=self.generator)
         noise = noise + torch.randperm(4, generator=other) + torch.randint(0, 5, (3, 4), generator=other)
