@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from bridge.dispatch import Dispatch
-from bridge.lowerings import FUNCTIONS
+from bridge.internals import casts_under_autocast, in_transform, wrapped_by_transform
+from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.tensors import BridgeTensor
 
 _GRADIENT_HOOKS = (
@@ -33,10 +34,12 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         op = FUNCTIONS.get(func)
-        if op is not None and not torch.is_autocast_enabled("cpu") and not self._dispatch.is_off(op):
-            return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+        if op is not None and not self._dispatch.is_off(op):
+            return self._whole(func, op, types, args, kwargs)
         if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
             return _dropout_by_traced_number(*args, **kwargs)
+        if (func is _DATA_GET or func in _DETACH_IN_PLACE) and wrapped_by_transform(args[0]):
+            return func(*args, **kwargs)
         if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
             return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
         if func in _GRADIENT_HOOKS:
@@ -48,6 +51,18 @@ class Functions(TorchFunctionMode):
         if kwargs.get("requires_grad") is True and func not in _REQUIRES_GRAD:  # `torch.zeros(3, requires_grad=True)`
             return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
         return func(*args, **kwargs)
+
+    def _whole(self, func: Any, op: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        """A function of `FUNCTIONS`, given to the lowering of `op` unless something of PyTorch's has to see it first."""
+        if not args:  # the two names that PyTorch has for what operations call `self`
+            name = next((n for n in ("input", "tensor") if n in kwargs), None)
+            args = () if name is None else (kwargs[name],)
+            kwargs = {k: v for k, v in kwargs.items() if k != name}
+        if torch.is_autocast_enabled("cpu") and casts_under_autocast(op):
+            return func(*args, **kwargs)
+        if in_transform():
+            return (DECOMPOSITIONS.get(op) or func)(*args, **kwargs)
+        return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
 
 
 def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:

@@ -104,3 +104,8 @@ def take_along_dim(x, indices, dim=None):
 
 FUNCTIONS[F.one_hot] = aten.one_hot.default
 FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.take_along_dim.default
+
+
+@decomposes(aten._has_same_storage_numel.default)
+def has_same_storage_numel(x, y):
+    return x._meta.untyped_storage().size() // x.itemsize == y._meta.untyped_storage().size() // y.itemsize
