@@ -53,7 +53,7 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _whole(self, func: Any, op: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        """A function of `FUNCTIONS`, given to the lowering of `op` unless something of PyTorch's has to see it first."""
+        """A function of `FUNCTIONS`: the lowering of `op`, unless something of PyTorch's has to see it first."""
         if not args:  # the two names that PyTorch has for what operations call `self`
             name = next((n for n in ("input", "tensor") if n in kwargs), None)
             args = () if name is None else (kwargs[name],)

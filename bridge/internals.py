@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 
 from bridge.errors import BridgeError, BridgeWarning
 
-
 _CLIENT_OPTIONS = "jax_pjrt_client_create_options"
 
 
@@ -35,8 +34,8 @@ _CLIENT_OPTIONS = "jax_pjrt_client_create_options"
 def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
     """For the import of torchax, which changes PyTorch for everybody; the bridge needs its functions of arrays only.
 
-    It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of attention
-    and registers decompositions.
+    It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
+    attention and registers decompositions.
 
     Yields a dict that holds all decompositions afterwards, torchax's included. Where somebody has imported torchax
     before, these changes are theirs and stay.
@@ -261,6 +260,11 @@ def decomposition(op: Any) -> Callable | None:
     """How torchax or PyTorch make the operation of others."""
     known = _torchax()._decomps.get(op) or _torchax()._decomps.get(op.overloadpacket)
     return known.func if known is not None else _DECOMPOSITIONS.get(op)
+
+
+def pytorch_decomposition(op: Any) -> Callable:
+    """PyTorch's own decomposition of the operation, whatever torchax has."""
+    return _DECOMPOSITIONS[op]
 
 
 torchax_index_put: Callable[..., jax.Array] = jaten._aten_index_put

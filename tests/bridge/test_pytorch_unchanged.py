@@ -14,5 +14,5 @@ def said(*arguments: str) -> str:
 
 
 def test_the_compiler_flex_attention_and_global_tables_are_as_without_the_bridge():
-    """`torch.compile` of a module with a checkpoint and a backward of its own, before and after a call of the bridge."""
+    """`torch.compile` of a module with a checkpoint and its own backward, before and after a call of the bridge."""
     assert said() == said("without the bridge")

@@ -10,7 +10,6 @@ from torch import nn
 
 import bridge
 
-
 MASKED = randn(3, 4).masked_fill(torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]).bool(), float("-inf"))
 IMAGE = randn(1, 2, 6, 6)
 _, PLACES = F.max_pool2d(IMAGE, 3, 2, return_indices=True)
