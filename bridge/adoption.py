@@ -44,6 +44,11 @@ class Adopted:
             return known[1]
         owners = self._owners.get(storage_id(real))
         if owners is not None:  # a view or `.data` of a state tensor, taken before the call
+            if any(o.dtype != real.dtype for o in owners):
+                raise error(
+                    "a tensor shares the memory of a parameter or buffer of another dtype",
+                    "make the view inside the call, or clone it",
+                )
             owner = next((o for o in owners if elements(o._meta, positions(real)) is not None), None)
             if owner is None:
                 raise error(
