@@ -20,7 +20,7 @@ from bridge.errors import BridgeError
 from bridge.internals import below_modes, storage_id, tree_leaves
 from bridge.memory import elements, positions
 from bridge.metas import listed, meta_of, meta_of_strided
-from bridge.operations import kind_of
+from bridge.operations import is_random, kind_of
 from bridge.tensors import REGION, BridgeTensor, View, as_view, blank, fresh
 from bridge.views import view_steps
 
@@ -151,8 +151,8 @@ class Adopted:
             root = self._storages.get(storage_id(real))
             if root is None:
                 raise self._error(
-                    "the call writes into a tensor that was there before it and is no parameter or buffer, and the next "
-                    "call would not see it",
+                    "the call writes into a tensor that was there before it and is no parameter or buffer, which the "
+                    "next call would not see",
                     "register the tensor as a buffer, or clone it before the write",
                 )
             memory = storage_id(root)
@@ -162,6 +162,11 @@ class Adopted:
 
     def _window(self, owners: list[BridgeTensor], real: torch.Tensor) -> BridgeTensor:
         """A view or `.data` of a state tensor, taken before the call."""
+        if any(o.dtype != real.dtype for o in owners):
+            raise self._error(
+                "a tensor shares the memory of a parameter or buffer of another dtype",
+                "make the view inside the call, or clone it",
+            )
         owner = next((o for o in owners if elements(o._meta, positions(real)) is not None), None)
         if owner is None:
             raise self._error(
@@ -206,7 +211,7 @@ def _unnoted() -> Iterator[None]:
 
 
 def _repeatable(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded not in func.tags and func is not aten.lift_fresh.default
+    return not is_random(func) and func is not aten.lift_fresh.default
 
 
 def _version(tensor: torch.Tensor) -> Any:

@@ -12,7 +12,7 @@ from torch.autograd.function import FunctionCtx
 from bridge.arrays import jax_dtype
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
-from bridge.internals import AutogradFunction
+from bridge.internals import AutogradFunction, in_transform
 from bridge.pytrees import convert
 from bridge.tensors import BridgeTensor, fresh, stop_gradient
 from bridge.tracing import active, tracing
@@ -164,7 +164,7 @@ class _Backward:
 
 def _apply(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     dispatch = active()
-    if dispatch is None:
+    if dispatch is None or in_transform():  # `torch.func` takes it apart and comes back for what is below its levels
         return super(AutogradFunction, cls).apply(*args, **kwargs)  # pyright: ignore
     return apply(dispatch, cls, args)
 

@@ -25,9 +25,18 @@ from bridge.generators import draw, generator_of
 from bridge.internals import DispatchMode, Tracer, below_modes, decomposition, is_composite, torchax_lowering
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.metas import MetaCache, check_write, listed, map_tensors, meta_of, meta_of_strided
-from bridge.operations import draws_numbers, functional_of, functional_op, kind_of, shapes_by_data, written_arguments
+from bridge.operations import (
+    draws_numbers,
+    functional_of,
+    functional_op,
+    is_random,
+    kind_of,
+    shapes_by_data,
+    written_arguments,
+)
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
+from bridge.value_checks import asked_by_a_check
 from bridge.views import view_steps
 
 aten = torch.ops.aten
@@ -127,7 +136,7 @@ class Dispatch(DispatchMode):
         """Whether the result depends on no input, on no parameter, buffer or key."""
         if self._adopted.any_traced(args, kwargs):
             return False
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if is_random(func):
             return self._generator(func, kwargs) is not None
         return not self._adopted.is_large(func, args, kwargs)
 
@@ -147,7 +156,7 @@ class Dispatch(DispatchMode):
         for target in written_arguments(func, args, kwargs):
             if not self._adopted.may_write(target):
                 self._adopted.take_over(target)  # which is an error
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if is_random(func):
             generator = self._generator(func, kwargs)
             assert generator is not None
             return self._adopted.compute(lambda *a, **k: draw(generator, func, a, k), func, args, kwargs)
@@ -274,6 +283,9 @@ class Dispatch(DispatchMode):
     def _scalar(self, func: Any, tensor: BridgeTensor) -> Any:
         value = tensor.value
         if isinstance(value, Tracer):
+            if asked_by_a_check():
+                self._warn("the values of a distribution are traced and not checked", "validate_args=False")
+                return True
             raise self.error(
                 "Python code asks for the value of a traced tensor (a branch, `.item()`, `int()` or a loop bound)",
                 "use torch.where, or pass the number as a Python argument that is static under jit",
@@ -322,11 +334,14 @@ class Dispatch(DispatchMode):
 
     def _notice_narrowing(self, dtype: torch.dtype, value: jax.Array) -> None:
         if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize * 8 < torch.finfo(dtype).bits:
-            place = where_in_module(self._names)
-            if place not in self._said:
-                self._said.add(place)
-                text = f"{dtype} is computed as {value.dtype} {place}: set JAX_ENABLE_X64=1 for full precision"
-                warnings.warn(BridgeWarning(text), stacklevel=2)
+            self._warn(f"{dtype} is computed as {value.dtype}", "set JAX_ENABLE_X64=1 for full precision")
+
+    def _warn(self, what: str, remedy: str = "") -> None:
+        """Once for each place."""
+        place = where_in_module(self._names)
+        if place not in self._said:
+            self._said.add(place)
+            warnings.warn(BridgeWarning(f"{what} {place}" + (remedy and f": {remedy}")), stacklevel=2)
 
     def error(self, what: str, remedy: str) -> BridgeError:
         error = BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")

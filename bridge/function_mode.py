@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from bridge.dispatch import Dispatch
-from bridge.lowerings import FUNCTIONS
+from bridge.internals import casts_under_autocast, in_transform, wrapped_by_transform
+from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.tensors import BridgeTensor
 
 _GRADIENT_HOOKS = (
@@ -32,10 +33,12 @@ class Functions(TorchFunctionMode):
         kwargs = {k: self._traced(v) for k, v in (kwargs or {}).items()}
         args = tuple(self._traced(v) for v in args)
         op = FUNCTIONS.get(func)
-        if op is not None and not torch.is_autocast_enabled("cpu") and not self._dispatch.is_off(op):
-            return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+        if op is not None and not self._dispatch.is_off(op):
+            return self._whole(func, op, types, args, kwargs)
         if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
             return _dropout_by_traced_number(*args, **kwargs)
+        if func in _OF_OUR_TENSORS and wrapped_by_transform(args[0]):
+            return func(*args, **kwargs)
         if func in _OF_OUR_TENSORS and isinstance(args[0], BridgeTensor):
             return _OF_OUR_TENSORS[func](*args, **kwargs)
         if func in _MAKE_TRACED and not isinstance(args[0], BridgeTensor) and self._makes_traced(func, args, kwargs):
@@ -47,13 +50,25 @@ class Functions(TorchFunctionMode):
             return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
         return func(*args, **kwargs)
 
+    def _whole(self, func: Any, op: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        """A function of `FUNCTIONS`: the lowering of `op`, unless something of PyTorch's has to see it first."""
+        if not args:  # the two names that PyTorch has for what operations call `self`
+            name = next((n for n in ("input", "tensor") if n in kwargs), None)
+            args = () if name is None else (kwargs[name],)
+            kwargs = {k: v for k, v in kwargs.items() if k != name}
+        if torch.is_autocast_enabled("cpu") and casts_under_autocast(op):
+            return func(*args, **kwargs)
+        if in_transform():
+            return (DECOMPOSITIONS.get(op) or func)(*args, **kwargs)
+        return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+
     def _traced(self, value: Any) -> Any:
         """`value` with what stands for a real tensor whose memory the call has traced."""
         if type(value) in (list, tuple):
             return type(value)(self._traced(v) for v in value)
-        if isinstance(value, torch.Tensor) and not isinstance(value, BridgeTensor) and self._dispatch.is_traced(value):
-            return self._dispatch.adopt(value)
-        return value
+        if not isinstance(value, torch.Tensor) or isinstance(value, BridgeTensor) or wrapped_by_transform(value):
+            return value
+        return self._dispatch.adopt(value) if self._dispatch.is_traced(value) else value
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether a constant cannot stay one: it becomes a leaf, or gets a traced value."""

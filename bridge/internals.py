@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,15 +20,55 @@ import jax
 import torch
 import torch.autograd.function
 import torch.utils.checkpoint
-import torchax
 from jax.core import Tracer as Tracer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401 (for the other files)
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
-from torchax.ops import jaten, mappings
 
 from bridge.errors import BridgeError, BridgeWarning
+
+_CLIENT_OPTIONS = "jax_pjrt_client_create_options"
+
+
+@contextlib.contextmanager
+def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
+    """For the import of torchax, which changes PyTorch for everybody; the bridge needs its functions of arrays only.
+
+    It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
+    attention and registers decompositions.
+
+    Yields a dict that holds all decompositions afterwards, torchax's included. Where somebody has imported torchax
+    before, these changes are theirs and stay.
+    """
+    from torch._decomp import decomposition_table
+
+    known: dict[Any, Callable] = {}
+    if "torchax" in sys.modules:
+        yield known
+        known.update(decomposition_table)
+        return
+    own, fast_path = dict(decomposition_table), torch.backends.mha.get_fastpath_enabled()
+    rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
+    options, environment = getattr(jax.config, _CLIENT_OPTIONS), dict(os.environ)
+    torch.utils.rename_privateuse1_backend = torch._register_device_module = lambda *_args: None  # pyright: ignore
+    try:
+        yield known
+    finally:
+        torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        jax.config.update(_CLIENT_OPTIONS, options)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        known.update(decomposition_table)
+        decomposition_table.clear()
+        decomposition_table.update(own)
+
+
+with _torch_unchanged() as _DECOMPOSITIONS:
+    import torchax
+    import torchax.decompositions  # and what else torchax itself imports at its first use
+    from torchax.ops import jaten, jtorch, mappings  # noqa: F401
 
 TESTED = {"torch": ((2, 11), (2, 13)), "jax": ((0, 10), (0, 11))}
 """Package -> the oldest and the newest release that CI runs the tests of the bridge with."""
@@ -38,8 +80,11 @@ _NAMES = {
         "_C._disabled_torch_function_impl",
         "_C._dispatch_has_kernel_for_dispatch_key",
         "_decomp.decomposition_table",
+        "_register_device_module",
         "Tensor._make_wrapper_subclass",
         "UntypedStorage._cdata",
+        "_C._functorch.is_functorch_wrapped_tensor",
+        "_C._are_functorch_transforms_active",
         "autograd.function._SingleLevelFunction.setup_context",
         "utils.checkpoint.checkpoint.__wrapped__",
         "nn.modules.module._global_backward_hooks",
@@ -106,9 +151,19 @@ make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 """A tensor of a subclass, with shape, strides and dtype but no memory."""
 
 
+in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transformation of `torch.func` is under way: its levels wrap tensors and have to see functions first."""
+
+wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
+
 def is_composite(op: Any) -> bool:
     """Whether PyTorch itself takes the operation apart into others."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def casts_under_autocast(op: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU")
 
 
 def arguments(op: Any) -> list[Any]:
@@ -229,10 +284,13 @@ def torchax_lowering(op: Any) -> Callable | None:
 @functools.cache
 def decomposition(op: Any) -> Callable | None:
     """How torchax or PyTorch make the operation of others."""
-    from torch._decomp import decomposition_table
-
     known = _torchax()._decomps.get(op) or _torchax()._decomps.get(op.overloadpacket)
-    return known.func if known is not None else decomposition_table.get(op)
+    return known.func if known is not None else _DECOMPOSITIONS.get(op)
+
+
+def pytorch_decomposition(op: Any) -> Callable:
+    """PyTorch's own decomposition of the operation, whatever torchax has."""
+    return _DECOMPOSITIONS[op]
 
 
 torchax_index_put: Callable[..., jax.Array] = jaten._aten_index_put

@@ -39,6 +39,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.numel() or not b.numel():
         return False
+    if a.dtype != b.dtype:  # positions count elements of another size
+        return True
     (start, stop), (first, last) = _span(a), _span(b)
     if stop <= first or last <= start:
         return False
@@ -57,6 +59,8 @@ def roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     windows: dict[str, str] = {}
     for names in shared.values():
         for group in _overlapping(state, names) if len(names) > 1 else ():
+            if len({state[name].dtype for name in group}) > 1:
+                raise BridgeError(f"{' and '.join(group)} share memory under different dtypes; clone one")
             root = max(group, key=lambda name: (state[name].requires_grad, state[name].numel()))
             windows |= {name: root for name in group if name != root}
     for name, root in windows.items():

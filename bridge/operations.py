@@ -62,9 +62,15 @@ def functional_op(func: Any) -> Any:
     raise NotImplementedError(f"{full} has no functional form")
 
 
+@functools.cache
+def is_random(func: Any) -> bool:
+    """Whether its result may depend on a generator."""
+    return torch.Tag.nondeterministic_seeded in func.tags or any(a.name == "generator" for a in arguments(func))
+
+
 def is_draw(func: Any) -> bool:
     """Whether an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if not is_random(func):
         return False
     try:
         return (functional_op(func) if kind_of(func) == "write" else func) in RANDOM

@@ -106,3 +106,18 @@ def take_along_dim(x, indices, dim=None):
 
 FUNCTIONS[F.one_hot] = aten.one_hot.default
 FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.take_along_dim.default
+
+
+@decomposes(aten._has_same_storage_numel.default)
+def has_same_storage_numel(x, y):
+    return x._meta.untyped_storage().size() // x.itemsize == y._meta.untyped_storage().size() // y.itemsize
+
+
+@decomposes(aten._is_all_true.default)
+def is_all_true(x):
+    return x.all()
+
+
+@decomposes(aten._is_any_true.default)
+def is_any_true(x):
+    return x.any()

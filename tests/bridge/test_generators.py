@@ -124,7 +124,7 @@ class Own(nn.Module):
 def test_a_generator_from_before_the_call_is_refused_unless_the_call_seeds_it(where):
     x = torch.zeros(4)
     module = Own(where)
-    with pytest.raises(bridge.BridgeError, match="torch.Generator that was made before the call"):
+    with pytest.raises(bridge.BridgeError, match=r"torch\.Generator that was made before the call"):
         call(module, jnp.zeros(4), rng=jax.random.key(0))
     np.testing.assert_array_equal(module(x), Own(where)(x))  # its state is as it was
     seeded = Own(where, seed_in_forward=True)
