@@ -8,6 +8,7 @@ before the call would give other numbers at every call; it is refused, unless th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import sys
 import threading
@@ -22,8 +23,10 @@ from bridge.tensors import BridgeTensor
 
 aten = torch.ops.aten
 
-_UNSEEDED = 0x5EED_0F_0_C_A11
-"""The seed of a generator that the call has not seeded yet."""
+_UNSEEDED = range(0x5EED_0F_0_C_A11, 0x5EED_0F_0_C_A11 + 2**32)
+"""Seeds of generators that the call has not seeded yet, each its own: PyTorch's dispatcher passes the seed and the
+state on, and not the Python object."""
+_SEEDS = itertools.cycle(_UNSEEDED)
 
 _BY_SHAPE = (
     "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "random", "uniform", "normal_functional",
@@ -38,14 +41,19 @@ class CallGenerator(torch.Generator):
     def __init__(self):
         super().__init__()
         with below_modes():
-            self.manual_seed(_UNSEEDED)
-            self._start = self.get_state()
+            self.manual_seed(next(_SEEDS))
 
-    @property
-    def seeded(self) -> bool:
-        """Whether the call has seeded it."""
-        with below_modes():
-            return not torch.equal(self.get_state(), self._start)
+
+def seeded(generator: torch.Generator) -> bool:
+    """Whether it is none that the bridge made, or one that the call has seeded since."""
+    with below_modes():
+        seed = generator.initial_seed()
+        return seed not in _UNSEEDED or not _same(generator, torch.Generator().manual_seed(seed))
+
+
+def _same(a: torch.Generator, b: torch.Generator) -> bool:
+    with below_modes():
+        return a.initial_seed() == b.initial_seed() and torch.equal(a.get_state(), b.get_state())
 
 
 class _Current(threading.local):
@@ -72,20 +80,20 @@ def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     """
     default = _CURRENT.generator
     if given is None:
-        return default if default is not None and default.seeded else None
-    if given.seeded if isinstance(given, CallGenerator) else not _from_outside(given):
-        return given
-    raise LookupError
+        return default if default is not None and seeded(default) else None
+    if not seeded(given) or _from_outside(given):
+        raise LookupError
+    return given
 
 
 def _from_outside(generator: torch.Generator) -> bool:
     """Whether a function on the stack reaches it as a global name or through its closure."""
     frame = sys._getframe(2)
     while frame is not None:
-        if any(value is generator for value in frame.f_globals.values()):
-            return True
-        if any(frame.f_locals.get(name) is generator for name in frame.f_code.co_freevars):
-            return True
+        names = frame.f_code.co_freevars
+        for value in (*frame.f_globals.values(), *(frame.f_locals.get(name) for name in names)):
+            if isinstance(value, torch.Generator) and _same(value, generator):
+                return True
         frame = frame.f_back
     return False
 
@@ -123,6 +131,8 @@ def draw(generator: torch.Generator, func: Any, args: tuple, kwargs: dict) -> An
 
     with below_modes():
         args, kwargs = tree_map_only(BridgeTensor, zeros, (args, kwargs))
+        if name == "bernoulli.p" and len(args) == 1:
+            args = (*args, 0.5)  # the default of `bernoulli_`, whose functional form has none
         if kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         # Not every operation has a form that takes a generator.
