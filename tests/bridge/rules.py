@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bridge
-from bridge import dispatch, semantics
+from bridge import dispatch, tensors
 from bridge.lowerings import DECOMPOSITIONS
 
 export_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("export", "parity"))
@@ -20,51 +20,51 @@ def without_stop(monkeypatch):
 
 
 def without_own_cell(monkeypatch):
-    monkeypatch.setattr(semantics.Cell, "detached", lambda self: self)
+    monkeypatch.setattr(tensors.Cell, "detached", lambda self: self)
 
 
 def with_own_memory(monkeypatch):
     """A detached tensor that is a copy."""
     monkeypatch.setattr(
-        semantics.Cell,
+        tensors.Cell,
         "detached",
-        lambda self: semantics.Cell(semantics.Storage(self.read()), semantics.stop_gradient(self.read()), False),
+        lambda self: tensors.Cell(tensors.Storage(self.read()), tensors.stop_gradient(self.read()), False),
     )
 
 
 def without_visible_requires_grad(monkeypatch):
-    monkeypatch.setattr(semantics.BridgeTensor, "requires_grad", True)
+    monkeypatch.setattr(tensors.BridgeTensor, "requires_grad", True)
 
 
 def without_regraft(monkeypatch):
-    monkeypatch.setattr(semantics, "regraft", lambda value, path: value)
+    monkeypatch.setattr(tensors, "regraft", lambda value, path: value)
 
 
 def with_stopped_writes(monkeypatch):
     """The other half-rule: a write without gradients cuts the path instead of keeping it."""
-    monkeypatch.setattr(semantics, "regraft", lambda value, path: jax.lax.stop_gradient(value))
+    monkeypatch.setattr(tensors, "regraft", lambda value, path: jax.lax.stop_gradient(value))
 
 
 def with_writes_that_stop(monkeypatch):
     """Every write cuts the gradient, as if gradients were always off for it."""
-    original = semantics.Cell.write
+    original = tensors.Cell.write
 
     def write(self, array, **settings):
         original(self, jax.lax.stop_gradient(array), **settings)
 
-    monkeypatch.setattr(semantics.Cell, "write", write)
+    monkeypatch.setattr(tensors.Cell, "write", write)
 
 
 def without_writes(monkeypatch):
-    monkeypatch.setattr(semantics.Cell, "write", lambda self, array, **settings: None)
+    monkeypatch.setattr(tensors.Cell, "write", lambda self, array, **settings: None)
 
 
 def without_write_back(monkeypatch):
     def write(self, value, *, tracked, **_settings):
         self._views = ()
-        self._cell = semantics.Cell(semantics.Storage(value), value, tracked)
+        self._cell = tensors.Cell(tensors.Storage(value), value, tracked)
 
-    monkeypatch.setattr(semantics.BridgeTensor, "write", write)
+    monkeypatch.setattr(tensors.BridgeTensor, "write", write)
 
 
 def without_stand_ins(monkeypatch):
@@ -145,7 +145,7 @@ def without_promotion(monkeypatch):
     original = dispatch.Dispatch._result
 
     def result(self, func, value, meta, *settings):
-        meta = semantics.blank(meta.shape, None, semantics.torch_dtype(jnp.asarray(value).dtype))
+        meta = tensors.blank(meta.shape, None, tensors.torch_dtype(jnp.asarray(value).dtype))
         return original(self, func, value, meta, *settings)
 
     monkeypatch.setattr(dispatch.Dispatch, "_result", result)
