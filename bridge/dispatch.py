@@ -26,6 +26,7 @@ from bridge.internals import DispatchMode, Tracer, below_modes, decomposition, i
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.metas import MetaCache, check_write, listed, map_tensors, meta_of, meta_of_strided
 from bridge.operations import draws_numbers, functional_of, functional_op, kind_of, shapes_by_data
+from bridge.precision import precision_for
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
 from bridge.views import view_steps
@@ -165,7 +166,8 @@ class Dispatch(DispatchMode):
                 values = random(self._next_source(func, kwargs.get("generator")), metas, *arrays, **array_kwargs)
             else:
                 assert lowering is not None
-                values = _lowered(lowering, arrays, array_kwargs)
+                with precision_for(t.value for t in inputs):
+                    values = _lowered(lowering, arrays, array_kwargs)
             if not isinstance(metas, (tuple, list)):
                 values = (values,)
             elif len(values) != len(outs):
