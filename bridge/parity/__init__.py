@@ -72,7 +72,9 @@ def verify(
     jax_call: tuple[tuple, dict] = convert((args, kwargs), _to_jax)
     rows: list[Row] = []
     for step in range(steps):
-        with _named_failure("PyTorch itself fails", step):
+        # The reason may be that the inputs require grad here: a kept cache is written twice, say.
+        remedy = "; input_gradients=False lets the inputs require none" if input_gradients else ""
+        with _named_failure("PyTorch itself fails", step, remedy):
             outputs, ours = torch_side.step(*torch_call)
         with _named_failure("the exported call fails where PyTorch does not", step):
             jax_outputs, theirs = jax_side.step(*jax_call, draws=torch_side.draws)
@@ -105,7 +107,7 @@ def _to_jax(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _named_failure(what: str, step: int) -> Iterator[None]:
+def _named_failure(what: str, step: int, remedy: str = "") -> Iterator[None]:
     """Whatever a module raises, by the side and the step it was raised in."""
     try:
         yield
@@ -113,4 +115,4 @@ def _named_failure(what: str, step: int) -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
-        raise BridgeError(f"{what}, in step {step}: {type(error).__name__}: {lines[0]}") from error
+        raise BridgeError(f"{what}, in step {step}: {type(error).__name__}: {lines[0]}{remedy}") from error
