@@ -34,6 +34,7 @@ from bridge.operations import (
     shapes_by_data,
     written_arguments,
 )
+from bridge.precision import precision_for
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
 from bridge.value_checks import asked_by_a_check
@@ -210,7 +211,8 @@ class Dispatch(DispatchMode):
             values = self._drawn(func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs))
         else:
             assert lowering is not None
-            values = _lowered(lowering, arrays, array_kwargs)
+            with precision_for(t.value for t in inputs):
+                values = _lowered(lowering, arrays, array_kwargs)
         if not isinstance(metas, (tuple, list)):
             values = (values,)
         elif len(values) != len(outs):

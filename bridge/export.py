@@ -118,6 +118,7 @@ class Functional:
         overrides: Mapping[str, Any],
         survey: Survey | None = None,
     ) -> Result:
+        check_method(self.module, method)
         self._check(params, self.params, "parameter")
         self._check(buffers, self.buffers, "buffer")
         _refuse_gradient_hooks(self.module)
@@ -222,6 +223,13 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
         frozenset(without_lowerings),
         chosen,
     )
+
+
+def check_method(module: nn.Module, name: str) -> None:
+    """Raise `BridgeError` for a method that the module does not have."""
+    if not callable(getattr(module, name, None)):
+        near = ", ".join(difflib.get_close_matches(name, [n for n in dir(module) if n[0] != "_"]))
+        raise BridgeError(f"the module has no method {name}; close to it: {near or 'none'}")
 
 
 def _refuse_gradient_hooks(module: nn.Module) -> None:

@@ -90,7 +90,7 @@ class ParameterRenormalised(nn.Module):
         return x @ self.a + self.table(torch.tensor([1, 1, 3]))
 
 
-@meaning((3, 4), spans_calls=True)
+@meaning((3, 4), steps=2, spans_calls=True)
 class StateWithGraph(Weighted):
     """A hidden state kept in a buffer: through several calls, the gradient goes back through all of them."""
 
