@@ -32,7 +32,19 @@ EMBEDDED = 2**16
 REAL = 2**22
 """Elements from which a constant is not made by PyTorch on the host, but by the program alone."""
 
-_UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided")
+_NEW = {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
+_BY_SHAPE = _NEW | {
+    aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
+}  # fmt: skip
+"""Operations that make a constant of the shape or dtype of a tensor."""
+
+_UNINITIALISED = (
+    "aten::empty",
+    "aten::new_empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty_strided",
+)
 
 
 @dataclasses.dataclass
@@ -85,6 +97,18 @@ class Adopted:
 
     def any_traced(self, *values: Any) -> bool:
         return any(isinstance(v, torch.Tensor) and self.is_traced(v) for v in tree_leaves(values))
+
+    def without_values(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
+        """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
+        if func not in _BY_SHAPE or not isinstance(args[0], BridgeTensor):
+            return None
+        if any(m.numel() > REAL for m in listed(meta_of(func, args, kwargs))):
+            return None
+        meta = args[0]._meta
+        with below_modes():
+            if func in _NEW:
+                return torch.empty((), dtype=meta.dtype), *args[1:]
+            return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype), *args[1:]
 
     def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether the operation makes a tensor from nothing that the host should not hold."""

@@ -1,8 +1,8 @@
 """State that a module keeps outside its parameters and buffers, and what becomes of it after a call.
 
 A call is a pure function of parameters, buffers and inputs, so what it puts into attributes, lists or objects is gone
-with it. That is harmless where no later call would read it, and another model where one would. `check_left` finds out:
-it traces the module a second time from the state that the first call left. If the program is the same, nothing reads it.
+with it. That is harmless where no later call would read it, and another model where one would. `check_left` tells the
+two apart: it traces the module again, from the state that the call left. The same program means that nothing reads it.
 """
 
 from __future__ import annotations

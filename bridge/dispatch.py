@@ -118,6 +118,7 @@ class Dispatch(DispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         try:
+            args = self._adopted.without_values(func, args, kwargs) or args
             if self._is_constant(func, args, kwargs):
                 return self._in_pytorch(func, args, kwargs)
             return self._run(func, args, kwargs)

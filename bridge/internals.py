@@ -154,7 +154,7 @@ make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether a transformation of `torch.func` is under way: its levels wrap tensors and have to see functions first."""
 
-wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 
 
 def is_composite(op: Any) -> bool:
@@ -193,6 +193,11 @@ def storage_id(tensor: torch.Tensor) -> int:
 def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
     """What `isinstance(tensor, nn.Parameter)` reads of a subclass."""
     tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_script(module: nn.Module) -> bool:
+    """Whether the module is compiled by TorchScript: its state lives in C++ and cannot be copied."""
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 # PyTorch: its autograd.

@@ -12,7 +12,7 @@ import bridge
 from bridge import adoption, arrays, dispatch, tensors
 from bridge.lowerings import DECOMPOSITIONS
 
-export_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("export", "parity"))
+call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("call", "parity.sides"))
 
 
 def without_stop(monkeypatch):
@@ -74,7 +74,7 @@ def without_stand_ins(monkeypatch):
 def without_slots(monkeypatch):
     """The traced tensors are not put into the copied modules either."""
     without_stand_ins(monkeypatch)
-    original = export_file._fill
+    original = call_file._fill
 
     def fill(module, copies, tensors):
         slots = original(module, copies, tensors)
@@ -82,23 +82,23 @@ def without_slots(monkeypatch):
             copies[id(m)]._parameters = dict(m._parameters)
         return slots
 
-    monkeypatch.setattr(export_file, "_fill", fill)
+    monkeypatch.setattr(call_file, "_fill", fill)
 
 
 def without_assigned_buffers(monkeypatch):
     """What was put into the slots comes back, whatever is there after the call."""
-    original = export_file._fill
+    original = call_file._fill
 
     def fill(*args):
         first = {n: (owner, getattr(owner, slot)) for n, (owner, slot) in original(*args).items()}
         return {n: (type("Slot", (), {"tensor": tensor}), "tensor") for n, (_, tensor) in first.items()}
 
-    monkeypatch.setattr(export_file, "_fill", fill)
+    monkeypatch.setattr(call_file, "_fill", fill)
 
 
 def without_ties(monkeypatch):
     """Each name has a tensor of its own."""
-    original = export_file._fill
+    original = call_file._fill
 
     def state(module):
         every = {"remove_duplicate": False}
@@ -110,8 +110,8 @@ def without_ties(monkeypatch):
         }
         return every | original(module, copies, tensors)
 
-    monkeypatch.setattr(export_file, "_state", state)
-    monkeypatch.setattr(export_file, "_fill", fill)
+    monkeypatch.setattr(call_file, "state_of", state)
+    monkeypatch.setattr(call_file, "_fill", fill)
 
 
 def without_written_parameters(monkeypatch):
@@ -127,7 +127,7 @@ def exporting(monkeypatch, belongs):
     def export(module):
         fn = original(module)
         arrays = fn.params | fn.buffers
-        trained = {n for n, t in export_file._state(module).items() if belongs(t)}
+        trained = {n for n, t in call_file.state_of(module).items() if belongs(t)}
         return dataclasses.replace(
             fn,
             params={n: a for n, a in arrays.items() if n in trained},
