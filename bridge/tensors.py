@@ -48,7 +48,8 @@ def regraft(value: jax.Array, path: jax.Array) -> jax.Array:
 
 @regraft.defjvp
 def _regraft_jvp(primals, tangents):
-    return primals[0], tangents[1]
+    # Through `regraft` itself: what a second derivative sees of the value follows the same path.
+    return regraft(*primals), tangents[1]
 
 
 def differentiable(dtype: torch.dtype) -> bool:
