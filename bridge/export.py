@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,6 +19,7 @@ from bridge.adoption import window
 from bridge.arrays import array_of, jax_dtype, torch_dtype
 from bridge.dispatch import Dispatch, Survey
 from bridge.errors import BridgeError
+from bridge.integers import Int64, check_policy, check_values, checked
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import roots
@@ -54,6 +56,8 @@ class Functional:
     """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
     recompute: tuple[str, ...] = ()
     """Names of submodules whose intermediate results are computed again in the backward pass."""
+    int64: Int64 = "refuse"
+    """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
 
     def __call__(
         self,
@@ -125,7 +129,8 @@ class Functional:
         names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
         names |= {id(m): name for name, m in self.module.named_modules()}
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((params, buffers, args, kwargs, overrides)))
-        dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced)
+        check_policy(self.int64)
+        dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced, self.int64)
         state = {}
         reals = _state(self.module)
         windows = roots(reals)
@@ -153,9 +158,7 @@ class Functional:
             _set_mode(module, list(copies.values()), train, dispatch, state, slots)
 
         def to_torch(value: Any) -> Any:
-            if is_array(value):
-                return fresh(jnp.asarray(value), tracked=True)
-            return value
+            return _input(value, dispatch) if is_array(value) else value
 
         def to_jax(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -193,13 +196,21 @@ class Functional:
                 )
 
 
-def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recompute: str = "") -> Functional:
+def export(
+    module: nn.Module,
+    *,
+    without_lowerings: tuple[str, ...] = (),
+    recompute: str = "",
+    int64: Int64 = "refuse",
+) -> Functional:
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
     buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
     name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
-    that shall not use the bridge's own lowering. Raises `BridgeError` for a name or expression that matches nothing.
+    that shall not use the bridge's own lowering. `int64`: while JAX has 32-bit integers only, a call that may make ones
+    outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit types. Raises
+    `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
     for name in without_lowerings:
@@ -209,6 +220,10 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
     state = _state(module)
     roots(state)  # refuses what two arrays cannot say
     _refuse_gradient_hooks(module)
+    check_policy(int64)
+    if checked(int64):
+        for name, tensor in state.items():
+            check_values(name, tensor)
     chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
     if recompute and not chosen:
         names = ", ".join(name for name, _ in list(module.named_modules())[1:6])
@@ -219,7 +234,17 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
         {name: array_of(t) for name, t in state.items() if not t.requires_grad},
         frozenset(without_lowerings),
         chosen,
+        int64,
     )
+
+
+def _input(value: Any, dispatch: Dispatch) -> BridgeTensor:
+    if dispatch.integers is not None and isinstance(value, (np.ndarray, np.generic)):
+        check_values("an input", value)
+    tensor = fresh(jnp.asarray(value), tracked=True)
+    if dispatch.integers is not None:
+        dispatch.integers.input(tensor)
+    return tensor
 
 
 def check_method(module: nn.Module, name: str) -> None:
