@@ -86,7 +86,7 @@ class Integers:
     def constant(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """`tensor` stands for `real`; where that is no state of the module, its values are known."""
         storage = tensor._cell.storage
-        if storage.bounds is None and not tensor._cell.live:
+        if real.dtype == torch.int64 and storage.bounds is None and not tensor._cell.live:
             with below_modes():
                 storage.bounds = _range_of_values(real)
 
