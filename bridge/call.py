@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,6 +19,7 @@ from bridge.attributes import Attributes, Place
 from bridge.dispatch import Dispatch, Survey
 from bridge.errors import BridgeError
 from bridge.generators import CallGenerator
+from bridge.integers import check_values
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
 from bridge.memory import roots
 from bridge.overrides import override
@@ -71,7 +73,7 @@ class Call:
         self._module, copies = shadow(original)
         names = {id(copies[id(m)]): name for name, m in original.named_modules()}
         names |= {id(m): name for name, m in original.named_modules()}
-        self._dispatch = Dispatch(request.rng, names, fn.without_lowerings, request.survey, request.traced)
+        self._dispatch = Dispatch(request.rng, names, fn.without_lowerings, request.survey, request.traced, fn.int64)
         self._state = self._stand_ins()
         for name in fn.recompute:
             twin = copies[id(original.get_submodule(name))]
@@ -96,7 +98,7 @@ class Call:
 
     def run(self) -> Result:
         request, dispatch = self._request, self._dispatch
-        args, kwargs = convert((request.args, request.kwargs), _to_torch)
+        args, kwargs = convert((request.args, request.kwargs), self._to_torch)
 
         def to_jax(value: Any) -> Any:
             return dispatch.adopt(value).value if isinstance(value, torch.Tensor) else value
@@ -142,6 +144,19 @@ class Call:
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             self._dispatch.stand_in(real, tensor)
         return state
+
+    def _to_torch(self, value: Any) -> Any:
+        if isinstance(value, torch.Generator):
+            return CallGenerator()
+        if not is_array(value):
+            return value
+        integers = self._dispatch.integers
+        if integers is not None and isinstance(value, (np.ndarray, np.generic)):
+            check_values("an input", value)
+        tensor = fresh(jnp.asarray(value), tracked=True)
+        if integers is not None:
+            integers.input(tensor)
+        return tensor
 
     def _versions(self) -> dict[str, tuple]:
         """What is in each parameter's and buffer's place, and how often it was written."""
@@ -189,12 +204,6 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
             seen[id(tensor)] = name
             state[name] = tensor
     return state
-
-
-def _to_torch(value: Any) -> Any:
-    if is_array(value):
-        return fresh(jnp.asarray(value), tracked=True)
-    return CallGenerator() if isinstance(value, torch.Generator) else value
 
 
 def _fill(
