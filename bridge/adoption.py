@@ -9,7 +9,7 @@ import torch
 from bridge.arrays import array_of
 from bridge.errors import BridgeError
 from bridge.internals import storage_id
-from bridge.memory import elements, positions
+from bridge.memory import elements, positions, what_is_special
 from bridge.metas import meta_of_strided
 from bridge.tensors import BridgeTensor, as_view, blank, fresh
 from bridge.views import view_steps
@@ -42,6 +42,10 @@ class Adopted:
         known = self._known.get(id(real))
         if known is not None:
             return known[1]
+        special = what_is_special(real)
+        if special is not None:
+            what, _, remedy = special.partition("; ")
+            raise error(f"a tensor {what}", remedy)
         owners = self._owners.get(storage_id(real))
         if owners is not None:  # a view or `.data` of a state tensor, taken before the call
             if any(o.dtype != real.dtype for o in owners):

@@ -20,7 +20,7 @@ from bridge.dispatch import Dispatch, Survey
 from bridge.errors import BridgeError
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.memory import roots
+from bridge.memory import check_kinds, roots
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
@@ -206,6 +206,7 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
     state = _state(module)
+    check_kinds(state)
     roots(state)  # refuses what two arrays cannot say
     _refuse_gradient_hooks(module)
     chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()

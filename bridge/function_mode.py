@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from bridge.arrays import tensor_of
+from bridge.construction import CONSTRUCTORS, constructed, holds_traced
 from bridge.dispatch import Dispatch
-from bridge.internals import casts_under_autocast, in_transform, wrapped_by_transform
+from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.tensors import BridgeTensor
 
@@ -19,6 +21,7 @@ _GRADIENT_HOOKS = (
     torch.Tensor.retain_grad,
 )
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
+_MEMORY = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr)
 _DETACH_IN_PLACE = (torch.Tensor.detach_, torch.detach_)
 _REQUIRES_GRAD = (torch.Tensor.requires_grad_,)
 _DATA_GET = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
@@ -48,6 +51,11 @@ class Functions(TorchFunctionMode):
             tensor = self._dispatch.adopt(args[0])
             tensor.detach_in_place()
             return tensor
+        if func in CONSTRUCTORS and any(map(holds_traced, args)):
+            made = constructed(func, args, kwargs)
+            return made.requires_grad_() if kwargs.get("requires_grad") else made
+        if func in _MEMORY and isinstance(args[0], BridgeTensor):
+            return self._memory(func, args[0])
         if kwargs.get("requires_grad") is True and func not in _REQUIRES_GRAD:  # `torch.zeros(3, requires_grad=True)`
             return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
         return func(*args, **kwargs)
@@ -63,6 +71,18 @@ class Functions(TorchFunctionMode):
         if in_transform():
             return (DECOMPOSITIONS.get(op) or func)(*args, **kwargs)
         return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+
+    def _memory(self, func: Any, tensor: BridgeTensor) -> Any:
+        """What Python code that leaves PyTorch gets of a tensor."""
+        if func is torch.Tensor.data_ptr or isinstance(tensor.value, Tracer):
+            raise self._dispatch.error(
+                f"`{func.__name__}()` asks for the memory of a traced tensor",
+                "write what is done with it in operations of PyTorch, or compute it before the call and pass it in",
+            )
+        if tensor.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        with below_modes():
+            return tensor_of(tensor.value).to(tensor.dtype).numpy()
 
 
 def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:

@@ -151,7 +151,7 @@ make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether a transformation of `torch.func` is under way: its levels wrap tensors and have to see functions first."""
 
-wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 
 
 def is_composite(op: Any) -> bool:
@@ -190,6 +190,11 @@ def storage_id(tensor: torch.Tensor) -> int:
 def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
     """What `isinstance(tensor, nn.Parameter)` reads of a subclass."""
     tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Also of a subclass that is marked as one."""
+    return getattr(tensor, "_is_param", False)
 
 
 # PyTorch: its autograd.

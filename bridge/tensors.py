@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.arrays import torch_dtype
-from bridge.internals import NO_TORCH_FUNCTION, below_modes, make_wrapper
+from bridge.internals import NO_TORCH_FUNCTION, below_modes, is_parameter, make_wrapper, mark_as_parameter
 
 
 @jax.custom_jvp
@@ -265,6 +265,25 @@ class BridgeTensor(torch.Tensor):
     def tolist(self) -> Any:
         # PyTorch refuses subclasses; element by element it is an `.item()`, with its answer or its error.
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
+
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if spec and not self.dim() else super().__format__(spec)
+
+    def __copy__(self) -> torch.Tensor:
+        """A leaf over the same memory, as PyTorch's."""
+        return self.detach().requires_grad_(self.requires_grad)
+
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        """A leaf with memory of its own: a gradient goes to the copy and no further."""
+        if id(self) not in memo:
+            copied = self.detach().clone().requires_grad_(self.requires_grad)
+            mark_as_parameter(copied, is_parameter(self))
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.reshape(-1)[:1].tolist()  # an `.item()`, with its error
+        raise RuntimeError("a tensor of a traced call cannot be pickled")
 
     def jax(self) -> jax.Array:
         """The array inside: libraries ask torchax's tensors for it to see whether they are being traced."""
