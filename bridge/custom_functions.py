@@ -32,7 +32,9 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     """`function.apply(*args)`: values from its forward, gradients from its backward."""
     args = tuple(dispatch.adopt(a) if isinstance(a, torch.Tensor) else a for a in args)
     ctx = Context()
-    ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.requires_grad for a in args)
+    # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
+    ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)
+    tracked = any(isinstance(a, BridgeTensor) and a.requires_grad for a in args)
     places = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
     inputs = [args[i].value for i in places]  # read now: the forward may write in place
     with torch.no_grad():
@@ -65,9 +67,9 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     dirty = {id(t) for t in getattr(ctx, "dirty_tensors", ())}
     for i, value in zip(free, values, strict=True):
         if id(listed[i]) in dirty:
-            listed[i].write(value, tracked=True, grad_enabled=True, static=False)
+            listed[i].write(value, tracked=tracked, grad_enabled=True, static=False)
         else:
-            listed[i] = fresh(value, listed[i]._meta, tracked=True)
+            listed[i] = fresh(value, listed[i]._meta, tracked=tracked)
     return tuple(listed) if several else listed[0]
 
 
@@ -82,11 +84,11 @@ class _Notes:
 
         def leaf(value: Any) -> Any:
             if not isinstance(value, BridgeTensor):
-                return _Leaf("constant", value, None)
+                return _Leaf("constant", value, None, False)
             if id(value) not in known:
                 known[id(value)] = ("array", len(self.arrays))
                 self.arrays.append(value.value)
-            return _Leaf(*known[id(value)], value._meta)
+            return _Leaf(*known[id(value)], value._meta, value.requires_grad)
 
         self._state = convert(dict(ctx.__dict__), leaf)
 
@@ -96,7 +98,7 @@ class _Notes:
         def rebuilt(leaf: _Leaf) -> Any:
             if leaf.meta is None:
                 return leaf.value
-            return fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=True)
+            return fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=leaf.tracked)
 
         ctx = Context()
         ctx.__dict__.update(jax.tree.map(rebuilt, self._state, is_leaf=lambda v: isinstance(v, _Leaf)))
@@ -104,8 +106,8 @@ class _Notes:
 
 
 class _Leaf:
-    def __init__(self, home: str, value: Any, meta: torch.Tensor | None):
-        self.home, self.value, self.meta = home, value, meta
+    def __init__(self, home: str, value: Any, meta: torch.Tensor | None, tracked: bool):
+        self.home, self.value, self.meta, self.tracked = home, value, meta, tracked
 
 
 class _Backward:

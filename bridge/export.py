@@ -153,7 +153,7 @@ class Functional:
 
         def to_torch(value: Any) -> Any:
             if is_array(value):
-                return fresh(jnp.asarray(value), tracked=True)
+                return fresh(jnp.asarray(value))  # no `requires_grad`, as in PyTorch; JAX may differentiate by it
             return value
 
         def to_jax(value: Any) -> Any:

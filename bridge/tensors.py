@@ -17,8 +17,9 @@ JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are t
    its gradient.
 
 `Cell.live` says whether an array may carry a tangent of JAX's, which decides what has to be stopped; `Cell.tracked` is
-PyTorch's `requires_grad`, which decides what the code sees. A buffer is live and not tracked: PyTorch has no gradient
-for it, but one `jax.grad` may span the call that wrote it and the call that reads it.
+PyTorch's `requires_grad`, which decides what the code sees. An input or a buffer is live and not tracked: PyTorch has
+no gradient for it, but `jax.grad` may be asked for that of the input, or span the call that wrote a buffer and the call
+that reads it.
 
 Every tensor carries a twin on PyTorch's `meta` device. PyTorch itself thus decides shape, dtype, strides and which
 results are views; JAX only computes values.
@@ -141,6 +142,9 @@ class Cell:
         array = self.read()
         return Cell(self.storage, stop_gradient(array) if self.live else array, False, self.static, live=False)
 
+    def as_leaf(self) -> Cell:
+        return Cell(self.storage, self.read(), True, live=self.live)
+
     def _keep_path(self, value: jax.Array) -> jax.Array:
         if self.live and _differentiable(value):
             return regraft(value, self._array)
@@ -245,11 +249,22 @@ class BridgeTensor(torch.Tensor):
     def requires_grad(self, wanted: bool) -> None:
         self.requires_grad_(wanted)
 
+    @property
+    def may_have_gradient(self) -> bool:
+        """Whether a gradient can reach it, PyTorch's or one that JAX is asked for."""
+        return (self._cell.tracked or self._cell.live) and differentiable(self._meta.dtype)
+
     def requires_grad_(self, requires_grad: bool = True) -> BridgeTensor:
-        """A leaf from here on, or frozen: what was before has no part in it. No change where it is so already."""
+        """Frozen from here on, or a leaf. No change where it is so already.
+
+        A leaf keeps what gradient path it has: PyTorch sees none in it, but JAX may differentiate by the input or
+        buffer that it is or comes from, which in PyTorch would have required grad before.
+        """
         if requires_grad != self.requires_grad:
-            self.detach_in_place()
-            self._cell.tracked = requires_grad
+            if requires_grad:
+                self._cell = self._cell.as_leaf()
+            else:
+                self.detach_in_place()
         return self
 
     @property
