@@ -26,10 +26,12 @@ class Adopted:
     def __init__(self):
         self._known: dict[int, tuple[torch.Tensor, BridgeTensor]] = {}
         self._owners: dict[int, list[BridgeTensor]] = {}
+        self.state: list[BridgeTensor] = []
 
     def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
         self._known[id(real)] = (real, tensor)
+        self.state.append(tensor)
         self._owners.setdefault(storage_id(real), []).append(tensor)
 
     def adopt(self, real: torch.Tensor, error: Callable[[str, str], BridgeError]) -> BridgeTensor:

@@ -22,11 +22,20 @@ import torch
 from bridge.adoption import STATIC_LIMIT, Adopted
 from bridge.arrays import jax_dtype
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
-from bridge.internals import DispatchMode, Tracer, below_modes, decomposition, is_composite, torchax_lowering
+from bridge.internals import (
+    DispatchMode,
+    Tracer,
+    below_autograd,
+    below_modes,
+    decomposition,
+    is_composite,
+    torchax_lowering,
+)
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.metas import MetaCache, check_write, listed, map_tensors, meta_of, meta_of_strided
 from bridge.operations import draws_numbers, functional_of, functional_op, kind_of, shapes_by_data
 from bridge.randomness import RANDOM, Rng, Source
+from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
 from bridge.value_checks import asked_by_a_check
 from bridge.views import view_steps
@@ -60,9 +69,11 @@ class Dispatch(DispatchMode):
         off: frozenset[str] = frozenset(),
         survey: Survey | None = None,
         traced: bool = True,
+        recording: int = NO_GRAPH,
     ):
         super().__init__()
         self.traced = traced
+        self.recording = recording
         self.survey = survey
         self._rng, self._draws = rng, 0
         self._names = names
@@ -73,9 +84,9 @@ class Dispatch(DispatchMode):
         """The first error, which the module's own code may have caught."""
         self._metas_of = MetaCache()
 
-    def again(self) -> Dispatch:
+    def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
-        other = Dispatch(None, self._names, self._off)
+        other = Dispatch(None, self._names, self._off, recording=recording)
         other._adopted = self._adopted
         return other
 
@@ -84,6 +95,11 @@ class Dispatch(DispatchMode):
     def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
         self._adopted.stand_in(real, tensor)
+
+    @property
+    def state(self) -> list[BridgeTensor]:
+        """The stand-ins."""
+        return self._adopted.state
 
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
@@ -207,6 +223,8 @@ class Dispatch(DispatchMode):
         if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
             base = BridgeTensor(base._cell, base._meta)
         tracks = torch.is_grad_enabled() and func is not aten.detach.default
+        if func is aten.detach.default and self.recording and not below_autograd():
+            tracks = True  # no operation: PyTorch's graph keeps a result for its backward
         made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
         return made if isinstance(metas, (tuple, list)) else made[0]
 

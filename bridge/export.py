@@ -25,6 +25,7 @@ from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
+from bridge.recording import GRAPH_FROM_INPUTS, record, restarted
 from bridge.shadow import shadow
 from bridge.tensors import BridgeTensor, blank, fresh
 from bridge.tracing import tracing
@@ -117,6 +118,24 @@ class Functional:
         overrides: Mapping[str, Any],
         survey: Survey | None = None,
     ) -> Result:
+        def trace(recording: int) -> Result:
+            return self._trace(params, buffers, args, kwargs, rng, train, method, overrides, survey, recording)
+
+        return restarted(trace)
+
+    def _trace(
+        self,
+        params: Mapping[str, jax.Array],
+        buffers: Mapping[str, jax.Array],
+        args: tuple,
+        kwargs: dict[str, Any],
+        rng: Rng | None,
+        train: bool | None,
+        method: str,
+        overrides: Mapping[str, Any],
+        survey: Survey | None,
+        recording: int,
+    ) -> Result:
         self._check(params, self.params, "parameter")
         self._check(buffers, self.buffers, "buffer")
         _refuse_gradient_hooks(self.module)
@@ -124,7 +143,7 @@ class Functional:
         names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
         names |= {id(m): name for name, m in self.module.named_modules()}
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((params, buffers, args, kwargs, overrides)))
-        dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced)
+        dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced, recording)
         state = {}
         reals = _state(self.module)
         windows = roots(reals)
@@ -140,6 +159,8 @@ class Functional:
                 tensor = fresh(array, meta, tracked=trained)
             state[name] = tensor
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
+            if recording:
+                record(tensor)
             dispatch.stand_in(real, tensor)
         for name in self.recompute:
             twin = copies[id(self.module.get_submodule(name))]
@@ -153,7 +174,11 @@ class Functional:
 
         def to_torch(value: Any) -> Any:
             if is_array(value):
-                return fresh(jnp.asarray(value))  # no `requires_grad`, as in PyTorch; JAX may differentiate by it
+                # No `requires_grad`, as in PyTorch unless the code differentiates by it; JAX may do so all the same.
+                tensor = fresh(jnp.asarray(value), tracked=recording == GRAPH_FROM_INPUTS)
+                if recording:
+                    record(tensor)
+                return tensor
             return value
 
         def to_jax(value: Any) -> Any:

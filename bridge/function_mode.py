@@ -13,6 +13,7 @@ from bridge.construction import CONSTRUCTORS, constructed, holds_traced
 from bridge.dispatch import Dispatch
 from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
+from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
 from bridge.tensors import BridgeTensor
 
 _GRADIENT_HOOKS = (
@@ -45,11 +46,16 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _DATA_GET and not isinstance(args[0], BridgeTensor):
             return self._dispatch.adopt(args[0]).detach()  # C++ would hand out the real memory
+        if func in ENGINE_CALLS and not in_transform():
+            return self._engine(func, args, kwargs)
         if func in _GRADIENT_HOOKS:
             raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
         if func in _DETACH_IN_PLACE:  # PyTorch's autograd layer would answer it by itself
             tensor = self._dispatch.adopt(args[0])
             tensor.detach_in_place()
+            if self._dispatch.recording:
+                with below_modes():
+                    func(tensor)
             return tensor
         if func in CONSTRUCTORS and any(map(holds_traced, args)):
             made = constructed(func, args, kwargs)
@@ -68,9 +74,22 @@ class Functions(TorchFunctionMode):
             kwargs = {k: v for k, v in kwargs.items() if k != name}
         if torch.is_autocast_enabled("cpu") and casts_under_autocast(op):
             return func(*args, **kwargs)
-        if in_transform():
+        if in_transform() or self._dispatch.recording:
             return (DECOMPOSITIONS.get(op) or func)(*args, **kwargs)
         return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+
+    def _engine(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A gradient inside of the call, by PyTorch's own engine."""
+        needed = what_is_needed(self._dispatch.recording, func, args, kwargs)
+        if needed > self._dispatch.recording:
+            raise Restart(needed)
+        result = func(*args, **kwargs)
+        if any(t.grad is not None for t in self._dispatch.state):
+            raise self._dispatch.error(
+                "`backward()` inside the call adds to the `grad` of a parameter or buffer, which is no result of it",
+                "use torch.autograd.grad for the gradients that the call itself needs",
+            )
+        return result
 
     def _memory(self, func: Any, tensor: BridgeTensor) -> Any:
         """What Python code that leaves PyTorch gets of a tensor."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.arrays import torch_dtype
-from bridge.internals import NO_TORCH_FUNCTION, below_modes, is_parameter, make_wrapper, mark_as_parameter
+from bridge.internals import NO_TORCH_FUNCTION, below_modes, engine_leaf, is_parameter, make_wrapper, mark_as_parameter
 
 
 @jax.custom_jvp
@@ -73,6 +73,15 @@ class Region(threading.local):
 
 
 REGION = Region()
+
+
+class Recording(threading.local):
+    """Whether PyTorch records a graph of its own, which has to know of leaves."""
+
+    on = False
+
+
+RECORDING = Recording()
 
 
 class Storage:
@@ -141,6 +150,21 @@ class Cell:
     def detached(self) -> Cell:
         array = self.read()
         return Cell(self.storage, stop_gradient(array) if self.live else array, False, self.static, live=False)
+
+    @contextlib.contextmanager
+    def holding(self, array: jax.Array) -> Iterator[None]:
+        """Another array for a while, for everything over this storage."""
+        before = self.read()
+        self._hold(array)
+        try:
+            yield
+        finally:
+            self._hold(before)
+
+    def _hold(self, array: jax.Array) -> None:
+        self._array = self.storage.array = array
+        self.storage.version += 1
+        self._seen = self.storage.version
 
     def as_leaf(self) -> Cell:
         return Cell(self.storage, self.read(), True, live=self.live)
@@ -265,6 +289,8 @@ class BridgeTensor(torch.Tensor):
                 self._cell = self._cell.as_leaf()
             else:
                 self.detach_in_place()
+            if RECORDING.on:
+                engine_leaf(self, requires_grad)
         return self
 
     @property

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from bridge.dispatch import Dispatch
 from bridge.function_mode import Functions
+from bridge.recording import NO_GRAPH
+from bridge.tensors import RECORDING
 
 
 class _Active(threading.local):
@@ -30,6 +32,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     PyTorch.
     """
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
+    recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
     try:
         with dispatch, Functions(dispatch):
             yield
@@ -41,4 +44,4 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         if dispatch.failed is not None:
             raise dispatch.failed
     finally:
-        _ACTIVE.dispatch = before
+        _ACTIVE.dispatch, RECORDING.on = before, recorded
