@@ -19,7 +19,7 @@ from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
 from bridge.internals import AutogradFunction, engine_leaf, engine_requires_grad, in_transform
 from bridge.pytrees import convert
-from bridge.recording import record, recorded, recorded_leaf, restarted
+from bridge.recording import recorded, restarted, start_graph
 from bridge.tensors import BridgeTensor, fresh, stop_gradient
 from bridge.tracing import active, tracing
 
@@ -79,7 +79,7 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     dirty = {id(t) for t in getattr(ctx, "dirty_tensors", ())}
     for i, value in zip(free, values, strict=True):
         if id(listed[i]) in dirty:
-            listed[i].write(value, tracked=tracked, grad_enabled=True, static=False)
+            listed[i].write(value, tracked=tracked, grad_enabled=True)
         else:
             listed[i] = fresh(value, listed[i]._meta, tracked=tracked)
     return tuple(listed) if several else listed[0]
@@ -122,10 +122,10 @@ class _Notes:
             if recording:
                 for tensor in tensors:
                     stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
-                    record(tensor)
+                    start_graph(tensor, recording)
             yield
 
-    def context(self, inputs: list, outputs: list, arrays: list) -> Context:
+    def context(self, inputs: list, outputs: list, arrays: list, recording: int) -> Context:
         homes = {"input": inputs, "output": outputs, "array": arrays}
 
         def rebuilt(leaf: _Leaf) -> Any:
@@ -133,7 +133,8 @@ class _Notes:
                 return leaf.value
             if leaf.home == "input" and leaf.value in self._own:
                 return self._own[leaf.value]  # the very tensor that the modules hold
-            return recorded_leaf(fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=leaf.tracked))
+            tensor = fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=leaf.tracked)
+            return start_graph(tensor, recording)
 
         ctx = Context()
         ctx.__dict__.update(jax.tree.map(rebuilt, self._state, is_leaf=lambda v: isinstance(v, _Leaf)))
@@ -189,7 +190,7 @@ class _Backward:
             tracing(self._dispatch.again(recording)),
             torch.enable_grad(),
         ):
-            ctx = self._notes.context(inputs, outputs, arrays)
+            ctx = self._notes.context(inputs, outputs, arrays, recording)
             grads = [
                 None if meta is None else fresh(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
                 for i, meta in enumerate(self._metas)

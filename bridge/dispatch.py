@@ -8,7 +8,6 @@ draws random numbers, it writes in place, or it computes a new tensor. Lowerings
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import inspect
 import warnings
@@ -19,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.adoption import STATIC_LIMIT, Adopted
-from bridge.arrays import jax_dtype
+from bridge.adoption import Adopted
+from bridge.arrays import array_of, jax_dtype
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
+from bridge.generators import draw, generator_of
 from bridge.internals import (
     DispatchMode,
     Tracer,
@@ -33,7 +33,16 @@ from bridge.internals import (
 )
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.metas import MetaCache, check_write, listed, map_tensors, meta_of, meta_of_strided
-from bridge.operations import draws_numbers, functional_of, functional_op, kind_of, shapes_by_data
+from bridge.operations import (
+    draws_numbers,
+    functional_of,
+    functional_op,
+    is_random,
+    kind_of,
+    shapes_by_data,
+    written_arguments,
+)
+from bridge.precision import precision_for
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
@@ -74,11 +83,13 @@ class Dispatch(DispatchMode):
         super().__init__()
         self.traced = traced
         self.recording = recording
+        self.state: list[BridgeTensor] = []
+        """What stands for parameters and buffers."""
         self.survey = survey
         self._rng, self._draws = rng, 0
         self._names = names
         self._off = off
-        self._adopted = Adopted()
+        self._adopted = Adopted(self.error, self._run)
         self._said: set[str] = set()
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""
@@ -87,7 +98,7 @@ class Dispatch(DispatchMode):
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
         other = Dispatch(None, self._names, self._off, recording=recording)
-        other._adopted = self._adopted
+        other._adopted, other.state = self._adopted, self.state
         return other
 
     # Real tensors.
@@ -96,14 +107,17 @@ class Dispatch(DispatchMode):
         """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
         self._adopted.stand_in(real, tensor)
 
-    @property
-    def state(self) -> list[BridgeTensor]:
-        """The stand-ins."""
-        return self._adopted.state
-
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
-        return self._adopted.adopt(real, self.error)
+        return self._adopted.adopt(real)
+
+    def take_over(self, real: torch.Tensor) -> BridgeTensor:
+        """As `adopt`; from here on `real` and whatever shares its memory is traced."""
+        return self._adopted.take_over(real)
+
+    def is_traced(self, tensor: torch.Tensor) -> bool:
+        """Whether it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
+        return self._adopted.is_traced(tensor)
 
     def _adopt_all(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -116,9 +130,10 @@ class Dispatch(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        args = self._adopt_all(args)
-        kwargs = {k: self._adopt_all(v) for k, v in kwargs.items()}
         try:
+            args = self._adopted.without_values(func, args, kwargs) or args
+            if self._is_constant(func, args, kwargs):
+                return self._in_pytorch(func, args, kwargs)
             return self._run(func, args, kwargs)
         except _TRACE_ERRORS as error:
             what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
@@ -132,6 +147,36 @@ class Dispatch(DispatchMode):
                 raise self.error(f"the lowering of `{func.name()}` failed ({error})", _DEFECT_REMEDY) from error
             raise self.error(f"`{func.name()}` has no translation ({error})", _UNSUPPORTED_REMEDY) from error
 
+    def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Whether the result depends on no input, on no parameter, buffer or key."""
+        if self._adopted.any_traced(args, kwargs):
+            return False
+        if is_random(func):
+            return self._generator(func, kwargs) is not None
+        return not self._adopted.is_large(func, args, kwargs)
+
+    def _generator(self, func: Any, kwargs: dict) -> torch.Generator | None:
+        """The seeded generator that the operation draws from."""
+        try:
+            return generator_of(kwargs.get("generator"))
+        except LookupError:
+            raise self.error(
+                f"`{func.name()}` draws from a torch.Generator that was made before the call, so each call would draw "
+                "other numbers in PyTorch",
+                "seed it in the call, or leave the generator out and pass rng=jax.random.key(…)",
+            ) from None
+
+    def _in_pytorch(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation on constants."""
+        for target in written_arguments(func, args, kwargs):
+            if not self._adopted.may_write(target):
+                self._adopted.take_over(target)  # which is an error
+        if is_random(func):
+            generator = self._generator(func, kwargs)
+            assert generator is not None
+            return self._adopted.compute(lambda *a, **k: draw(generator, func, a, k), func, args, kwargs)
+        return self._adopted.compute(func, func, args, kwargs)
+
     def _skip(self, func: Any, args: tuple, kwargs: dict, why: str) -> Any:
         """While surveying: note it, and go on with zeros of the right shape."""
         assert self.survey is not None
@@ -142,7 +187,7 @@ class Dispatch(DispatchMode):
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
-            return self._scalar(func, args[0])
+            return self._scalar(func, self.adopt(args[0]))
         ours = func in DECOMPOSITIONS and not self.is_off(func)
         if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
             with self:
@@ -151,6 +196,10 @@ class Dispatch(DispatchMode):
             # Met inside a decomposition, where PyTorch's autograd layer no longer takes it apart.
             with self:
                 return func.decompose(*args, **kwargs)
+        for target in written_arguments(func, args, kwargs):
+            self._adopted.take_over(target)
+        args = self._adopt_all(args)
+        kwargs = {k: self._adopt_all(v) for k, v in kwargs.items()}
         if torch.Tag.inplace_view in func.tags:
             return self._reshape_in_place(func, args, kwargs)
         kind = kind_of(func)
@@ -172,31 +221,25 @@ class Dispatch(DispatchMode):
         self._note(func, "random" if random else "ours" if lowering is LOWERINGS.get(func) else "torchax")
         metas = self._metas_of(func, args, kwargs) if like is None else like._meta
         outs = listed(metas)
-        static = random is None and all(t._cell.static for t in inputs)
-        static = static and all(isinstance(o, torch.Tensor) and o.numel() <= STATIC_LIMIT for o in outs)
-        with jax.ensure_compile_time_eval() if static else contextlib.nullcontext():
-            if random and isinstance(self._rng, list):
-                values = self._rng[self._draws]
-                self._draws += 1
-            elif random:
-                values = random(self._next_source(func, kwargs.get("generator")), metas, *arrays, **array_kwargs)
-            else:
-                assert lowering is not None
+        if random:
+            values = self._drawn(func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs))
+        else:
+            assert lowering is not None
+            with precision_for(t.value for t in inputs):
                 values = _lowered(lowering, arrays, array_kwargs)
-            if not isinstance(metas, (tuple, list)):
-                values = (values,)
-            elif len(values) != len(outs):
-                raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
-            tracked = random is None and torch.is_grad_enabled() and any(t._cell.tracked for t in inputs)
-            live = any(t._cell.live for t in inputs)
-            stopped = live and (random is not None or not torch.is_grad_enabled())
-            results = tuple(
-                self._result(func, value, meta, tracked, static, live, stopped)
-                for value, meta in zip(values, outs, strict=True)
-            )
+        if not isinstance(metas, (tuple, list)):
+            values = (values,)
+        elif len(values) != len(outs):
+            raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
+        tracked = random is None and torch.is_grad_enabled() and any(t._cell.tracked for t in inputs)
+        live = any(t._cell.live for t in inputs)
+        stopped = live and (random is not None or not torch.is_grad_enabled())
+        results = tuple(
+            self._result(func, value, meta, tracked, live, stopped) for value, meta in zip(values, outs, strict=True)
+        )
         return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
 
-    def _result(self, func: Any, value: Any, meta: Any, tracked: bool, static: bool, live: bool, stopped: bool) -> Any:
+    def _result(self, func: Any, value: Any, meta: Any, tracked: bool, live: bool, stopped: bool) -> Any:
         if not isinstance(meta, torch.Tensor):
             return meta if value is None else value
         value = jnp.asarray(value)
@@ -211,7 +254,7 @@ class Dispatch(DispatchMode):
         if stopped:
             value, live = stop_gradient(value), False
         free = differentiable(meta.dtype)
-        return fresh(value, meta, tracked=tracked and free, static=static, live=live and free)
+        return fresh(value, meta, tracked=tracked and free, live=live and free)
 
     def _view(self, func: Any, args: tuple, kwargs: dict) -> Any:
         base: BridgeTensor = args[0]
@@ -251,7 +294,6 @@ class Dispatch(DispatchMode):
             value,
             tracked=tracked,
             grad_enabled=torch.is_grad_enabled(),
-            static=source._cell.static,
             live=source._cell.live,
         )
         return target
@@ -293,16 +335,20 @@ class Dispatch(DispatchMode):
             raise NotImplementedError("its decomposition does not take these arguments")
         return result
 
-    def _next_source(self, func: Any, generator: torch.Generator | None) -> Source:
+    def _drawn(self, func: Any, args: tuple, kwargs: dict, by_key: Callable[[Source], jax.Array]) -> Any:
+        """Random numbers: of a seeded generator, of a recorded call, or of the key."""
+        generator = self._generator(func, kwargs)
+        if generator is not None:
+            return array_of(draw(generator, func, args, kwargs))
+        self._draws += 1
+        if isinstance(self._rng, list):
+            return self._rng[self._draws - 1]
         if self._rng is None:
             raise self.error(
                 f"`{func.name()}` draws random numbers but the call has no key",
                 "pass rng=jax.random.key(…), or train=False if the module draws in training only",
             )
-        assert not isinstance(self._rng, list)
-        self._draws += 1
-        own = () if generator is None else (generator.initial_seed() % 2**32,)
-        return Source(self._rng, (*own, self._draws))
+        return by_key(Source(self._rng, (self._draws,)))
 
     def _notice_narrowing(self, dtype: torch.dtype, value: jax.Array) -> None:
         if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize * 8 < torch.finfo(dtype).bits:

@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from jax.core import Tracer as Tracer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401 (for the other files)
+from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 from bridge.errors import BridgeError, BridgeWarning
@@ -90,6 +91,8 @@ _NAMES = {
         "utils.checkpoint.checkpoint.__wrapped__",
         "nn.modules.module._global_backward_hooks",
         "nn.modules.module._global_backward_pre_hooks",
+        "_C.default_generator",
+        "random.default_generator",
         "ops.aten.add.Tensor._schema",
         "ops.aten.add.Tensor._overloadname",
         "Tensor._backward_hooks",
@@ -199,6 +202,11 @@ def is_parameter(tensor: torch.Tensor) -> bool:
     return getattr(tensor, "_is_param", False)
 
 
+def is_script(module: nn.Module) -> bool:
+    """Whether the module is compiled by TorchScript: its state lives in C++ and cannot be copied."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
 # PyTorch: its autograd.
 
 AutogradFunction: Any = torch.autograd.function._SingleLevelFunction
@@ -207,11 +215,13 @@ AutogradFunction: Any = torch.autograd.function._SingleLevelFunction
 
 def engine_leaf(tensor: torch.Tensor, wanted: bool) -> None:
     """Make a tensor one from which PyTorch records its graph, whatever its class says of `requires_grad`."""
-    torch._C.TensorBase.requires_grad.__set__(tensor, wanted)  # pyright: ignore
+    with torch._C.DisableTorchFunction():
+        torch._C.TensorBase.requires_grad.__set__(tensor, wanted)  # pyright: ignore
 
 
 def engine_requires_grad(tensor: torch.Tensor) -> bool:
-    return torch._C.TensorBase.requires_grad.__get__(tensor)  # pyright: ignore
+    with torch._C.DisableTorchFunction():
+        return torch._C.TensorBase.requires_grad.__get__(tensor)  # pyright: ignore
 
 
 def below_autograd() -> bool:
@@ -254,6 +264,29 @@ def replace_checkpoint(while_tracing: Callable[[], bool], checkpoint: Callable[.
         return known(*args, **kwargs)
 
     setattr(original, "__dynamo_disable", call)
+
+
+# PyTorch: its random numbers.
+
+default_generator: torch.Generator = torch._C.default_generator
+
+
+class _DefaultGenerator:
+    """In `torch.random`: the generator of the thread's traced call, PyTorch's own where there is none."""
+
+    def __init__(self, of_the_call: Callable[[], Any]):
+        self._of_the_call = of_the_call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of_the_call() or default_generator, name)
+
+
+def replace_default_generator(of_the_call: Callable[[], Any]) -> None:
+    """Let `torch.manual_seed` and its like act on `of_the_call()`, where that is not None.
+
+    The functions of `torch.random` look the generator up in their module at every call.
+    """
+    torch.random.default_generator = _DefaultGenerator(of_the_call)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # torchax: a library of functions of arrays.

@@ -62,9 +62,15 @@ def functional_op(func: Any) -> Any:
     raise NotImplementedError(f"{full} has no functional form")
 
 
+@functools.cache
+def is_random(func: Any) -> bool:
+    """Whether its result may depend on a generator."""
+    return torch.Tag.nondeterministic_seeded in func.tags or any(a.name == "generator" for a in arguments(func))
+
+
 def is_draw(func: Any) -> bool:
     """Whether an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if not is_random(func):
         return False
     try:
         return (functional_op(func) if kind_of(func) == "write" else func) in RANDOM
@@ -85,3 +91,13 @@ def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, A
     else:
         target = args[0]
     return target, functional_op(func), args, kwargs
+
+
+def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that the operation writes into."""
+    written = []
+    for place, argument in enumerate(arguments(func)):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            written += given if isinstance(given, (list, tuple)) else [given]
+    return [w for w in written if isinstance(w, torch.Tensor)]

@@ -54,11 +54,10 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def _slots(holders: list) -> list[tuple[Any, str]]:
-    """Where arrays are that belong to the region; those of a static cell are constants and belong to nobody."""
+    """Where arrays are that belong to the region."""
     cells = [h for h in holders if isinstance(h, Cell)]
-    constant = {id(c.storage) for c in cells if c.static}
-    memory = [h for h in holders if isinstance(h, Storage) and id(h) not in constant]
-    return [*((c, "_array") for c in cells if not c.static), *((m, "array") for m in memory)]
+    memory = [h for h in holders if isinstance(h, Storage)]
+    return [*((c, "_array") for c in cells), *((m, "array") for m in memory)]
 
 
 def install() -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from bridge.internals import engine_leaf, engine_requires_grad
-from bridge.tensors import RECORDING, BridgeTensor, differentiable
+from bridge.tensors import BridgeTensor, differentiable
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
@@ -40,15 +40,10 @@ def restarted(trace: Callable[[int], T]) -> T:
             recording = needs.recording
 
 
-def record(tensor: BridgeTensor) -> None:
-    """PyTorch's graph starts here, if the tensor requires grad."""
-    if tensor.requires_grad:
+def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
+    """The tensor; PyTorch's graph starts there, if there is one and the tensor requires grad."""
+    if recording and tensor.requires_grad:
         engine_leaf(tensor, True)
-
-
-def recorded_leaf(tensor: BridgeTensor) -> BridgeTensor:
-    if RECORDING.on:
-        record(tensor)
     return tensor
 
 

@@ -100,18 +100,16 @@ class Storage:
 class Cell:
     """One autograd identity over a storage: the same values as the storage, and a gradient path of its own."""
 
-    __slots__ = ("__weakref__", "_array", "_seen", "live", "static", "storage", "tracked")
+    __slots__ = ("__weakref__", "_array", "_seen", "live", "storage", "tracked")
 
-    def __init__(self, storage: Storage, array: jax.Array, tracked: bool, static: bool = False, live: bool = True):
+    def __init__(self, storage: Storage, array: jax.Array, tracked: bool, live: bool = True):
         self.storage = storage
         self._array = array
         self._seen = storage.version
         self.tracked = tracked
         """What PyTorch's `requires_grad` is."""
-        self.live = live and not static
+        self.live = live
         """Whether the array may carry a tangent."""
-        self.static = static
-        """Known at trace time whatever the inputs are: made of constants only."""
         REGION.note(self)
 
     @property
@@ -125,7 +123,7 @@ class Cell:
             REGION.note(self)
         return self._array
 
-    def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool, live: bool = True) -> None:
+    def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Replace the base array. `tracked`, `live`: what the new value is by itself."""
         old = self.read()
         if grad_enabled:
@@ -136,7 +134,6 @@ class Cell:
         elif live:
             array = stop_gradient(array)
         self._array = array
-        self.static = self.static and static
         self.storage.array = array
         self.storage.version += 1
         self._seen = self.storage.version
@@ -149,7 +146,7 @@ class Cell:
 
     def detached(self) -> Cell:
         array = self.read()
-        return Cell(self.storage, stop_gradient(array) if self.live else array, False, self.static, live=False)
+        return Cell(self.storage, stop_gradient(array) if self.live else array, False, live=False)
 
     @contextlib.contextmanager
     def holding(self, array: jax.Array) -> Iterator[None]:
@@ -231,21 +228,20 @@ class BridgeTensor(torch.Tensor):
             # By way of the tensor it was taken from, so that siblings share what they have in common.
             if parent is not None and parent._cell.same_values(self._cell) and parent._views == views[:-1]:
                 base, views = parent.value, views[-1:]
-            with jax.ensure_compile_time_eval() if self._cell.static else contextlib.nullcontext():
-                for view in views:
-                    base = view.get(base)
+            for view in views:
+                base = view.get(base)
             self._cache = (self._cell.version, base)
             REGION.note(self)
         return self._cache[1]
 
-    def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool, live: bool = True) -> None:
+    def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Write through the views into the cell's base."""
         stages = [self._cell.read()]
         for view in self._views[:-1]:
             stages.append(view.get(stages[-1]))
         for view, stage in zip(reversed(self._views), reversed(stages), strict=True) if self._views else ():
             value = view.put(stage, value)
-        self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, static=static, live=live)
+        self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, live=live)
 
     def detach_in_place(self) -> None:
         self._cell = self._cell.detached()
@@ -351,13 +347,12 @@ def fresh(
     meta: torch.Tensor | None = None,
     *,
     tracked: bool = False,
-    static: bool = False,
     live: bool = True,
 ) -> BridgeTensor:
     """A tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array."""
     if meta is None:
         meta = blank(array.shape, None, torch_dtype(array.dtype))
-    return BridgeTensor(Cell(Storage(array, meta), array, tracked, static, live), meta)
+    return BridgeTensor(Cell(Storage(array, meta), array, tracked, live), meta)
 
 
 def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:

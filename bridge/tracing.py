@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from bridge.dispatch import Dispatch
 from bridge.function_mode import Functions
+from bridge.generators import own_default_generator, restore_python, state_of_python
 from bridge.recording import NO_GRAPH
 from bridge.tensors import RECORDING
 
@@ -33,9 +34,16 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     """
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
     recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
+    state = state_of_python()
     try:
-        with dispatch, Functions(dispatch):
+        with own_default_generator(), dispatch, Functions(dispatch):
             yield
+        drawn = restore_python(state) if threading.active_count() == 1 else None
+        if drawn is not None:
+            raise dispatch.error(
+                f"the call drew random numbers from {drawn}, which would be constants of the program",
+                "draw with torch, or pass the number as an argument",
+            )
     except Exception as error:
         if dispatch.failed is not None and error is not dispatch.failed:
             raise dispatch.failed from error

@@ -19,14 +19,16 @@ from bridge.tensors import BridgeTensor, blank, fresh
 aten = torch.ops.aten
 
 
-def _known(tensor: BridgeTensor) -> torch.Tensor:
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, BridgeTensor):
+        return tensor
     array = np.array(jnp.asarray(tensor.value, jnp.float32) if tensor.dtype == torch.bfloat16 else tensor.value)
     return torch.from_numpy(array).to(tensor.dtype)
 
 
 def _constant(tensor: torch.Tensor) -> BridgeTensor:
     array = jnp.asarray(tensor.numpy(), jax_dtype(tensor.dtype))
-    return fresh(array, blank(tensor.shape, None, tensor.dtype), static=True)
+    return fresh(array, blank(tensor.shape, None, tensor.dtype), live=False)
 
 
 def _by_pytorch(op: Any) -> Any:

@@ -33,7 +33,7 @@ def test_the_search_finds_one():
 
 def test_a_missing_name_is_refused(monkeypatch):
     monkeypatch.setitem(internals._NAMES, torch, ("_C._not_there_any_more",))
-    with pytest.raises(bridge.BridgeError, match="_C._not_there_any_more.*constraints.txt"):
+    with pytest.raises(bridge.BridgeError, match=r"_C\._not_there_any_more.*constraints"):
         internals.check()
 
 

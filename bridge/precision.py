@@ -1,0 +1,43 @@
+"""How exact products of float32 numbers are: as PyTorch's setting says, unless JAX has been told something itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+_OF_PYTORCH = {"highest": "highest", "high": "high", "medium": "default"}
+_OF_CUDA = {"tf32": "high", "bf16": "default"}
+
+
+def matmul_precision() -> str:
+    """The precision of float32 products in a call traced now, in JAX's words.
+
+    `jax.default_matmul_precision` where the user has set it, otherwise `torch.get_float32_matmul_precision()`, which
+    `torch.backends.cuda.matmul.allow_tf32` sets too. JAX's own default is bf16 passes on a TPU and TF32 on a GPU;
+    PyTorch's is "highest".
+    """
+    return jax.config.jax_default_matmul_precision or _of_pytorch()
+
+
+def _of_pytorch() -> str:
+    try:
+        return _OF_PYTORCH[torch.get_float32_matmul_precision()]
+    except RuntimeError:  # set for CUDA alone, by the newer switch
+        return _OF_CUDA.get(torch.backends.cuda.matmul.fp32_precision, "highest")
+
+
+def precision_for(arrays: Iterable[Any]) -> contextlib.AbstractContextManager:
+    """The context for an operation on these arrays.
+
+    Half precision is left alone: PyTorch's setting is about float32, and the compiled program of a bf16 step stays what
+    it is. An operation that takes any half-precision array multiplies in that.
+    """
+    dtypes = {a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)}
+    if not dtypes or any(d.itemsize < 4 for d in dtypes) or jax.config.jax_default_matmul_precision is not None:
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision(_of_pytorch())
