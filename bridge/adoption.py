@@ -18,7 +18,7 @@ import torch
 from bridge.arrays import array_of
 from bridge.errors import BridgeError
 from bridge.internals import below_modes, storage_id, tree_leaves
-from bridge.memory import elements, positions
+from bridge.memory import elements, positions, what_is_special
 from bridge.metas import listed, meta_of, meta_of_strided
 from bridge.operations import is_random, kind_of
 from bridge.tensors import REGION, BridgeTensor, View, as_view, blank, fresh
@@ -150,8 +150,10 @@ class Adopted:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
         if isinstance(real, BridgeTensor):
             return real
-        if real.layout is not torch.strided or real.is_quantized:
-            raise self._error(f"a tensor of layout {real.layout} cannot be translated", "pass a dense tensor")
+        special = what_is_special(real)
+        if special is not None:
+            what, _, remedy = special.partition("; ")
+            raise self._error(f"a tensor {what}", remedy)
         known = self._known.get(id(real))
         if known is not None and known[1] in (None, _version(real)):
             return known[2]

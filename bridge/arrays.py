@@ -25,7 +25,7 @@ def array_of(tensor: torch.Tensor) -> jax.Array:
     """A copy of a real tensor as a JAX array; later writes to the tensor do not reach it."""
     # Below every mode, and not staged under jit: reading memory is no operation of the module.
     with below_modes(), jax.ensure_compile_time_eval():
-        tensor = tensor.detach().resolve_conj().resolve_neg()
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
         return jnp.array(tensor.numpy(), jax_dtype(tensor.dtype))

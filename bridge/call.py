@@ -26,6 +26,7 @@ from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
+from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
 from bridge.shadow import shadow
 from bridge.tensors import BridgeTensor, blank, fresh
 from bridge.tracing import tracing
@@ -67,20 +68,29 @@ class Request:
 class Call:
     """A copy of the module, ready to run once. `start` are values of attributes that the copy shall start with."""
 
-    def __init__(self, fn: Functional, request: Request, start: Mapping[Place, Any] | None = None):
-        self._fn, self._request = fn, request
+    def __init__(
+        self,
+        fn: Functional,
+        request: Request,
+        start: Mapping[Place, Any] | None = None,
+        recording: int = NO_GRAPH,
+    ):
+        self._fn, self._request, self.recording = fn, request, recording
         original = fn.module
         self._module, copies = shadow(original)
         names = {id(copies[id(m)]): name for name, m in original.named_modules()}
         names |= {id(m): name for name, m in original.named_modules()}
-        self._dispatch = Dispatch(request.rng, names, fn.without_lowerings, request.survey, request.traced, fn.int64)
+        self._dispatch = Dispatch(
+            request.rng, names, fn.without_lowerings, request.survey, request.traced, fn.int64, recording
+        )
         self._state = self._stand_ins()
+        self._dispatch.state = list(self._state.values())
         for name in fn.recompute:
             twin = copies[id(original.get_submodule(name))]
             twin.__dict__["forward"] = functools.partial(recomputed, twin.forward)
         tree = list(copies.values())
         for name, number in request.overrides.items():
-            override(self._module, tree, name, fresh(jnp.asarray(number), tracked=True))
+            override(self._module, tree, name, start_graph(fresh(jnp.asarray(number), tracked=True), recording))
         tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
         self._slots = _fill(original, copies, tensors)
         if request.train is not None:
@@ -125,6 +135,18 @@ class Call:
             {name: arrays[name] for name in self._fn.params},
         )
 
+    def _to_torch(self, value: Any) -> Any:
+        """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
+        if not is_array(value):
+            return CallGenerator() if isinstance(value, torch.Generator) else value
+        integers = self._dispatch.integers
+        if integers is not None and isinstance(value, (np.ndarray, np.generic)):
+            check_values("an input", value)
+        tensor = fresh(jnp.asarray(value), tracked=self.recording == GRAPH_FROM_INPUTS)
+        if integers is not None:
+            integers.input(tensor)
+        return start_graph(tensor, self.recording)
+
     def _stand_ins(self) -> dict[str, BridgeTensor]:
         """The traced tensor of each parameter and buffer."""
         request, state = self._request, {}
@@ -142,21 +164,8 @@ class Call:
                 tensor = fresh(array, meta, tracked=trained)
             state[name] = tensor
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
-            self._dispatch.stand_in(real, tensor)
+            self._dispatch.stand_in(real, start_graph(tensor, self.recording))
         return state
-
-    def _to_torch(self, value: Any) -> Any:
-        if isinstance(value, torch.Generator):
-            return CallGenerator()
-        if not is_array(value):
-            return value
-        integers = self._dispatch.integers
-        if integers is not None and isinstance(value, (np.ndarray, np.generic)):
-            check_values("an input", value)
-        tensor = fresh(jnp.asarray(value), tracked=True)
-        if integers is not None:
-            integers.input(tensor)
-        return tensor
 
     def _versions(self) -> dict[str, tuple]:
         """What is in each parameter's and buffer's place, and how often it was written."""

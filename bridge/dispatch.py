@@ -24,7 +24,15 @@ from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw, generator_of
 from bridge.integer_ranges import union
 from bridge.integers import REMEDY, Integers, RangeError, checked, fitting
-from bridge.internals import DispatchMode, Tracer, below_modes, decomposition, is_composite, torchax_lowering
+from bridge.internals import (
+    DispatchMode,
+    Tracer,
+    below_autograd,
+    below_modes,
+    decomposition,
+    is_composite,
+    torchax_lowering,
+)
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.metas import MetaCache, check_write, listed, map_tensors, meta_of, meta_of_strided
 from bridge.operations import (
@@ -38,6 +46,7 @@ from bridge.operations import (
 )
 from bridge.precision import precision_for
 from bridge.randomness import RANDOM, Rng, Source
+from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
 from bridge.value_checks import asked_by_a_check
 from bridge.views import view_steps
@@ -72,9 +81,13 @@ class Dispatch(DispatchMode):
         survey: Survey | None = None,
         traced: bool = True,
         int64: str = "refuse",
+        recording: int = NO_GRAPH,
     ):
         super().__init__()
         self.traced = traced
+        self.recording = recording
+        self.state: list[BridgeTensor] = []
+        """What stands for parameters and buffers."""
         self.survey = survey
         self._rng, self._draws = rng, 0
         self._names = names
@@ -87,10 +100,10 @@ class Dispatch(DispatchMode):
         self._int64 = int64
         self.integers = Integers() if checked(int64) else None
 
-    def again(self) -> Dispatch:
+    def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
-        other = Dispatch(None, self._names, self._off, int64=self._int64)
-        other._adopted = self._adopted
+        other = Dispatch(None, self._names, self._off, int64=self._int64, recording=recording)
+        other._adopted, other.state = self._adopted, self.state
         return other
 
     # Real tensors.
@@ -283,6 +296,8 @@ class Dispatch(DispatchMode):
         if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
             base = BridgeTensor(base._cell, base._meta)
         tracks = torch.is_grad_enabled() and func is not aten.detach.default
+        if func is aten.detach.default and self.recording and not below_autograd():
+            tracks = True  # no operation: PyTorch's graph keeps a result for its backward
         made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
         return made if isinstance(metas, (tuple, list)) else made[0]
 

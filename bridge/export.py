@@ -20,8 +20,9 @@ from bridge.errors import BridgeError
 from bridge.integers import Int64, check_policy, check_values, checked
 from bridge.internals import is_script
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.memory import roots
+from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng
+from bridge.recording import restarted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +105,16 @@ class Functional:
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
-        call = Call(self, request)
-        result = call.run()
+
+        def attempt(recording: int) -> tuple[Call, Result]:
+            call = Call(self, request, recording=recording)
+            return call, call.run()
+
+        call, result = restarted(attempt)
         if call.changes and request.survey is None:
 
             def trace(start: Mapping[Place, Any]) -> tuple[Result, dict[Place, Any]]:
-                other = Call(self, request, start)
+                other = Call(self, request, start, call.recording)
                 return other.run(), other.changes
 
             check_left(self.module, call.changes, trace)
@@ -158,6 +163,7 @@ def export(
                 "that it was made from"
             )
     state = state_of(module)
+    check_kinds(state)
     roots(state)  # refuses what two arrays cannot say
     refuse_gradient_hooks(module)
     check_policy(int64)

@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from bridge.arrays import tensor_of
+from bridge.construction import CONSTRUCTORS, constructed, holds_traced
 from bridge.dispatch import Dispatch
-from bridge.internals import casts_under_autocast, in_transform, wrapped_by_transform
+from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
-from bridge.tensors import BridgeTensor
+from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
+from bridge.tensors import RECORDING, BridgeTensor
 
 _GRADIENT_HOOKS = (
     torch.Tensor.register_hook,
@@ -44,8 +47,12 @@ class Functions(TorchFunctionMode):
         if func in _MAKE_TRACED and not isinstance(args[0], BridgeTensor) and self._makes_traced(func, args, kwargs):
             twin = self._dispatch.take_over(args[0])
             return args[0] if _OF_OUR_TENSORS[func](twin, *args[1:], **kwargs) is twin else None
-        if func in _GRADIENT_HOOKS:
-            raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        return self._plain(func, args, kwargs)
+
+    def _plain(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if kwargs.get("requires_grad") is True and func not in _MAKE_TRACED:  # `torch.zeros(3, requires_grad=True)`
             return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
         return func(*args, **kwargs)
@@ -58,9 +65,48 @@ class Functions(TorchFunctionMode):
             kwargs = {k: v for k, v in kwargs.items() if k != name}
         if torch.is_autocast_enabled("cpu") and casts_under_autocast(op):
             return func(*args, **kwargs)
-        if in_transform():
+        if in_transform() or self._dispatch.recording:
             return (DECOMPOSITIONS.get(op) or func)(*args, **kwargs)
         return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+
+    def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
+
+    def _engine(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A gradient inside of the call, by PyTorch's own engine."""
+        if in_transform():
+            return func(*args, **kwargs)
+        needed = what_is_needed(self._dispatch.recording, func, args, kwargs)
+        if needed > self._dispatch.recording:
+            raise Restart(needed)
+        result = func(*args, **kwargs)
+        if any(t.grad is not None for t in self._dispatch.state):
+            raise self._dispatch.error(
+                "`backward()` inside the call adds to the `grad` of a parameter or buffer, which is no result of it",
+                "use torch.autograd.grad for the gradients that the call itself needs",
+            )
+        return result
+
+    def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if not any(map(holds_traced, args)):
+            return self._plain(func, args, kwargs)
+        made = constructed(func, args, kwargs)
+        return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+    def _memory(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What Python code that leaves PyTorch gets of a tensor."""
+        tensor = args[0]
+        if not isinstance(tensor, BridgeTensor):
+            return func(*args, **kwargs)
+        if func is torch.Tensor.data_ptr or isinstance(tensor.value, Tracer):
+            raise self._dispatch.error(
+                f"`{func.__name__}()` asks for the memory of a traced tensor",
+                "write what is done with it in operations of PyTorch, or compute it before the call and pass it in",
+            )
+        if tensor.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        with below_modes():
+            return tensor_of(tensor.value).to(tensor.dtype).numpy()
 
     def _traced(self, value: Any) -> Any:
         """`value` with what stands for a real tensor whose memory the call has traced."""
@@ -87,6 +133,9 @@ def _set_data(tensor: BridgeTensor, other: torch.Tensor) -> None:
 
 def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
     tensor.detach_in_place()
+    if RECORDING.on:
+        with below_modes():
+            torch.detach_(tensor)  # PyTorch's own record
     return tensor
 
 
@@ -104,6 +153,12 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.tolist: BridgeTensor.tolist,
 }
 """What PyTorch's engine or memory would answer by itself, wrongly."""
+_SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
+    **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
+    **dict.fromkeys(ENGINE_CALLS, Functions._engine),
+    **dict.fromkeys(CONSTRUCTORS, Functions._construct),
+    **dict.fromkeys((torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr), Functions._memory),
+}
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 
 

@@ -84,6 +84,8 @@ _NAMES = {
         "Tensor._make_wrapper_subclass",
         "UntypedStorage._cdata",
         "_C._functorch.is_functorch_wrapped_tensor",
+        "_C.TensorBase.requires_grad.__set__",
+        "_C._dispatch_tls_is_dispatch_key_excluded",
         "_C._are_functorch_transforms_active",
         "autograd.function._SingleLevelFunction.setup_context",
         "utils.checkpoint.checkpoint.__wrapped__",
@@ -195,6 +197,11 @@ def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
     tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Also of a subclass that is marked as one."""
+    return getattr(tensor, "_is_param", False)
+
+
 def is_script(module: nn.Module) -> bool:
     """Whether the module is compiled by TorchScript: its state lives in C++ and cannot be copied."""
     return isinstance(module, torch.jit.ScriptModule)
@@ -204,6 +211,22 @@ def is_script(module: nn.Module) -> bool:
 
 AutogradFunction: Any = torch.autograd.function._SingleLevelFunction
 """The class below `torch.autograd.Function` that has its `apply`."""
+
+
+def engine_leaf(tensor: torch.Tensor, wanted: bool) -> None:
+    """Make a tensor one from which PyTorch records its graph, whatever its class says of `requires_grad`."""
+    with torch._C.DisableTorchFunction():
+        torch._C.TensorBase.requires_grad.__set__(tensor, wanted)  # pyright: ignore
+
+
+def engine_requires_grad(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return torch._C.TensorBase.requires_grad.__get__(tensor)  # pyright: ignore
+
+
+def below_autograd() -> bool:
+    """Whether the autograd layer has passed an operation on; it is not so where that layer saves a result for later."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
 
 
 def gradient_hooks(module: nn.Module) -> list[str]:

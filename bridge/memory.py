@@ -6,9 +6,38 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bridge.errors import BridgeError
 from bridge.internals import storage_id
+
+PLAIN = (torch.Tensor, nn.Parameter)
+"""Classes of tensors that mean what their numbers mean."""
+
+
+def what_is_special(tensor: torch.Tensor) -> str | None:
+    """Why an array cannot stand for the tensor, with the remedy; None if one can."""
+    if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+        return "is not initialized; call the module once before export"
+    if type(tensor) not in PLAIN:
+        kind = f"{type(tensor).__module__}.{type(tensor).__name__}"
+        return f"is a {kind}, whose own behaviour would be lost; make it a plain tensor"
+    if tensor.is_meta:
+        return (
+            "is on the meta device and has no values; before export call module.to_empty(device='cpu') and load weights"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return "is sparse, quantized or nested; make it dense"
+    return None
+
+
+def check_kinds(state: Mapping[str, torch.Tensor]) -> None:
+    """Raise `BridgeError` for a parameter or buffer that is more, or less, than its numbers."""
+    for name, tensor in state.items():
+        special = what_is_special(tensor)
+        if special is not None:
+            raise BridgeError(f"{name} {special}")
 
 
 def positions(tensor: torch.Tensor) -> np.ndarray:

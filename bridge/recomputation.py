@@ -21,7 +21,7 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
     backward.
     """
     dispatch = active()
-    if dispatch is None or not dispatch.traced or not torch.is_grad_enabled():
+    if dispatch is None or not dispatch.traced or dispatch.recording or not torch.is_grad_enabled():
         return function(*args, **kwargs)
     outer, left = REGION.notes, []
 

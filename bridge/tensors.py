@@ -17,8 +17,9 @@ JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are t
    its gradient.
 
 `Cell.live` says whether an array may carry a tangent of JAX's, which decides what has to be stopped; `Cell.tracked` is
-PyTorch's `requires_grad`, which decides what the code sees. A buffer is live and not tracked: PyTorch has no gradient
-for it, but one `jax.grad` may span the call that wrote it and the call that reads it.
+PyTorch's `requires_grad`, which decides what the code sees. An input or a buffer is live and not tracked: PyTorch has
+no gradient for it, but `jax.grad` may be asked for that of the input, or span the call that wrote a buffer and the call
+that reads it.
 
 Every tensor carries a twin on PyTorch's `meta` device. PyTorch itself thus decides shape, dtype, strides and which
 results are views; JAX only computes values.
@@ -26,9 +27,10 @@ results are views; JAX only computes values.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +39,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.arrays import torch_dtype
-from bridge.internals import NO_TORCH_FUNCTION, below_modes, make_wrapper
+from bridge.internals import NO_TORCH_FUNCTION, below_modes, engine_leaf, is_parameter, make_wrapper, mark_as_parameter
 
 
 @jax.custom_jvp
@@ -72,6 +74,15 @@ class Region(threading.local):
 
 
 REGION = Region()
+
+
+class Recording(threading.local):
+    """Whether PyTorch records a graph of its own, which has to know of leaves."""
+
+    on = False
+
+
+RECORDING = Recording()
 
 
 class Storage:
@@ -139,6 +150,24 @@ class Cell:
     def detached(self) -> Cell:
         array = self.read()
         return Cell(self.storage, stop_gradient(array) if self.live else array, False, live=False)
+
+    @contextlib.contextmanager
+    def holding(self, array: jax.Array) -> Iterator[None]:
+        """Another array for a while, for everything over this storage."""
+        before = self.read()
+        self._hold(array)
+        try:
+            yield
+        finally:
+            self._hold(before)
+
+    def _hold(self, array: jax.Array) -> None:
+        self._array = self.storage.array = array
+        self.storage.version += 1
+        self._seen = self.storage.version
+
+    def as_leaf(self) -> Cell:
+        return Cell(self.storage, self.read(), True, live=self.live)
 
     def _keep_path(self, value: jax.Array) -> jax.Array:
         if self.live and _differentiable(value):
@@ -243,11 +272,24 @@ class BridgeTensor(torch.Tensor):
     def requires_grad(self, wanted: bool) -> None:
         self.requires_grad_(wanted)
 
+    @property
+    def may_have_gradient(self) -> bool:
+        """Whether a gradient can reach it, PyTorch's or one that JAX is asked for."""
+        return (self._cell.tracked or self._cell.live) and differentiable(self._meta.dtype)
+
     def requires_grad_(self, requires_grad: bool = True) -> BridgeTensor:
-        """A leaf from here on, or frozen: what was before has no part in it. No change where it is so already."""
+        """Frozen from here on, or a leaf. No change where it is so already.
+
+        A leaf keeps what gradient path it has: PyTorch sees none in it, but JAX may differentiate by the input or
+        buffer that it is or comes from, which in PyTorch would have required grad before.
+        """
         if requires_grad != self.requires_grad:
-            self.detach_in_place()
-            self._cell.tracked = requires_grad
+            if requires_grad:
+                self._cell = self._cell.as_leaf()
+            else:
+                self.detach_in_place()
+            if RECORDING.on:
+                engine_leaf(self, requires_grad)
         return self
 
     @property
@@ -263,6 +305,25 @@ class BridgeTensor(torch.Tensor):
     def tolist(self) -> Any:
         # PyTorch refuses subclasses; element by element it is an `.item()`, with its answer or its error.
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
+
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if spec and not self.dim() else super().__format__(spec)
+
+    def __copy__(self) -> torch.Tensor:
+        """A leaf over the same memory, as PyTorch's."""
+        return self.detach().requires_grad_(self.requires_grad)
+
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        """A leaf with memory of its own: a gradient goes to the copy and no further."""
+        if id(self) not in memo:
+            copied = self.detach().clone().requires_grad_(self.requires_grad)
+            mark_as_parameter(copied, is_parameter(self))
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.reshape(-1)[:1].tolist()  # an `.item()`, with its error
+        raise RuntimeError("a tensor of a traced call cannot be pickled")
 
     def jax(self) -> jax.Array:
         """The array inside: libraries ask torchax's tensors for it to see whether they are being traced."""

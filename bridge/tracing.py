@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from bridge.dispatch import Dispatch
 from bridge.function_mode import Functions
 from bridge.generators import own_default_generator, restore_python, state_of_python
+from bridge.recording import NO_GRAPH
+from bridge.tensors import RECORDING
 
 
 class _Active(threading.local):
@@ -31,6 +33,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     PyTorch.
     """
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
+    recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
     state = state_of_python()
     try:
         with own_default_generator(), dispatch, Functions(dispatch):
@@ -49,4 +52,4 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         if dispatch.failed is not None:
             raise dispatch.failed
     finally:
-        _ACTIVE.dispatch = before
+        _ACTIVE.dispatch, RECORDING.on = before, recorded

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import torch
 
+from bridge.arrays import array_of
 from bridge.internals import pytorch_decomposition
 from bridge.lowerings.registry import DECOMPOSITIONS, decomposes
 from bridge.tensors import BridgeTensor, fresh, stop_gradient
@@ -18,8 +19,7 @@ aten = torch.ops.aten
 
 def _pullback(call: Callable, gradient: torch.Tensor, *primals: torch.Tensor) -> list[BridgeTensor]:
     """The gradients of `primals`, given that of `call(*primals)`."""
-    assert isinstance(gradient, BridgeTensor)
-    tensors = [t for t in primals if isinstance(t, BridgeTensor)]
+    gradient, *tensors = (t if isinstance(t, BridgeTensor) else fresh(array_of(t)) for t in (gradient, *primals))
 
     def forward(*arrays: jax.Array) -> jax.Array:
         with torch.enable_grad():

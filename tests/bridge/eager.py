@@ -41,7 +41,7 @@ def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float 
 
     def loss(params: dict, by_place: dict) -> tuple:
         given = [by_place.get(i, a) for i, a in enumerate(arrays)]
-        outs = _listed(fn(params, fn.buffers, *given, **settings)[0])
+        outs = _listed(fn.run(params, fn.buffers, *given, **settings).outputs)
         return sum(_total(out, w.numpy()) for out, w in zip(outs, weights, strict=True)), outs
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
