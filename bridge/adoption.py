@@ -17,9 +17,9 @@ import torch
 
 from bridge.arrays import array_of
 from bridge.errors import BridgeError
-from bridge.internals import below_modes, storage_id, tree_leaves
+from bridge.internals import below_modes, storage_id
 from bridge.memory import elements, positions, what_is_special
-from bridge.metas import listed, meta_of, meta_of_strided
+from bridge.metas import listed, meta_of, meta_of_strided, tensors_in
 from bridge.operations import is_random, kind_of
 from bridge.tensors import REGION, BridgeTensor, View, as_view, blank, fresh
 from bridge.views import view_steps
@@ -96,7 +96,7 @@ class Adopted:
         return tensor.layout is torch.strided and (tensor.requires_grad or storage_id(tensor) in self._owners)
 
     def any_traced(self, *values: Any) -> bool:
-        return any(isinstance(v, torch.Tensor) and self.is_traced(v) for v in tree_leaves(values))
+        return any(self.is_traced(t) for t in tensors_in(values))
 
     def without_values(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
         """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
@@ -112,7 +112,7 @@ class Adopted:
 
     def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether the operation makes a tensor from nothing that the host should not hold."""
-        if any(isinstance(v, torch.Tensor) for v in tree_leaves((args, kwargs))):
+        if next(tensors_in((args, kwargs)), None) is not None:
             return False
         return any(isinstance(m, torch.Tensor) and m.numel() > REAL for m in listed(meta_of(func, args, kwargs)))
 
@@ -246,4 +246,4 @@ def _version(tensor: torch.Tensor) -> Any:
 
 
 def _versions(*values: Any) -> tuple:
-    return tuple(_version(v) for v in tree_leaves(values) if isinstance(v, torch.Tensor))
+    return tuple(map(_version, tensors_in(values)))

@@ -44,7 +44,7 @@ from bridge.operations import (
     shapes_by_data,
     written_arguments,
 )
-from bridge.precision import precision_for
+from bridge.precision import precision_for, precision_is_given
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
@@ -97,6 +97,7 @@ class Dispatch(DispatchMode):
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""
         self._metas_of = MetaCache()
+        self._products_of_pytorch = not precision_is_given()
         self._int64 = int64
         self.integers = Integers() if checked(int64) else None
 
@@ -104,6 +105,7 @@ class Dispatch(DispatchMode):
         """For a later pass over the same module: its names and tensors, no random key."""
         other = Dispatch(None, self._names, self._off, int64=self._int64, recording=recording)
         other._adopted, other.state = self._adopted, self.state
+        other._products_of_pytorch = self._products_of_pytorch
         return other
 
     # Real tensors.
@@ -239,7 +241,7 @@ class Dispatch(DispatchMode):
             values = self._drawn(func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs))
         else:
             assert lowering is not None
-            with precision_for(t.value for t in inputs):
+            with precision_for((t.value for t in inputs), self._products_of_pytorch):
                 values = _lowered(lowering, arrays, array_kwargs)
         if not isinstance(metas, (tuple, list)):
             values = (values,)

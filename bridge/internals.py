@@ -23,7 +23,6 @@ import torch.utils.checkpoint
 from jax.core import Tracer as Tracer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401 (for the other files)
-from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 from bridge.errors import BridgeError, BridgeWarning
@@ -159,11 +158,13 @@ in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 
 
+@functools.cache
 def is_composite(op: Any) -> bool:
     """Whether PyTorch itself takes the operation apart into others."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
+@functools.cache
 def casts_under_autocast(op: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,17 @@ def map_tensors(value: Any, leaf: Callable[[BridgeTensor], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map_tensors(v, leaf) for v in value)
     return value
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor among the arguments of an operation."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(value.values()))
 
 
 def listed(values: Any) -> tuple | list:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,20 +35,24 @@ def _of_pytorch() -> str:
         return _OF_CUDA.get(str(torch.backends.cuda.matmul.fp32_precision), "highest")
 
 
-def precision_for(arrays: Iterable[Any]) -> contextlib.AbstractContextManager:
-    """The context for an operation on these arrays.
+def precision_is_given() -> bool:
+    """Whether the user has set `jax.default_matmul_precision`."""
+    return jax.config.read("jax_default_matmul_precision") is not None
 
-    Half precision is left alone: PyTorch's setting is about float32, and the compiled program of a bf16 step stays what
-    it is. An operation that takes any half-precision array multiplies in that.
-    """
-    kinds = {_kind(a.dtype) for a in arrays}
-    if "half" in kinds or "wide" not in kinds or _of_jax() is not None:
+
+def products_of_pytorch() -> contextlib.AbstractContextManager:
+    """The context of a traced call: float32 products have PyTorch's precision, unless JAX has been given one."""
+    if precision_is_given():
         return contextlib.nullcontext()
     return jax.default_matmul_precision(_of_pytorch())
 
 
-@functools.cache
-def _kind(dtype: Any) -> str:
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return "none"
-    return "half" if jnp.dtype(dtype).itemsize < 4 else "wide"
+def precision_for(arrays: Iterable[Any], pytorchs: bool) -> contextlib.AbstractContextManager:
+    """The context for one operation of a call; `pytorchs`: whether the call is inside of `products_of_pytorch`.
+
+    Half precision is left alone: PyTorch's setting is about float32, and the compiled program of a bf16 step stays what
+    it is. An operation that takes any half-precision array multiplies in that.
+    """
+    if pytorchs and any(a.dtype.itemsize < 4 and jnp.issubdtype(a.dtype, jnp.inexact) for a in arrays):
+        return jax.default_matmul_precision(None)
+    return contextlib.nullcontext()
