@@ -30,6 +30,8 @@ from benchmarks.op_list import GAPS, OPS
 from bridge.parity import Row
 
 TOLERANCE = 1e-5
+SETTINGS: Any = {"tolerance": TOLERANCE, "input_gradients": False, "int64": "wrap"}
+"""Of `verify`: what takes a gradient is a parameter here, and the samples' integers are small."""
 
 
 class Call(nn.Module):
@@ -134,16 +136,16 @@ def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[
     jit = True
     try:
         try:
-            report = bridge.verify(module, *module.inputs, tolerance=TOLERANCE)
+            report = bridge.verify(module, *module.inputs, **SETTINGS)
         except bridge.BridgeError as error:
             if "traced tensor" not in str(error) and "depends on data" not in str(error):
                 raise
             jit = False
-            report = bridge.verify(module, *module.inputs, tolerance=TOLERANCE, jit=False)
+            report = bridge.verify(module, *module.inputs, **SETTINGS, jit=False)
         if not all(map(within, report.rows)):
             wide = Call(op, *widened(args, kwargs), process)
             with contextlib.suppress(RuntimeError):  # the op refuses one of the widened inputs
-                report = bridge.verify(module, *module.inputs, tolerance=TOLERANCE, jit=jit, double=wide)
+                report = bridge.verify(module, *module.inputs, **SETTINGS, jit=jit, double=wide)
     except Exception as error:
         return f"{type(error).__name__}: {error}".split(" in the module", 1)[0].split("\n", 1)[0][:240], jit
     row = next((r for r in report.rows if not within(r)), None)

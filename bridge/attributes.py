@@ -197,7 +197,10 @@ def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, dict[Place,
 
     try:
         closed = jax.make_jaxpr(call)()
-    except Exception as error:  # a state that the code did not expect: another program
+    except Exception as error:
+        if not start:
+            raise
+        # A state that the code did not expect: another program.
         return f"{type(error).__name__}: {error}", left
     text = re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr))
     return (text, [_comparable(c) for c in closed.consts]), left

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,6 +19,7 @@ from bridge.attributes import Attributes, Place
 from bridge.dispatch import Dispatch, Survey
 from bridge.errors import BridgeError
 from bridge.generators import CallGenerator
+from bridge.integers import check_values
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
 from bridge.memory import roots
 from bridge.overrides import override
@@ -78,7 +80,9 @@ class Call:
         self._module, copies = shadow(original)
         names = {id(copies[id(m)]): name for name, m in original.named_modules()}
         names |= {id(m): name for name, m in original.named_modules()}
-        self._dispatch = Dispatch(request.rng, names, fn.without_lowerings, request.survey, request.traced, recording)
+        self._dispatch = Dispatch(
+            request.rng, names, fn.without_lowerings, request.survey, request.traced, fn.int64, recording
+        )
         self._state = self._stand_ins()
         self._dispatch.state = list(self._state.values())
         for name in fn.recompute:
@@ -133,10 +137,15 @@ class Call:
 
     def _to_torch(self, value: Any) -> Any:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
-        if is_array(value):
-            tensor = fresh(jnp.asarray(value), tracked=self.recording == GRAPH_FROM_INPUTS)
-            return start_graph(tensor, self.recording)
-        return CallGenerator() if isinstance(value, torch.Generator) else value
+        if not is_array(value):
+            return CallGenerator() if isinstance(value, torch.Generator) else value
+        integers = self._dispatch.integers
+        if integers is not None and isinstance(value, (np.ndarray, np.generic)):
+            check_values("an input", value)
+        tensor = fresh(jnp.asarray(value), tracked=self.recording == GRAPH_FROM_INPUTS)
+        if integers is not None:
+            integers.input(tensor)
+        return start_graph(tensor, self.recording)
 
     def _stand_ins(self) -> dict[str, BridgeTensor]:
         """The traced tensor of each parameter and buffer."""

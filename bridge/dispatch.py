@@ -22,6 +22,8 @@ from bridge.adoption import Adopted
 from bridge.arrays import array_of, jax_dtype
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw, generator_of
+from bridge.integer_ranges import union
+from bridge.integers import REMEDY, Integers, RangeError, checked, fitting
 from bridge.internals import (
     DispatchMode,
     Tracer,
@@ -78,6 +80,7 @@ class Dispatch(DispatchMode):
         off: frozenset[str] = frozenset(),
         survey: Survey | None = None,
         traced: bool = True,
+        int64: str = "refuse",
         recording: int = NO_GRAPH,
     ):
         super().__init__()
@@ -94,10 +97,12 @@ class Dispatch(DispatchMode):
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""
         self._metas_of = MetaCache()
+        self._int64 = int64
+        self.integers = Integers() if checked(int64) else None
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
-        other = Dispatch(None, self._names, self._off, recording=recording)
+        other = Dispatch(None, self._names, self._off, int64=self._int64, recording=recording)
         other._adopted, other.state = self._adopted, self.state
         return other
 
@@ -109,7 +114,14 @@ class Dispatch(DispatchMode):
 
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
-        return self._adopted.adopt(real)
+        tensor = self._adopted.adopt(real)
+        if self.integers is not None and tensor is not real:
+            try:
+                self.integers.constant(real, tensor)
+            except RangeError as error:
+                what = f"a constant holds 64-bit integers that 32 bits do not hold: they {error}"
+                raise self.error(what, REMEDY) from None
+        return tensor
 
     def take_over(self, real: torch.Tensor) -> BridgeTensor:
         """As `adopt`; from here on `real` and whatever shares its memory is traced."""
@@ -214,6 +226,7 @@ class Dispatch(DispatchMode):
         inputs: list[BridgeTensor] = []
         arrays = map_tensors(args, _value(inputs))
         array_kwargs = {k: map_tensors(v, _value(inputs)) for k, v in kwargs.items()}
+        arrays, array_kwargs = fitting(func, arrays, array_kwargs, any(differentiable(t.dtype) for t in inputs))
         random = RANDOM.get(func)
         lowering = None if random else self._lowering(func)
         if random is None and lowering is None:
@@ -221,6 +234,7 @@ class Dispatch(DispatchMode):
         self._note(func, "random" if random else "ours" if lowering is LOWERINGS.get(func) else "torchax")
         metas = self._metas_of(func, args, kwargs) if like is None else like._meta
         outs = listed(metas)
+        bounds = self._bounds(func, args, kwargs, outs)
         if random:
             values = self._drawn(func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs))
         else:
@@ -237,7 +251,23 @@ class Dispatch(DispatchMode):
         results = tuple(
             self._result(func, value, meta, tracked, live, stopped) for value, meta in zip(values, outs, strict=True)
         )
+        for result, bound in zip(results, bounds, strict=True) if bounds else ():
+            if bound is not None:
+                result._cell.storage.bounds = bound
         return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
+
+    def _bounds(self, func: Any, args: tuple, kwargs: dict, outs: Any) -> list | None:
+        """What 64-bit integers among the results may be, where JAX stores them in 32 bits."""
+        if self.integers is None:
+            return None
+        try:
+            return self.integers.ranges(func, args, kwargs, outs)
+        except RangeError as error:
+            what = f"`{func.name()}` makes or takes 64-bit integers that 32 bits do not hold: they {error}"
+            if self.survey is None:
+                raise self.error(what, REMEDY) from None
+            self.survey.unsupported.setdefault(func.name(), f"{what}, {where_in_module(self._names)}")
+            return None
 
     def _result(self, func: Any, value: Any, meta: Any, tracked: bool, live: bool, stopped: bool) -> Any:
         if not isinstance(meta, torch.Tensor):
@@ -296,6 +326,9 @@ class Dispatch(DispatchMode):
             grad_enabled=torch.is_grad_enabled(),
             live=source._cell.live,
         )
+        bounds = target._cell.storage.bounds, source._cell.storage.bounds
+        if any(bounds):
+            target._cell.storage.bounds = union(*(b for b in bounds if b))
         return target
 
     def _scalar(self, func: Any, tensor: BridgeTensor) -> Any:
@@ -351,7 +384,7 @@ class Dispatch(DispatchMode):
         return by_key(Source(self._rng, (self._draws,)))
 
     def _notice_narrowing(self, dtype: torch.dtype, value: jax.Array) -> None:
-        if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize * 8 < torch.finfo(dtype).bits:
+        if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize < dtype.itemsize:
             self._warn(f"{dtype} is computed as {value.dtype}", "set JAX_ENABLE_X64=1 for full precision")
 
     def _warn(self, what: str, remedy: str = "") -> None:

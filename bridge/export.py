@@ -17,6 +17,7 @@ from bridge.attributes import Place, check_left
 from bridge.call import Call, Request, Result, refuse_gradient_hooks, state_of
 from bridge.dispatch import Survey
 from bridge.errors import BridgeError
+from bridge.integers import Int64, check_policy, check_values, checked
 from bridge.internals import is_script
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
@@ -39,6 +40,8 @@ class Functional:
     """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
     recompute: tuple[str, ...] = ()
     """Names of submodules whose intermediate results are computed again in the backward pass."""
+    int64: Int64 = "refuse"
+    """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
 
     def __call__(
         self,
@@ -97,6 +100,7 @@ class Functional:
 
     def _run(self, request: Request) -> tuple[Result, list[str]]:
         """What the call leaves behind, and which parameters it has written."""
+        check_policy(self.int64)
         check_method(self.module, request.method)
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
@@ -131,13 +135,21 @@ class Functional:
                 )
 
 
-def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recompute: str = "") -> Functional:
+def export(
+    module: nn.Module,
+    *,
+    without_lowerings: tuple[str, ...] = (),
+    recompute: str = "",
+    int64: Int64 = "refuse",
+) -> Functional:
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
     buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
     name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
-    that shall not use the bridge's own lowering. Raises `BridgeError` for a name or expression that matches nothing.
+    that shall not use the bridge's own lowering. `int64`: while JAX has 32-bit integers only, a call that may make ones
+    outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit types. Raises
+    `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
     for name in without_lowerings:
@@ -154,6 +166,10 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
     check_kinds(state)
     roots(state)  # refuses what two arrays cannot say
     refuse_gradient_hooks(module)
+    check_policy(int64)
+    if checked(int64):
+        for name, tensor in state.items():
+            check_values(name, tensor)
     chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
     if recompute and not chosen:
         names = ", ".join(name for name, _ in list(module.named_modules())[1:6])
@@ -164,6 +180,7 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
         {name: array_of(t) for name, t in state.items() if not t.requires_grad},
         frozenset(without_lowerings),
         chosen,
+        int64,
     )
 
 

@@ -124,7 +124,7 @@ class Functions(TorchFunctionMode):
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether a constant cannot stay one: it becomes a leaf, or gets a traced value."""
-        if func == _DATA_SET:
+        if func == _DATA_SET:  # each access makes another wrapper
             return isinstance(args[1], BridgeTensor)
         return bool(next(iter((*args[1:], *kwargs.values())), True))
 

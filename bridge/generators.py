@@ -56,8 +56,34 @@ def _same(a: torch.Generator, b: torch.Generator) -> bool:
         return a.initial_seed() == b.initial_seed() and torch.equal(a.get_state(), b.get_state())
 
 
+class WatchedGenerator:
+    """PyTorch's default generator, which notes whether it has been seeded since."""
+
+    def __init__(self):
+        self.seeded = False
+        self._when_saved: dict[bytes, bool] = {}
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        self.seeded = True
+        return default_generator.manual_seed(seed)
+
+    def get_state(self) -> torch.Tensor:
+        state = default_generator.get_state()
+        with below_modes():
+            self._when_saved[state.numpy().tobytes()] = self.seeded
+        return state
+
+    def set_state(self, state: torch.Tensor) -> None:
+        with below_modes():
+            self.seeded = self._when_saved.get(state.numpy().tobytes(), True)
+        default_generator.set_state(state)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(default_generator, name)
+
+
 class _Current(threading.local):
-    generator: CallGenerator | None = None
+    generator: CallGenerator | WatchedGenerator | None = None
 
 
 _CURRENT = _Current()
@@ -73,6 +99,16 @@ def own_default_generator() -> Iterator[CallGenerator]:
         _CURRENT.generator = before
 
 
+@contextlib.contextmanager
+def watched_default_generator() -> Iterator[WatchedGenerator]:
+    """PyTorch itself, in this thread, with a note of what seeds its default generator."""
+    before, _CURRENT.generator = _CURRENT.generator, WatchedGenerator()
+    try:
+        yield _CURRENT.generator
+    finally:
+        _CURRENT.generator = before
+
+
 def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     """The generator that a draw takes its numbers from; None if that is the default one and the call has not seeded it.
 
@@ -80,7 +116,7 @@ def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     """
     default = _CURRENT.generator
     if given is None:
-        return default if default is not None and seeded(default) else None
+        return default if isinstance(default, CallGenerator) and seeded(default) else None
     if not seeded(given) or _from_outside(given):
         raise LookupError
     return given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,14 +22,18 @@ def matmul_precision() -> str:
     `torch.backends.cuda.matmul.allow_tf32` sets too. JAX's own default is bf16 passes on a TPU and TF32 on a GPU;
     PyTorch's is "highest".
     """
-    return jax.config.jax_default_matmul_precision or _of_pytorch()
+    return _of_jax() or _of_pytorch()
+
+
+def _of_jax() -> str | None:
+    return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _of_pytorch() -> str:
     try:
         return _OF_PYTORCH[torch.get_float32_matmul_precision()]
     except RuntimeError:  # set for CUDA alone, by the newer switch
-        return _OF_CUDA.get(torch.backends.cuda.matmul.fp32_precision, "highest")
+        return _OF_CUDA.get(str(torch.backends.cuda.matmul.fp32_precision), "highest")
 
 
 def precision_for(arrays: Iterable[Any]) -> contextlib.AbstractContextManager:
@@ -37,7 +42,14 @@ def precision_for(arrays: Iterable[Any]) -> contextlib.AbstractContextManager:
     Half precision is left alone: PyTorch's setting is about float32, and the compiled program of a bf16 step stays what
     it is. An operation that takes any half-precision array multiplies in that.
     """
-    dtypes = {a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)}
-    if not dtypes or any(d.itemsize < 4 for d in dtypes) or jax.config.jax_default_matmul_precision is not None:
+    kinds = {_kind(a.dtype) for a in arrays}
+    if "half" in kinds or "wide" not in kinds or _of_jax() is not None:
         return contextlib.nullcontext()
     return jax.default_matmul_precision(_of_pytorch())
+
+
+@functools.cache
+def _kind(dtype: Any) -> str:
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return "none"
+    return "half" if jnp.dtype(dtype).itemsize < 4 else "wide"

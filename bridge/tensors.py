@@ -50,7 +50,8 @@ def regraft(value: jax.Array, path: jax.Array) -> jax.Array:
 
 @regraft.defjvp
 def _regraft_jvp(primals, tangents):
-    return primals[0], tangents[1]
+    # Through `regraft` itself: what a second derivative sees of the value follows the same path.
+    return regraft(*primals), tangents[1]
 
 
 def differentiable(dtype: torch.dtype) -> bool:
@@ -87,13 +88,15 @@ RECORDING = Recording()
 class Storage:
     """Memory: the array that was written last, and how often it was written."""
 
-    __slots__ = ("__weakref__", "array", "layout", "version")
+    __slots__ = ("__weakref__", "array", "bounds", "layout", "version")
 
     def __init__(self, array: jax.Array, layout: torch.Tensor | None = None):
         self.array = array
         self.layout = layout
         """A tensor on the meta device with the array's shape, and the strides and the offset that PyTorch gave it."""
         self.version = 0
+        self.bounds: tuple[int, int] | None = None
+        """Of 64-bit integers that are stored in 32 bits: what they may be (`bridge.integers`)."""
         REGION.note(self)
 
 

@@ -14,9 +14,10 @@ from torch import nn
 from bridge.arrays import array_of
 from bridge.errors import BridgeError
 from bridge.export import check_method, export
+from bridge.integers import Int64, check_values, checked
 from bridge.parity.leaves import compare
 from bridge.parity.report import Environment, ParityReport, Row
-from bridge.parity.sides import Call, JaxSide, TorchSide, copied
+from bridge.parity.sides import Call, JaxSide, TorchSide, copied, named_inputs
 from bridge.parity.sides import jitter as add_jitter
 from bridge.pytrees import convert
 
@@ -40,6 +41,7 @@ def verify(
     jitter: float = 0.0,
     known_zero: str = "",
     input_gradients: bool = True,
+    int64: Int64 = "refuse",
     **kwargs: Any,
 ) -> ParityReport:
     """Compare outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
@@ -54,7 +56,8 @@ def verify(
     is unproved and the report then not `ok`: `jitter` adds noise of this size to all parameters of both, and
     `known_zero`, a regular expression over names like `gradient layers.0.bias`, says which ones are zero in truth.
     A parameter to which PyTorch gives no gradient at all is proved by a zero. Floating inputs require grad in PyTorch,
-    as they do in the bridge; `input_gradients=False` leaves their gradients out, for a module that takes none.
+    as they do in the bridge; `input_gradients=False` leaves their gradients out, for a module that takes none. Integers
+    are PyTorch's own 64-bit ones on that side whatever `int64` (see `export`) makes of them in JAX.
 
     Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
     """
@@ -67,8 +70,12 @@ def verify(
         add_jitter([original] if wide is None else [original, wide], jitter)
     torch_side = TorchSide(copied(original), call)
     wide_side = None if wide is None else TorchSide(wide, call)
-    jax_side = JaxSide(export(original), call, jit)
+    jax_side = JaxSide(export(original, int64=int64), call, jit)
     torch_call = wide_call = (args, kwargs)
+    if checked(int64):
+        for name, value in zip(*named_inputs(args, kwargs)[:2], strict=True):
+            if torch.is_tensor(value):
+                check_values(f"input {name}", value)
     jax_call: tuple[tuple, dict] = convert((args, kwargs), _to_jax)
     rows: list[Row] = []
     for step in range(steps):

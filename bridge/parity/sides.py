@@ -17,7 +17,7 @@ from torch import nn
 from bridge.arrays import array_of
 from bridge.errors import BridgeError
 from bridge.export import Functional
-from bridge.generators import draw, generator_of, own_default_generator
+from bridge.generators import WatchedGenerator, watched_default_generator
 from bridge.internals import DispatchMode
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
@@ -181,23 +181,21 @@ def _as_pytorch(gradient: jax.Array) -> jax.Array:
 @contextlib.contextmanager
 def drawing(given: list[torch.Tensor] | None) -> Iterator[list[torch.Tensor]]:
     """Record what PyTorch draws, or replay `given`."""
-    mode = _Draws(given)
-    with own_default_generator(), mode:
+    with watched_default_generator() as default, _Draws(given, default) as mode:
         yield mode.draws
 
 
 class _Draws(DispatchMode):
-    def __init__(self, given: list[torch.Tensor] | None):
+    def __init__(self, given: list[torch.Tensor] | None, default: WatchedGenerator):
         super().__init__()
+        self._default = default
         self.draws = [] if given is None else list(given)
         self._replay = None if given is None else iter(given)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        generator = generator_of((kwargs or {}).get("generator")) if is_draw(func) else None
-        if generator is not None:  # the same constants on the other side
-            return draw(generator, func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
-        if is_draw(func):
+        seeded = self._default.seeded or (kwargs or {}).get("generator") is not None
+        if is_draw(func) and not seeded:  # numbers of a seeded generator are the same on both sides
             if self._replay is None:
                 self.draws.append(out.detach().clone())
             else:
