@@ -96,13 +96,13 @@ RARE = "rare in models of this field"
 def not_listed(names: Iterable[str]) -> dict[str, list[str]]:
     """Entries that are not in `OPS`, by the reason."""
     listed = {name for names_of_kind in OPS.values() for name in names_of_kind.split()}
-    found: dict[str, list[str]] = {reason: [] for reason in (*NOT_LISTED, RARE)}
+    groups: dict[str, list[str]] = {reason: [] for reason in (*NOT_LISTED, RARE)}
     for name in names:
         base = name.removeprefix("nn.functional.")
         if name not in listed:
             reasons = (r for r, starts in NOT_LISTED.items() if name.startswith(starts) or base.startswith(starts))
-            found[next(reasons, RARE)].append(name)
-    return found
+            groups[next(reasons, RARE)].append(name)
+    return groups
 
 
 _TIES = "PyTorch leaves open which of equal entries it picks, and the int64 and bool samples have equals"
