@@ -87,6 +87,12 @@ class Functions(TorchFunctionMode):
             )
         return result
 
+    def _set_part(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """`x.real = …` as the write that it is."""
+        tensor, value = args
+        part = tensor.real if func == _SET_REAL else tensor.imag
+        part.copy_(value)
+
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(holds_traced, args)):
             return self._plain(func, args, kwargs)
@@ -139,6 +145,9 @@ def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
     return tensor
 
 
+# Equal whenever they are looked up, but not identical.
+_SET_REAL = torch.Tensor.real.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_SET_IMAG = torch.Tensor.imag.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
@@ -157,6 +166,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(CONSTRUCTORS, Functions._construct),
+    **dict.fromkeys((_SET_REAL, _SET_IMAG), Functions._set_part),
     **dict.fromkeys((torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr), Functions._memory),
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)

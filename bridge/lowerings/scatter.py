@@ -123,7 +123,7 @@ def index_add(x, dim, index, source, *, alpha=1):
 
 @decomposes(aten.as_strided_scatter.default)
 def as_strided_scatter(x, src, size, stride, storage_offset=None):
-    if torch.is_grad_enabled() and (x.may_have_gradient or not x.is_contiguous()):
+    if torch.is_grad_enabled() and (getattr(x, "may_have_gradient", x.requires_grad) or not x.is_contiguous()):
         # PyTorch's gradient for `x` is that of the elements that were replaced.
         raise NotImplementedError("PyTorch's own gradient of it is wrong; use clone(), as_strided() and copy_()")
     out = x.clone()

@@ -110,7 +110,8 @@ FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.
 
 @decomposes(aten._has_same_storage_numel.default)
 def has_same_storage_numel(x, y):
-    return x._meta.untyped_storage().size() // x.itemsize == y._meta.untyped_storage().size() // y.itemsize
+    first, second = (getattr(t, "_meta", t).untyped_storage().size() // t.itemsize for t in (x, y))
+    return first == second
 
 
 @decomposes(aten._is_all_true.default)

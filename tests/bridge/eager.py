@@ -33,7 +33,7 @@ def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float 
     leaves = [x.clone().requires_grad_(i in free) for i, x in enumerate(inputs)]
     expected = _listed(module(*leaves))
     weights = [_weights(out) for out in expected]
-    total = sum(_total(out, w) for out, w in zip(expected, weights, strict=True))
+    total: Any = sum(_total(out, w) for out, w in zip(expected, weights, strict=True))
     if total.requires_grad:
         total.backward()
     fn = bridge.export(module)

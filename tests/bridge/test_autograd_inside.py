@@ -56,8 +56,8 @@ def first_order(module, x):
 
 
 def adversarial(module, x):
-    moved = x.detach().clone().requires_grad_()
-    (slope,) = torch.autograd.grad(module(moved).square().sum(), moved)
+    stepped = x.detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad(module(stepped).square().sum(), stepped)
     return module(x + 0.1 * slope.sign())
 
 

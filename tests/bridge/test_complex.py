@@ -41,7 +41,7 @@ def written_through_conjugate(z):
 
 
 def parts_set(z):
-    y = torch.zeros_like(z)
+    y = z.clone()
     y.real, y.imag = z.imag, z.real * 2
     return y
 

@@ -51,8 +51,8 @@ def ensemble(module, x):
 def inner_step(module, x):
     """MAML: the loss after one step of gradient descent on the module's own parameters."""
     slopes = grad(squared(module))(parameters(module), x)
-    moved = {name: p - 0.1 * slopes[name] for name, p in module.named_parameters()}
-    return squared(module)(moved, x)
+    stepped = {name: p - 0.1 * slopes[name] for name, p in module.named_parameters()}
+    return squared(module)(stepped, x)
 
 
 def in_place(x):
