@@ -22,7 +22,6 @@ import torch
 from bridge.adoption import STATIC_LIMIT, Adopted
 from bridge.arrays import jax_dtype
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
-from bridge.integer_ranges import union, value_range
 from bridge.integers import REMEDY, Integers, RangeError, checked, fitting
 from bridge.internals import DispatchMode, Tracer, below_modes, decomposition, is_composite, torchax_lowering
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
@@ -193,10 +192,8 @@ class Dispatch(DispatchMode):
                 self._result(func, value, meta, tracked, static, live, stopped)
                 for value, meta in zip(values, outs, strict=True)
             )
-        for result, bound in zip(results, bounds, strict=True) if bounds else ():
-            if bound is not None:
-                storage = result._cell.storage
-                storage.bounds = value_range(storage.array) if static else bound
+        if self.integers is not None and bounds is not None:
+            self.integers.note(results, bounds, static)
         return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
 
     def _bounds(self, func: Any, args: tuple, kwargs: dict, outs: Any) -> list | None:
@@ -204,7 +201,7 @@ class Dispatch(DispatchMode):
         if self.integers is None:
             return None
         try:
-            return self.integers.ranges(func, args, kwargs, outs)
+            return self.integers.bounds(func, args, kwargs, outs)
         except RangeError as error:
             what = f"`{func.name()}` makes or takes 64-bit integers that 32 bits do not hold: they {error}"
             if self.survey is None:
@@ -268,9 +265,8 @@ class Dispatch(DispatchMode):
             static=source._cell.static,
             live=source._cell.live,
         )
-        bounds = target._cell.storage.bounds, source._cell.storage.bounds
-        if any(bounds):
-            target._cell.storage.bounds = union(*(b for b in bounds if b))
+        if self.integers is not None:
+            self.integers.written(target, source)
         return target
 
     def _scalar(self, func: Any, tensor: BridgeTensor) -> Any:

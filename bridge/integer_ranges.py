@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,15 @@ from bridge.tensors import BridgeTensor
 Range = tuple[int, int]
 """Least and largest value, both included."""
 
+
+class Bounds(NamedTuple):
+    """What is known of the integers in one piece of memory."""
+
+    range: Range
+    wide: bool
+    """Whether they may have 64 bits in PyTorch; integers of 32 bits wrap there as here."""
+
+
 INT32: Range = (-(2**31), 2**31 - 1)
 _HUGE: Range = (-(2**200), 2**200)
 
@@ -28,12 +37,18 @@ def range_of(value: Any) -> Range:
     if not isinstance(value, BridgeTensor):
         return (math.floor(value), math.ceil(value)) if isinstance(value, (int, float)) and abs(value) < 1e60 else INT32
     if value._cell.storage.bounds is not None:
-        return value._cell.storage.bounds
+        return value._cell.storage.bounds.range
     if value.dtype == torch.bool:
         return (0, 1)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype in (torch.int32, torch.int64):
         return INT32
     return torch.iinfo(value.dtype).min, torch.iinfo(value.dtype).max
+
+
+def is_wide(tensor: BridgeTensor) -> bool:
+    """Whether the tensor may hold 64-bit integers in PyTorch."""
+    known = tensor._cell.storage.bounds
+    return tensor.dtype == torch.int64 or (known is not None and known.wide)
 
 
 def value_range(array: jax.Array) -> Range:

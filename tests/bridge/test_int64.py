@@ -82,6 +82,7 @@ LET_THROUGH = {
         m.table.argmax(-1) * 4 + m.table.topk(1)[1][:, 0] * m.table.sort(0)[1][:, 0]
     ),
     "flat gather": lambda m, ids: m.table.flatten()[(ids % 97) * 4 + 1],
+    "32 bits of a mask": lambda m, ids: (ids > 2).int().cumsum(-1) * (ids > 2).int() * 7,
     "in place": lambda m, ids: (ids % 100).mul_(3).add_(1),
     "bits": lambda m, ids: ((ids & 255) << 8) | (ids & 15),
     "small types": lambda m, ids: ids.to(torch.uint8) * torch.tensor(1000) + (ids.to(torch.int16).long() << 8),
