@@ -85,7 +85,8 @@ class Call:
 RULES: dict[str, Callable[[Call], Range]] = {}
 PRODUCTS = {
     *("mul", "square", "pow", "prod", "cumprod", "lshift", "bitwise_left_shift", "addcmul"),
-    *("mm", "bmm", "addmm", "baddbmm", "linear", "dot", "mv", "matmul"),
+    *("mm", "bmm", "addmm", "baddbmm", "addmv", "addbmm", "linear", "dot", "mv", "matmul"),
+    *("lcm", "scatter_reduce", "index_reduce"),
 }
 """Refused also where nothing is known of the operands."""
 PICKS = {"max", "min", "topk", "sort", "kthvalue", "mode", "cummax", "cummin", "argmax", "argmin", "argsort"}
@@ -242,6 +243,17 @@ def _product(call: Call) -> Range:
     return _times(call.range(0), call.range(1))
 
 
+@_rule("lcm")
+def _common_multiple(call: Call) -> Range:
+    return 0, math.prod(max(map(abs, call.range(i))) for i in (0, 1))
+
+
+@_rule("scatter_reduce index_reduce")
+def _reduced_into(call: Call) -> Range:
+    both = union(call.range(0), call.range(3))
+    return _to_the(both, (64, 64)) if "prod" in (*call.args[4:5], call.kwargs.get("reduce")) else INT32
+
+
 @_rule("square")
 def _squared(call: Call) -> Range:
     return _times(call.range(0), call.range(0))
@@ -258,10 +270,11 @@ def _contracted(call: Call) -> Range:
     return _repeated(_times(call.range(0), call.range(1)), call.args[0].shape[-1])
 
 
-@_rule("addmm baddbmm")
+@_rule("addmm baddbmm addmv addbmm")
 def _contracted_and_added(call: Call) -> Range:
     scale = range_of(call.kwargs.get("alpha", 1))
-    product = _times(_repeated(_times(call.range(1), call.range(2)), call.args[1].shape[-1]), scale)
+    count = call.args[1].shape[-1] * (call.args[1].shape[0] if call.name == "addbmm" else 1)
+    product = _times(_repeated(_times(call.range(1), call.range(2)), count), scale)
     return _add(_times(call.range(0), range_of(call.kwargs.get("beta", 1))), product)
 
 
