@@ -30,7 +30,7 @@ from bridge.integer_ranges import (
     value_range,
 )
 from bridge.internals import arguments as arguments_of
-from bridge.internals import below_modes, schema_name
+from bridge.internals import Tracer, below_modes, schema_name
 from bridge.tensors import BridgeTensor
 
 Int64 = Literal["refuse", "wrap", "exact"]
@@ -137,7 +137,8 @@ class Integers:
         for result, known in zip(results, bounds, strict=True):
             if known is not None:
                 storage = result._cell.storage
-                storage.bounds = Bounds(value_range(storage.array), known.wide) if static else known
+                concrete = static and not isinstance(storage.array, Tracer)
+                storage.bounds = Bounds(value_range(storage.array), known.wide) if concrete else known
 
     def written(self, target: BridgeTensor, source: BridgeTensor) -> None:
         """A part of `target`, or all of it, now holds `source`."""

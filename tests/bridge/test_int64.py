@@ -71,6 +71,14 @@ def rotary_places(m, ids):
     return places * 2 + (ids > 0).cumsum(-1) - 1
 
 
+def sizes_of_levels():
+    sizes = torch.empty((2, 2), dtype=torch.long)
+    for level, size in enumerate([8, 4]):
+        sizes[level, 0] = size
+        sizes[level, 1] = size
+    return sizes
+
+
 LET_THROUGH = {
     "positions": rotary_places,
     "long positions": lambda m, ids: torch.arange(70_000) * 4 + ids[0, 0] % 2,
@@ -86,6 +94,7 @@ LET_THROUGH = {
     ),
     "flat gather": lambda m, ids: m.table.flatten()[(ids % 97) * 4 + 1],
     "32 bits of a mask": lambda m, ids: (ids > 2).int().cumsum(-1) * (ids > 2).int() * 7,
+    "sizes written into a table": lambda m, ids: sizes_of_levels().prod(1).cumsum(0) + ids[0, 0] % 2,
     "in place": lambda m, ids: (ids % 100).mul_(3).add_(1),
     "bits": lambda m, ids: ((ids & 255) << 8) | (ids & 15),
     "small types": lambda m, ids: ids.to(torch.uint8) * torch.tensor(1000) + (ids.to(torch.int16).long() << 8),
