@@ -22,7 +22,6 @@ from bridge.adoption import Adopted
 from bridge.arrays import array_of, jax_dtype
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw, generator_of
-from bridge.integer_ranges import union
 from bridge.integers import REMEDY, Integers, RangeError, checked, fitting
 from bridge.internals import (
     DispatchMode,
@@ -253,9 +252,8 @@ class Dispatch(DispatchMode):
         results = tuple(
             self._result(func, value, meta, tracked, live, stopped) for value, meta in zip(values, outs, strict=True)
         )
-        for result, bound in zip(results, bounds, strict=True) if bounds else ():
-            if bound is not None:
-                result._cell.storage.bounds = bound
+        if self.integers is not None and bounds is not None:
+            self.integers.note(results, bounds)
         return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
 
     def _bounds(self, func: Any, args: tuple, kwargs: dict, outs: Any) -> list | None:
@@ -263,7 +261,7 @@ class Dispatch(DispatchMode):
         if self.integers is None:
             return None
         try:
-            return self.integers.ranges(func, args, kwargs, outs)
+            return self.integers.bounds(func, args, kwargs, outs)
         except RangeError as error:
             what = f"`{func.name()}` makes or takes 64-bit integers that 32 bits do not hold: they {error}"
             if self.survey is None:
@@ -328,9 +326,8 @@ class Dispatch(DispatchMode):
             grad_enabled=torch.is_grad_enabled(),
             live=source._cell.live,
         )
-        bounds = target._cell.storage.bounds, source._cell.storage.bounds
-        if any(bounds):
-            target._cell.storage.bounds = union(*(b for b in bounds if b))
+        if self.integers is not None:
+            self.integers.written(target, source)
         return target
 
     def _scalar(self, func: Any, tensor: BridgeTensor) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,15 @@ from bridge.tensors import BridgeTensor
 Range = tuple[int, int]
 """Least and largest value, both included."""
 
+
+class Bounds(NamedTuple):
+    """What is known of the integers in one piece of memory."""
+
+    range: Range
+    wide: bool
+    """Whether they may have 64 bits in PyTorch; integers of 32 bits wrap there as here."""
+
+
 INT32: Range = (-(2**31), 2**31 - 1)
 _HUGE: Range = (-(2**200), 2**200)
 
@@ -28,12 +37,18 @@ def range_of(value: Any) -> Range:
     if not isinstance(value, BridgeTensor):
         return (math.floor(value), math.ceil(value)) if isinstance(value, (int, float)) and abs(value) < 1e60 else INT32
     if value._cell.storage.bounds is not None:
-        return value._cell.storage.bounds
+        return value._cell.storage.bounds.range
     if value.dtype == torch.bool:
         return (0, 1)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype in (torch.int32, torch.int64):
         return INT32
     return torch.iinfo(value.dtype).min, torch.iinfo(value.dtype).max
+
+
+def is_wide(tensor: BridgeTensor) -> bool:
+    """Whether the tensor may hold 64-bit integers in PyTorch."""
+    known = tensor._cell.storage.bounds
+    return tensor.dtype == torch.int64 or (known is not None and known.wide)
 
 
 def value_range(array: jax.Array) -> Range:
@@ -70,7 +85,8 @@ class Call:
 RULES: dict[str, Callable[[Call], Range]] = {}
 PRODUCTS = {
     *("mul", "square", "pow", "prod", "cumprod", "lshift", "bitwise_left_shift", "addcmul"),
-    *("mm", "bmm", "addmm", "baddbmm", "linear", "dot", "mv", "matmul"),
+    *("mm", "bmm", "addmm", "baddbmm", "addmv", "addbmm", "linear", "dot", "mv", "matmul"),
+    *("lcm", "scatter_reduce", "index_reduce"),
 }
 """Refused also where nothing is known of the operands."""
 PICKS = {"max", "min", "topk", "sort", "kthvalue", "mode", "cummax", "cummin", "argmax", "argmin", "argsort"}
@@ -227,6 +243,17 @@ def _product(call: Call) -> Range:
     return _times(call.range(0), call.range(1))
 
 
+@_rule("lcm")
+def _common_multiple(call: Call) -> Range:
+    return 0, math.prod(max(map(abs, call.range(i))) for i in (0, 1))
+
+
+@_rule("scatter_reduce index_reduce")
+def _reduced_into(call: Call) -> Range:
+    both = union(call.range(0), call.range(3))
+    return _to_the(both, (64, 64)) if "prod" in (*call.args[4:5], call.kwargs.get("reduce")) else INT32
+
+
 @_rule("square")
 def _squared(call: Call) -> Range:
     return _times(call.range(0), call.range(0))
@@ -243,10 +270,11 @@ def _contracted(call: Call) -> Range:
     return _repeated(_times(call.range(0), call.range(1)), call.args[0].shape[-1])
 
 
-@_rule("addmm baddbmm")
+@_rule("addmm baddbmm addmv addbmm")
 def _contracted_and_added(call: Call) -> Range:
     scale = range_of(call.kwargs.get("alpha", 1))
-    product = _times(_repeated(_times(call.range(1), call.range(2)), call.args[1].shape[-1]), scale)
+    count = call.args[1].shape[-1] * (call.args[1].shape[0] if call.name == "addbmm" else 1)
+    product = _times(_repeated(_times(call.range(1), call.range(2)), count), scale)
     return _add(_times(call.range(0), range_of(call.kwargs.get("beta", 1))), product)
 
 

@@ -15,7 +15,19 @@ import numpy as np
 import torch
 
 from bridge.errors import BridgeError
-from bridge.integer_ranges import INDEX_ONLY, INT32, PICKS, PRODUCTS, RULES, Call, Range, range_of
+from bridge.integer_ranges import (
+    INDEX_ONLY,
+    INT32,
+    PICKS,
+    PRODUCTS,
+    RULES,
+    Bounds,
+    Call,
+    Range,
+    is_wide,
+    range_of,
+    union,
+)
 from bridge.internals import arguments as arguments_of
 from bridge.internals import below_modes, schema_name
 from bridge.tensors import BridgeTensor
@@ -80,6 +92,9 @@ def fitting(func: Any, args: tuple, kwargs: dict, floating: bool) -> tuple[tuple
     return fitted, {name: fit(declared[name], value) for name, value in kwargs.items()}
 
 
+_TYPES = (torch.int32, torch.int64)
+
+
 class Integers:
     """Follows the ranges of one call."""
 
@@ -88,29 +103,46 @@ class Integers:
         storage = tensor._cell.storage
         if real.dtype == torch.int64 and storage.bounds is None and not tensor._cell.live:
             with below_modes():
-                storage.bounds = _range_of_values(real)
+                known = _range_of_values(real)
+            storage.bounds = Bounds(known or INT32, wide=True)
 
     def input(self, tensor: BridgeTensor) -> None:
         """An integer input of 32 bits may be one of 64 in PyTorch: JAX has no other to give."""
-        if tensor.dtype in (torch.int32, torch.int64):
-            tensor._cell.storage.bounds = INT32
+        if tensor.dtype in _TYPES:
+            tensor._cell.storage.bounds = Bounds(INT32, wide=True)
 
-    def ranges(self, func: Any, args: tuple, kwargs: dict, outs: Sequence[Any]) -> list[Range | None]:
-        """The range of each result, `None` for one that has fewer than 64 bits in PyTorch.
-
-        Raises `RangeError` if a result may lie outside 32 bits.
-        """
+    def bounds(self, func: Any, args: tuple, kwargs: dict, outs: Sequence[Any]) -> list[Bounds | None]:
+        """Of each result. Raises `RangeError` if one that has 64 bits in PyTorch may lie outside 32."""
         inputs = _tensors((args, kwargs))
-        wide = any(t.dtype == torch.int64 or t._cell.storage.bounds is not None for t in inputs)
-        # `.int()` of 64 bits keeps the lower ones in PyTorch, too.
-        types = {torch.int64} if schema_name(func) == "aten::_to_copy" or not wide else {torch.int32, torch.int64}
-        results: list[Range | None] = []
-        for i, out in enumerate(outs):
-            is_wide = isinstance(out, torch.Tensor) and out.dtype in types
-            results.append(self._range(func, args, kwargs, inputs, out, i) if is_wide else None)
+        wide = any(is_wide(t) for t in inputs)
         if not any(t.dtype.is_floating_point or t.dtype.is_complex for t in inputs):
             _check_numbers(func, args, kwargs, outs, wide)
+        results: list[Bounds | None] = []
+        for i, out in enumerate(outs):
+            if not isinstance(out, torch.Tensor) or out.dtype not in _TYPES:
+                results.append(None)
+                continue
+            # `.int()` of 64 bits keeps the lower ones in PyTorch, too.
+            as_64 = out.dtype == torch.int64 or (wide and schema_name(func) != "aten::_to_copy")
+            try:
+                results.append(Bounds(self._range(func, args, kwargs, inputs, out, i), as_64))
+            except RangeError:
+                if as_64:
+                    raise
+                results.append(Bounds(INT32, wide=False))
         return results
+
+    def note(self, results: Sequence[Any], bounds: Sequence[Bounds | None]) -> None:
+        for result, known in zip(results, bounds, strict=True):
+            if known is not None:
+                result._cell.storage.bounds = known
+
+    def written(self, target: BridgeTensor, source: BridgeTensor) -> None:
+        """A part of `target`, or all of it, now holds `source`."""
+        if target.dtype in _TYPES:
+            old = target._cell.storage.bounds
+            both = union(range_of(target), range_of(source))
+            target._cell.storage.bounds = Bounds(both, target.dtype == torch.int64 or (old is not None and old.wide))
 
     def _range(
         self, func: Any, args: tuple, kwargs: dict, inputs: list[BridgeTensor], out: torch.Tensor, index: int

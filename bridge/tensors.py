@@ -95,8 +95,8 @@ class Storage:
         self.layout = layout
         """A tensor on the meta device with the array's shape, and the strides and the offset that PyTorch gave it."""
         self.version = 0
-        self.bounds: tuple[int, int] | None = None
-        """Of 64-bit integers that are stored in 32 bits: what they may be (`bridge.integers`)."""
+        self.bounds: Any = None
+        """Of integers: what is known of their range (`bridge.integer_ranges.Bounds`)."""
         REGION.note(self)
 
 

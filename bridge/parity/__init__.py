@@ -70,7 +70,8 @@ def verify(
         add_jitter([original] if wide is None else [original, wide], jitter)
     torch_side = TorchSide(copied(original), call)
     wide_side = None if wide is None else TorchSide(wide, call)
-    jax_side = JaxSide(export(original, int64=int64), call, jit)
+    with _named_failure("the module cannot be exported"):
+        jax_side = JaxSide(export(original, int64=int64), call, jit)
     torch_call = wide_call = (args, kwargs)
     if checked(int64):
         for name, value in zip(*named_inputs(args, kwargs)[:2], strict=True):
@@ -81,18 +82,19 @@ def verify(
     for step in range(steps):
         # The reason may be that the inputs require grad here: a kept cache is written twice, say.
         remedy = "; input_gradients=False lets the inputs require none" if input_gradients else ""
-        with _named_failure("PyTorch itself fails", step, remedy):
+        with _named_failure(f"PyTorch itself fails, in step {step}", remedy):
             outputs, ours = torch_side.step(*torch_call)
-        with _named_failure("the exported call fails where PyTorch does not", step):
+        with _named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
             jax_outputs, theirs = jax_side.step(*jax_call, draws=torch_side.draws)
-        exact = None
+        exact = wide_outputs = None
         if wide_side is not None:
-            with _named_failure("PyTorch fails in float64", step):
+            with _named_failure(f"PyTorch fails in float64, in step {step}"):
                 wide_outputs, exact = wide_side.step(*wide_call, draws=torch_side.draws)
-            wide_call = advance(wide_outputs, *wide_call) if advance else wide_call
+        if advance is not None and step + 1 < steps:
+            with _named_failure(f"`advance` fails, after step {step}"):
+                torch_call, jax_call = advance(outputs, *torch_call), advance(jax_outputs, *jax_call)
+                wide_call = wide_call if wide_side is None else advance(wide_outputs, *wide_call)
         rows += compare(step, ours, theirs, exact, tolerance, known_zero)
-        if advance is not None:
-            torch_call, jax_call = advance(outputs, *torch_call), advance(jax_outputs, *jax_call)
     return ParityReport.of(rows)
 
 
@@ -114,12 +116,12 @@ def _to_jax(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _named_failure(what: str, step: int, remedy: str = "") -> Iterator[None]:
-    """Whatever a module raises, by the side and the step it was raised in."""
+def _named_failure(what: str, remedy: str = "") -> Iterator[None]:
+    """Whatever is raised under it, as one error that says what failed."""
     try:
         yield
     except BridgeError:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
-        raise BridgeError(f"{what}, in step {step}: {type(error).__name__}: {lines[0]}{remedy}") from error
+        raise BridgeError(f"{what}: {type(error).__name__}: {lines[0]}{remedy}") from error

@@ -124,8 +124,8 @@ def exporting(monkeypatch, belongs):
 
     original = bridge.export
 
-    def export(module):
-        fn = original(module)
+    def export(module, **settings):
+        fn = original(module, **settings)
         arrays = fn.params | fn.buffers
         trained = {n for n, t in call_file.state_of(module).items() if belongs(t)}
         return dataclasses.replace(

@@ -43,6 +43,9 @@ REFUSED = {
     "shift by a tensor": lambda m, ids: 1 << ids,
     "product of all": lambda m, ids: (ids % 97 + 1).prod(),
     "matrix product": lambda m, ids: ids @ ids.T,
+    "matrix product added": lambda m, ids: torch.addmv(ids[:, 0], ids, ids[0]),
+    "common multiple": lambda m, ids: torch.lcm(ids, ids + 1),
+    "product scattered": lambda m, ids: ids.scatter_reduce(1, ids % 3, ids, "prod"),
     "polynomial": lambda m, ids: ((ids % 50000) * 50000 + ids % 50000) % 97,
     "sum of large known numbers": lambda m, ids: (ids % 2**30).sum(),
     "constant": lambda m, ids: ids + torch.tensor(2**40),
@@ -68,6 +71,14 @@ def rotary_places(m, ids):
     return places * 2 + (ids > 0).cumsum(-1) - 1
 
 
+def sizes_of_levels():
+    sizes = torch.empty((2, 2), dtype=torch.long)
+    for level, size in enumerate([8, 4]):
+        sizes[level, 0] = size
+        sizes[level, 1] = size
+    return sizes
+
+
 LET_THROUGH = {
     "positions": rotary_places,
     "long positions": lambda m, ids: torch.arange(70_000) * 4 + ids[0, 0] % 2,
@@ -82,6 +93,8 @@ LET_THROUGH = {
         m.table.argmax(-1) * 4 + m.table.topk(1)[1][:, 0] * m.table.sort(0)[1][:, 0]
     ),
     "flat gather": lambda m, ids: m.table.flatten()[(ids % 97) * 4 + 1],
+    "32 bits of a mask": lambda m, ids: (ids > 2).int().cumsum(-1) * (ids > 2).int() * 7,
+    "sizes written into a table": lambda m, ids: sizes_of_levels().prod(1).cumsum(0) + ids[0, 0] % 2,
     "in place": lambda m, ids: (ids % 100).mul_(3).add_(1),
     "bits": lambda m, ids: ((ids & 255) << 8) | (ids & 15),
     "small types": lambda m, ids: ids.to(torch.uint8) * torch.tensor(1000) + (ids.to(torch.int16).long() << 8),

