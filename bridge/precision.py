@@ -37,7 +37,7 @@ def _of_pytorch() -> str:
 
 def precision_is_given() -> bool:
     """Whether the user has set `jax.default_matmul_precision`."""
-    return jax.config.read("jax_default_matmul_precision") is not None
+    return jax.config.jax_default_matmul_precision is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def products_of_pytorch() -> contextlib.AbstractContextManager:
