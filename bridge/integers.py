@@ -29,8 +29,8 @@ from bridge.integer_ranges import (
     union,
     value_range,
 )
-from bridge.internals import arguments as arguments_of
 from bridge.internals import Tracer, below_modes, schema_name
+from bridge.internals import arguments as arguments_of
 from bridge.tensors import BridgeTensor
 
 Int64 = Literal["refuse", "wrap", "exact"]
