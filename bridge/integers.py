@@ -159,7 +159,8 @@ class Integers:
         low, high = rule(Call(name, args, kwargs, inputs, out))
         if _within((low, high)):
             return low, high
-        unknown = any(range_of(t) == INT32 for t in inputs)
+        # One more or one less than 32 bits hold, say, comes from that limit and not from the numbers.
+        unknown = any(max(map(abs, range_of(t))) >= 2**30 for t in inputs)
         if name in PRODUCTS or not unknown:
             raise RangeError(low, high)
         return max(low, INT32[0]), min(high, INT32[1])
