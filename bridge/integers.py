@@ -65,8 +65,8 @@ def check_values(name: str, values: torch.Tensor | np.ndarray | np.generic) -> N
 
 
 def _range_of_values(values: torch.Tensor | np.ndarray | np.generic) -> Range | None:
-    """`None` for other types than 64-bit integers."""
-    if str(values.dtype).removeprefix("torch.") not in ("int64", "uint64"):
+    """`None` for other types than integers of 32 and 64 bits."""
+    if str(values.dtype).removeprefix("torch.") not in ("int32", "int64", "uint64"):
         return None
     size = values.numel() if isinstance(values, torch.Tensor) else values.size
     low, high = (int(values.min()), int(values.max())) if size else (0, 0)
@@ -101,10 +101,10 @@ class Integers:
     def constant(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """`tensor` stands for `real`; where that is no state of the module, its values are known."""
         storage = tensor._cell.storage
-        if real.dtype == torch.int64 and storage.bounds is None and not tensor._cell.live:
+        if real.dtype in _TYPES and storage.bounds is None and not tensor._cell.live:
             with below_modes():
                 known = _range_of_values(real)
-            storage.bounds = Bounds(known or INT32, wide=True)
+            storage.bounds = Bounds(known or INT32, wide=real.dtype == torch.int64)
 
     def input(self, tensor: BridgeTensor) -> None:
         """An integer input of 32 bits may be one of 64 in PyTorch: JAX has no other to give."""
@@ -156,7 +156,8 @@ class Integers:
         low, high = rule(Call(name, args, kwargs, inputs, out))
         if _within((low, high)):
             return low, high
-        unknown = any(range_of(t) == INT32 for t in inputs)
+        # One more or one less than 32 bits hold, say, comes from that limit and not from the numbers.
+        unknown = any(max(map(abs, range_of(t))) >= 2**30 for t in inputs)
         if name in PRODUCTS or not unknown:
             raise RangeError(low, high)
         return max(low, INT32[0]), min(high, INT32[1])

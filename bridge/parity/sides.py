@@ -48,7 +48,7 @@ class TorchSide:
         for tensor in self._trained.values():
             tensor.grad = None
         args, kwargs, inputs = self._inputs(args, kwargs)
-        before = {n: (t, t._version, t.detach().clone()) for n, t in self._state().items()}
+        before = snapshot(self._state())
         with drawing(draws) as self.draws:
             outputs = getattr(self.module, self.call.method)(*args, **kwargs)
         loss = self.call.loss
@@ -60,7 +60,7 @@ class TorchSide:
             "output": named(outputs),
             "gradient": {n: gradient_leaf(t) for n, t in self._trained.items()},
             "input gradient": {n: gradient_leaf(t) for n, t in inputs.items()},
-            "buffer": {n: leaf_of(t, _unwritten(t, before.get(n))) for n, t in state.items() if n not in self._trained},
+            "buffer": {n: leaf_of(t, unwritten(t, before.get(n))) for n, t in state.items() if n not in self._trained},
             "parameter": {n: leaf_of(t) for n, t in state.items() if n in self._trained},
         }
         self._cut()
@@ -101,7 +101,15 @@ def gradient_leaf(tensor: torch.Tensor) -> Leaf:
     return leaf_of(tensor.grad)
 
 
-def _unwritten(tensor: torch.Tensor, before: tuple[torch.Tensor, int, torch.Tensor] | None) -> str:
+Snapshot = tuple[torch.Tensor, int, torch.Tensor]
+"""A tensor, its version, its values."""
+
+
+def snapshot(state: dict[str, torch.Tensor]) -> dict[str, Snapshot]:
+    return {name: (t, t._version, t.detach().clone()) for name, t in state.items()}
+
+
+def unwritten(tensor: torch.Tensor, before: Snapshot | None) -> str:
     """Why a buffer may be zero: nobody wrote it, or it was something else before."""
     if before is None:
         return ""

@@ -96,7 +96,7 @@ class StateWithGraph(Weighted):
 
     def __init__(self):
         super().__init__()
-        self.hidden = nn.Buffer(torch.zeros(3, 4))
+        self.hidden = nn.Buffer(torch.full((3, 4), 0.5))
         self.cell = nn.Buffer(torch.ones(3, 4), persistent=False)
 
     def forward(self, x):

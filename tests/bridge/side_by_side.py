@@ -17,8 +17,8 @@ from rows_registry import Row
 import bridge
 from bridge.arrays import array_of
 from bridge.parity import ParityReport
-from bridge.parity.leaves import Leaves, compare, is_array, named
-from bridge.parity.sides import drawing, gradient_leaf, jax_weigh, projection, torch_weigh
+from bridge.parity.leaves import Leaves, compare, is_array, leaf_of, named
+from bridge.parity.sides import drawing, gradient_leaf, jax_weigh, projection, snapshot, torch_weigh, unwritten
 from bridge.pytrees import convert
 
 
@@ -34,6 +34,7 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
     """One call for each seed, on one module; the objective is the sum of all."""
     module = copy.deepcopy(row.build()).train(train)
     trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
+    before = snapshot(state_of(module))
     outputs, inputs, draws, total = {}, {}, [], torch.zeros(())
     for i, seed in enumerate(seeds):
         args, kwargs = convert(row.example(seed), lambda v: leaf(v, row.input_gradients))
@@ -54,7 +55,7 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
         "output": named(outputs),
         "gradient": {n: gradient_leaf(t) for n, t in trained.items()},
         "input gradient": {},
-        "buffer": named({n: t for n, t in state.items() if n not in trained}),
+        "buffer": {n: leaf_of(t, unwritten(t, before.get(n))) for n, t in state.items() if n not in trained},
         "parameter": named({n: t for n, t in state.items() if n in trained}),
     }
     if row.input_gradients:

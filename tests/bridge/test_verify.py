@@ -180,7 +180,7 @@ def test_a_module_without_weights(module):
 
 def test_an_advance_that_fails():
     def advance(outputs, args, kwargs):
-        return outputs["next"], kwargs
+        return outputs.no_such_field, kwargs
 
     with pytest.raises(bridge.BridgeError, match="`advance` fails, after step 0"):
         bridge.verify(nn.Linear(3, 3), X, steps=2, advance=advance)
