@@ -33,7 +33,7 @@ def traced(row, module, train=True):
     fn, (args, kwargs) = bridge.export(module), arrays(row.example())
 
     def objective(params):
-        out, _ = fn(params, fn.buffers, *args, rng=jax.random.key(0), train=train, method=row.method, **kwargs)
+        out = fn.run(params, fn.buffers, *args, rng=jax.random.key(0), train=train, method=row.method, **kwargs).outputs
         return sum(leaf.sum() for leaf in jax.tree.leaves(out) if hasattr(leaf, "sum")).astype(jnp.float32)
 
     jax.make_jaxpr(jax.grad(objective))(fn.params)

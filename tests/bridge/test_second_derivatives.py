@@ -12,7 +12,10 @@ import torch
 from rows import ROWS
 from side_by_side import inputs_of, objective_of, state_of
 
-from bridge import parity, tensors
+from bridge import tensors
+from bridge.parity.leaves import compare as compared
+from bridge.parity.leaves import named
+from bridge.parity.sides import projection, torch_weigh
 
 NAMES = [name for name, row in ROWS.items() if row.module.__module__ == rows_gradients.__name__]
 
@@ -22,7 +25,7 @@ def in_pytorch(row):
     args, kwargs = row.example()
     trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
     out = getattr(module, row.method)(*args, **kwargs)
-    objective = parity._projection(out, torch.is_tensor, parity._torch_weigh)
+    objective = projection(out, torch.is_tensor, torch_weigh)
     leaves = list(trained.values())
     first = torch.autograd.grad(objective, leaves, create_graph=True, allow_unused=True)
     penalty = sum((g.square().sum() for g in first if g is not None), torch.zeros(()))
@@ -44,10 +47,10 @@ def in_jax(row):
 
 def compare(name):
     row = ROWS[name]
-    return parity._compare(
+    return compared(
         0,
-        {"gradient": parity._named(in_pytorch(row))},
-        {"gradient": parity._named(in_jax(row))},
+        {"gradient": named(in_pytorch(row))},
+        {"gradient": named(in_jax(row))},
         None,
         10 * row.tolerance,  # of two differentiations
     )
