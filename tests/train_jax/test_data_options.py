@@ -1,11 +1,11 @@
-"""Options of `trm build-data`: ranges, sizes that do not fit, help on one screen; a mistake writes nothing."""
+"""Options of `trm build-data`: ranges, sizes that do not fit; a mistake writes nothing."""
 
 import pytest
 from support.arc_files import write_source
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
-from train_jax.stages.build_data import COMMANDS, ArcData, MazeData, SudokuData, main
+from train_jax.stages.build_data import ArcData, MazeData, SudokuData, main
 from train_jax.tasks.puzzles import options
 from train_jax.tasks.puzzles.arc import dataset as arc_dataset
 from train_jax.tasks.puzzles.maze import dataset as maze_dataset
@@ -74,13 +74,3 @@ def test_augmentations_of_arc_that_do_not_fit_are_refused_before_the_work(tmp_pa
 
 def test_memory_is_known_here():
     assert 10**7 < options.available_memory_bytes() < 10**15
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_screen(command, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        trm(["build-data", command, "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert 8 < sum(-(-len(line) // 100) for line in lines) <= 30  # a description is not wrapped
-    assert "None" not in "".join(lines)
