@@ -175,7 +175,7 @@ def batch_of(
             tokens, answers = (array.astype(np.uint8, copy=False) for array in (tokens, answers))
             tokens, answers = transform(tokens, answers, words[:, block])
         inputs[block] = tokens
-        labels[block] = _labels(answers, puzzles.metadata.ignore_label_id)
+        labels[block] = loss_labels(answers, puzzles.metadata.ignore_label_id)
     return {
         "inputs": inputs,
         "labels": labels,
@@ -183,7 +183,8 @@ def batch_of(
     }
 
 
-def _labels(tokens: Integer[np.ndarray, "n seq"], ignored: int | None) -> Integer[np.ndarray, "n seq"]:
+def loss_labels(tokens: Integer[np.ndarray, "n seq"], ignored: int | None) -> Integer[np.ndarray, "n seq"]:
+    """Stored labels with `IGNORED_LABEL` in place of the token that the data set ignores."""
     if ignored is None:
         return tokens
     if ignored == 0 and tokens.dtype == np.uint8 and tokens.max() < 128:
