@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from models_torch.ranges import check_ranges
-from train_jax.errors import UserError
+from train_jax.errors import UserError, option_error
 from train_jax.help_pages import pages_of, print_pages, requested_page
 
 WIDE = "5000"
@@ -40,8 +40,7 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
         try:
             check_ranges(config)
         except ValueError as error:
-            name, _, rest = str(error).partition(" ")
-            raise UserError(f"--{name.replace('_', '-')} {rest}") from None
+            raise option_error(error) from None
     return config
 
 
