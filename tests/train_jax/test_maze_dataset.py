@@ -73,7 +73,7 @@ def test_a_wrong_generator_is_found_out_and_nothing_is_written(tmp_path, monkeyp
 def test_options_that_do_not_go_together_are_said(tmp_path):
     for config, message in (
         (MazeData(size=3), "--size is 3; use at least 4"),
-        (MazeData(size=51), "--size 51: mazes have 4 to 50 rows"),
+        (MazeData(size=51), "--size is 51; use at most 50"),
         (MazeData(num_train=0), "--num-train is 0; use at least 1"),
         (MazeData(min_path=-1), "--min-path is -1; use at least 0"),
         (MazeData(seed=-1), "--seed is -1; use at least 0"),

@@ -1,4 +1,4 @@
-"""Turns ARC puzzles into a data set: which puzzle goes where, its augmentations, their tokens, all cores at work.
+"""Builds an ARC data set: splits, augmentations and tokens, computed on all cores.
 
 Without augmentations the arrays are those that the published builder writes with the same seed, byte for byte. With
 them, originals stay the same and every puzzle's augmentations come from a generator of its own, so neither the number

@@ -54,7 +54,7 @@ def build_generated(
         "num_aug": num_aug,
         "seed": seed,
     }
-    if min_difficulty is not None:  # left out else: data sets from before it was an option are still known as the same
+    if min_difficulty is not None:  # otherwise left out, so that recipes from before this option still match
         recipe["min_difficulty"] = min_difficulty
     if is_built(directory, recipe, overwrite=overwrite):
         return False
@@ -115,7 +115,7 @@ def build_from_tables(
 
 
 def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | None = None) -> dict[str, str]:
-    """What is said of a split's puzzles; of a table's also its own rating, and how far both agree."""
+    """Findings on a split's difficulty; for tables also their own rating and its rank correlation with ours."""
     findings = {f"{split}_difficulty": describe_guesses(guesses)}
     if table is not None:
         own = table.ratings
@@ -129,7 +129,7 @@ def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | No
 def _splits(
     train: Originals, test: Originals, geometry: Geometry, num_aug: int, rng: np.random.Generator, progress: Progress
 ) -> Splits:
-    """Augments the train split only: a test puzzle is scored as it is."""
+    """Only the train split is augmented; test puzzles are scored as they are."""
     return {
         "train": split_arrays(train, geometry, num_aug=num_aug, rng=rng, progress=progress),
         "test": split_arrays(test, geometry, num_aug=0, rng=rng, progress=progress),
