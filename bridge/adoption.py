@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -66,15 +66,25 @@ class _Made:
         return self.versions == (*_versions(self.args, self.kwargs), _version(self.real))
 
 
+class Host(Protocol):
+    """What `Adopted` asks of the call."""
+
+    def error(self, what: str, remedy: str) -> BridgeError:
+        """The exception for a tensor that can have no traced one."""
+        ...
+
+    def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Compute an operation on traced tensors."""
+        ...
+
+
 class Adopted:
     """The traced tensor of every real tensor, by identity or, for one that shares memory, by storage.
 
-    `error(what, remedy)` makes the exception for a tensor that can have none. `replay(func, args, kwargs)` computes an
-    operation on traced tensors.
+    Methods that make one take the call's `Host`: holding it would be a cycle, and arrays would outlive their trace.
     """
 
-    def __init__(self, error: Callable[[str, str], BridgeError], replay: Callable[[Any, tuple, dict], Any]):
-        self._error, self._replay = error, replay
+    def __init__(self):
         self._known: dict[int, tuple[torch.Tensor, Any, BridgeTensor]] = {}
         """The version of the real tensor that the traced one was made of; None where the traced one is the truth."""
         self._owners: dict[int, list[BridgeTensor]] = {}
@@ -148,74 +158,74 @@ class Adopted:
 
     # What becomes traced.
 
-    def adopt(self, real: torch.Tensor) -> BridgeTensor:
+    def adopt(self, host: Host, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
         if isinstance(real, BridgeTensor):
             return real
         special = what_is_special(real)
         if special is not None:
             what, _, remedy = special.partition("; ")
-            raise self._error(f"a tensor {what}", remedy)
+            raise host.error(f"a tensor {what}", remedy)
         known = self._known.get(id(real))
         if known is not None and known[1] in (None, _version(real)):
             return known[2]
         owners = self._owners.get(storage_id(real))
         made = self._made.get(id(real))
         if owners is not None and made is not None and kind_of(made.func) == "view":
-            tensor = self._again(made)
+            tensor = self._again(host, made)
         elif owners is not None:
-            tensor = self._window(owners, real)
+            tensor = self._window(host, owners, real)
         elif real.requires_grad:  # a leaf that the call made
-            tensor = self._constant(real)
+            tensor = self._constant(host, real)
             self.stand_in(real, tensor)
         else:
-            tensor = self._constant(real)
+            tensor = self._constant(host, real)
         self._known[id(real)] = real, None if storage_id(real) in self._owners else _version(real), tensor
         return tensor
 
-    def take_over(self, real: torch.Tensor) -> BridgeTensor:
+    def take_over(self, host: Host, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for one that traced values are about to be written into."""
         if not self.is_traced(real):
             root = self._storages.get(storage_id(real))
             if root is None:
-                raise self._error(
+                raise host.error(
                     "the call writes into a tensor that was there before it and is no parameter or buffer, which the "
                     "next call would not see",
                     "register the tensor as a buffer, or clone it before the write",
                 )
             memory = storage_id(root)
             self._known = {i: entry for i, entry in self._known.items() if storage_id(entry[0]) != memory}
-            self.stand_in(root, self._constant(root))
-        return self.adopt(real)
+            self.stand_in(root, self._constant(host, root))
+        return self.adopt(host, real)
 
-    def _window(self, owners: list[BridgeTensor], real: torch.Tensor) -> BridgeTensor:
+    def _window(self, host: Host, owners: list[BridgeTensor], real: torch.Tensor) -> BridgeTensor:
         """A view or `.data` of a state tensor, taken before the call."""
         if any(o.dtype != real.dtype for o in owners):
-            raise self._error(
+            raise host.error(
                 "a tensor shares the memory of a parameter or buffer of another dtype",
                 "make the view inside the call, or clone it",
             )
         owner = next((o for o in owners if elements(o._meta, positions(real)) is not None), None)
         if owner is None:
-            raise self._error(
+            raise host.error(
                 "a tensor shares memory with a parameter or buffer and reaches beyond it",
                 "register the whole tensor as one parameter or buffer, or clone it",
             )
         return window(owner, real, differentiable=real.requires_grad)
 
-    def _constant(self, real: torch.Tensor) -> BridgeTensor:
+    def _constant(self, host: Host, real: torch.Tensor) -> BridgeTensor:
         if real.requires_grad and real.grad_fn is not None:
-            raise self._error("a tensor with a PyTorch graph", "pass it as an argument or make it a parameter")
+            raise host.error("a tensor with a PyTorch graph", "pass it as an argument or make it a parameter")
         made = self._made.get(id(real))
         if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
-            return self._again(made)
+            return self._again(host, made)
         meta = blank(real.shape, real.stride(), real.dtype)
         with _unnoted():  # known before the call: it belongs to no region of recomputation
             return fresh(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad)
 
-    def _again(self, made: _Made) -> BridgeTensor:
+    def _again(self, host: Host, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
-            return listed(self._replay(made.func, made.args, made.kwargs))[made.index]
+            return listed(host.replay(made.func, made.args, made.kwargs))[made.index]
 
 
 def window(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:

@@ -186,13 +186,13 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
         warnings.warn(BridgeWarning(said), stacklevel=2)
 
 
-def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, dict[Place, Any]]:
+def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, set[Place]]:
     """The program from that state, comparable with `==`, and what it leaves changed."""
-    left: dict[Place, Any] = {}
+    left: set[Place] = set()
 
     def call() -> list:
         results, changes = trace(start)
-        left.update(changes)
+        left.update(changes)  # not the values, which belong to the trace
         return jax.tree.leaves(results)
 
     try:
@@ -222,7 +222,8 @@ def _started(changes: Mapping[Place, Any]) -> dict[Place, Any]:
         if not isinstance(value, BridgeTensor):
             return value
         numbers = np.random.default_rng(0).normal(size=tuple(value.shape)) * 3
-        array = jnp.asarray(np.abs(numbers) + 1).astype(value.value.dtype)
+        with jax.ensure_compile_time_eval():
+            array = jnp.asarray(np.abs(numbers) + 1).astype(value.value.dtype)
         return fresh(array, blank(value.shape, value.stride(), value.dtype), tracked=value.requires_grad)
 
     return {place: value if value is _GONE else convert(value, leaf) for place, value in changes.items()}

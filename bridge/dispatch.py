@@ -91,7 +91,7 @@ class Dispatch(DispatchMode):
         self._rng, self._draws = rng, 0
         self._names = names
         self._off = off
-        self._adopted = Adopted(self.error, self._run)
+        self._adopted = Adopted()
         self._said: set[str] = set()
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""
@@ -115,7 +115,7 @@ class Dispatch(DispatchMode):
 
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
-        tensor = self._adopted.adopt(real)
+        tensor = self._adopted.adopt(self, real)
         if self.integers is not None and tensor is not real:
             try:
                 self.integers.constant(real, tensor)
@@ -126,7 +126,7 @@ class Dispatch(DispatchMode):
 
     def take_over(self, real: torch.Tensor) -> BridgeTensor:
         """As `adopt`; from here on `real` and whatever shares its memory is traced."""
-        return self._adopted.take_over(real)
+        return self._adopted.take_over(self, real)
 
     def is_traced(self, tensor: torch.Tensor) -> bool:
         """Whether it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
@@ -147,7 +147,7 @@ class Dispatch(DispatchMode):
             args = self._adopted.without_values(func, args, kwargs) or args
             if self._is_constant(func, args, kwargs):
                 return self._in_pytorch(func, args, kwargs)
-            return self._run(func, args, kwargs)
+            return self.replay(func, args, kwargs)
         except _TRACE_ERRORS as error:
             what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
             raise self.error(f"`{func.name()}` {what}", _SHAPE_REMEDY) from error
@@ -183,7 +183,7 @@ class Dispatch(DispatchMode):
         """An operation on constants."""
         for target in written_arguments(func, args, kwargs):
             if not self._adopted.may_write(target):
-                self._adopted.take_over(target)  # which is an error
+                self._adopted.take_over(self, target)  # which is an error
         if is_random(func):
             generator = self._generator(func, kwargs)
             assert generator is not None
@@ -198,7 +198,8 @@ class Dispatch(DispatchMode):
         zeros = [fresh(jnp.zeros(m.shape, jax_dtype(m.dtype)), m) for m in listed(metas)]
         return type(metas)(zeros) if isinstance(metas, (tuple, list)) else zeros[0]
 
-    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation on traced tensors."""
         if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
             return self._scalar(func, self.adopt(args[0]))
         ours = func in DECOMPOSITIONS and not self.is_off(func)
@@ -210,7 +211,7 @@ class Dispatch(DispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         for target in written_arguments(func, args, kwargs):
-            self._adopted.take_over(target)
+            self._adopted.take_over(self, target)
         args = self._adopt_all(args)
         kwargs = {k: self._adopt_all(v) for k, v in kwargs.items()}
         if torch.Tag.inplace_view in func.tags:
