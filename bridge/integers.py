@@ -167,7 +167,8 @@ class RangeError(Exception):
     """A result whose range is known not to be within 32 bits."""
 
     def __init__(self, low: int, high: int):
-        super().__init__(f"may be from {_said(low)} to {_said(high)}")
+        one = f"include {_said(low)}"
+        super().__init__(one if low == high else f"may be from {_said(low)} to {_said(high)}")
 
 
 def _said(n: int) -> str:
