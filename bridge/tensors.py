@@ -363,5 +363,6 @@ def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiabl
     # Also of one that carries no tangent yet: a later write to the base may bring one.
     cell = base._cell if differentiable else base._cell.detached()
     tensor = BridgeTensor(cell, meta, (*base._views, view))
-    tensor._parent = base
+    if not RECORDING.on:  # a graph of PyTorch's keeps the tensor, and a cycle through that is never collected
+        tensor._parent = base
     return tensor

@@ -12,7 +12,7 @@ import bridge
 from bridge import adoption, arrays, dispatch, tensors
 from bridge.lowerings import DECOMPOSITIONS
 
-call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("call", "parity.sides"))
+call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("call", "parity"))
 
 
 def without_stop(monkeypatch):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # which PyTorch imports, and changes itself, at the first call under a mode
 from rows import ROWS
 from torch import nn
 from torch.nn.modules import module as hooks

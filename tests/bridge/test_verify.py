@@ -174,7 +174,7 @@ def test_a_module_that_fails_is_named_by_its_side():
 
 @pytest.mark.parametrize("module", [nn.LazyLinear(3), nn.Linear(3, 3, device="meta")], ids=["lazy", "meta"])
 def test_a_module_without_weights(module):
-    with pytest.raises(bridge.BridgeError, match="the module cannot be exported"):
+    with pytest.raises(bridge.BridgeError, match=r"is not initialized|is on the meta device"):
         bridge.verify(module, X)
 
 
