@@ -1,5 +1,7 @@
 """The ops of PyTorch's database that `op_survey` covers, by kind, and the known gaps among them."""
 
+from collections.abc import Iterable
+
 OPS: dict[str, str] = {
     "elementwise": """abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh ceil clamp clamp_max clamp_min
         copysign cos cosh deg2rad div erf erfc erfinv exp exp2 expm1 float_power floor floor_divide fmax fmin fmod frac
@@ -59,6 +61,49 @@ OPS: dict[str, str] = {
         randint randn randn_like uniform multinomial""",
 }
 """Kind -> names in PyTorch's database, all of a name's variants included."""
+
+NOT_LISTED: dict[str, tuple[str, ...]] = {
+    "FFTs, complex numbers and windows; complex samples are not run at all, see tests/bridge/test_complex.py": (
+        "fft.", "stft", "istft", "conj", "resolve_", "view_as_", "complex", "real", "imag", "angle", "polar", "cdouble",
+        "cfloat", "chalf", "H", "mH", "isreal", "signal.windows.", "vdot",
+    ),
+    "special functions: of some JAX has none, of others no derivative": (
+        "special.", "i0", "igamma", "mvlgamma", "polygamma", "erfcx",
+    ),
+    "factorisations, least squares and what is made of them": (
+        "linalg.", "cholesky", "lu", "qr", "geqrf", "ormqr", "svd", "pca_", "pinverse", "triangular_solve", "logdet",
+        "matrix_exp", "cov", "corrcoef",
+    ),
+    "masked reductions, made of operations that are listed": ("masked.",),
+    "copies of views, and private or in-place forms of operations that are listed": (
+        "_softmax_backward_data", "_native_batch", "_batch_norm", "_unsafe", "_chunk_cat", "unsafe_", "resize_",
+        "alias_copy", "as_strided_", "diagonal_copy", "expand_copy", "narrow_copy", "permute_copy", "squeeze_copy",
+        "split_with_sizes_copy", "t_copy", "transpose_copy", "unbind_copy", "unfold_copy", "unsqueeze_copy",
+        "view_copy", "native_", "grid_sampler_", "max_pool2d_with", "__r", "torch.ops.aten.",
+    ),
+    "uninitialised memory, which has no values to compare": ("empty", "new_empty"),
+    "sparse, quantized, segmented or float8 tensors, and kernels for a GPU": (
+        "sparse.", "to_sparse", "_segment_reduce", "torch._scaled_mm", "jiterator_", "nonzero_static", "hash_tensor",
+    ),
+    "random numbers": ("cauchy", "exponential", "geometric", "log_normal", "randint_like", "nn.functional.rrelu",
+        "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool"),
+}  # fmt: skip
+"""Why entries of the database are not in `OPS` -> how their names begin; all others are listed as rare."""
+
+RARE = "rare in models of this field"
+
+
+def not_listed(names: Iterable[str]) -> dict[str, list[str]]:
+    """Entries that are not in `OPS`, by the reason."""
+    listed = {name for names_of_kind in OPS.values() for name in names_of_kind.split()}
+    groups: dict[str, list[str]] = {reason: [] for reason in (*NOT_LISTED, RARE)}
+    for name in names:
+        base = name.removeprefix("nn.functional.")
+        if name not in listed:
+            reasons = (r for r, starts in NOT_LISTED.items() if name.startswith(starts) or base.startswith(starts))
+            groups[next(reasons, RARE)].append(name)
+    return groups
+
 
 _TIES = "PyTorch leaves open which of equal entries it picks, and the int64 and bool samples have equals"
 

@@ -26,10 +26,12 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 import bridge
-from benchmarks.op_list import GAPS, OPS
+from benchmarks.op_list import GAPS, OPS, not_listed
 from bridge.parity import Row
 
 TOLERANCE = 1e-5
+SETTINGS: Any = {"tolerance": TOLERANCE, "input_gradients": False, "int64": "wrap"}
+"""Of `verify`: what takes a gradient is a parameter here, and the samples' integers are small."""
 
 
 class Call(nn.Module):
@@ -81,14 +83,18 @@ class Outcome:
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
-def entries(wanted: str | None = None) -> Iterator[tuple[str, str, Any]]:
-    """(kind, name with variant, database entry) of every listed op, or of `wanted` alone."""
-    database = importlib.import_module("torch.testing._internal.common_methods_invocations")
+def database() -> list[Any]:
+    module: Any = importlib.import_module("torch.testing._internal.common_methods_invocations")
     # Its own version saves the state of every accelerator's generator, and torchax declares one that has none.
-    database.wrapper_set_seed = seeded  # pyright: ignore[reportAttributeAccessIssue]
+    module.wrapper_set_seed = seeded
+    return module.op_db
+
+
+def entries(wanted: str | None = None, rest: bool = False) -> Iterator[tuple[str, str, Any]]:
+    """(kind, name with variant, database entry) of every listed op, with `rest` of all others, or of `wanted` alone."""
     kinds = {name: kind for kind, names in OPS.items() for name in names.split()}
-    for entry in database.op_db:
-        if (wanted is None and entry.name in kinds) or wanted in (entry.name, full_name(entry)):
+    for entry in database():
+        if (wanted is None and (entry.name in kinds) != rest) or wanted in (entry.name, full_name(entry)):
             yield kinds.get(entry.name, "other"), full_name(entry), entry
 
 
@@ -134,16 +140,16 @@ def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[
     jit = True
     try:
         try:
-            report = bridge.verify(module, *module.inputs, tolerance=TOLERANCE)
+            report = bridge.verify(module, *module.inputs, **SETTINGS)
         except bridge.BridgeError as error:
             if "traced tensor" not in str(error) and "depends on data" not in str(error):
                 raise
             jit = False
-            report = bridge.verify(module, *module.inputs, tolerance=TOLERANCE, jit=False)
+            report = bridge.verify(module, *module.inputs, **SETTINGS, jit=False)
         if not all(map(within, report.rows)):
             wide = Call(op, *widened(args, kwargs), process)
             with contextlib.suppress(RuntimeError):  # the op refuses one of the widened inputs
-                report = bridge.verify(module, *module.inputs, tolerance=TOLERANCE, jit=jit, double=wide)
+                report = bridge.verify(module, *module.inputs, **SETTINGS, jit=jit, double=wide)
     except Exception as error:
         return f"{type(error).__name__}: {error}".split(" in the module", 1)[0].split("\n", 1)[0][:240], jit
     row = next((r for r in report.rows if not within(r)), None)
@@ -152,8 +158,8 @@ def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[
     return f"{row.kind} {row.name} is off by {row.error:.1e} of {row.scale:.1e}", jit
 
 
-def survey(wanted: str | None, limit: int) -> Iterator[Outcome]:
-    for kind, name, entry in entries(wanted):
+def survey(wanted: str | None, limit: int, rest: bool = False) -> Iterator[Outcome]:
+    for kind, name, entry in entries(wanted, rest):
         outcome = Outcome(name, kind)
         for args, kwargs, process in samples(entry, limit):
             if any(torch.is_tensor(t) and t.is_complex() for t in tree_flatten((args, kwargs))[0]):
@@ -178,6 +184,8 @@ class Options:
 
     op: str | None = None
     """One op of the database, with or without its variant; every listed op if not given."""
+    rest: bool = False
+    """The ops that are not listed instead of those that are."""
     samples_per_op: int = 6
     """Float32 samples of each op (or variant)."""
     markdown: Path | None = None
@@ -197,7 +205,7 @@ def main(options: Options) -> int:
     warnings.simplefilter("ignore")
     jax.config.update("jax_disable_most_optimizations", True)  # compiling is nearly all of the time
     start, outcomes = time.perf_counter(), []
-    for outcome in survey(options.op, options.samples_per_op):
+    for outcome in survey(options.op, options.samples_per_op, options.rest):
         outcomes.append(outcome)
         print(
             f"{outcome.passed:3d}/{outcome.total:<3d} {outcome.name:<50} {next(iter(outcome.failures), '')}", flush=True
@@ -214,6 +222,25 @@ def main(options: Options) -> int:
 
 def gap(name: str) -> str | None:
     return GAPS.get(name) or GAPS.get(name.rsplit(".", 1)[0])
+
+
+def not_run() -> list[str]:
+    """What of the database is not among the figures, and why."""
+    everything = database()
+    absent = not_listed(dict.fromkeys(entry.name for entry in everything))
+    names = {name for group in absent.values() for name in group}
+    count = sum(entry.name in names for entry in everything)
+    lines = [
+        "## Not run",
+        "",
+        f"The database has {len(everything)} entries (a name with variants counts for each). The figures are of "
+        f"{len(everything) - count} that models of this field use; {count} are in none of them, and no statement is "
+        "made about those. `python -m benchmarks.op_survey --rest` runs them.",
+        "",
+        "| why not | entries |",
+        "|---|---|",
+    ]
+    return [*lines, *(f"| {why} | {', '.join(f'`{n}`' for n in group)} |" for why, group in absent.items()), ""]
 
 
 def markdown(outcomes: list[Outcome], options: Options) -> str:
@@ -248,6 +275,7 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
             f"with concrete inputs: {names}.",
             "",
         ]
+    lines += not_run()
     lines += ["## By kind", "", "| kind | samples passed | ops passed whole |", "|---|---|---|"]
     for kind in dict.fromkeys(o.kind for o in outcomes):
         own = [o for o in outcomes if o.kind == kind]

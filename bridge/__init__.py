@@ -6,12 +6,12 @@
 Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
-from bridge import custom_functions, recomputation
-from bridge.carries import register
+from bridge import custom_functions, generators, internals, recomputation
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
 from bridge.parity import ParityReport, verify
+from bridge.pytrees import register
 from bridge.randomness import ShardedKey
 from bridge.weights import into, load_weights, save_weights, state_dict
 
@@ -32,5 +32,7 @@ __all__ = [
     "verify",
 ]
 
+internals.check()
 custom_functions.install()
 recomputation.install()
+generators.install()

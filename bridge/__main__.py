@@ -6,10 +6,14 @@ arguments, `keywords` a dict of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import io
 import os
+import re
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import jax
@@ -18,13 +22,14 @@ import tyro
 from tyro.conf import OmitSubcommandPrefixes, Positional
 
 import bridge
-from bridge.carries import convert
-from bridge.dispatch import array_of
+from bridge.arrays import array_of
+from bridge.parity import Environment
+from bridge.pytrees import convert
 
 
 @dataclasses.dataclass(frozen=True)
 class Verify:
-    """Compare outputs, every gradient and every buffer with PyTorch; status 1 beyond the tolerance."""
+    """Compare outputs, every gradient and every buffer with PyTorch; status 1 unless all are equal and proved."""
 
     factory: Positional[str]
     """`package.module:function` that returns the module and example inputs."""
@@ -36,8 +41,18 @@ class Verify:
     """Mode of every submodule; each one's own if not given."""
     seed: int = 0
     """Seeds PyTorch before the factory is called and before the first step."""
+    jitter: float = 0.0
+    """Size of the noise added to all parameters of both sides, so that leaves that start at zero are proved."""
+    known_zero: str = ""
+    """Regular expression over `gradient layers.0.bias`-like names: leaves that are zero in truth."""
+    method: str = "forward"
+    """Method of the module to call."""
+    input_gradients: bool = True
+    """Compare the gradients of floating inputs, too."""
     json: bool = False
     """Print the report as JSON."""
+    html: str = ""
+    """Also write the report as one HTML page, to this file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +70,23 @@ class Inspect:
 def verify(config: Verify) -> int:
     module, args, kwargs = made_by(config.factory, config.seed)
     torch.manual_seed(config.seed)
-    report = bridge.verify(module, *args, steps=config.steps, train=config.train, tolerance=config.tolerance, **kwargs)
+    report = bridge.verify(
+        module,
+        *args,
+        steps=config.steps,
+        train=config.train,
+        method=config.method,
+        tolerance=config.tolerance,
+        jitter=config.jitter,
+        known_zero=config.known_zero,
+        input_gradients=config.input_gradients,
+        **kwargs,
+    )
+    if config.html:
+        try:
+            Path(config.html).write_text(report.to_html(config.factory), "utf-8")
+        except OSError as error:
+            raise bridge.BridgeError(f"--html {config.html} cannot be written: {error.strerror}") from error
     print(report.to_json() if config.json else report)
     return 0 if report.ok else 1
 
@@ -63,6 +94,7 @@ def verify(config: Verify) -> int:
 def inspect(config: Inspect) -> int:
     module, args, kwargs = made_by(config.factory, config.seed)
     fn = bridge.export(module)
+    print(Environment.here())
     args, kwargs = convert((args, kwargs), lambda v: array_of(v) if torch.is_tensor(v) else v)
     for title, state in (("parameters", fn.params), ("buffers", fn.buffers)):
         size = sum(a.size for a in state.values())
@@ -97,29 +129,60 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(path), name)
-    except (ImportError, AttributeError) as error:
-        raise bridge.BridgeError(f"{factory} cannot be found ({error}); write package.module:function") from error
+    except Exception as error:  # also whatever the file itself raises
+        text = f"{factory} cannot be found ({_first_line(error)}); write package.module:function"
+        raise bridge.BridgeError(text) from error
     torch.manual_seed(seed)
-    made = function()
-    module, args, kwargs = (*made, {})[:3] if isinstance(made, tuple) and len(made) in (2, 3) else (None, (), {})
-    if not isinstance(module, torch.nn.Module):
-        raise bridge.BridgeError(f"{factory} returned a {type(made).__name__}; it must return (module, inputs)")
+    try:
+        made = function()
+    except Exception as error:
+        raise bridge.BridgeError(f"{factory} failed: {type(error).__name__}: {_first_line(error)}") from error
+    parts = (*made, {})[:3] if isinstance(made, tuple) and len(made) in (2, 3) else (None, (), {})
+    module, args, kwargs = parts
+    if not isinstance(module, torch.nn.Module) or not isinstance(kwargs, dict):
+        raise bridge.BridgeError(
+            f"{factory} returned {_described(made)}; it must return (module, inputs) or (module, inputs, keywords)"
+        )
     return module, tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs
 
 
-def main(argv: list[str] | None = None) -> int:
-    command: Any = tyro.cli(
-        OmitSubcommandPrefixes[
-            Annotated[Verify, tyro.conf.subcommand("verify")] | Annotated[Inspect, tyro.conf.subcommand("inspect")]
-        ],  # pyright: ignore[reportArgumentType]
-        args=argv,
-        prog="python -m bridge",
-        description=__doc__,
-    )
+def _described(made: Any) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(part).__name__ for part in made)})"
+    return f"a {type(made).__name__}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+def parse(argv: list[str] | None) -> Any:
+    """The command. Raises `BridgeError`, one line, where tyro would print a box."""
+    shown = io.StringIO()
     try:
+        with contextlib.redirect_stderr(shown):
+            return tyro.cli(
+                OmitSubcommandPrefixes[
+                    Annotated[Verify, tyro.conf.subcommand("verify")]
+                    | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+                ],  # pyright: ignore[reportArgumentType]
+                args=argv,
+                prog="python -m bridge",
+                description=__doc__,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        words = re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]", " ", shown.getvalue())
+        raise bridge.BridgeError(" ".join(words.split())) from stop
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        command = parse(argv)
         return verify(command) if isinstance(command, Verify) else inspect(command)
     except bridge.BridgeError as error:
-        print(f"bridge: {error}", file=sys.stderr)
+        print(f"bridge: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
-from torch.autograd.function import FunctionCtx, _SingleLevelFunction
+from torch import nn
+from torch.autograd.function import FunctionCtx
 
-from bridge.carries import convert
-from bridge.dispatch import Dispatch, active, tracing
+from bridge.arrays import jax_dtype
+from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
-from bridge.semantics import BridgeTensor, fresh, jax_dtype, stop_gradient
+from bridge.internals import AutogradFunction, engine_leaf, engine_requires_grad, in_transform
+from bridge.pytrees import convert
+from bridge.recording import recorded, restarted, start_graph
+from bridge.tensors import BridgeTensor, fresh, stop_gradient
+from bridge.tracing import active, tracing
 
 
 class Context(FunctionCtx):
@@ -28,12 +37,19 @@ class Context(FunctionCtx):
 def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     """`function.apply(*args)`: values from its forward, gradients from its backward."""
     args = tuple(dispatch.adopt(a) if isinstance(a, torch.Tensor) else a for a in args)
+    if dispatch.recording and recorded(args):
+        raise dispatch.error(
+            f"the module asks PyTorch's engine for a gradient, and {function.__name__} may be part of its graph",
+            "write it in operations of PyTorch, or take the gradient outside of the module with jax.grad",
+        )
     ctx = Context()
-    ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.requires_grad for a in args)
+    # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
+    ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)
+    tracked = any(isinstance(a, BridgeTensor) and a.requires_grad for a in args)
     places = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
     inputs = [args[i].value for i in places]  # read now: the forward may write in place
     with torch.no_grad():
-        if function.setup_context is _SingleLevelFunction.setup_context:
+        if function.setup_context is AutogradFunction.setup_context:
             outputs = function.forward(ctx, *args)
         else:
             outputs = function.forward(*args)
@@ -54,7 +70,8 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             "which of them nobody used",
             "leave the call out and take zeros for the gradient of an unused result",
         )
-    notes = _Notes(ctx, [args[i] for i in places], [listed[i] for i in free])
+    state = dispatch.state if _calls_modules(ctx.__dict__) or _calls_modules(function.backward) else []
+    notes = _Notes(ctx, [args[i] for i in places], [listed[i] for i in free], state)
     backward = _Backward(dispatch, function, notes, places, listed, free)
     values = backward.attach(
         [stop_gradient(listed[i].value) for i in free], inputs, [stop_gradient(a) for a in notes.arrays]
@@ -62,38 +79,62 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     dirty = {id(t) for t in getattr(ctx, "dirty_tensors", ())}
     for i, value in zip(free, values, strict=True):
         if id(listed[i]) in dirty:
-            listed[i].write(value, tracked=True, grad_enabled=True, static=False)
+            listed[i].write(value, tracked=tracked, grad_enabled=True)
         else:
-            listed[i] = fresh(value, listed[i]._meta, tracked=True)
+            listed[i] = fresh(value, listed[i]._meta, tracked=tracked)
     return tuple(listed) if several else listed[0]
 
 
 class _Notes:
     """A context taken apart into arrays, which JAX carries to the backward pass, and the rest."""
 
-    def __init__(self, ctx: Context, inputs: list[BridgeTensor], outputs: list[BridgeTensor]):
+    def __init__(
+        self, ctx: Context, inputs: list[BridgeTensor], outputs: list[BridgeTensor], state: list[BridgeTensor]
+    ):
         self.arrays: list[jax.Array] = []
+        self.cells = list(dict.fromkeys(t._cell for t in state))
+        """Those of parameters and buffers, which a backward that calls modules reads without having saved them."""
+        own = {id(t) for t in state}
+        self._own = {i: t for i, t in enumerate(inputs) if id(t) in own}
         known = {id(t): ("input", i) for i, t in enumerate(inputs)} | {
             id(t): ("output", i) for i, t in enumerate(outputs)
         }
 
         def leaf(value: Any) -> Any:
             if not isinstance(value, BridgeTensor):
-                return _Leaf("constant", value, None)
+                return _Leaf("constant", value, None, False)
             if id(value) not in known:
                 known[id(value)] = ("array", len(self.arrays))
                 self.arrays.append(value.value)
-            return _Leaf(*known[id(value)], value._meta)
+            return _Leaf(*known[id(value)], value._meta, value.requires_grad)
 
         self._state = convert(dict(ctx.__dict__), leaf)
+        self._saved = len(self.arrays)
+        self.arrays += [cell.read() for cell in self.cells]
 
-    def context(self, inputs: list, outputs: list, arrays: list) -> Context:
+    @contextlib.contextmanager
+    def state_of(self, arrays: list, recording: int) -> Iterator[None]:
+        """Parameters and buffers hold what they held at the call; then they were arrays of another trace."""
+        tensors = list(self._own.values())
+        with contextlib.ExitStack() as stack:
+            for cell, array in zip(self.cells, arrays[self._saved :], strict=True):
+                stack.enter_context(cell.holding(array))
+            if recording:
+                for tensor in tensors:
+                    stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
+                    start_graph(tensor, recording)
+            yield
+
+    def context(self, inputs: list, outputs: list, arrays: list, recording: int) -> Context:
         homes = {"input": inputs, "output": outputs, "array": arrays}
 
         def rebuilt(leaf: _Leaf) -> Any:
             if leaf.meta is None:
                 return leaf.value
-            return fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=True)
+            if leaf.home == "input" and leaf.value in self._own:
+                return self._own[leaf.value]  # the very tensor that the modules hold
+            tensor = fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=leaf.tracked)
+            return start_graph(tensor, recording)
 
         ctx = Context()
         ctx.__dict__.update(jax.tree.map(rebuilt, self._state, is_leaf=lambda v: isinstance(v, _Leaf)))
@@ -101,8 +142,8 @@ class _Notes:
 
 
 class _Leaf:
-    def __init__(self, home: str, value: Any, meta: torch.Tensor | None):
-        self.home, self.value, self.meta = home, value, meta
+    def __init__(self, home: str, value: Any, meta: torch.Tensor | None, tracked: bool):
+        self.home, self.value, self.meta, self.tracked = home, value, meta, tracked
 
 
 class _Backward:
@@ -131,15 +172,8 @@ class _Backward:
         self.attach = attach
 
     def __call__(self, saved: tuple, cotangents: list[jax.Array]) -> list[jax.Array]:
-        outputs, inputs, arrays = saved
-        given = dict(zip(self._free, cotangents, strict=True))
-        with tracing(self._dispatch.again()), torch.enable_grad():
-            ctx = self._notes.context(inputs, outputs, arrays)
-            grads = [
-                None if meta is None else fresh(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
-                for i, meta in enumerate(self._metas)
-            ]
-            returned = self._function.backward(ctx, *grads)
+        _, inputs, _ = saved
+        returned = restarted(lambda recording: self._returned(saved, cotangents, recording))
         returned = returned if isinstance(returned, tuple) else (returned,)
         if len(returned) <= self._places[-1]:
             raise BridgeError(
@@ -147,6 +181,21 @@ class _Backward:
                 f"{self._places[-1]} needs one; return one for each argument of forward, None where there is none"
             )
         return [self._gradient(returned[p], x) for p, x in zip(self._places, inputs, strict=True)]
+
+    def _returned(self, saved: tuple, cotangents: list[jax.Array], recording: int) -> Any:
+        outputs, inputs, arrays = saved
+        given = dict(zip(self._free, cotangents, strict=True))
+        with (
+            self._notes.state_of(arrays, recording),
+            tracing(self._dispatch.again(recording)),
+            torch.enable_grad(),
+        ):
+            ctx = self._notes.context(inputs, outputs, arrays, recording)
+            grads = [
+                None if meta is None else fresh(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
+                for i, meta in enumerate(self._metas)
+            ]
+            return self._function.backward(ctx, *grads)
 
     def _gradient(self, returned: Any, x: jax.Array) -> jax.Array:
         if returned is None:
@@ -159,10 +208,24 @@ class _Backward:
         return self._dispatch.adopt(returned).value.astype(x.dtype)
 
 
+def _calls_modules(value: Any, depth: int = 4) -> bool:
+    """Whether code that has `value` at hand may call a module: then it needs the parameters of the call."""
+    if isinstance(value, nn.Module) or inspect.ismethod(value):
+        return True
+    if isinstance(value, torch.Tensor) or not depth:
+        return False
+    if inspect.isfunction(value):
+        value = [getattr(cell, "cell_contents", None) for cell in value.__closure__ or ()]
+    if isinstance(value, functools.partial):
+        return True
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return any(_calls_modules(v, depth - 1) for v in values)
+
+
 def _apply(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     dispatch = active()
-    if dispatch is None:
-        return super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # pyright: ignore
+    if dispatch is None or in_transform():  # `torch.func` takes it apart and comes back for what is below its levels
+        return super(AutogradFunction, cls).apply(*args, **kwargs)  # pyright: ignore
     return apply(dispatch, cls, args)
 
 
@@ -171,4 +234,4 @@ def install() -> None:
 
     The method is added below `Function.apply`, so references to it that were taken earlier come by here too.
     """
-    _SingleLevelFunction.apply = classmethod(_apply)  # pyright: ignore[reportAttributeAccessIssue]
+    AutogradFunction.apply = classmethod(_apply)  # pyright: ignore[reportAttributeAccessIssue]

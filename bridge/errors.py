@@ -1,5 +1,6 @@
 """What the bridge says when it cannot keep a meaning: the op, the submodule, the source line, the remedy."""
 
+import importlib.util
 import linecache
 import os
 import sys
@@ -7,10 +8,12 @@ from collections.abc import Mapping
 
 import jax
 import torch
-import torchax
 
+_TORCHAX = importlib.util.find_spec("torchax")
 _FRAMEWORK = tuple(
-    os.path.dirname(module) + os.sep for module in (torch.__file__, jax.__file__, torchax.__file__, __file__)
+    os.path.dirname(file) + os.sep
+    for file in (torch.__file__, jax.__file__, __file__, _TORCHAX.origin if _TORCHAX else None)
+    if file
 )
 
 

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
-from jax.core import Tracer
 from torch import nn
 
-from bridge.carries import convert, is_array
-from bridge.dispatch import Dispatch, Survey, array_of, tracing
+from bridge.arrays import array_of
+from bridge.attributes import Place, check_left
+from bridge.call import Call, Request, Result, refuse_gradient_hooks, state_of
+from bridge.dispatch import Survey
 from bridge.errors import BridgeError
+from bridge.integers import Int64, check_policy, check_values, checked
+from bridge.internals import is_script
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.memory import roots
-from bridge.overrides import override
+from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng
-from bridge.recomputation import recomputed
-from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype, torch_dtype
-from bridge.shadow import shadow
-
-
-class Result(NamedTuple):
-    """Everything a call leaves behind."""
-
-    outputs: Any
-    buffers: dict[str, jax.Array]
-    params: dict[str, jax.Array]
-    """With what the module wrote into its own parameters (a leaf filled under `no_grad`, a renormalised embedding)."""
+from bridge.recording import restarted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +40,8 @@ class Functional:
     """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
     recompute: tuple[str, ...] = ()
     """Names of submodules whose intermediate results are computed again in the backward pass."""
+    int64: Int64 = "refuse"
+    """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
 
     def __call__(
         self,
@@ -73,7 +64,12 @@ class Functional:
         Raises `BridgeError` for a missing or surplus name, a wrong shape, randomness without a key, and whatever
         cannot be translated.
         """
-        result = self.run(params, buffers, *args, rng=rng, train=train, method=method, overrides=overrides, **kwargs)
+        result, written = self._run(Request(params, buffers, args, kwargs, rng, train, method, overrides or {}))
+        if written:
+            raise BridgeError(
+                f"the call writes the parameter {written[0]}, which would be lost: use `fn.run(…)`, which returns "
+                "parameters too"
+            )
         return result.outputs, result.buffers
 
     def run(
@@ -88,7 +84,7 @@ class Functional:
         **kwargs: Any,
     ) -> Result:
         """As calling it, and also returns the parameters with what the module wrote into them."""
-        return self._run(params, buffers, args, kwargs, rng, train, method, overrides or {})
+        return self._run(Request(params, buffers, args, kwargs, rng, train, method, overrides or {}))[0]
 
     def survey(
         self, *args: Any, rng: Rng | None = None, train: bool | None = None, method: str = "forward", **kwargs: Any
@@ -97,82 +93,32 @@ class Functional:
         found = Survey()
 
         def call(params, buffers, args, kwargs):
-            return self._run(params, buffers, args, kwargs, rng, train, method, {}, found).outputs
+            return self._run(Request(params, buffers, args, kwargs, rng, train, method, {}, found))[0].outputs
 
         jax.eval_shape(call, self.params, self.buffers, args, kwargs)
         return found
 
-    def _run(
-        self,
-        params: Mapping[str, jax.Array],
-        buffers: Mapping[str, jax.Array],
-        args: tuple,
-        kwargs: dict[str, Any],
-        rng: Rng | None,
-        train: bool | None,
-        method: str,
-        overrides: Mapping[str, Any],
-        survey: Survey | None = None,
-    ) -> Result:
-        self._check(params, self.params, "parameter")
-        self._check(buffers, self.buffers, "buffer")
-        _refuse_gradient_hooks(self.module)
-        module, copies = shadow(self.module)
-        names = {id(copies[id(m)]): name for name, m in self.module.named_modules()}
-        names |= {id(m): name for name, m in self.module.named_modules()}
-        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((params, buffers, args, kwargs, overrides)))
-        dispatch = Dispatch(rng, names, self.without_lowerings, survey, traced)
-        state = {}
-        reals = _state(self.module)
-        windows = roots(reals)
-        for name, real in sorted(reals.items(), key=lambda item: item[0] in windows):
-            trained = name in self.params
-            array = jnp.asarray(params[name] if trained else buffers[name])
-            dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
-            if name in windows:  # written into the memory that it shows, as `load_state_dict` does
-                tensor = dispatch.window(state[windows[name]], real, differentiable=False)
-                tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False, static=False)
-            else:
-                meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
-                tensor = fresh(array, meta, tracked=trained)
-            state[name] = tensor
-            tensor._is_param = isinstance(real, nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
-            dispatch.stand_in(real, tensor)
-        for name in self.recompute:
-            twin = copies[id(self.module.get_submodule(name))]
-            twin.__dict__["forward"] = functools.partial(recomputed, twin.forward)
-        for name, number in overrides.items():
-            override(module, list(copies.values()), name, fresh(jnp.asarray(number), tracked=True))
-        slots = _fill(self.module, copies, {id(real): state[name] for name, real in _state(self.module).items()})
+    def _run(self, request: Request) -> tuple[Result, list[str]]:
+        """What the call leaves behind, and which parameters it has written."""
+        check_policy(self.int64)
+        check_method(self.module, request.method)
+        self._check(request.params, self.params, "parameter")
+        self._check(request.buffers, self.buffers, "buffer")
+        refuse_gradient_hooks(self.module)
 
-        if train is not None:
-            _set_mode(module, list(copies.values()), train, dispatch, state, slots)
+        def attempt(recording: int) -> tuple[Call, Result]:
+            call = Call(self, request, recording=recording)
+            return call, call.run()
 
-        def to_torch(value: Any) -> Any:
-            if is_array(value):
-                return fresh(jnp.asarray(value), tracked=True)
-            return value
+        call, result = restarted(attempt)
+        if call.changes and request.survey is None:
 
-        def to_jax(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return dispatch.adopt(value).value
-            return value
+            def trace(start: Mapping[Place, Any]) -> tuple[Result, dict[Place, Any]]:
+                other = Call(self, request, start, call.recording)
+                return other.run(), other.changes
 
-        args, kwargs = convert((args, kwargs), to_torch)
-        with tracing(dispatch):
-            try:
-                outputs = getattr(module, method)(*args, **kwargs)
-            finally:  # PyTorch's own error about one that the call registered says nothing of that
-                _refuse_gradient_hooks(module)
-            # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
-            final = {name: getattr(owner, slot) for name, (owner, slot) in slots.items()}
-            outputs = convert(outputs, to_jax)
-            arrays = {name: to_jax(value) for name, value in final.items()}
-        return Result(
-            outputs,
-            {name: arrays[name] for name in self.buffers},
-            {name: arrays[name] for name in self.params},
-        )
+            check_left(self.module, call.changes, trace)
+        return result, call.written
 
     def _check(self, given: Mapping[str, Any], expected: Mapping[str, jax.Array], what: str) -> None:
         missing = [name for name in expected if name not in given]
@@ -189,22 +135,41 @@ class Functional:
                 )
 
 
-def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recompute: str = "") -> Functional:
+def export(
+    module: nn.Module,
+    *,
+    without_lowerings: tuple[str, ...] = (),
+    recompute: str = "",
+    int64: Int64 = "refuse",
+) -> Functional:
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
     buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
     name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
-    that shall not use the bridge's own lowering. Raises `BridgeError` for a name or expression that matches nothing.
+    that shall not use the bridge's own lowering. `int64`: while JAX has 32-bit integers only, a call that may make ones
+    outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit types. Raises
+    `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
     for name in without_lowerings:
         if name not in known:
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
-    state = _state(module)
+    for name, m in module.named_modules():
+        if is_script(m):
+            raise BridgeError(
+                f"{name or 'the module'} was compiled by TorchScript, whose state lives in C++; export the module "
+                "that it was made from"
+            )
+    state = state_of(module)
+    check_kinds(state)
     roots(state)  # refuses what two arrays cannot say
-    _refuse_gradient_hooks(module)
+    refuse_gradient_hooks(module)
+    check_policy(int64)
+    if checked(int64):
+        for name, tensor in state.items():
+            check_values(name, tensor)
     chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
     if recompute and not chosen:
         names = ", ".join(name for name, _ in list(module.named_modules())[1:6])
@@ -215,78 +180,12 @@ def export(module: nn.Module, *, without_lowerings: tuple[str, ...] = (), recomp
         {name: array_of(t) for name, t in state.items() if not t.requires_grad},
         frozenset(without_lowerings),
         chosen,
+        int64,
     )
 
 
-def _refuse_gradient_hooks(module: nn.Module) -> None:
-    """They belong to PyTorch's engine, which does not run; what they do to a gradient would be left out."""
-    hooked = [f"parameter {n}" for n, p in module.named_parameters() if p._backward_hooks or _accumulation_hooks(p)]
-    hooked += [
-        f"module {n or 'itself'}" for n, m in module.named_modules() if m._backward_hooks or m._backward_pre_hooks
-    ]
-    if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
-        hooked.append("every module")
-    if hooked:
-        raise BridgeError(
-            f"{hooked[0]} has a gradient hook, which JAX's differentiation does not call; remove it, or write what it "
-            "does as the backward of a torch.autograd.Function"
-        )
-
-
-def _accumulation_hooks(parameter: nn.Parameter) -> Any:
-    return getattr(parameter, "_post_accumulate_grad_hooks", None)
-
-
-def _set_mode(
-    module: nn.Module,
-    tree: list[nn.Module],
-    train: bool,
-    dispatch: Dispatch,
-    state: Mapping[str, BridgeTensor],
-    slots: Mapping[str, tuple[nn.Module, str]],
-) -> None:
-    """`module.train(train)` on the copy, by the modules' own methods where one has its own."""
-    if all(type(m).train is nn.Module.train and "train" not in vars(m) for m in tree):
-        for m in tree:
-            m.training = train
-        return
-    before = {name: (tensor, tensor._cell.storage, tensor._cell.version) for name, tensor in state.items()}
-    with tracing(dispatch):
-        module.train(train)
-    for name, (owner, slot) in slots.items():
-        now = getattr(owner, slot)
-        if now is not before[name][0] or (now._cell.storage, now._cell.version) != before[name][1:]:
-            raise BridgeError(
-                f"train({train}) writes {name}, and what else it keeps would be lost with the call; "
-                f"call module.train({train}) before export, and leave train=None"
-            )
-
-
-def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by its first qualified name; a tied one once."""
-    seen: dict[int, str] = {}
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if id(tensor) not in seen:
-            seen[id(tensor)] = name
-            state[name] = tensor
-    return state
-
-
-def _fill(
-    module: nn.Module, copies: dict[int, nn.Module], tensors: dict[int, BridgeTensor]
-) -> dict[str, tuple[nn.Module, str]]:
-    """Put the traced tensors where the real ones were; returns where each name lives."""
-    slots: dict[str, tuple[nn.Module, str]] = {}
-    placed: set[int] = set()
-    for prefix, original in module.named_modules():
-        twin = copies[id(original)]
-        for registry in ("_parameters", "_buffers"):
-            for slot, real in getattr(original, registry).items():
-                if real is None:
-                    continue
-                getattr(twin, registry)[slot] = tensors[id(real)]
-                if id(real) not in placed:
-                    placed.add(id(real))
-                    slots[f"{prefix}.{slot}" if prefix else slot] = (twin, slot)
-    return slots
+def check_method(module: nn.Module, name: str) -> None:
+    """Raise `BridgeError` for a method that the module does not have."""
+    if not callable(getattr(module, name, None)):
+        near = ", ".join(difflib.get_close_matches(name, [n for n in dir(module) if n[0] != "_"]))
+        raise BridgeError(f"the module has no method {name}; close to it: {near or 'none'}")

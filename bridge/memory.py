@@ -6,8 +6,38 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bridge.errors import BridgeError
+from bridge.internals import storage_id
+
+PLAIN = (torch.Tensor, nn.Parameter)
+"""Classes of tensors that mean what their numbers mean."""
+
+
+def what_is_special(tensor: torch.Tensor) -> str | None:
+    """Why an array cannot stand for the tensor, with the remedy; None if one can."""
+    if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+        return "is not initialized; call the module once before export"
+    if type(tensor) not in PLAIN:
+        kind = f"{type(tensor).__module__}.{type(tensor).__name__}"
+        return f"is a {kind}, whose own behaviour would be lost; make it a plain tensor"
+    if tensor.is_meta:
+        return (
+            "is on the meta device and has no values; before export call module.to_empty(device='cpu') and load weights"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return "is sparse, quantized or nested; make it dense"
+    return None
+
+
+def check_kinds(state: Mapping[str, torch.Tensor]) -> None:
+    """Raise `BridgeError` for a parameter or buffer that is more, or less, than its numbers."""
+    for name, tensor in state.items():
+        special = what_is_special(tensor)
+        if special is not None:
+            raise BridgeError(f"{name} {special}")
 
 
 def positions(tensor: torch.Tensor) -> np.ndarray:
@@ -38,6 +68,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.numel() or not b.numel():
         return False
+    if a.dtype != b.dtype:  # positions count elements of another size
+        return True
     (start, stop), (first, last) = _span(a), _span(b)
     if stop <= first or last <= start:
         return False
@@ -52,10 +84,12 @@ def roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """
     shared: dict[int, list[str]] = {}
     for name, tensor in state.items():
-        shared.setdefault(tensor.untyped_storage()._cdata, []).append(name)
+        shared.setdefault(storage_id(tensor), []).append(name)
     windows: dict[str, str] = {}
     for names in shared.values():
         for group in _overlapping(state, names) if len(names) > 1 else ():
+            if len({state[name].dtype for name in group}) > 1:
+                raise BridgeError(f"{' and '.join(group)} share memory under different dtypes; clone one")
             root = max(group, key=lambda name: (state[name].requires_grad, state[name].numel()))
             windows |= {name: root for name in group if name != root}
     for name, root in windows.items():

@@ -1,33 +1,26 @@
-"""What an ATen operation is: whether it views, writes or draws, what it is without its write, who else lowers it."""
+"""What an ATen operation is: whether it views, writes or draws, and what it is without its write."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import torch
-import torchax
 
+from bridge.internals import arguments, overload_name, returns, schema_name
 from bridge.randomness import RANDOM
-from bridge.semantics import BridgeTensor
+from bridge.tensors import BridgeTensor
 
 aten = torch.ops.aten
-
-
-def is_composite(func: Any) -> bool:
-    """Whether PyTorch itself takes it apart into others."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 @functools.cache
 def kind_of(func: Any) -> str:
     """`write`, `view` or `compute`."""
-    for argument in func._schema.arguments:
+    for argument in arguments(func):
         if argument.alias_info is not None and argument.alias_info.is_write:
             return "write"
-    if any(r.alias_info is not None for r in func._schema.returns):
+    if any(r.alias_info is not None for r in returns(func)):
         return "view"
     return "compute"
 
@@ -39,7 +32,7 @@ def shapes_by_data(func: Any) -> bool:
 
 def draws_numbers(func: Any, args: tuple, kwargs: dict) -> bool:
     """Whether, with these arguments, dropout is on inside of it."""
-    names = [a.name for a in func._schema.arguments]
+    names = [a.name for a in arguments(func)]
     given = dict(zip(names, args, strict=False)) | kwargs
     return bool(given.get("dropout_p"))
 
@@ -50,7 +43,7 @@ _RENAMED = {"normal_": "normal_functional", "bernoulli_.float": "bernoulli.p"}
 @functools.cache
 def functional_op(func: Any) -> Any:
     """The operation without the write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
-    name, overload = func._schema.name.removeprefix("aten::"), func._overloadname
+    name, overload = schema_name(func).removeprefix("aten::"), overload_name(func)
     full = f"{name}.{overload}"
     renamed = _RENAMED.get(full) or _RENAMED.get(name)
     if renamed is not None:
@@ -58,20 +51,26 @@ def functional_op(func: Any) -> Any:
         return getattr(getattr(aten, name), overload or "default")
     wanted = [
         (a.name, str(a.type))
-        for a in func._schema.arguments
+        for a in arguments(func)
         if not (a.alias_info is not None and a.alias_info.is_write and a.kwarg_only)
     ]
     packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else getattr(aten, name)
     for candidate in packet.overloads() if packet is not None else ():
         op = getattr(packet, candidate)
-        if kind_of(op) != "write" and [(a.name, str(a.type)) for a in op._schema.arguments] == wanted:
+        if kind_of(op) != "write" and [(a.name, str(a.type)) for a in arguments(op)] == wanted:
             return op
     raise NotImplementedError(f"{full} has no functional form")
 
 
+@functools.cache
+def is_random(func: Any) -> bool:
+    """Whether its result may depend on a generator."""
+    return torch.Tag.nondeterministic_seeded in func.tags or any(a.name == "generator" for a in arguments(func))
+
+
 def is_draw(func: Any) -> bool:
     """Whether an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if not is_random(func):
         return False
     try:
         return (functional_op(func) if kind_of(func) == "write" else func) in RANDOM
@@ -81,7 +80,7 @@ def is_draw(func: Any) -> bool:
 
 def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
     """(tensor written, functional op, its args, its kwargs)."""
-    written = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = [a for a in arguments(func) if a.alias_info is not None and a.alias_info.is_write]
     if len(written) != 1 or "[]" in str(written[0].type):
         raise NotImplementedError("it writes several tensors at once")
     if func in (aten.copy_.default,):
@@ -94,27 +93,11 @@ def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, A
     return target, functional_op(func), args, kwargs
 
 
-@functools.cache
-def _torchax() -> Any:
-    """The library of lowerings; made late, because making it claims the devices, and never part of a trace."""
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        return torchax.default_env()
-
-
-@functools.cache
-def torchax_lowering(func: Any) -> Callable | None:
-    """torchax's function of arrays for it, if there is one that needs nothing else."""
-    for key in (func, func.overloadpacket):
-        op = _torchax()._ops.get(key)
-        if op is not None and op.is_jax_function and not op.needs_env:
-            return op.func
-    return None
-
-
-@functools.cache
-def decomposition(func: Any) -> Callable | None:
-    """How torchax or PyTorch make it of others."""
-    from torch._decomp import decomposition_table
-
-    op = _torchax()._decomps.get(func) or _torchax()._decomps.get(func.overloadpacket)
-    return op.func if op is not None else decomposition_table.get(func)
+def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that the operation writes into."""
+    written = []
+    for place, argument in enumerate(arguments(func)):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            written += given if isinstance(given, (list, tuple)) else [given]
+    return [w for w in written if isinstance(w, torch.Tensor)]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from bridge.errors import BridgeError
-from bridge.semantics import BridgeTensor
+from bridge.tensors import BridgeTensor
 
 
 def override(module: nn.Module, tree: list[nn.Module], name: str, number: BridgeTensor) -> None:

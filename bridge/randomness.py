@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.semantics import jax_dtype
+from bridge.arrays import jax_dtype
 
 aten = torch.ops.aten
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import torch
-import torch.utils.checkpoint
 
-from bridge.dispatch import active
-from bridge.semantics import REGION, BridgeTensor, Cell, Storage
+from bridge.internals import replace_checkpoint
+from bridge.tensors import REGION, BridgeTensor, Cell, Storage
+from bridge.tracing import active
 
 
 def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -21,7 +21,7 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
     backward.
     """
     dispatch = active()
-    if dispatch is None or not dispatch.traced or not torch.is_grad_enabled():
+    if dispatch is None or not dispatch.traced or dispatch.recording or not torch.is_grad_enabled():
         return function(*args, **kwargs)
     outer, left = REGION.notes, []
 
@@ -54,21 +54,14 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def _slots(holders: list) -> list[tuple[Any, str]]:
-    """Where arrays are that belong to the region; those of a static cell are constants and belong to nobody."""
+    """Where arrays are that belong to the region."""
     cells = [h for h in holders if isinstance(h, Cell)]
-    constant = {id(c.storage) for c in cells if c.static}
-    memory = [h for h in holders if isinstance(h, Storage) and id(h) not in constant]
-    return [*((c, "_array") for c in cells if not c.static), *((m, "array") for m in memory)]
+    memory = [h for h in holders if isinstance(h, Storage)]
+    return [*((c, "_array") for c in cells), *((m, "array") for m in memory)]
 
 
 def install() -> None:
-    """Take part in `torch.utils.checkpoint.checkpoint`; outside a traced call it is PyTorch's own.
-
-    PyTorch looks its undecorated body up at every call, where its compiler takes part in the same way, so references to
-    the function that were taken earlier come by here too.
-    """
-    original: Any = getattr(torch.utils.checkpoint.checkpoint, "__wrapped__")  # noqa: B009
-    known = getattr(original, "__dynamo_disable", None)
+    """Take part in `torch.utils.checkpoint.checkpoint`; outside a traced call it is PyTorch's own."""
 
     def checkpoint(
         function: Callable,
@@ -83,14 +76,4 @@ def install() -> None:
     ) -> Any:
         return recomputed(function, *args, **kwargs)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal known
-        if active() is not None:
-            return checkpoint(*args, **kwargs)
-        if known is None:
-            import torch._dynamo
-
-            known = torch._dynamo.disable(original, True, wrapping=False)
-        return known(*args, **kwargs)
-
-    setattr(original, "__dynamo_disable", call)
+    replace_checkpoint(lambda: active() is not None, checkpoint)

@@ -10,7 +10,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+
+from bridge.generators import CallGenerator
 
 _CONTAINERS = (dict, collections.OrderedDict, collections.defaultdict, list, collections.deque, types.SimpleNamespace)
 """What is copied besides modules, wherever it hangs. Other objects are shared: nobody knows how far one reaches."""
@@ -53,6 +56,8 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case 
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 new[key] = visit(item)
         return new
+    if isinstance(value, torch.Generator):  # to each call it is one that the call has not seeded
+        return copies.setdefault(id(value), CallGenerator())
     if kind is set:
         return copies.setdefault(id(value), {visit(item) for item in value})
     if isinstance(value, tuple):

@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge.arrays import jax_dtype
+from bridge.internals import below_modes
+from bridge.lowerings.registry import METAS
 from bridge.memory import elements, positions
-from bridge.semantics import REGION, BridgeTensor, View, stop_gradient
+from bridge.tensors import REGION, BridgeTensor, View, stop_gradient
 
 aten = torch.ops.aten
 
@@ -58,9 +61,53 @@ def view_steps(  # noqa: C901 (one case for each view operation)
         return [View(lambda x: jnp.broadcast_to(x, outs[0].shape), _no_overlapping_write)]
     if func is aten.as_strided.default:
         return [_as_strided(base, outs[0])]
-    if func is aten.view.dtype or func.namespace != "aten" or "real" in func.name() or "conj" in func.name():
-        raise NotImplementedError(f"{func} shares memory between dtypes")
+    if func is aten.view.dtype:
+        return [_bits(base.dtype, outs[0].dtype)]
+    if func in _OF_NUMBERS:
+        return [_OF_NUMBERS[func]]
+    if func.namespace != "aten":
+        raise NotImplementedError("a view that is not PyTorch's own")
     return _by_index_map(func, base, args, kwargs)
+
+
+def _parts(x: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.real(x), jnp.imag(x)], -1)
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    return jax.lax.complex(x[..., 0], x[..., 1])
+
+
+_OF_NUMBERS = {
+    aten.view_as_real.default: View(_parts, lambda x, new: _joined(new)),
+    aten.view_as_complex.default: View(_joined, lambda x, new: _parts(new)),
+    # PyTorch puts both off until somebody reads, and marks the tensor; here the view itself computes it.
+    aten._conj.default: View(jnp.conj, lambda x, new: jnp.conj(new)),
+    aten._neg_view.default: View(jnp.negative, lambda x, new: jnp.negative(new)),
+}
+METAS[aten._conj.default] = METAS[aten._neg_view.default] = aten.alias.default
+
+
+def _bits(old: torch.dtype, new: torch.dtype) -> View:
+    """The same bits read as another dtype; nothing of it is differentiable, in PyTorch neither."""
+    if old.is_complex or new.is_complex:
+        raise NotImplementedError("the bits of complex numbers; use view_as_real and view_as_complex")
+    here, there = jnp.dtype(jax_dtype(old)), jnp.dtype(jax_dtype(new))
+    if (here.itemsize, there.itemsize) != (old.itemsize, new.itemsize):
+        raise NotImplementedError("the bits of 64-bit numbers, which JAX stores as 32-bit ones while x64 is off")
+    return View(lambda x: _bitcast(stop_gradient(x), there), lambda x, value: _bitcast(stop_gradient(value), here))
+
+
+def _bitcast(x: jax.Array, dtype: Any) -> jax.Array:
+    dtype = jnp.dtype(dtype)
+    x = x.view(jnp.uint8) if x.dtype == bool else x
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return _bitcast(x, jnp.uint8) != 0
+    ratio = dtype.itemsize // x.dtype.itemsize
+    if ratio > 1:
+        x = jnp.reshape(x, (*x.shape[:-1], x.shape[-1] // ratio, ratio))
+    out = jax.lax.bitcast_convert_type(x, dtype)
+    return jnp.reshape(out, (*out.shape[:-2], -1)) if out.ndim > x.ndim else out
 
 
 def _reshape(shape: tuple[int, ...]) -> View:
@@ -106,7 +153,7 @@ def _no_overlapping_write(x: jax.Array, new: jax.Array) -> jax.Array:
 
 def _by_index_map(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[View]:
     """Any other view: run it in PyTorch on the numbers of the elements, and gather and scatter by them."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with below_modes():
         return [_gather(index) for index in _index_maps(func, base, args, kwargs)]
 
 
@@ -122,6 +169,8 @@ def _as_strided(base: BridgeTensor, out: torch.Tensor) -> View:
     """
     layout = base._cell.storage.layout
     assert layout is not None
+    if layout.dtype != out.dtype:
+        raise NotImplementedError("it counts elements of a tensor that views another dtype")
     index = elements(layout, positions(out))
     if index is None:
         raise NotImplementedError("it reaches memory that is no element of the tensor")

@@ -8,15 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from bridge.dispatch import array_of
+from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.errors import BridgeError
 from bridge.export import Functional
-from bridge.semantics import jax_dtype, torch_dtype
 
 _WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DataParallel put in front of every name."""
@@ -106,15 +103,6 @@ def save_weights(path: str | os.PathLike, state: Mapping[str, torch.Tensor]) -> 
     scratch = path.with_name(path.name + ".partial")
     save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, scratch)
     os.replace(scratch, path)
-
-
-def tensor_of(array: jax.Array) -> torch.Tensor:
-    """A PyTorch tensor with a copy of the array's bits."""
-    if array.dtype == jnp.bfloat16:
-        return torch.from_numpy(np.array(array).view(np.int16).copy()).view(torch.bfloat16)
-    host = np.array(array)
-    assert torch.from_numpy(host).dtype == torch_dtype(array.dtype)
-    return torch.from_numpy(host)
 
 
 def _first_names(module: torch.nn.Module) -> dict[int, str]:

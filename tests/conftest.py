@@ -7,6 +7,16 @@ import shutil
 import pytest
 import torch
 
+
+def pytest_configure(config):
+    """Tests compile hundreds of small programs once each: LLVM's expensive passes would double their time.
+
+    JAX and the processes that tests start read the variable. The slow tests run what users run.
+    """
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
 torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import tyro
 
 from models_torch.ranges import check_ranges
-from train_jax.errors import UserError
+from train_jax.errors import UserError, option_error
+from train_jax.help_pages import pages_of, print_pages, requested_page
 
 WIDE = "5000"
 """Columns: wide enough that tyro wraps no message."""
@@ -19,13 +20,17 @@ WIDE = "5000"
 def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any] = tyro.cli, **more: Any) -> Any:
     """Parses the arguments with `tyro.cli` or another of its readers, and checks every field against its range.
 
-    `--help` prints and exits. Raises `UserError` where tyro would print a box, and for a value out of its range. A
-    configuration with a `check` method or a `__post_init__` checks itself.
+    `--help` prints and exits; `--help PAGE` prints one page of a class with `HELP_PAGES`. Raises `UserError` where tyro
+    would print a box, and for a value out of its range. A configuration with a `check` method or a `__post_init__`
+    checks itself.
     """
+    page = requested_page(command, argv)
+    if page is not None and pages_of(command):
+        print_pages(command, page, reader=reader, prog=prog, **more)
+        raise SystemExit(0)
     errors = io.StringIO()
-    asks_for_help = bool({"-h", "--help"} & set(argv))
     try:
-        with contextlib.redirect_stderr(errors), contextlib.nullcontext() if asks_for_help else _wide():
+        with contextlib.redirect_stderr(errors), _wide() if page is None else contextlib.nullcontext():
             config = reader(command, args=argv, prog=prog, **more)
     except SystemExit:
         if not errors.getvalue():
@@ -35,8 +40,7 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
         try:
             check_ranges(config)
         except ValueError as error:
-            name, _, rest = str(error).partition(" ")
-            raise UserError(f"--{name.replace('_', '-')} {rest}") from None
+            raise option_error(error) from None
     return config
 
 

@@ -10,6 +10,12 @@ class UserError(Exception):
         super().__init__(" ".join(message.split()))
 
 
+def option_error(error: ValueError) -> UserError:
+    """What `check_ranges` says of a field ("num_aug is -1; use at least 0"), of the option of that name."""
+    name, _, rest = str(error).partition(" ")
+    return UserError(f"--{name.replace('_', '-')} {rest}")
+
+
 def brief(value: Any) -> str:
     """A value from somebody's file as a message may show it: nothing long, and of a list only what it begins with."""
     if isinstance(value, list):

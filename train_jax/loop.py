@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.checkpoint import Checkpoints, has_checkpoint
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.folder import RunFolder, open_run, write_text
@@ -33,7 +34,9 @@ def train(config: RunConfig, devices: Devices | None = None, task: Task | None =
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
-        state = training.initial_state()
+        folder = RunFolder(Path(config.run_dir))
+        continues = folder.finished.exists() or has_checkpoint(folder)
+        state = training.initial_state(continues=continues)
     folder = _open(training)
     if folder.finished.exists():
         return json.loads(folder.finished.read_text())

@@ -47,10 +47,11 @@ class Training:
         dispatch = self.config.compute.steps_per_dispatch
         return Batches(self.task, self.devices, total_steps=self.total_steps, steps_per_dispatch=dispatch)
 
-    def initial_state(self) -> TrainState:
+    def initial_state(self, *, continues: bool = False) -> TrainState:
         """The state before the first step, on the host; a copy, so that a donated one is not reused.
 
-        Raises `UserError` for weights in `config.init_from` that do not fit.
+        `continues`: a checkpoint replaces its values, so `config.init_from` is not read. Otherwise raises `UserError`
+        for weights there that do not fit.
         """
         params, buffers = jax.tree.map(jnp.copy, (self.objective.params, self.objective.buffers))
         state = new_state(
@@ -61,7 +62,7 @@ class Training:
             keeps_ema=self.config.optim.ema_decay > 0,
             scales_loss=scales_loss(self.config),
         )
-        return initial_weights(state, self.objective, self.config.init_from)
+        return initial_weights(state, self.objective, "" if continues else self.config.init_from)
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
         """The carry before the first step, with a device axis; `batch`: as `Devices.split_batch` returns it."""

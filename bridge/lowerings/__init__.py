@@ -6,6 +6,7 @@ One file a subject; importing this package fills the tables.
 from bridge.lowerings import (
     attention,
     creation,
+    derivatives,
     elementwise,
     linalg,
     norms,
@@ -24,6 +25,7 @@ __all__ = [
     "METAS",
     "attention",
     "creation",
+    "derivatives",
     "elementwise",
     "linalg",
     "norms",

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings.registry import lowers
-from bridge.semantics import jax_dtype
+from bridge.arrays import jax_dtype
+from bridge.lowerings.registry import METAS, lowers
 
 aten = torch.ops.aten
 
@@ -24,10 +24,18 @@ def copy(destination, source, non_blocking=False):
     return jnp.broadcast_to(source, destination.shape).astype(destination.dtype)
 
 
-@lowers(aten.empty.memory_format, aten.zeros.default)
+@lowers(aten.empty.memory_format, aten.zeros.default, aten._efficientzerotensor.default)
 def zeros(size, *, dtype=None, **_placement):
     """`torch.empty` promises nothing; zeros are deterministic, and newer JAX would hand out whatever was there."""
     return jnp.zeros(tuple(size), jax_dtype(dtype or torch.get_default_dtype()))
+
+
+def plain_zeros_meta(size, *, dtype=None, **_placement):
+    """PyTorch's forward mode makes zeros without memory, on which its own meta kernels take shortcuts."""
+    return torch.empty(size, dtype=dtype, device="meta")
+
+
+METAS[aten._efficientzerotensor.default] = plain_zeros_meta
 
 
 @lowers(aten.ones.default)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.lowerings.registry import LOWERINGS, decomposes, lowers, widened
+from bridge.tensors import regraft
 
 aten = torch.ops.aten
 
@@ -54,7 +55,29 @@ def absolute(x):
 
 @lowers(aten.sign.default, aten.sgn.default)
 def sign(x):
+    """Of a complex number it has a gradient, which that of `jnp.sign` is not."""
+    if jnp.iscomplexobj(x):
+        other = jnp.where(x == 0, 1, x)
+        return jnp.where(x == 0, 0, other / jnp.abs(other))
     return x if x.dtype == bool else jnp.sign(x)
+
+
+@lowers(aten.angle.default)
+def angle(x):
+    if not jnp.iscomplexobj(x):
+        x = jax.lax.stop_gradient(widened(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32))
+        return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.pi, 0))
+    x = jnp.where(x == 0, jax.lax.stop_gradient(x), x)
+    return jnp.arctan2(jnp.imag(x), jnp.real(x))
+
+
+@lowers(aten.polar.default)
+def polar(size, direction):
+    """PyTorch's gradient takes the size for what it says, and is turned round for a negative one."""
+    size, direction = jnp.broadcast_arrays(size, direction)
+    unit = jax.lax.complex(jnp.cos(direction), jnp.sin(direction))
+    held_size, held_unit = jax.lax.stop_gradient(size), jax.lax.stop_gradient(unit)
+    return regraft(held_size * held_unit, held_size * unit + size * (jnp.sign(held_size) * held_unit))
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.lowerings.registry import lowers
-from bridge.semantics import regraft
+from bridge.tensors import regraft
 
 aten = torch.ops.aten
 

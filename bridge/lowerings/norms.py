@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.arrays import jax_dtype
 from bridge.lowerings.registry import DECOMPOSITIONS, lowers, widened
-from bridge.semantics import jax_dtype
 
 aten = torch.ops.aten
 

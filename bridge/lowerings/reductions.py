@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge.arrays import jax_dtype
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.registry import lowers, widened
-from bridge.semantics import jax_dtype, regraft
+from bridge.tensors import regraft
 
 aten = torch.ops.aten
 

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torchax.ops import jaten
 
+from bridge.internals import torchax_embedding, torchax_index_put
 from bridge.lowerings.registry import METAS, decomposes, lowers
-from bridge.semantics import regraft
+from bridge.tensors import regraft
 
 aten = torch.ops.aten
 
@@ -99,8 +99,8 @@ def scatter_by(x, dim, index, src, *, reduce):
 @lowers(aten.index_put.default)
 def index_put(x, indices, values, accumulate=False):
     if accumulate and x.dtype == bool:  # JAX adds no bools
-        return jaten._aten_index_put(x.astype(jnp.int32), indices, values.astype(jnp.int32), True).astype(bool)
-    return jaten._aten_index_put(x, indices, values, accumulate)
+        return torchax_index_put(x.astype(jnp.int32), indices, values.astype(jnp.int32), True).astype(bool)
+    return torchax_index_put(x, indices, values, accumulate)
 
 
 @lowers(aten.index_reduce.default)
@@ -123,7 +123,7 @@ def index_add(x, dim, index, source, *, alpha=1):
 
 @decomposes(aten.as_strided_scatter.default)
 def as_strided_scatter(x, src, size, stride, storage_offset=None):
-    if torch.is_grad_enabled() and (x.requires_grad or not x.is_contiguous()):
+    if torch.is_grad_enabled() and (getattr(x, "may_have_gradient", x.requires_grad) or not x.is_contiguous()):
         # PyTorch's gradient for `x` is that of the elements that were replaced.
         raise NotImplementedError("PyTorch's own gradient of it is wrong; use clone(), as_strided() and copy_()")
     out = x.clone()
@@ -133,7 +133,7 @@ def as_strided_scatter(x, src, size, stride, storage_offset=None):
 
 @lowers(aten.embedding.default)
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    rows = jaten._aten_embedding(weight, indices, padding_idx)
+    rows = torchax_embedding(weight, indices, padding_idx)
     if not scale_grad_by_freq:
         return rows
     count = jnp.zeros(weight.shape[0], weight.dtype).at[indices].add(1)

@@ -10,27 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_map_only
 
+from bridge.arrays import jax_dtype
+from bridge.internals import below_modes, tree_map_only
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
-from bridge.semantics import BridgeTensor, blank, fresh, jax_dtype
+from bridge.tensors import BridgeTensor, blank, fresh
 
 aten = torch.ops.aten
 
 
-def _known(tensor: BridgeTensor) -> torch.Tensor:
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, BridgeTensor):
+        return tensor
     array = np.array(jnp.asarray(tensor.value, jnp.float32) if tensor.dtype == torch.bfloat16 else tensor.value)
     return torch.from_numpy(array).to(tensor.dtype)
 
 
 def _constant(tensor: torch.Tensor) -> BridgeTensor:
     array = jnp.asarray(tensor.numpy(), jax_dtype(tensor.dtype))
-    return fresh(array, blank(tensor.shape, None, tensor.dtype), static=True)
+    return fresh(array, blank(tensor.shape, None, tensor.dtype), live=False)
 
 
 def _by_pytorch(op: Any) -> Any:
     def computed(*args, **kwargs):
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        with below_modes():
             args, kwargs = tree_map_only(BridgeTensor, _known, (args, kwargs))
             return tree_map_only(torch.Tensor, _constant, op(*args, **kwargs))
 
@@ -61,7 +64,7 @@ def index(x, indices):
     expanded = []
     for place in indices:
         if place is not None and place.dtype in (torch.bool, torch.uint8):
-            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            with below_modes():
                 expanded += [_constant(column) for column in _known(place).nonzero().unbind(1)]
         else:
             expanded.append(place)
@@ -103,3 +106,19 @@ def take_along_dim(x, indices, dim=None):
 
 FUNCTIONS[F.one_hot] = aten.one_hot.default
 FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.take_along_dim.default
+
+
+@decomposes(aten._has_same_storage_numel.default)
+def has_same_storage_numel(x, y):
+    first, second = (getattr(t, "_meta", t).untyped_storage().size() // t.itemsize for t in (x, y))
+    return first == second
+
+
+@decomposes(aten._is_all_true.default)
+def is_all_true(x):
+    return x.all()
+
+
+@decomposes(aten._is_any_true.default)
+def is_any_true(x):
+    return x.any()

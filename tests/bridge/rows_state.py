@@ -90,13 +90,13 @@ class ParameterRenormalised(nn.Module):
         return x @ self.a + self.table(torch.tensor([1, 1, 3]))
 
 
-@meaning((3, 4), spans_calls=True)
+@meaning((3, 4), steps=2, spans_calls=True)
 class StateWithGraph(Weighted):
     """A hidden state kept in a buffer: through several calls, the gradient goes back through all of them."""
 
     def __init__(self):
         super().__init__()
-        self.hidden = nn.Buffer(torch.zeros(3, 4))
+        self.hidden = nn.Buffer(torch.full((3, 4), 0.5))
         self.cell = nn.Buffer(torch.ones(3, 4), persistent=False)
 
     def forward(self, x):
@@ -216,13 +216,14 @@ class EveryDraw(Weighted):
 
 @meaning((3, 4))
 class Generators(Weighted):
-    """Draws from generators, those of the module and those made on the way; in place too."""
+    """Draws from generators that the call seeds, the module's own and those made on the way; in place too."""
 
     def __init__(self):
         super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
+        self.generator = torch.Generator()
 
     def forward(self, x):
+        self.generator.manual_seed(1)
         other = torch.Generator().manual_seed(3)
         noise = torch.rand(3, 4, generator=self.generator) + torch.randn(3, 4, generator=self.generator)
         noise = noise + torch.randperm(4, generator=other) + torch.randint(0, 5, (3, 4), generator=other)

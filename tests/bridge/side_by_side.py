@@ -15,15 +15,17 @@ import torch
 from rows_registry import Row
 
 import bridge
-from bridge import parity
-from bridge.carries import convert
-from bridge.dispatch import array_of
+from bridge.arrays import array_of
+from bridge.parity import ParityReport
+from bridge.parity.leaves import Leaves, compare, is_array, leaf_of, named
+from bridge.parity.sides import drawing, gradient_leaf, jax_weigh, projection, snapshot, torch_weigh, unwritten
+from bridge.pytrees import convert
 
 
 class Reference(NamedTuple):
     """What PyTorch makes of some calls in a row on one module, and of one backward through all of them."""
 
-    leaves: dict[str, dict[str, np.ndarray]]
+    leaves: Leaves
     draws: list[list[torch.Tensor]]
     """For each call."""
 
@@ -32,13 +34,14 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
     """One call for each seed, on one module; the objective is the sum of all."""
     module = copy.deepcopy(row.build()).train(train)
     trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
+    before = snapshot(state_of(module))
     outputs, inputs, draws, total = {}, {}, [], torch.zeros(())
     for i, seed in enumerate(seeds):
         args, kwargs = convert(row.example(seed), lambda v: leaf(v, row.input_gradients))
         torch.manual_seed(seed)
-        with parity._drawing(None) as made:
+        with drawing(None) as made:
             out = getattr(module, row.method)(*args, **kwargs)
-        value = parity._projection(out, torch.is_tensor, parity._torch_weigh)
+        value = projection(out, torch.is_tensor, torch_weigh)
         if row.spans_calls:
             total = total + value
         else:  # gradients add up; PyTorch would not go back past a leaf that a later call has filled
@@ -48,14 +51,16 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
     if row.spans_calls:
         total.backward()
     state = state_of(module)
-    gradients = trained | (inputs if row.input_gradients else {})
-    kinds = {
-        "output": outputs,
-        "gradient": convert(gradients, lambda t: torch.zeros_like(t) if t.grad is None else t.grad),
-        "buffer": {n: t for n, t in state.items() if n not in trained},
-        "parameter": {n: t for n, t in state.items() if n in trained},
+    leaves = {
+        "output": named(outputs),
+        "gradient": {n: gradient_leaf(t) for n, t in trained.items()},
+        "input gradient": {},
+        "buffer": {n: leaf_of(t, unwritten(t, before.get(n))) for n, t in state.items() if n not in trained},
+        "parameter": named({n: t for n, t in state.items() if n in trained}),
     }
-    return Reference({kind: parity._named(leaves) for kind, leaves in kinds.items()}, draws)
+    if row.input_gradients:
+        leaves["input gradient"] = {f"{n}[{i}]": gradient_leaf(t) for n, ts in inputs.items() for i, t in enumerate(ts)}
+    return Reference(leaves, draws)
 
 
 def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -89,7 +94,7 @@ def objective_of(row: Row, train: bool) -> tuple[bridge.Functional, Callable]:
         given = iter(inputs)
         args, kwargs = structure.unflatten([next(given) if torch.is_tensor(v) else v for v in leaves])
         result = fn.run(params, buffers, *args, rng=draws, train=train, method=row.method, **kwargs)
-        value = parity._projection(result.outputs, parity._is_jax, parity._jax_weigh)
+        value = projection(result.outputs, is_array, jax_weigh)
         return jnp.asarray(value, jnp.float32), result
 
     return fn, objective
@@ -130,18 +135,19 @@ def leaves_of(row: Row, outputs: list, result: bridge.Result, gradients: tuple, 
     """As `Reference.leaves`. `outputs` and the gradients of `inputs`: one for each call."""
     kinds = {
         "output": {f"call {i}": out for i, out in enumerate(outputs)},
-        "gradient": gradients[0] | ({f"input {i}": g for i, g in enumerate(inputs)} if row.input_gradients else {}),
+        "gradient": gradients[0],
+        "input gradient": {f"input {i}": g for i, g in enumerate(inputs)} if row.input_gradients else {},
         "buffer": result.buffers,
         "parameter": result.params,
     }
-    return {kind: parity._named(leaves) for kind, leaves in kinds.items()}
+    return {kind: named(leaves) for kind, leaves in kinds.items()}
 
 
-def report(row: Row, references: list[Reference], arrays: list[dict]) -> parity.ParityReport:
+def report(row: Row, references: list[Reference], arrays: list[dict]) -> ParityReport:
     rows = []
     for i, (reference, leaves) in enumerate(zip(references, arrays, strict=True)):
-        rows += parity._compare(i, reference.leaves, leaves, None, row.tolerance)
-    return parity.ParityReport(tuple(sorted(rows, key=lambda r: r.tolerance - r.error)))
+        rows += compare(i, reference.leaves, leaves, None, row.tolerance)
+    return ParityReport.of(rows)
 
 
 def call(tree: Any, i: int) -> Any:

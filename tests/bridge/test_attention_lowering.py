@@ -125,7 +125,9 @@ def test_attention_with_dropout_is_pytorchs(name):
             return F.scaled_dot_product_attention(*self.inputs, **kwargs, dropout_p=0.3)
 
     torch.manual_seed(0)
-    report = bridge.verify(Attend(), tolerance=TOLERANCE)
+    # With a scale of zero all scores are equal, whatever the query and the key.
+    known_zero = r"gradient inputs\.[01]" if name == "scale of zero" else ""
+    report = bridge.verify(Attend(), tolerance=TOLERANCE, known_zero=known_zero)
     assert report.ok, f"\n{report}"
 
 

@@ -1,4 +1,4 @@
-"""`python -m bridge verify|inspect`: tables, JSON, exit status."""
+"""`python -m bridge verify|inspect`: tables, JSON, HTML, exit status."""
 
 import json
 
@@ -21,8 +21,37 @@ def unsupported():
     return Airy(), torch.randn(3)
 
 
+def gated():
+    class Gated(nn.Module):
+        """Nothing comes through at initialisation."""
+
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.gate = nn.Linear(3, 3), nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            return x + self.gate * self.trunk(x)
+
+        def half(self, x):
+            return self(x) / 2
+
+    return Gated(), (torch.randn(2, 3),)
+
+
 def nonsense():
     return 3
+
+
+def failing():
+    raise ValueError("no such checkpoint\nin two lines")
+
+
+def misnamed():
+    return nn.Linear(3, 3), (torch.ones(2, 3),), ["keywords"]
+
+
+def too_wide():
+    return nn.Linear(3, 3), torch.ones(2, 4)
 
 
 @pytest.fixture
@@ -33,11 +62,24 @@ def here(monkeypatch):
 def test_verify(here, capsys):
     assert main(["verify", "test_command:good", "--train", "True", "--steps", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "0 beyond tolerance" in shown and "gradient 0.weight" in shown
+    assert "0 beyond tolerance, 0 unproved" in shown and "gradient 0.weight" in shown and "float32 products" in shown
     assert main(["verify", "test_command:good", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["ok"] and {row["kind"] for row in report["rows"]} == {"output", "gradient"}
+    assert report["ok"] and {row["kind"] for row in report["rows"]} == {"output", "gradient", "input gradient"}
+    assert report["environment"]["matmul_precision"] == "highest"
     assert main(["verify", "test_command:good", "--tolerance", "1e-12"]) == 1
+
+
+def test_unproved_is_not_ok(here, capsys, tmp_path):
+    page = tmp_path / "report.html"
+    assert main(["verify", "test_command:gated", "--html", str(page)]) == 1
+    shown = capsys.readouterr().out
+    assert "0 beyond tolerance, 2 unproved" in shown and "--jitter" in shown
+    text = page.read_text()
+    assert text.count("<td>unproved</td>") == 2 and "<strong>Unproved.</strong>" in text
+    assert "http" not in text and "<script" not in text
+    assert main(["verify", "test_command:gated", "--jitter", "0.1", "--method", "half"]) == 0
+    assert main(["verify", "test_command:gated", "--known-zero", "gradient trunk"]) == 0
 
 
 def test_inspect(here, capsys):
@@ -45,17 +87,33 @@ def test_inspect(here, capsys):
     shown = capsys.readouterr().out
     for part in ("parameters: 4 arrays, 26 elements", "aten::linear", "ours", "random", "not supported: none", "GFLOP"):
         assert part in shown
+    assert "float32 products highest" in shown
     assert main(["inspect", "test_command:unsupported"]) == 1
     assert "aten::special_airy_ai: neither a lowering nor a decomposition" in capsys.readouterr().out
 
 
-def test_mistakes_are_one_line(here, capsys):
-    for factory, said in (
-        ("test_command", "names no function"),
-        ("test_command:absent", "cannot be found"),
-        ("no_such_module:x", "cannot be found"),
-        ("test_command:nonsense", "returned a int; it must return (module, inputs)"),
-    ):
-        assert main(["verify", factory]) == 2
-        error = capsys.readouterr().err
-        assert said in error and len(error.strip().splitlines()) == 1
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["test_command"], "names no function"),
+        (["test_command:absent"], "cannot be found"),
+        (["no_such_module:x"], "cannot be found"),
+        (["test_command:nonsense"], "returned a int; it must return (module, inputs)"),
+        (["test_command:misnamed"], "returned (Linear, tuple, list); it must return"),
+        (["test_command:failing"], "test_command:failing failed: ValueError: no such checkpoint"),
+        (["test_command:too_wide"], "PyTorch itself fails, in step 0: RuntimeError: mat1 and mat2"),
+        (["test_command:good", "--tolerance", "small"], "--tolerance"),
+        (["test_command:good", "--tolerance", "-1"], "tolerance is -1.0; it must be a number above 0"),
+        (["test_command:good", "--tolerance", "nan"], "tolerance is nan"),
+        (["test_command:good", "--steps", "0"], "steps is 0; it must be at least 1"),
+        (["test_command:good", "--jitter", "inf"], "jitter is inf"),
+        (["test_command:good", "--known-zero", "("], "known_zero is '('"),
+        (["test_command:good", "--html", "/no/such/folder/x.html"], "cannot be written: No such file"),
+        (["test_command:gated", "--method", "halve"], "the module has no method halve; close to it: half"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line(arguments, said, here, capsys):
+    assert main(["verify", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.strip().splitlines()) == 1

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # which PyTorch imports, and changes itself, at the first call under a mode
 from rows import ROWS
 from torch import nn
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import bridge
-from bridge.carries import convert
-from bridge.dispatch import array_of
-from bridge.semantics import BridgeTensor
+from bridge.arrays import array_of
+from bridge.pytrees import convert
+from bridge.tensors import BridgeTensor
 
 # ---- the module
 
@@ -33,7 +34,7 @@ def traced(row, module, train=True):
     fn, (args, kwargs) = bridge.export(module), arrays(row.example())
 
     def objective(params):
-        out, _ = fn(params, fn.buffers, *args, rng=jax.random.key(0), train=train, method=row.method, **kwargs)
+        out = fn.run(params, fn.buffers, *args, rng=jax.random.key(0), train=train, method=row.method, **kwargs).outputs
         return sum(leaf.sum() for leaf in jax.tree.leaves(out) if hasattr(leaf, "sum")).astype(jnp.float32)
 
     jax.make_jaxpr(jax.grad(objective))(fn.params)

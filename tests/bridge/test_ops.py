@@ -204,9 +204,15 @@ class Edge(nn.Module):
         return tuple(out) if isinstance(out, tuple) else out
 
 
+ZERO = {"median", "norm of zeros", "frobenius", "dist", "pow 0", "scalar pow", "div trunc", "round", "sign", "triplet"}
+"""Edges whose value or gradient is zero in truth."""
+
+
 @pytest.mark.parametrize("name", EDGES)
 def test_edge(name):
-    report = bridge.verify(Edge(*EDGES[name]), tolerance=1e-5)
+    report = bridge.verify(
+        Edge(*EDGES[name]), tolerance=1e-5, known_zero="." if name in {*ZERO, "cross_entropy ignored"} else ""
+    )
     assert report.ok, f"\n{report}"
 
 

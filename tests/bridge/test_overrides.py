@@ -91,7 +91,7 @@ def test_exploration_of_trm():
 
     @jax.jit
     def halted(probability, key):
-        outputs, _ = fn(
+        outputs, *_ = fn.run(
             fn.params,
             fn.buffers,
             carry=carry,

@@ -2,27 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from eager import Call, compare, randn
 from torch import nn
 
 import bridge
-
-
-def randn(*shape, seed=1):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
 
 MASKED = randn(3, 4).masked_fill(torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]).bool(), float("-inf"))
 IMAGE = randn(1, 2, 6, 6)
@@ -65,36 +51,6 @@ CASES = {
 def test_operation(name):
     function, *inputs = CASES[name]
     compare(Call(function), inputs, 2e-5)
-
-
-def compare(module, inputs, tolerance):
-    leaves = [x.clone().requires_grad_(x.dtype.is_floating_point) for x in inputs]
-    out = module(*leaves)
-    weights = randn(*out.shape, seed=9)
-    (out * weights).sum().backward()
-    fn = bridge.export(module)
-
-    def loss(params, inputs):
-        out, _ = fn(params, fn.buffers, *inputs)
-        return jnp.sum(out * weights.numpy()), out
-
-    arrays = [jnp.asarray(x.numpy()) for x in inputs]
-    free = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
-    fixed = [x for x in arrays if not jnp.issubdtype(x.dtype, jnp.floating)]
-    (by_params, by_inputs), results = jax.jit(
-        jax.grad(lambda p, free: loss(p, [*free, *fixed]), argnums=(0, 1), has_aux=True)
-    )(fn.params, free)
-    close(results, out.detach(), tolerance)
-    for f, leaf in zip(by_inputs, leaves, strict=False):
-        close(f, leaf.grad, tolerance)
-    for n, p in module.named_parameters():
-        close(by_params[n], p.grad, tolerance)
-
-
-def close(results, expected, tolerance):
-    expected = expected.numpy()
-    finite = np.abs(expected[np.isfinite(expected)]).max(initial=1e-3)
-    np.testing.assert_allclose(results, expected, rtol=0, atol=tolerance * finite)
 
 
 @pytest.mark.parametrize("padding", [None, 2])

@@ -1,17 +1,21 @@
-"""Run in a process of its own: trains on virtual devices and prints, as JSON, what was compiled and what was fetched.
+"""Run in a process of its own: trains on virtual devices; prints what was compiled and fetched, a line of JSON a run.
 
-python -m support.inspect_programs DEVICES DATA_DIR RUN_DIR [field=value …]
+python -m support.inspect_programs DATA_DIR DEVICES RUN_DIR [field=value …] [-- DEVICES RUN_DIR [field=value …] …]
+
+Several runs in one process, one after the other, save the imports.
 """
 
 import ast
+import itertools
 import json
 import os
 import re
 import sys
 import threading
 
-devices, data_dir, run_dir = int(sys.argv[1]), *sys.argv[2:4]
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+data_dir, *words = sys.argv[1:]
+runs = [list(run) for separator, run in itertools.groupby(words, lambda word: word == "--") if not separator]
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={max(int(devices) for devices, *_ in runs)}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from jax._src import array  # noqa: E402
@@ -21,13 +25,9 @@ from train_jax import loop, start  # noqa: E402
 from train_jax.run.presets import preset  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
 
-fields = {name: ast.literal_eval(value) for name, value in (pair.split("=") for pair in sys.argv[4:])}
-common = {"data_dir": data_dir, "run_dir": run_dir, "wandb": "disabled", "eval_batch_size": 8}
-config = with_fields(preset("tiny"), common | fields)
-
 texts, fetches, calls = [], [], []
 inside = False
-main = threading.current_thread()  # others compile and make batches
+main_thread = threading.current_thread()  # others compile and make batches
 
 
 class Watched(start.Programs):
@@ -51,22 +51,30 @@ plain = array.ArrayImpl._value.fget  # CPU arrays need no transfer, so no transf
 
 
 def fetched(self):
-    if inside and threading.current_thread() is main:
+    if inside and threading.current_thread() is main_thread:
         fetches.append(str(self.aval))
     return plain(self)
 
 
 array.ArrayImpl._value = property(fetched)
 start.Programs = Watched
-figures = loop.train(config, Devices(devices, config.compute.runner))
-print(
-    json.dumps(
-        {
-            "all_reduces": [len(re.findall(r"= \S+ all-reduce(?:-start)?\(", text)) for text in texts],
-            "programs": len(texts),
-            "programs_by_call": calls,
-            "fetches": fetches,
-            "figures": figures,
-        }
-    )
-)
+
+
+def main(devices, run_dir, *pairs):
+    for seen in (texts, fetches, calls):
+        seen.clear()
+    fields = {name: ast.literal_eval(value) for name, value in (pair.split("=") for pair in pairs)}
+    common = {"data_dir": data_dir, "run_dir": run_dir, "wandb": "disabled", "eval_batch_size": 8}
+    config = with_fields(preset("tiny"), common | fields)
+    loop.train(config, Devices(int(devices), config.compute.runner))
+    shown = {
+        "all_reduces": [len(re.findall(r"= \S+ all-reduce(?:-start)?\(", text)) for text in texts],
+        "programs": len(texts),
+        "programs_by_call": calls,
+        "fetches": fetches,
+    }
+    print(json.dumps(shown))
+
+
+for run in runs:
+    main(*run)

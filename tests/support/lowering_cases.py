@@ -34,6 +34,7 @@ CASES = {
     aten.clone.default: [((X,), {})],
     aten.lift_fresh_copy.default: [((X,), {})],
     aten.copy.default: [((X.int(), torch.arange(4)), {})],
+    aten.angle.default: [((X,), {})],
     aten.zeros.default: [(SIZED, {}), (SIZED, {"dtype": torch.int64})],
     aten.empty.memory_format: [(SIZED, {})],
     aten.empty_strided.default: [(([2, 3], [3, 1]), {})],
@@ -147,6 +148,8 @@ WORKSPACE = {aten._linalg_det.default: 1, aten._linalg_slogdet.default: 2, aten.
 """Op -> how many of its outputs are results; the others serve PyTorch's own backward."""
 
 ELSEWHERE = {
+    aten._efficientzerotensor.default,
+    aten.polar.default,
     aten.mkldnn_rnn_layer.default,
     aten._pdist_forward.default,
     aten._safe_softmax.default,
@@ -156,7 +159,7 @@ ELSEWHERE = {
     aten.max_pool3d_with_indices_backward.default,
 }
 """These have tests of their own: `test_lowerings.py` for those that PyTorch has in float32 only, and
-`test_rare_operations.py`."""
+`test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`."""
 
 
 class Op(nn.Module):

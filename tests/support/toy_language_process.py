@@ -1,14 +1,20 @@
-"""Run in a process of its own: trains the toy language model on virtual devices, stops half-way once, and continues.
+"""Run in a process of its own: trains the toy language model on virtual devices, whole or stopped and continued.
 
-python -m support.toy_language_process DATA_DIR DEVICES RUN_DIR OUT.npz [STEPS]
+python -m support.toy_language_process DATA_DIR DEVICES RUN_DIR OUT.npz [STOPS_AT] [-- DEVICES RUN_DIR OUT.npz …]
+
+Several runs in one process, one after the other, save the imports.
 """
 
+import itertools
 import os
 import sys
 
-data_dir, devices, run_dir, out, *steps = sys.argv[1:]
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+data_dir, *words = sys.argv[1:]
+runs = [list(run) for separator, run in itertools.groupby(words, lambda word: word == "--") if not separator]
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={max(int(devices) for devices, *_ in runs)}"
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+import dataclasses  # noqa: E402
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -22,9 +28,9 @@ from train_jax.run.config import RunConfig  # noqa: E402
 from train_jax.run.restore import restore  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
 
-config = RunConfig(
+CONFIG = RunConfig(
     data_dir=data_dir,
-    run_dir=run_dir,
+    run_dir="",
     task="support.toy_language:ToyLanguage",
     task_config=ToyConfig(),
     model="support.toy_language:TokenModel",
@@ -44,23 +50,32 @@ class KilledError(Exception):
     pass
 
 
-if steps:  # stops as a killed process would: after a checkpoint, before the run is finished
+def stop_at(stop, config, devices):
+    """Stops as a killed process would: after a checkpoint, before the run is finished."""
     save = Checkpoints.save
 
     def save_and_stop(self, step, *args):
         save(self, step, *args)
-        if step == int(steps[0]):
+        if step == stop:
             self.wait()
             raise KilledError
 
     Checkpoints.save = save_and_stop
     try:
-        train(config, Devices(int(devices)))
+        train(config, devices)
     except KilledError:
         Checkpoints.save = save
 
-figures = train(config, Devices(int(devices)))
-state = restore(run_dir).state
-leaves = jax.tree_util.tree_leaves_with_path(state)
-arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-np.savez(out, **arrays, __loss=figures["loss"])
+
+def main(devices, run_dir, out, *stops_at):
+    config, devices = dataclasses.replace(CONFIG, run_dir=run_dir), Devices(int(devices))
+    for step in stops_at:
+        stop_at(int(step), config, devices)
+    figures = train(config, devices)
+    leaves = jax.tree_util.tree_leaves_with_path(restore(run_dir).state)
+    arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    np.savez(out, **arrays, __loss=figures["loss"])
+
+
+for run in runs:
+    main(*run)

@@ -73,8 +73,8 @@ def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, so
 def test_what_cannot_be_asked_for_is_said_and_nothing_is_written(tmp_path, source, monkeypatch):
     arc = {"output_dir": tmp_path / "set", "source": str(source), "num_aug": 2}
     for options, message in (
-        ({"num_aug": -1}, "--num-aug -1: expected 0 to 999999"),
-        ({"seed": 2**32}, "--seed 4294967296: expected 0 to 4294967295"),
+        ({"num_aug": -1}, "--num-aug is -1; use at least 0"),
+        ({"seed": 2**32}, "--seed is 4294967296; use at most 4294967295"),
         ({"test_subsets": ("concept2",)}, "--test-subsets concept2 is not among --subsets training evaluation concept"),
         ({"subsets": ("concept", "concept")}, "--subsets concept concept: expected different names"),
         ({"subsets": ("../x", "evaluation")}, "subset '../x' is not a name"),

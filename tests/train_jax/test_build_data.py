@@ -68,11 +68,11 @@ def test_the_defaults_of_every_size_can_be_met(tmp_path, monkeypatch, capsys):
 def test_options_that_do_not_go_together_are_said(tmp_path):
     for config, message in (
         (SudokuData(size=5), "a Sudoku of size 5 is not known; use one of 4, 6, 9"),
-        (SudokuData(num_train=0), "--num-train 0: expected 1 to"),
-        (SudokuData(num_aug=-1), "--num-aug -1: expected 0 to"),
-        (SudokuData(seed=-1), "--seed -1: expected 0 to"),
+        (SudokuData(num_train=0), "--num-train is 0; use at least 1"),
+        (SudokuData(num_aug=-1), "--num-aug is -1; use at least 0"),
+        (SudokuData(seed=-1), "--seed is -1; use at least 0"),
         (SudokuData(subsample_size=5), "--subsample-size 5 needs --source"),
-        (SudokuData(min_difficulty=-5), "--min-difficulty -5: expected 0 to"),
+        (SudokuData(min_difficulty=-5), "--min-difficulty is -5; use at least 0"),
         (SudokuData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
         (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables hold 9x9 Sudokus"),
         (SudokuData(source=str(tmp_path / "none")), "none is not there; give a folder or a bucket"),

@@ -27,13 +27,6 @@ def test_help_lists_every_stage_without_torch_and_jax():
     assert all(name in output for name in STAGES) and output.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_help_of_every_stage(stage, capsys):
-    with pytest.raises(SystemExit) as end:
-        main([stage, "--help"])
-    assert not end.value.code and len(capsys.readouterr().out.splitlines()) > 5
-
-
 def test_unknown_stage_and_preset(capsys):
     assert "unknown stage 'trian'; one of build-data" in mistake(capsys, "trian")
     assert "unknown preset 'nope'; use one of sudoku-extreme" in mistake(capsys, "train", "nope")

@@ -73,7 +73,7 @@ def test_help_shows_the_fields_of_the_model(capsys):
     shown = {}
     for name in ("transformer", OUTSIDE):
         with pytest.raises(SystemExit):
-            cli(["tiny", "--model", name, "--help"])
+            cli(["tiny", "--model", name, "--help", "arch"])
         shown[name] = capsys.readouterr().out
     assert "--arch.H-layers" in shown["transformer"] and "--arch.L-cycles" not in shown["transformer"]
     assert "--arch.options JSON" in shown[OUTSIDE] and "--arch.hidden-size" not in shown[OUTSIDE]

@@ -192,7 +192,7 @@ def test_a_hostile_recipe_stays_on_its_lines(sets):
 def test_what_cannot_be_inspected_is_one_line(tmp_path, whole_sets, capsys):
     for arguments, message in (
         ([str(tmp_path / "none")], "no data set at"),
-        ([str(whole_sets["maze"]), "--examples", "-1"], "--examples -1: expected 0 to"),
+        ([str(whole_sets["maze"]), "--examples", "-1"], "--examples is -1; use at least 0"),
     ):
         assert trm(["build-data", "inspect", *arguments]) == 2
         captured = capsys.readouterr()

@@ -11,6 +11,7 @@ from support.small_set import rewrite_json
 
 from train_jax.errors import UserError
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
+from train_jax.stages.evaluate import check_same_puzzles
 from train_jax.tasks.puzzles import kinds
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.batches import train_batch
@@ -42,6 +43,33 @@ def mazes(tmp_path):
 def test_a_key_rebuilds_its_kind_and_no_other(kind):
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size, kind.key)) == kind
     assert sum(each.from_key(kind.key) is not None for each in KINDS) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "trained", "refused"),
+    [
+        ((16, 6, "sudoku-4x4"), (16, 6, "sudoku-4x4"), ""),
+        ((16, 6, ""), (16, 6, "sudoku-4x4"), ""),
+        (
+            (16, 6, "maze-4"),
+            (16, 6, "sudoku-4x4"),
+            "the data holds 4x4 mazes, the run was trained on 4x4 Sudokus; give",
+        ),
+        (
+            (81, 11, ""),
+            (16, 6, ""),
+            "the data holds 9x9 Sudokus, the run was trained on 4x4 Sudokus; give a --data-dir",
+        ),
+        ((16, 7, MIXED), (16, 6, MIXED), "of 16 tokens from a vocabulary of 7, the run was trained on sequences of 16"),
+    ],
+)
+def test_a_model_is_scored_on_the_kind_of_puzzle_that_it_was_trained_on(given, trained, refused):
+    given, trained = metadata_of(*given), metadata_of(*trained)
+    if not refused:
+        return check_same_puzzles(given, trained)
+    with pytest.raises(UserError) as error:
+        check_same_puzzles(given, trained)
+    assert refused in str(error.value)
 
 
 @pytest.mark.parametrize(

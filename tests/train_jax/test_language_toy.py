@@ -6,10 +6,25 @@ import numpy as np
 import pytest
 from support.scripts import run_script
 
+RUNS = {"whole 1": (1,), "continued 1": (1, 10), "whole 8": (8,), "continued 8": (8, 10)}
+
 
 @pytest.fixture(scope="module")
-def data_dir(made_once):
-    return made_once("toy_language", write_tokens)
+def trained(made_once):
+    """`trained("whole 8")`: the last state of that run, and its lines of metrics."""
+
+    def train(folder):
+        write_tokens(folder)
+        words = [(devices, folder / name, folder / f"{name}.npz", *stops) for name, (devices, *stops) in RUNS.items()]
+        run_script("toy_language_process", folder, *[word for run in words for word in ("--", *run)])
+
+    folder = made_once("toy_language", train)
+
+    def result(name):
+        records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        return dict(np.load(folder / f"{name}.npz")), records
+
+    return result
 
 
 def write_tokens(folder):
@@ -23,18 +38,9 @@ def write_tokens(folder):
         np.save(folder / f"{split}.npy", np.stack(tokens, axis=1).astype(np.int32))
 
 
-def trained(data_dir, folder, devices, *kill_at):
-    folder.mkdir(exist_ok=True)
-    out, run = folder / "out.npz", folder / "run"
-    run_script("toy_language_process", data_dir, devices, run, out, *kill_at)
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return dict(np.load(out)), records
-
-
 @pytest.mark.parametrize("devices", [1, 8])
-def test_trains_evaluates_and_continues_bit_for_bit(data_dir, tmp_path, devices):
-    arrays, records = trained(data_dir, tmp_path, devices)
-    resumed, again = trained(data_dir, tmp_path / "again", devices, 10)
+def test_trains_evaluates_and_continues_bit_for_bit(trained, devices):
+    (arrays, records), (resumed, again) = trained(f"whole {devices}"), trained(f"continued {devices}")
     assert arrays.keys() == resumed.keys()
     for name, array in arrays.items():
         assert array.tobytes() == resumed[name].tobytes(), name
@@ -44,9 +50,8 @@ def test_trains_evaluates_and_continues_bit_for_bit(data_dir, tmp_path, devices)
     assert [record["step"] for record in records if "eval/loss" in record] == [5, 10, 15, 20]
 
 
-def test_one_device_equals_eight(data_dir, tmp_path):
+def test_one_device_equals_eight(trained):
     """Weights differ between the devices' shares, so a mean of means would not do."""
-    one, _ = trained(data_dir, tmp_path / "one", 1)
-    eight, _ = trained(data_dir, tmp_path / "eight", 8)
+    (one, _), (eight, _) = trained("whole 1"), trained("whole 8")
     for name, array in one.items():
         np.testing.assert_allclose(eight[name], array, rtol=0, atol=1e-5, err_msg=name)

@@ -72,11 +72,11 @@ def test_a_wrong_generator_is_found_out_and_nothing_is_written(tmp_path, monkeyp
 
 def test_options_that_do_not_go_together_are_said(tmp_path):
     for config, message in (
-        (MazeData(size=3), "--size 3: mazes have 4 to 50 rows"),
-        (MazeData(size=51), "--size 51: mazes have 4 to 50 rows"),
-        (MazeData(num_train=0), "--num-train 0: expected 1 to"),
-        (MazeData(min_path=-1), "--min-path -1: expected 0 to"),
-        (MazeData(seed=-1), "--seed -1: expected 0 to"),
+        (MazeData(size=3), "--size is 3; use at least 4"),
+        (MazeData(size=51), "--size is 51; use at most 50"),
+        (MazeData(num_train=0), "--num-train is 0; use at least 1"),
+        (MazeData(min_path=-1), "--min-path is -1; use at least 0"),
+        (MazeData(seed=-1), "--seed is -1; use at least 0"),
         (MazeData(subsample_size=5), "--subsample-size 5 needs --source"),
         (MazeData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
         (MazeData(source="x/y", kind="walls"), "--kind walls does not go with --source"),

@@ -152,11 +152,12 @@ def test_names_and_weights_are_read(two_dirs):
 def test_a_run_on_two_data_sets_trains_and_is_scored_on_one(two_dirs, tmp_path, capsys):
     run = str(tmp_path / "run")
     command = ["train", "tiny", "--data-dir", ",".join(two_dirs), "--data-weights", "3,1", "--run-dir", run]
-    assert main([*command, "--steps", "2", "--eval-batch-size", "8", "--wandb", "disabled"]) == 0
+    small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]
+    assert main([*command, *small, "--steps", "2", "--eval-batch-size", "8", "--wandb", "disabled"]) == 0
     assert "on 16 held-out puzzles" in capsys.readouterr().out
     assert main(["evaluate", run, "--data-dir", two_dirs[1]]) == 0
     assert "count            8" in capsys.readouterr().out
     assert main(["evaluate", run, "--data-dir", "elsewhere"]) == 2
     assert "is none of the data sets that the run was trained on" in capsys.readouterr().err
-    assert main([*command[:5], "1,1", *command[6:], "--steps", "2"]) == 2
+    assert main([*command[:5], "1,1", *command[6:], *small, "--steps", "2"]) == 2
     assert "data_weights 3,1 there, 1,1 requested" in capsys.readouterr().err

@@ -17,7 +17,8 @@ from support.scripts import ENVIRONMENT, ROOT, script
 from train_jax.errors import UserError
 from train_jax.runtime.processes import join_processes
 
-FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5")
+FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5", "H_cycles=1",
+          "L_cycles=1")  # fmt: skip
 
 
 def free_port():

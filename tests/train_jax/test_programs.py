@@ -7,22 +7,37 @@ from support.scripts import run_script
 
 from train_jax.tasks.puzzles.task import Curriculum
 
+SMALL = "steps=12", "eval_every_steps=4", "H_cycles=1", "L_cycles=1", "halt_max_steps=2"
+RUNS = {
+    "pmap": (8, *SMALL),
+    "shard_map": (8, *SMALL, "runner='shard_map'", "accumulation_steps=2"),
+    "curriculum": (1, "steps=16", "curriculum_epochs=2", "curriculum_start=(1,1)", "L_cycles=1"),
+}
 
-def inspect_programs(tmp_path, data_dir, devices, *fields):
-    return json.loads(run_script("inspect_programs", devices, data_dir, tmp_path / "run", *fields).splitlines()[-1])
+
+@pytest.fixture(scope="module")
+def inspected(made_once, data_dir):
+    """What `support.inspect_programs` says of each run."""
+
+    def inspect(folder):
+        words = [word for name, (count, *fields) in RUNS.items() for word in ("--", count, folder / name, *fields)]
+        (folder / "shown").write_text(run_script("inspect_programs", data_dir, *words))
+
+    lines = (made_once("programs", inspect) / "shown").read_text().splitlines()
+    return dict(zip(RUNS, map(json.loads, [line for line in lines if line.startswith("{")]), strict=True))
 
 
-@pytest.mark.parametrize("fields", [(), ("runner='shard_map'", "accumulation_steps=2")], ids=["pmap", "shard_map"])
-def test_one_program_with_one_all_reduce_and_no_transfer(tmp_path, data_dir, fields):
-    run = inspect_programs(tmp_path, data_dir, 8, "steps=12", "eval_every_steps=4", *fields)
+@pytest.mark.parametrize("name", ["pmap", "shard_map"])
+def test_one_program_with_one_all_reduce_and_no_transfer(inspected, name):
+    run = inspected[name]
     assert run["all_reduces"] == [1]
     assert set(run["programs_by_call"]) == {1} and len(run["programs_by_call"]) == 12
     assert run["fetches"] == []
 
 
-def test_a_curriculum_compiles_each_depth_once(tmp_path, data_dir):
+def test_a_curriculum_compiles_each_depth_once(inspected):
     """An epoch of this data has four steps."""
-    run = inspect_programs(tmp_path, data_dir, 1, "steps=16", "curriculum_epochs=2", "curriculum_start=(1,1)")
+    run = inspected["curriculum"]
     assert run["programs"] == 2
     assert run["programs_by_call"] == [2] * 16, "the second depth is compiled while the first one trains"
 

@@ -1,6 +1,7 @@
 """The one place that makes a run: first weights from elsewhere, no average without EMA, reduction leaf by leaf."""
 
 import dataclasses
+import shutil
 
 import jax
 import numpy as np
@@ -45,6 +46,22 @@ def test_weights_of_another_model_are_refused_before_anything_is_written(config,
     with pytest.raises(UserError, match=r"init_from nowhere\.pt"):
         train(dataclasses.replace(config, init_from="nowhere.pt"), Devices(1))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_continues_or_is_finished_does_not_need_its_source(config, data_dir, tmp_path):
+    source = tmp_path / "source"
+    write_run(source, data_dir, act_steps=2, step=3)
+    fields = {"init_from": str(source), "checkpoint_every_steps": 1, "eval_every_steps": 0, "log_every_steps": 1}
+    config = with_fields(config, fields | {"steps": 2})
+    figures = train(config, Devices(1))
+    shutil.rmtree(source)
+    assert train(config, Devices(1)) == figures
+    (tmp_path / "run" / "FINISHED").unlink()
+    assert train(config, Devices(1))["exact_accuracy"] == figures["exact_accuracy"]
+    (tmp_path / "run" / "FINISHED").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(UserError, match="init_from"):
+        train(config, Devices(1))
 
 
 def test_without_ema_no_average_is_kept(config):

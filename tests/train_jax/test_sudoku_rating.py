@@ -93,8 +93,8 @@ def test_what_is_too_hard_is_said_with_a_remedy(tmp_path, capsys):
     for arguments, message in (
         (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are so hard"),
         (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or leave --num-empty out"),
-        (["--size", "4", "--min-difficulty", "-1"], "--min-difficulty -1: expected 0 to"),
-        (["--min-difficulty", "-1", "--source", "x/y"], "--min-difficulty -1: expected 0 to"),
+        (["--size", "4", "--min-difficulty", "-1"], "--min-difficulty is -1; use at least 0"),
+        (["--min-difficulty", "-1", "--source", "x/y"], "--min-difficulty is -1; use at least 0"),
         (["--min-difficulty", "5", "--num-empty", "70"], "70 empty cells of 81"),
     ):
         assert trm(["build-data", "sudoku", "--output-dir", str(tmp_path / "set"), *arguments]) == 2

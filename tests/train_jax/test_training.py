@@ -29,7 +29,7 @@ def difference(a, b):
 )
 def test_eight_devices_learn_the_same_as_one(tmp_path, data_dir, variant):
     """The same global batch, exploration on, rows of the puzzle table repeated within and across devices."""
-    fields = ("steps=20", "halt_exploration_prob=0.5", "eval_every_steps=0", *variant)
+    fields = ("steps=20", "halt_exploration_prob=0.5", "eval_every_steps=0", "L_cycles=1", *variant)
     run_script("train_tiny", data_dir, *run(tmp_path, "one", 1, *fields), "--", *run(tmp_path, "eight", 8, *fields))
     one, eight = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("one", "eight"))
     table = next(k for k in one if "puzzle_emb.weights" in k)

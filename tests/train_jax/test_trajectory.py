@@ -30,6 +30,8 @@ from benchmarks.trajectory_runs import (
     write_start,
 )
 
+pytestmark = pytest.mark.slow  # 20 runs of a hundred steps; tests/bridge/test_trm_ladder.py has twenty steps of each
+
 every_case = pytest.mark.parametrize("case", CASES)
 LOSS, WEIGHTS = 1e-4, 1e-3
 SEED = 4

@@ -99,7 +99,12 @@ class Objective:
         state = self.local_rows | params, buffers | self._local_ids
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, Arrays]:
-            return self.fn(*state, *args, **options, **kwargs)
+            result = self.fn.run(*state, *args, **options, **kwargs)
+            written = [n for n in params if n not in self.local_rows and result.params[n] is not state[0][n]]
+            if written:
+                said = f"the call writes the parameter {written[0]}, which the optimizer would not see"
+                raise bridge.BridgeError(said)
+            return result.outputs, result.buffers
 
         return call
 

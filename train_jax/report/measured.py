@@ -15,6 +15,8 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.tracking import read_metrics
+from train_jax.tasks.puzzles.accuracy import score_answers
+from train_jax.tasks.puzzles.batches import loss_labels
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
 from train_jax.tasks.puzzles.halting import HaltingCurve, from_json
 from train_jax.tasks.puzzles.kinds import add_kind, kind_of, trace_of
@@ -159,17 +161,15 @@ def measure(run_dir: str) -> Measured:
 
 def by_act_step(answers: Answers) -> ActSteps:
     """One ACT step at a time, so that half a million puzzles need no more memory than their labels."""
-    counted = counted_labels(answers.labels, answers.data.ignore_label_id)
-    labelled = counted.any(axis=1)
-    label_counts = counted.sum(axis=1)[labelled]
-    token, exact, solved = [], [], []
-    for predictions in answers.predictions:
-        correct = ((predictions == answers.labels) & counted).sum(axis=1)
-        token.append((correct[labelled] / label_counts).mean())
-        solved.append(labelled & (correct == counted.sum(axis=1)))
-        exact.append(solved[-1][labelled].mean())
-    halting = (answers.q_halt_logits[:, labelled] > 0).mean(axis=1)
-    return ActSteps(np.array(token), np.array(exact), halting, np.array(solved))
+    labels = loss_labels(answers.labels, answers.data.ignore_label_id)
+    scores = [score_answers(predictions, labels) for predictions in answers.predictions]
+    labelled = scores[0].labelled
+    return ActSteps(
+        token_accuracy=np.array([each.accuracy[labelled].mean() for each in scores]),
+        exact_accuracy=np.array([each.exact[labelled].mean() for each in scores]),
+        halting=(answers.q_halt_logits[:, labelled] > 0).mean(axis=1),
+        solved=np.array([each.exact for each in scores]),
+    )
 
 
 def slowest_solved(solved: Bool[np.ndarray, "steps examples"]) -> int | None:

@@ -86,6 +86,11 @@ class Checkpoints:
         self._manager.close()
 
 
+def has_checkpoint(folder: RunFolder) -> bool:
+    """Whether the run has a complete checkpoint. Makes no folder."""
+    return folder.checkpoints.is_dir() and bool(ocp.utils.checkpoint_steps(folder.checkpoints.absolute()))
+
+
 def _by_name(tree: Any, prefix: str) -> dict[str, Any]:
     """A flat dict, so that a checkpoint does not depend on the classes of its state."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -13,6 +13,7 @@ from models_torch.config import ModelConfig
 from models_torch.ranges import Range, check_ranges
 from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError
+from train_jax.help_pages import HelpPage
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
 from train_jax.tasks.task import TaskConfig, task_config_class
@@ -20,6 +21,16 @@ from train_jax.tasks.task import TaskConfig, task_config_class
 Steps = Annotated[int, Range(0, 10**12)]
 EverySteps = Annotated[int, Range(1, 10**12)]
 BatchSize = Annotated[int, Range(1, 2**24)]
+
+ACT_FIELDS = (
+    "batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers", "forward_dtype", "loss_type", "halt_max_steps",
+    "halt_exploration_prob", "no_ACT_continue", "cycle_penalty",
+)  # fmt: skip
+SCHEDULE_FIELDS = ("lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio")
+LOGGING_FIELDS = (
+    "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps", "debug_nans",
+    "deterministic", "wandb", "wandb_project",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +104,20 @@ class RunConfig:
     error."""
     wandb_project: str = "trm"
     """Project that the run is logged to."""
+
+    HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
+        "data": HelpPage("fields of the task: mixtures, augmentation, curriculum, exploration", ("task_config",)),
+        "arch": HelpPage("the architecture: layers, recursion, positions", ("arch",)),
+        "act": HelpPage(
+            "the architecture: halting, loss, dtype, and sizes that the data set and the devices decide",
+            tuple(f"arch.{name}" for name in ACT_FIELDS),
+        ),
+        "optim": HelpPage("optimizer, moments, weight decay, parameter groups, averaged weights", ("optim",)),
+        "schedule": HelpPage("learning rates: warm-up and decay", tuple(f"optim.{name}" for name in SCHEDULE_FIELDS)),
+        "compute": HelpPage("how the work is distributed over devices", ("compute",)),
+        "logging": HelpPage("evaluation during training, checkpoints, metrics, debugging", LOGGING_FIELDS),
+    }
+    """Pages of `trm train --help`; the fields that they do not name are on the first one."""
 
     def __post_init__(self):
         _check(self, "")

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import torch
 
 import bridge
@@ -110,7 +112,7 @@ def initial_weights(state: TrainState, objective: Objective, source: str) -> Tra
     tables = {table.weights for table in objective.tables}
     resized = {name for name in tables & weights.keys() & own.keys() if weights[name].shape != own[name].shape}
     params, buffers = _into(objective, state, {**weights, **{name: own[name] for name in resized}})
-    ema = dict(params) if state.ema else {}
+    ema = jax.tree.map(jnp.copy, params) if state.ema else {}  # a step is given both and donates their buffers
     return state._replace(params=params, ema=ema, buffers=buffers)
 
 

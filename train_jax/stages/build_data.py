@@ -10,13 +10,14 @@ from typing import Annotated
 
 import tyro
 
+from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.built import build_summary, inspected, samples
 from train_jax.tasks.puzzles.arc.options import ArcData
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.options import MazeData
-from train_jax.tasks.puzzles.options import check_ranges
+from train_jax.tasks.puzzles.options import check_option_ranges
 from train_jax.tasks.puzzles.progress import ProgressLine
 from train_jax.tasks.puzzles.sudoku.options import SudokuData
 
@@ -30,12 +31,12 @@ class Inspect:
     directory: Annotated[Path, tyro.conf.Positional]
     """The data set, made here or by the published builders."""
 
-    examples: int = 1
+    examples: Annotated[int, Range(0, 1000)] = 1
     """Examples of each split to draw."""
 
     def check(self) -> None:
         """Raises `UserError` for a value out of its range."""
-        check_ranges(vars(self), {"examples": (0, 1000)})
+        check_option_ranges(self)
 
 
 COMMANDS = {"sudoku": SudokuData, "maze": MazeData, "arc": ArcData, "inspect": Inspect}

@@ -18,8 +18,9 @@ from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.tasks.puzzles.evaluation import Evaluation
-from train_jax.tasks.puzzles.halting import table, threshold_logit
+from train_jax.tasks.puzzles.halting import table
 from train_jax.tasks.puzzles.kinds import describe
+from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
 from train_jax.tasks.puzzles.solving import puzzle_task
@@ -98,9 +99,8 @@ def main(config: Evaluate) -> None:
 
 
 def _halting(config: Evaluate) -> tuple[bool, float]:
-    """Whether sequences halt early, and at which probability. Raises `UserError` for one that is none."""
+    """Whether sequences halt early, and at which probability."""
     threshold = 0.5 if config.halt_threshold is None else config.halt_threshold
-    threshold_logit(threshold)
     return config.halt_early or config.halt_threshold is not None, threshold
 
 
@@ -110,22 +110,26 @@ def _puzzles(config: Evaluate, run: Restored) -> Mixture:
         puzzles = load_mixture(run.config.data_dir, config.split)
     else:
         puzzles = load_part(run.config.data_dir, config.split, config.data_dir)
-    given, trained = puzzles.metadata, puzzle_task(run).metadata
-    if (given.seq_len, given.vocab_size) != (trained.seq_len, trained.vocab_size):
+    check_same_puzzles(puzzles.metadata, puzzle_task(run).metadata)
+    return puzzles
+
+
+def check_same_puzzles(given: Metadata, trained: Metadata) -> None:
+    """Raises `UserError` for a data set that a model trained on another one cannot answer.
+
+    4x4 mazes have the sizes of 4x4 Sudokus, and several data sets together (`MIXED`) have no sizes of their kind.
+    """
+    same_sizes = (given.seq_len, given.vocab_size) == (trained.seq_len, trained.vocab_size)
+    if not same_sizes or (given.kind and trained.kind and given.kind != trained.kind):
         raise UserError(
-            f"the data has {given.seq_len} tokens of a vocabulary of {given.vocab_size}, the run was trained on "
-            f"{trained.seq_len} of {trained.vocab_size}; give a --data-dir of the same kind of puzzle"
-        )
-    if given.kind and trained.kind and given.kind != trained.kind:
-        raise UserError(
-            f"the data holds {describe(given)}, the run was trained on {describe(trained)}; give a --data-dir of those"
+            f"the data holds {describe(given)}, the run was trained on {describe(trained)}; give a --data-dir of the "
+            "same kind of puzzle"
         )
     if given.num_puzzle_identifiers > trained.num_puzzle_identifiers:
         raise UserError(
             f"the data has {given.num_puzzle_identifiers} puzzle identifiers, the run was trained on "
             f"{trained.num_puzzle_identifiers}; give the data set that it was trained on"
         )
-    return puzzles
 
 
 def _arc_directory(config: Evaluate, run: Restored) -> Path | None:

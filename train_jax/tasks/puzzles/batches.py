@@ -1,4 +1,4 @@
-"""Batches as a pure function of (data set, seed, step, shard): no iterator state, any step at once."""
+"""Batches as a pure function of (data set, seed, step, shard): there is no iterator state, and any step can be made."""
 
 import bisect
 import threading
@@ -17,14 +17,14 @@ IGNORED_LABEL = -100
 """A label that the loss and the metrics skip, as in PyTorch's cross-entropy."""
 
 BLOCK = 128
-"""Rows that are read and widened at a time, so that they stay in the processor's cache."""
+"""Rows that are read and converted to int32 at a time, so that they stay in the processor's cache."""
 
 Batch = dict[str, Integer[np.ndarray, "..."]]
 """`inputs` and `labels` int32 [local, seq_len], `puzzle_identifiers` int32 [local]."""
 
 
 def examples_per_epoch(puzzles: PuzzleSet) -> float:
-    """What an epoch draws on average: one puzzle of every group, all of its examples; counted as published."""
+    """Examples that an epoch draws on average, all of one puzzle in every group; counted as in the published code."""
     return puzzles.num_groups * puzzles.num_examples / puzzles.num_puzzles
 
 
@@ -37,9 +37,9 @@ def train_batch(
     shard: tuple[int, int] = (0, 1),
     augment: bool = False,
 ) -> Batch:
-    """What shard `(index, count)` trains on at `step`: its slice of the global batch of `batch_size` examples.
+    """The training batch of shard `(index, count)` at `step`: its slice of the global batch of `batch_size` examples.
 
-    `augment`: every example under a symmetry of its own (`augmentation.py`).
+    `augment`: draws a symmetry for every example (`augmentation.py`).
     """
     rows = rows_of(shard, batch_size)
     examples, owners = draw_examples(puzzles, seed=seed, step=step, batch_size=batch_size, rows=rows)
@@ -57,13 +57,14 @@ def rows_of(shard: tuple[int, int], batch_size: int) -> slice:
 def draw_examples(
     puzzles: PuzzleSet, *, seed: int, step: int, batch_size: int, rows: slice
 ) -> tuple[Integer[np.ndarray, "local"], Integer[np.ndarray, "local"]]:
-    """The examples in these rows of the batch of `step`, and the puzzles that they belong to.
+    """The examples in the given rows of the global batch at `step`, and the puzzle of each.
 
-    Every epoch visits the groups in an order of its own and draws one puzzle of each; a batch takes all examples of
-    puzzle after puzzle, in random order, until it is full. Of the puzzle that does not fit whole, only a random part
-    is used, as in the published sampler. Unlike there no short batch is dropped: epoch follows epoch without a gap.
+    Every epoch visits the groups in a new random order and draws one puzzle of each. A batch takes all examples of one
+    puzzle after another, in random order, until it is full. Of a puzzle that does not fit whole, only a random subset
+    is used, as in the published sampler. Unlike the published sampler, no short batch is dropped: the next epoch
+    continues the batch.
 
-    Where every puzzle has one example, step s simply begins at position s * batch_size.
+    Where every puzzle has one example, step s begins at position s * batch_size.
     """
     begins = _epoch_begins(puzzles, seed, batch_size)
     first, last = step * batch_size + rows.start, step * batch_size + rows.stop
@@ -80,10 +81,10 @@ def draw_examples(
 
 
 class _EpochBegins:
-    """Epoch -> how many examples come before it, counting only those that batches use.
+    """The position at which each epoch begins: the number of used examples of all epochs before it.
 
-    How many an epoch uses depends on where in a batch it begins, so this is a chain. Its links are cheap (a step in a
-    million is found in seconds, and once), and those known are kept.
+    How many examples an epoch uses depends on where in a batch it begins, so positions are computed one after another
+    and kept. That is cheap: the epoch of step 1 000 000 takes seconds, once.
     """
 
     def __init__(self, puzzles: PuzzleSet, seed: int, batch_size: int):
@@ -124,14 +125,14 @@ def _generator(seed: int, epoch: int) -> np.random.Generator:
 def _visits(
     puzzles: PuzzleSet, rng: np.random.Generator
 ) -> tuple[Integer[np.ndarray, "groups"], Integer[np.ndarray, "groups"]]:
-    """The puzzles that an epoch draws, in order, and how many examples each has."""
+    """The puzzles that an epoch draws, in order, and the number of examples of each."""
     groups = rng.permutation(puzzles.num_groups)
     chosen = rng.integers(puzzles.group_indices[groups], puzzles.group_indices[groups + 1])
     return chosen, puzzles.puzzle_indices[chosen + 1] - puzzles.puzzle_indices[chosen]
 
 
 def _used(sizes: Integer[np.ndarray, "groups"], taken: int, batch_size: int) -> Integer[np.ndarray, "groups"]:
-    """How many examples of each puzzle the batches use, when `taken` are in the first batch already."""
+    """How many examples of each puzzle are used, if the first batch already holds `taken` examples."""
     used, ends = sizes.copy(), np.cumsum(sizes)
     full_at = batch_size - taken
     while full_at <= ends[-1]:
@@ -145,7 +146,7 @@ def _used(sizes: Integer[np.ndarray, "groups"], taken: int, batch_size: int) -> 
 def _epoch(
     puzzles: PuzzleSet, seed: int, epoch: int, taken: int, batch_size: int
 ) -> tuple[Integer[np.ndarray, "examples"], Integer[np.ndarray, "examples"]]:
-    """The examples that batches use of an epoch, in order, and the puzzles that they belong to."""
+    """The used examples of an epoch, in order, and the puzzle of each."""
     rng = _generator(seed, epoch)
     chosen, sizes = _visits(puzzles, rng)
     if puzzles.largest_puzzle == 1:
@@ -165,7 +166,7 @@ def batch_of(
     *,
     words: Words | None = None,
 ) -> Batch:
-    """These examples, of these puzzles, as the model takes them; with `words` under the symmetries that these say."""
+    """A batch of these examples; `owners` are their puzzles, `words` the random words that select their symmetries."""
     inputs, labels = (np.empty((len(examples), puzzles.metadata.seq_len), np.int32) for _ in range(2))
     transform = None if words is None else transform_for(puzzles.metadata)
     for start in range(0, len(examples), BLOCK):
@@ -175,7 +176,7 @@ def batch_of(
             tokens, answers = (array.astype(np.uint8, copy=False) for array in (tokens, answers))
             tokens, answers = transform(tokens, answers, words[:, block])
         inputs[block] = tokens
-        labels[block] = _labels(answers, puzzles.metadata.ignore_label_id)
+        labels[block] = loss_labels(answers, puzzles.metadata.ignore_label_id)
     return {
         "inputs": inputs,
         "labels": labels,
@@ -183,11 +184,12 @@ def batch_of(
     }
 
 
-def _labels(tokens: Integer[np.ndarray, "n seq"], ignored: int | None) -> Integer[np.ndarray, "n seq"]:
+def loss_labels(tokens: Integer[np.ndarray, "n seq"], ignored: int | None) -> Integer[np.ndarray, "n seq"]:
+    """Stored labels with `IGNORED_LABEL` in place of the token that the data set ignores."""
     if ignored is None:
         return tokens
     if ignored == 0 and tokens.dtype == np.uint8 and tokens.max() < 128:
-        # The same as below, in bytes: `where` takes ten times as long.
+        # The same as below on bytes, since `where` on int32 takes ten times as long.
         return (tokens == 0).view(np.int8) * np.int8(IGNORED_LABEL) + tokens.view(np.int8)
     return np.where(tokens == ignored, np.int32(IGNORED_LABEL), tokens.astype(np.int32))
 
@@ -195,10 +197,10 @@ def _labels(tokens: Integer[np.ndarray, "n seq"], ignored: int | None) -> Intege
 def eval_batches(
     puzzles: PuzzleSet, *, batch_size: int, shard: tuple[int, int] = (0, 1), limit: int = 0
 ) -> Iterator[tuple[Batch, Bool[np.ndarray, "local"]]]:
-    """Every example once and in order, in batches of one shape, each with the mask of its rows that are examples.
+    """Every example once and in order, in batches of equal shape, each with a mask of the rows that are examples.
 
-    The last batches are filled with padding that has no label, so all shards yield equally many. `limit`: only so many
-    examples, 0 for all.
+    The last batch is padded with rows without labels, so that all shards yield the same number of batches. `limit`: the
+    number of examples, 0 for all.
     """
     rows = rows_of(shard, batch_size)
     total = min(limit or puzzles.num_examples, puzzles.num_examples)

@@ -1,9 +1,9 @@
-"""Several data sets as one to train on: every batch mixed by weight, puzzle identifiers and lengths made to agree.
+"""Several data sets trained on as one: each has a share of every batch, its own identifiers, and padded sequences.
 
-A batch has the same number of rows of every data set, in their order; a row keeps to its data set, so a weight is a
-share of the computation. Identifiers of a data set come after all of those before it, blank ones included, so no two
-share a row of the puzzle table. Sequences are filled up at their end to the longest, without labels; tokens stay as
-they are, so the same token may mean different things, and the puzzle's vector has to tell which.
+Every batch has the same number of rows from a data set, in the order of the data sets, so a weight is a share of the
+computation. Identifiers are numbered consecutively over the data sets, blank ones included, so that no two data sets
+share a row of the puzzle table. Sequences are padded at the end to the longest length, without labels. Tokens are not
+renumbered: the same token may mean different things in two data sets, and the puzzle embedding tells them apart.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ from train_jax.tasks.puzzles.kinds import MIXED
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """One or more data sets. Of one alone, batches are those that `train_batch` and `eval_batches` give."""
+    """One or more data sets. Batches of a single one are those of `batches.train_batch` and `batches.eval_batches`."""
 
     metadata: Metadata
-    """Of all together, as a model is sized for."""
+    """Of all data sets together: the sizes that a model needs."""
     parts: tuple[PuzzleSet, ...]
     first_identifiers: tuple[int, ...]
-    """What is added to each part's identifiers."""
+    """The offset of each part's puzzle identifiers."""
     weights: tuple[float, ...]
     """Each part's share of a batch."""
 
@@ -51,7 +51,7 @@ class Mixture:
 
     @property
     def examples_per_epoch(self) -> float:
-        """An epoch is as many examples as one pass over every part, whatever the weights."""
+        """The sum over the parts of the examples of one pass, independent of the weights."""
         return sum(examples_per_epoch(part) for part in self.parts)
 
     @property
@@ -61,7 +61,7 @@ class Mixture:
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def part(self, number: int) -> "Mixture":
-        """One part alone, numbered and filled up as in the whole."""
+        """One part alone, with the identifiers and the sequence length of the mixture."""
         return replace(
             self,
             parts=self.parts[number : number + 1],
@@ -70,10 +70,10 @@ class Mixture:
         )
 
     def rows_of_parts(self, batch_size: int) -> list[int]:
-        """How many rows of a batch each part has: its share, rounded so that all are dealt out."""
+        """The number of rows of each part in a batch: its share, rounded by largest remainder."""
         exact = np.array(self.weights) / sum(self.weights) * batch_size
         rows = np.floor(exact).astype(int)
-        # Stable, so that of equal remainders the first part gets the row.
+        # A stable sort gives the row to the first part of equal remainders.
         rows[np.argsort(rows - exact, kind="stable")[: batch_size - rows.sum()]] += 1
         if not rows.all():
             raise UserError(
@@ -85,9 +85,9 @@ class Mixture:
     def train_batch(
         self, *, seed: int, step: int, batch_size: int, shard: tuple[int, int] = (0, 1), augment: bool = False
     ) -> Batch:
-        """What shard `(index, count)` trains on at `step`: a pure function of its arguments and the data.
+        """The training batch of shard `(index, count)` at `step`: a pure function of its arguments and the data.
 
-        `augment`: every example under a symmetry of its own, which belongs to its row of the whole batch.
+        `augment`: draws a symmetry for every example; it depends on the example's row in the global batch.
         """
         wanted = rows_of(shard, batch_size)
         batches, first = [], 0
@@ -97,7 +97,7 @@ class Mixture:
             first += rows
             if own.start < own.stop:
                 part = self.parts[number]
-                # A seed of its own, so that equal data sets are not drawn alike.
+                # A different seed for each part, so that equal data sets are not drawn alike.
                 chosen = draw_examples(part, seed=seed + number * 2**32, step=step, batch_size=rows, rows=own)
                 words = words_for(seed, step, whole) if augment else None
                 batches.append(self._as_whole(number, batch_of(part, *chosen, words=words)))
@@ -108,7 +108,7 @@ class Mixture:
     def eval_batches(
         self, *, batch_size: int, shard: tuple[int, int] = (0, 1), limit: int = 0
     ) -> Iterator[tuple[Batch, Bool[np.ndarray, "local"]]]:
-        """Every example of every part once and in order; no batch has examples of two parts."""
+        """Every example of every part once and in order; a batch holds examples of one part only."""
         left = limit or self.num_examples
         for number, part in enumerate(self.parts):
             if left > 0:
@@ -117,7 +117,7 @@ class Mixture:
                 left -= part.num_examples
 
     def _as_whole(self, number: int, batch: Batch) -> Batch:
-        """A part's batch as a batch of the whole."""
+        """A part's batch with the identifiers and the sequence length of the mixture; changes the batch."""
         batch["puzzle_identifiers"] += np.int32(self.first_identifiers[number])
         missing = self.metadata.seq_len - batch["inputs"].shape[1]
         if missing:
@@ -128,7 +128,7 @@ class Mixture:
 
 
 def mixture_of(parts: Sequence[PuzzleSet], weights: Sequence[float] = ()) -> Mixture:
-    """Without weights a part has as many rows as its share of an epoch, so that all are passed over equally often."""
+    """A mixture of data sets; without weights, one pass over each of them takes the same number of steps."""
     sizes = [part.metadata.num_puzzle_identifiers for part in parts]
     metadata = parts[0].metadata
     if len(parts) > 1:
@@ -150,7 +150,7 @@ def mixture_of(parts: Sequence[PuzzleSet], weights: Sequence[float] = ()) -> Mix
 
 
 def _kind_of_whole(metadata: Metadata, parts: Sequence[PuzzleSet]) -> str:
-    """The key of the kind of a part that is as large as the whole, so that a model of the whole takes its puzzles."""
+    """The key of the first part's kind whose sizes are those of the mixture: the model can solve such puzzles alone."""
     kinds = [part.kind for part in parts]
     fitting = (
         kind for kind in kinds if kind and (kind.seq_len, kind.vocab_size) == (metadata.seq_len, metadata.vocab_size)
@@ -165,12 +165,12 @@ def check_augmentable(data_dir: str, mixture: Mixture) -> None:
 
 
 def data_dirs(data_dir: str) -> list[str]:
-    """The data sets that a run's `data_dir` names, by commas."""
+    """The data sets that a run's `data_dir` names, separated by commas."""
     return [name.strip() for name in data_dir.split(",") if name.strip()]
 
 
 def load_mixture(data_dir: str, split: str, data_weights: str = "") -> Mixture:
-    """Opens the data sets that `data_dir` names; `data_weights` has a number for each, or is empty."""
+    """Opens the data sets that `data_dir` names; `data_weights` has a number for each of them, or is empty."""
     names = data_dirs(data_dir)
     if not names:
         raise UserError(f"--data-dir {data_dir!r} names no data set; give a folder made by `trm build-data`")
@@ -187,7 +187,7 @@ def load_mixture(data_dir: str, split: str, data_weights: str = "") -> Mixture:
 
 
 def load_part(run_data_dir: str, split: str, data_dir: str) -> Mixture:
-    """One data set as a run over `run_data_dir` numbers it. Raises `UserError` where the run mixed others."""
+    """One data set with its identifiers in a run on `run_data_dir`. Raises `UserError` if the run did not use it."""
     names = data_dirs(run_data_dir)
     if len(names) <= 1:
         return mixture_of([load_split(data_dir, split)])

@@ -2,28 +2,24 @@
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from train_jax.errors import UserError
-
-Ranges = Mapping[str, tuple[int, int]]
-"""Option -> the smallest and the largest number that it accepts."""
+from models_torch.ranges import Range, check_ranges
+from train_jax.errors import UserError, option_error
 
 MAX_PUZZLES = 10**9
-MAX_AUGMENTATIONS = 10**6 - 1
-MAX_SEED = 2**63 - 1
+Puzzles = Annotated[int, Range(1, MAX_PUZZLES)]
+Augmentations = Annotated[int, Range(0, 10**6 - 1)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
 
 
-def check_ranges(values: Mapping[str, Any], ranges: Ranges) -> None:
-    """Raises `UserError` for the first number outside its range; None is an option that was not given."""
-    for name, (low, high) in ranges.items():
-        value = values.get(name)
-        if value is not None and not low <= value <= high:
-            raise UserError(
-                f"--{name.replace('_', '-')} {value}: expected {low} to {high}; use a whole number in that range"
-            )
+def check_option_ranges(options: Any) -> None:
+    """Raises `UserError` for the first field outside its declared range."""
+    try:
+        check_ranges(options)
+    except ValueError as error:
+        raise option_error(error) from None
 
 
 def reject_options(options: Any, reason: str, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""Turns ARC puzzles into a data set: which puzzle goes where, its augmentations, their tokens, all cores at work.
+"""Builds an ARC data set: splits, augmentations and tokens, computed on all cores.
 
 Without augmentations the arrays are those that the published builder writes with the same seed, byte for byte. With
 them, originals stay the same and every puzzle's augmentations come from a generator of its own, so neither the number
@@ -24,7 +24,7 @@ from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.arc.symmetry import Symmetries, canonical, draw, invariant, names_of
 from train_jax.tasks.puzzles.format import array_path, write_split
 from train_jax.tasks.puzzles.metadata import Metadata, write_json
-from train_jax.tasks.puzzles.options import MAX_AUGMENTATIONS, Ranges, check_disk, check_memory, check_ranges
+from train_jax.tasks.puzzles.options import check_disk, check_memory
 from train_jax.tasks.puzzles.recipe import content_of, write_record
 from train_jax.tasks.puzzles.row_file import RowFile
 from train_jax.tasks.puzzles.writing import is_built, new_dataset
@@ -32,7 +32,6 @@ from train_jax.tasks.puzzles.writing import is_built, new_dataset
 MAKER_VERSION = 1
 """Part of every recipe: raise it when the same options come to give other arrays."""
 BLANK_IDENTIFIER = 0
-RANGES: Ranges = {"num_aug": (0, MAX_AUGMENTATIONS), "seed": (0, 2**32 - 1), "workers": (0, 2**10 - 1)}
 BYTES_PER_PUZZLE = 250
 """Memory that an augmented puzzle takes until its name is written."""
 
@@ -70,7 +69,7 @@ def build_arc(
     The test examples of `test_subsets` make the test split; everything else is trained on. `workers`: threads, 0 for
     one on each core. Raises `UserError` when the options or files cannot be used, or as `is_built` does.
     """
-    check_options(subsets, test_subsets, num_aug, seed, workers)
+    check_subsets(subsets, test_subsets)
     read = [read_subset(source, subset) for subset in subsets]
     recipe = {
         "maker": "arc",
@@ -112,9 +111,8 @@ def build_arc(
     return True
 
 
-def check_options(subsets: Sequence[str], test_subsets: Sequence[str], num_aug: int, seed: int, workers: int) -> None:
-    """Raises `UserError` for a number out of its range, and for subsets that do not go together."""
-    check_ranges({"num_aug": num_aug, "seed": seed, "workers": workers}, RANGES)
+def check_subsets(subsets: Sequence[str], test_subsets: Sequence[str]) -> None:
+    """Raises `UserError` for subsets that do not go together."""
     for name, values in (("subsets", subsets), ("test-subsets", test_subsets)):
         if not values or len(set(values)) < len(values):
             raise UserError(f"--{name} {' '.join(values)}: expected different names; give each one once")

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
+from models_torch.ranges import Range
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.arc.dataset import build_arc, check_options
+from train_jax.tasks.puzzles.arc.dataset import build_arc, check_subsets
+from train_jax.tasks.puzzles.options import Augmentations, check_option_ranges
 from train_jax.tasks.puzzles.progress import Progress
 
 SUBSETS = {1: ("training", "evaluation", "concept"), 2: ("training2", "evaluation2", "concept")}
@@ -33,11 +35,11 @@ class ArcData:
     """Subsets to read."""
     test_subsets: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: evaluation)")] = ()
     """Subsets to test, of those."""
-    num_aug: int = 1000
+    num_aug: Augmentations = 1000
     """Augmentations to add for every puzzle; one that looks alike in many gets fewer."""
-    seed: int = 42
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 42
     """Seed of everything drawn; without augmentations the arrays are the published ones."""
-    workers: Annotated[int, arg(help_behavior_hint="(default: one for each core)")] = 0
+    workers: Annotated[int, Range(0, 1023), arg(help_behavior_hint="(default: one for each core)")] = 0
     """Threads; the result does not depend on them."""
 
     @property
@@ -50,11 +52,12 @@ class ArcData:
 
     def check(self) -> None:
         """Raises `UserError` for a value out of its range, and for options that do not go together."""
+        check_option_ranges(self)
         if self.subsets and self.output_dir is None:
             raise UserError(
                 f"--subsets {' '.join(self.subsets)} needs --output-dir; give the data set a place of its own"
             )
-        check_options(*self._subsets, self.num_aug, self.seed, self.workers)
+        check_subsets(*self._subsets)
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False when it was there already."""

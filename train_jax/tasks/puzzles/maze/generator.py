@@ -25,22 +25,22 @@ Style = Literal["corridors", "walls"]
 Boards = UInt64[np.ndarray, "rows n"]
 
 LOOPS = 0.02
-"""Of all cells of a `corridors` maze so many are opened whether or not that closes a loop. At 30x30, of trees 65 % have
-a path of more than 110 steps, with this share 38 %, with 5 % only 16 %."""
+"""Share of the cells of a `corridors` maze that are opened even if that closes a loop. Of 30x30 mazes 65 % have
+a path of more than 110 steps without loops, 38 % with this share, 16 % with 5 %."""
 WALLS = (0.3, 0.5)
-"""Share of walls in a `walls` maze, drawn evenly between these."""
+"""Bounds of the share of walls in a `walls` maze, drawn uniformly."""
 BATCH = 2048
 LEAST_YIELD = 5e-4
-"""Give up when after `PATIENCE` mazes fewer than this share had a path that is long enough and was not there yet."""
+"""The generator gives up when, after `PATIENCE` mazes, less than this share was new and had a long enough path."""
 PATIENCE = 20_000
 MOVES = ((-1, 0), (0, -1), (1, 0), (0, 1))
 ONE = np.uint64(1)
 
 
 def usual_min_path(size: int) -> int:
-    """110 for 30x30, as of the published set; as hard for other sizes, where paths grow with the power 1.2.
+    """The default bound: 110 for 30x30, as in the published set, scaled with the power 1.2 of the size.
 
-    3 for 4x4, of which only about 1 350 different mazes have a longer path than that.
+    3 for 4x4: only about 1 350 different 4x4 mazes have a longer path.
     """
     if size == 4:
         return 3
@@ -78,10 +78,10 @@ def generate(count: int, size: int, min_path: int, style: Style, rng: np.random.
 
 
 def corridors(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "n size size"]:
-    """Which cells are open: taken in random order, a cell is opened unless that joins a tree of open cells to itself.
+    """A mask of open cells: cells are opened in random order unless that closes a loop.
 
-    Trees are kept by union and find, all mazes at once, in a frame of walls: a cell points to another one of its tree
-    or, as its root, to itself; a wall points to cell 0.
+    Trees of open cells are kept by union-find, for all mazes at once, in a frame of walls: a cell points to another
+    cell of its tree, the root to itself, a wall to cell 0.
     """
     width = size + 2
     inner = (np.arange(1, size + 1)[:, None] * width + np.arange(1, size + 1)).ravel()
@@ -110,7 +110,7 @@ def corridors(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "
 
 
 def random_walls(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "n size size"]:
-    """Which cells are open when a share of walls, drawn for each maze, is strewn over it."""
+    """A mask of open cells, with a random share of walls in each maze."""
     shares = rng.uniform(*WALLS, size=(n, 1, 1)).astype(np.float32)
     return rng.random((n, size, size), np.float32) >= shares
 
@@ -130,14 +130,14 @@ def cells_of(boards: Boards) -> Bool[np.ndarray, "n rows cols"]:
 
 
 def beside(boards: Boards) -> tuple[Boards, Boards, Boards, Boards]:
-    """The cells one step away from those given, for each of the four directions."""
+    """The given cells moved by one step in each of the four directions."""
     down, up = np.zeros_like(boards), np.zeros_like(boards)
     down[1:], up[:-1] = boards[:-1], boards[1:]
     return down, up, boards << ONE, boards >> ONE
 
 
 def waves(is_open: Boards, start: Boards) -> Iterator[Boards]:
-    """The cells 0, 1, 2, … steps away from the start, until there are no more in any maze."""
+    """The cells that are 0, 1, 2, … steps away from the start, until no maze has more."""
     left, wave = is_open & ~start, start
     while wave.any():
         yield wave
@@ -157,7 +157,7 @@ def reached_one_way(wave: Boards, before: Boards, one_way: Boards) -> Boards:
 
 
 def any_cell(boards: Boards, rng: np.random.Generator) -> Boards:
-    """One of the cells given, at random; none where there is none."""
+    """A random cell of each board; an empty board stays empty."""
     cells = cells_of(boards)
     n, size = len(cells), len(boards)
     chosen = np.argmax(cells.reshape(n, size * size) * (1 - rng.random((n, size * size), np.float32)), axis=1)
@@ -167,10 +167,10 @@ def any_cell(boards: Boards, rng: np.random.Generator) -> Boards:
 
 
 def between_far_ends(is_open: Boards, min_path: int, *, only_one: bool, rng: np.random.Generator) -> tuple[Mazes, int]:
-    """The mazes that have a long enough path from a far end, with start, goal and solution; and the longest found.
+    """The mazes with a path of more than `min_path` steps, with start, goal and solution; and the longest path seen.
 
-    A far end is a cell as far as any from a cell drawn at random. The other end is drawn from those more than
-    `min_path` steps away, `only_one`: to which there is one shortest path. Which of them is the start is drawn too.
+    One end of the path is a cell at the largest distance from a random cell. The other end is drawn from the cells more
+    than `min_path` steps away, with `only_one` from those with a single shortest path. Start and goal are drawn too.
     """
     first = any_cell(is_open, rng)
     last = first
@@ -196,7 +196,7 @@ def between_far_ends(is_open: Boards, min_path: int, *, only_one: bool, rng: np.
 
 
 def _solved(is_open: Boards, start: Boards, goal: Boards) -> Mazes:
-    """Walks from the start, always to the first neighbour that is nearer to the goal."""
+    """The path from the start that always takes the first neighbour that is nearer to the goal."""
     n, size = is_open.shape[1], len(is_open)
     to_goal = np.full((n, size + 2, size + 2), -1, np.int16)
     for step, wave in enumerate(waves(is_open, goal)):

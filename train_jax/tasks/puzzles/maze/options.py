@@ -6,12 +6,14 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from train_jax.tasks.puzzles.maze.dataset import RANGES, build_from_tables, build_generated
+from models_torch.ranges import Range
+from train_jax.tasks.puzzles.maze.dataset import build_from_tables, build_generated
 from train_jax.tasks.puzzles.maze.generator import Style, usual_min_path
-from train_jax.tasks.puzzles.maze.grid import check_size
-from train_jax.tasks.puzzles.options import check_ranges, reject_options
+from train_jax.tasks.puzzles.maze.grid import LARGEST, SMALLEST
+from train_jax.tasks.puzzles.options import Puzzles, Seed, check_option_ranges, reject_options
 from train_jax.tasks.puzzles.progress import Progress
 
+PathSteps = Annotated[int, Range(0, LARGEST**2)]
 NUM_TRAIN, NUM_TEST = 1000, 1000
 NUM_TRAIN_4X4, NUM_TEST_4X4 = 500, 250
 """There are only about 1 350 different 4x4 mazes with a path of four steps or more."""
@@ -28,23 +30,23 @@ class MazeData:
     """Folder to write to."""
     overwrite: bool = False
     """Replace a data set of other options there."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything drawn; the same options give the same bytes."""
     augment: bool = False
     """Add the other seven turns of every train maze."""
-    min_path: Annotated[int | None, arg(help_behavior_hint="(default: by size, 110 for 30)")] = None
+    min_path: Annotated[PathSteps | None, arg(help_behavior_hint="(default: by size, 110 for 30)")] = None
     """Shortest paths have more steps than this."""
-    size: Annotated[int | None, arg(help_behavior_hint="(default: 30)")] = None
+    size: Annotated[int | None, Range(SMALLEST, LARGEST), arg(help_behavior_hint="(default: 30)")] = None
     """Generated: rows and columns, 4 to 50."""
     kind: Annotated[Style | None, arg(help_behavior_hint="(default: corridors)")] = None
     """Generated: corridors (one shortest path), or random walls as published (many)."""
-    num_train: Annotated[int | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
+    num_train: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
     """Generated: train mazes."""
-    num_test: Annotated[int | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
+    num_test: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
     """Generated: test mazes."""
     source: Annotated[str | None, arg(help_behavior_hint="")] = None
     """Tables: folder, bucket (gs://…) or hub id, such as sapientinc/maze-30x30-hard-1k."""
-    subsample_size: Annotated[int | None, arg(help_behavior_hint="(default: all)")] = None
+    subsample_size: Annotated[Puzzles | None, arg(help_behavior_hint="(default: all)")] = None
     """Tables: number of train mazes to draw."""
 
     @property
@@ -59,10 +61,9 @@ class MazeData:
 
     def check(self) -> None:
         """Raises `UserError` for a value out of its range, and for options that do not go together."""
-        check_ranges(vars(self), RANGES)
+        check_option_ranges(self)
         if self.source is None:
             reject_options(self, "needs --source", "subsample_size")
-            check_size(self.rows)
         else:
             reject_options(self, "does not go with --source", "num_train", "num_test", "size", "kind")
 

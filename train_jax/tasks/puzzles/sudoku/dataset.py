@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Integer
 
 from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.options import MAX_AUGMENTATIONS, MAX_PUZZLES, MAX_SEED, Ranges, check_ranges
 from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_room, equivalents, split_of, subsample
 from train_jax.tasks.puzzles.sudoku.csv import GEOMETRY as CSV_GEOMETRY
@@ -22,15 +21,6 @@ from train_jax.tasks.puzzles.writing import Splits, is_built, write_dataset
 
 AUGMENTED_AT_ONCE = 2**17
 
-RANGES: Ranges = {
-    "num_train": (1, MAX_PUZZLES),
-    "num_test": (1, MAX_PUZZLES),
-    "num_aug": (0, MAX_AUGMENTATIONS),
-    "subsample_size": (1, MAX_PUZZLES),
-    "min_difficulty": (0, 10**6),
-    "seed": (0, MAX_SEED),
-}
-"""`num_empty` is checked where the geometry is known."""
 MAKER_VERSION = 1
 """Part of every recipe: raise it when the same options come to give other puzzles."""
 
@@ -64,9 +54,8 @@ def build_generated(
         "num_aug": num_aug,
         "seed": seed,
     }
-    if min_difficulty is not None:  # left out else: data sets from before it was an option are still known as the same
+    if min_difficulty is not None:  # otherwise left out, so that recipes from before this option still match
         recipe["min_difficulty"] = min_difficulty
-    check_ranges(recipe, RANGES)
     if is_built(directory, recipe, overwrite=overwrite):
         return False
     originals, examples = num_train + num_test, num_train * (1 + num_aug) + num_test
@@ -98,7 +87,6 @@ def build_from_tables(
     most so many) is put into `recipe.json`, and how hard they are by the tables' rating and by ours.
     """
     options = {"subsample_size": subsample_size, "min_difficulty": min_difficulty, "num_aug": num_aug, "seed": seed}
-    check_ranges(options, RANGES)
     with local_tables(source, hub_example=HUB_EXAMPLE) as tables:
         recipe = {
             "maker": "sudoku tables",
@@ -127,7 +115,7 @@ def build_from_tables(
 
 
 def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | None = None) -> dict[str, str]:
-    """What is said of a split's puzzles; of a table's also its own rating, and how far both agree."""
+    """Findings on a split's difficulty; for tables also their own rating and its rank correlation with ours."""
     findings = {f"{split}_difficulty": describe_guesses(guesses)}
     if table is not None:
         own = table.ratings
@@ -141,7 +129,7 @@ def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | No
 def _splits(
     train: Originals, test: Originals, geometry: Geometry, num_aug: int, rng: np.random.Generator, progress: Progress
 ) -> Splits:
-    """Augments the train split only: a test puzzle is scored as it is."""
+    """Only the train split is augmented; test puzzles are scored as they are."""
     return {
         "train": split_arrays(train, geometry, num_aug=num_aug, rng=rng, progress=progress),
         "test": split_arrays(test, geometry, num_aug=0, rng=rng, progress=progress),

@@ -27,9 +27,9 @@ FEWEST_GIVENS = {4: 4, 6: 8, 9: 17}
 BATCH = 4096
 SMALLEST_BATCH = 512
 LEAST_YIELD = 0.02
-"""Give up when a batch of grids brings fewer new puzzles than this share of it."""
+"""The generator gives up when less than this share of a batch of grids gives new puzzles."""
 RAREST = 4096
-"""Of puzzles of some difficulty: give up when fewer than one in so many random ones is so hard."""
+"""The generator gives up when fewer than one random puzzle in this many reaches `min_difficulty`."""
 
 
 class Originals(NamedTuple):
@@ -86,7 +86,7 @@ def generate(
 
 
 class _Dug(NamedTuple):
-    """Random grids, the puzzles left of them, how many cells these lost, and where it was asked for their ratings."""
+    """Random grids, the puzzles made from them, the number of emptied cells, and the ratings if they were requested."""
 
     grids: UInt8[np.ndarray, "n cells"]
     puzzles: UInt8[np.ndarray, "n cells"]
@@ -103,7 +103,7 @@ def _dug(
 
 
 def _rated_batches(num_empty: int | None, geometry: Geometry, rng: np.random.Generator) -> Generator[_Dug, None, None]:
-    """Batches without end, a process for each core at work on those to come; how many these are changes no puzzle."""
+    """An endless iterator of batches, computed ahead by one process per core; the number of cores changes no puzzle."""
     count = cores()
     # Processes, because solving is many small steps, between which threads wait for the interpreter.
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
@@ -121,7 +121,7 @@ def _rated_batches(num_empty: int | None, geometry: Geometry, rng: np.random.Gen
 
 
 def _end_with_parent() -> None:
-    """A build that is killed takes its helpers along."""
+    """Ends this worker process when the process that builds the data set ends."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -165,11 +165,11 @@ def _exhausted(
 
 
 def random_grids(n: int, geometry: Geometry, rng: np.random.Generator) -> UInt8[np.ndarray, "n cells"]:
-    """Complete grids, each filled by random choices of its own, so every grid can come out.
+    """Random complete grids; every grid is possible.
 
-    A grid that runs into a contradiction starts afresh: backing up one step would favour its neighbours. Grids still
-    are not exactly equally likely: of the 288 grids of size 4 the rarest came 0.7 times as often as the average, the
-    most frequent 1.2 times.
+    A grid that reaches a contradiction is started again, since going back one step would favour its neighbours. Grids
+    are still not exactly equally likely: of the 288 grids of size 4 the rarest occurred 0.7 times as often as the
+    average, the most frequent 1.2 times.
     """
     grids = np.zeros((n, geometry.cells), np.uint8)
     blank = candidates_of(grids[:1], geometry)
@@ -201,10 +201,10 @@ def _guess(candidates, geometry: Geometry, rng: np.random.Generator):
 def dig(
     grids: UInt8[np.ndarray, "n cells"], num_empty: int, geometry: Geometry, rng: np.random.Generator
 ) -> tuple[UInt8[np.ndarray, "n cells"], Integer[np.ndarray, "n"]]:
-    """Empties cells in random order while one solution remains; returns the puzzles and how many cells each lost.
+    """Empties cells in random order while the solution is unique; returns the puzzles and the numbers of emptied cells.
 
-    A cell may go when the puzzle without it, and with its digit ruled out there, has no solution. A cell that may
-    not go now may never go later, so one attempt at each cell is enough.
+    A cell can be emptied if the puzzle without its digit, and with that digit excluded there, has no solution. A cell
+    that cannot be emptied now cannot be emptied later, so one attempt per cell is enough.
     """
     n = len(grids)
     order = rng.permuted(np.tile(np.arange(geometry.cells), (n, 1)), axis=1)

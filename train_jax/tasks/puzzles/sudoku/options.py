@@ -6,11 +6,12 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from models_torch.ranges import Choices, Range
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.options import check_ranges, reject_options
+from train_jax.tasks.puzzles.options import Augmentations, Puzzles, Seed, check_option_ranges, reject_options
 from train_jax.tasks.puzzles.progress import Progress
-from train_jax.tasks.puzzles.sudoku.dataset import RANGES, build_from_tables, build_generated
-from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.tasks.puzzles.sudoku.dataset import build_from_tables, build_generated
+from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, geometry_of_size
 
 DEFAULTS_BY_SIZE = {
     4: {"num_train": 500, "num_test": 250, "num_empty": 8},
@@ -31,23 +32,23 @@ class SudokuData:
     """Folder to write to."""
     overwrite: bool = False
     """Replace a data set of other options there."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything drawn; the same options give the same bytes."""
-    num_aug: int = 0
+    num_aug: Augmentations = 0
     """Random symmetries to add for every train puzzle."""
-    min_difficulty: Annotated[int | None, arg(help_behavior_hint="(default: any)")] = None
+    min_difficulty: Annotated[int | None, Range(0, 10**6), arg(help_behavior_hint="(default: any)")] = None
     """Only puzzles that need so many guesses; of tables, by their rating."""
-    size: int = 9
+    size: Annotated[int, Choices(tuple(GEOMETRIES))] = 9
     """Generated: cells in a row, 4, 6 or 9."""
-    num_train: Annotated[int | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
+    num_train: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
     """Generated: train puzzles."""
-    num_test: Annotated[int | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
+    num_test: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
     """Generated: test puzzles."""
-    num_empty: Annotated[int | None, arg(help_behavior_hint="(default: 8, 18, 50 by size)")] = None
+    num_empty: Annotated[int | None, Range(0, 81), arg(help_behavior_hint="(default: 8, 18, 50 by size)")] = None
     """Generated: empty cells; with --min-difficulty as many as possible."""
     source: Annotated[str | None, arg(help_behavior_hint="")] = None
     """Tables: folder, bucket (gs://…) or hub id, such as sapientinc/sudoku-extreme."""
-    subsample_size: Annotated[int | None, arg(help_behavior_hint="(default: all)")] = None
+    subsample_size: Annotated[Puzzles | None, arg(help_behavior_hint="(default: all)")] = None
     """Tables: number of train puzzles to draw."""
 
     @property
@@ -58,7 +59,7 @@ class SudokuData:
     def check(self) -> None:
         """Raises `UserError` for a value out of its range, and for options that do not go together."""
         geometry_of_size(self.size)
-        check_ranges(vars(self), RANGES)
+        check_option_ranges(self)
         if self.source is None:
             reject_options(self, "needs --source", "subsample_size")
         else:

@@ -17,8 +17,9 @@ JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are t
    its gradient.
 
 `Cell.live` says whether an array may carry a tangent of JAX's, which decides what has to be stopped; `Cell.tracked` is
-PyTorch's `requires_grad`, which decides what the code sees. A buffer is live and not tracked: PyTorch has no gradient
-for it, but one `jax.grad` may span the call that wrote it and the call that reads it.
+PyTorch's `requires_grad`, which decides what the code sees. An input or a buffer is live and not tracked: PyTorch has
+no gradient for it, but `jax.grad` may be asked for that of the input, or span the call that wrote a buffer and the call
+that reads it.
 
 Every tensor carries a twin on PyTorch's `meta` device. PyTorch itself thus decides shape, dtype, strides and which
 results are views; JAX only computes values.
@@ -29,23 +30,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
-from torchax.ops import mappings
 
-
-def jax_dtype(dtype: torch.dtype) -> Any:
-    """The dtype JAX stores for a torch dtype: 64-bit types become 32-bit ones while x64 is off."""
-    return jax.dtypes.canonicalize_dtype(mappings.t2j_dtype(dtype))
-
-
-def torch_dtype(dtype: Any) -> torch.dtype:
-    return mappings.j2t_dtype(jnp.dtype(dtype))
+from bridge.arrays import torch_dtype
+from bridge.internals import NO_TORCH_FUNCTION, below_modes, engine_leaf, is_parameter, make_wrapper, mark_as_parameter
 
 
 @jax.custom_jvp
@@ -56,7 +50,8 @@ def regraft(value: jax.Array, path: jax.Array) -> jax.Array:
 
 @regraft.defjvp
 def _regraft_jvp(primals, tangents):
-    return primals[0], tangents[1]
+    # Through `regraft` itself: what a second derivative sees of the value follows the same path.
+    return regraft(*primals), tangents[1]
 
 
 def differentiable(dtype: torch.dtype) -> bool:
@@ -81,34 +76,43 @@ class Region(threading.local):
 REGION = Region()
 
 
+class Recording(threading.local):
+    """Whether PyTorch records a graph of its own, which has to know of leaves."""
+
+    on = False
+
+
+RECORDING = Recording()
+
+
 class Storage:
     """Memory: the array that was written last, and how often it was written."""
 
-    __slots__ = ("__weakref__", "array", "layout", "version")
+    __slots__ = ("__weakref__", "array", "bounds", "layout", "version")
 
     def __init__(self, array: jax.Array, layout: torch.Tensor | None = None):
         self.array = array
         self.layout = layout
         """A tensor on the meta device with the array's shape, and the strides and the offset that PyTorch gave it."""
         self.version = 0
+        self.bounds: Any = None
+        """Of integers: what is known of their range (`bridge.integer_ranges.Bounds`)."""
         REGION.note(self)
 
 
 class Cell:
     """One autograd identity over a storage: the same values as the storage, and a gradient path of its own."""
 
-    __slots__ = ("__weakref__", "_array", "_seen", "live", "static", "storage", "tracked")
+    __slots__ = ("__weakref__", "_array", "_seen", "live", "storage", "tracked")
 
-    def __init__(self, storage: Storage, array: jax.Array, tracked: bool, static: bool = False, live: bool = True):
+    def __init__(self, storage: Storage, array: jax.Array, tracked: bool, live: bool = True):
         self.storage = storage
         self._array = array
         self._seen = storage.version
         self.tracked = tracked
         """What PyTorch's `requires_grad` is."""
-        self.live = live and not static
+        self.live = live
         """Whether the array may carry a tangent."""
-        self.static = static
-        """Known at trace time whatever the inputs are: made of constants only."""
         REGION.note(self)
 
     @property
@@ -122,7 +126,7 @@ class Cell:
             REGION.note(self)
         return self._array
 
-    def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool, live: bool = True) -> None:
+    def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Replace the base array. `tracked`, `live`: what the new value is by itself."""
         old = self.read()
         if grad_enabled:
@@ -133,7 +137,6 @@ class Cell:
         elif live:
             array = stop_gradient(array)
         self._array = array
-        self.static = self.static and static
         self.storage.array = array
         self.storage.version += 1
         self._seen = self.storage.version
@@ -146,7 +149,25 @@ class Cell:
 
     def detached(self) -> Cell:
         array = self.read()
-        return Cell(self.storage, stop_gradient(array) if self.live else array, False, self.static, live=False)
+        return Cell(self.storage, stop_gradient(array) if self.live else array, False, live=False)
+
+    @contextlib.contextmanager
+    def holding(self, array: jax.Array) -> Iterator[None]:
+        """Another array for a while, for everything over this storage."""
+        before = self.read()
+        self._hold(array)
+        try:
+            yield
+        finally:
+            self._hold(before)
+
+    def _hold(self, array: jax.Array) -> None:
+        self._array = self.storage.array = array
+        self.storage.version += 1
+        self._seen = self.storage.version
+
+    def as_leaf(self) -> Cell:
+        return Cell(self.storage, self.read(), True, live=self.live)
 
     def _keep_path(self, value: jax.Array) -> jax.Array:
         if self.live and _differentiable(value):
@@ -176,13 +197,13 @@ class BridgeTensor(torch.Tensor):
     _cache: tuple[int, jax.Array] | None
     _parent: BridgeTensor | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    __torch_function__ = NO_TORCH_FUNCTION  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
     def __new__(cls, cell: Cell, meta: torch.Tensor, views: tuple[View, ...] = ()) -> BridgeTensor:
         # The device is the CPU because that is what code without an accelerator branch expects, and because
         # PyTorch's own dispatcher (autocast, device checks) then treats these as ordinary tensors.
-        self = torch.Tensor._make_wrapper_subclass(
+        self = make_wrapper(
             cls,
             meta.shape,
             strides=meta.stride(),
@@ -210,21 +231,20 @@ class BridgeTensor(torch.Tensor):
             # By way of the tensor it was taken from, so that siblings share what they have in common.
             if parent is not None and parent._cell.same_values(self._cell) and parent._views == views[:-1]:
                 base, views = parent.value, views[-1:]
-            with jax.ensure_compile_time_eval() if self._cell.static else contextlib.nullcontext():
-                for view in views:
-                    base = view.get(base)
+            for view in views:
+                base = view.get(base)
             self._cache = (self._cell.version, base)
             REGION.note(self)
         return self._cache[1]
 
-    def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, static: bool, live: bool = True) -> None:
+    def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Write through the views into the cell's base."""
         stages = [self._cell.read()]
         for view in self._views[:-1]:
             stages.append(view.get(stages[-1]))
         for view, stage in zip(reversed(self._views), reversed(stages), strict=True) if self._views else ():
             value = view.put(stage, value)
-        self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, static=static, live=live)
+        self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, live=live)
 
     def detach_in_place(self) -> None:
         self._cell = self._cell.detached()
@@ -252,11 +272,24 @@ class BridgeTensor(torch.Tensor):
     def requires_grad(self, wanted: bool) -> None:
         self.requires_grad_(wanted)
 
+    @property
+    def may_have_gradient(self) -> bool:
+        """Whether a gradient can reach it, PyTorch's or one that JAX is asked for."""
+        return (self._cell.tracked or self._cell.live) and differentiable(self._meta.dtype)
+
     def requires_grad_(self, requires_grad: bool = True) -> BridgeTensor:
-        """A leaf from here on, or frozen: what was before has no part in it. No change where it is so already."""
+        """Frozen from here on, or a leaf. No change where it is so already.
+
+        A leaf keeps what gradient path it has: PyTorch sees none in it, but JAX may differentiate by the input or
+        buffer that it is or comes from, which in PyTorch would have required grad before.
+        """
         if requires_grad != self.requires_grad:
-            self.detach_in_place()
-            self._cell.tracked = requires_grad
+            if requires_grad:
+                self._cell = self._cell.as_leaf()
+            else:
+                self.detach_in_place()
+            if RECORDING.on:
+                engine_leaf(self, requires_grad)
         return self
 
     @property
@@ -273,6 +306,25 @@ class BridgeTensor(torch.Tensor):
         # PyTorch refuses subclasses; element by element it is an `.item()`, with its answer or its error.
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
 
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if spec and not self.dim() else super().__format__(spec)
+
+    def __copy__(self) -> torch.Tensor:
+        """A leaf over the same memory, as PyTorch's."""
+        return self.detach().requires_grad_(self.requires_grad)
+
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        """A leaf with memory of its own: a gradient goes to the copy and no further."""
+        if id(self) not in memo:
+            copied = self.detach().clone().requires_grad_(self.requires_grad)
+            mark_as_parameter(copied, is_parameter(self))
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.reshape(-1)[:1].tolist()  # an `.item()`, with its error
+        raise RuntimeError("a tensor of a traced call cannot be pickled")
+
     def jax(self) -> jax.Array:
         """The array inside: libraries ask torchax's tensors for it to see whether they are being traced."""
         return self.value
@@ -283,7 +335,7 @@ class BridgeTensor(torch.Tensor):
 
 def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
     """A twin on the meta device, made below every mode; without `stride` it is contiguous."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with below_modes():
         if stride is None:
             return torch.empty(shape, dtype=dtype, device="meta")
         if offset:
@@ -298,13 +350,12 @@ def fresh(
     meta: torch.Tensor | None = None,
     *,
     tracked: bool = False,
-    static: bool = False,
     live: bool = True,
 ) -> BridgeTensor:
     """A tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array."""
     if meta is None:
         meta = blank(array.shape, None, torch_dtype(array.dtype))
-    return BridgeTensor(Cell(Storage(array, meta), array, tracked, static, live), meta)
+    return BridgeTensor(Cell(Storage(array, meta), array, tracked, live), meta)
 
 
 def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:
@@ -312,5 +363,6 @@ def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiabl
     # Also of one that carries no tangent yet: a later write to the base may bring one.
     cell = base._cell if differentiable else base._cell.detached()
     tensor = BridgeTensor(cell, meta, (*base._views, view))
-    tensor._parent = base
+    if not RECORDING.on:  # a graph of PyTorch's keeps the tensor, and a cycle through that is never collected
+        tensor._parent = base
     return tensor

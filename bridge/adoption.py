@@ -1,0 +1,261 @@
+"""Real PyTorch tensors in a traced call: state tensors have stand-ins, and what depends on no input stays real.
+
+An operation whose arguments are all real runs in PyTorch. So a mask or a table has PyTorch's exact values, Python can
+read them, and the code may cache the tensor. A real tensor becomes an array when it meets a traced one: a small one is
+embedded in the program, a large one is computed there again by the operations that made it. A real tensor that the code
+writes traced values into is traced from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from bridge.arrays import array_of
+from bridge.errors import BridgeError
+from bridge.internals import below_modes, storage_id
+from bridge.memory import elements, positions, what_is_special
+from bridge.metas import listed, meta_of, meta_of_strided, tensors_in
+from bridge.operations import is_random, kind_of
+from bridge.tensors import REGION, BridgeTensor, View, as_view, blank, fresh
+from bridge.views import view_steps
+
+aten = torch.ops.aten
+
+EMBEDDED = 2**16
+"""Elements up to which a constant is embedded in the program; more would bloat it."""
+
+REAL = 2**22
+"""Elements from which a constant is not made by PyTorch on the host, but by the program alone."""
+
+_NEW = {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
+_BY_SHAPE = _NEW | {
+    aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
+}  # fmt: skip
+"""Operations that make a constant of the shape or dtype of a tensor."""
+
+_UNINITIALISED = (
+    "aten::empty",
+    "aten::new_empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty_strided",
+)
+
+
+@dataclasses.dataclass
+class _Made:
+    """A real tensor that an operation of this call made, and how."""
+
+    real: torch.Tensor
+    func: Any
+    args: tuple
+    kwargs: dict
+    index: int
+    """Which of the operation's results it is."""
+    versions: tuple
+    """How often each tensor among the arguments had been written, and the result itself."""
+    differentiable: bool
+    """Whether gradients were on."""
+
+    def unchanged(self) -> bool:
+        return self.versions == (*_versions(self.args, self.kwargs), _version(self.real))
+
+
+class Host(Protocol):
+    """What `Adopted` asks of the call."""
+
+    def error(self, what: str, remedy: str) -> BridgeError:
+        """The exception for a tensor that can have no traced one."""
+        ...
+
+    def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Compute an operation on traced tensors."""
+        ...
+
+
+class Adopted:
+    """The traced tensor of every real tensor, by identity or, for one that shares memory, by storage.
+
+    Methods that make one take the call's `Host`: holding it would be a cycle, and arrays would outlive their trace.
+    """
+
+    def __init__(self):
+        self._known: dict[int, tuple[torch.Tensor, Any, BridgeTensor]] = {}
+        """The version of the real tensor that the traced one was made of; None where the traced one is the truth."""
+        self._owners: dict[int, list[BridgeTensor]] = {}
+        self._made: dict[int, _Made] = {}
+        self._storages: dict[int, torch.Tensor] = {}
+        """Memory that the call made, by the first tensor on it."""
+
+    def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
+        """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
+        self._known[id(real)] = real, None, tensor
+        self._owners.setdefault(storage_id(real), []).append(tensor)
+
+    # What is real.
+
+    def is_traced(self, tensor: torch.Tensor) -> bool:
+        """Whether it is, or stands for, a tensor of the bridge."""
+        if isinstance(tensor, BridgeTensor):
+            return True
+        return tensor.layout is torch.strided and (tensor.requires_grad or storage_id(tensor) in self._owners)
+
+    def any_traced(self, *values: Any) -> bool:
+        return any(self.is_traced(t) for t in tensors_in(values))
+
+    def without_values(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
+        """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
+        if func not in _BY_SHAPE or not isinstance(args[0], BridgeTensor):
+            return None
+        if any(m.numel() > REAL for m in listed(meta_of(func, args, kwargs))):
+            return None
+        meta = args[0]._meta
+        with below_modes():
+            if func in _NEW:
+                return torch.empty((), dtype=meta.dtype), *args[1:]
+            return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype), *args[1:]
+
+    def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Whether the operation makes a tensor from nothing that the host should not hold."""
+        if func is aten._efficientzerotensor.default:  # without memory: PyTorch takes shortcuts wherever it goes
+            return True
+        if next(tensors_in((args, kwargs)), None) is not None:
+            return False
+        return any(isinstance(m, torch.Tensor) and m.numel() > REAL for m in listed(meta_of(func, args, kwargs)))
+
+    def may_write(self, real: torch.Tensor) -> bool:
+        """Whether the memory is the call's own."""
+        return storage_id(real) in self._storages
+
+    def compute(self, run: Callable[..., Any], func: Any, args: tuple, kwargs: dict) -> Any:
+        """`run(*args, **kwargs)` in PyTorch, which is the operation `func`.
+
+        None of its arguments is traced, and what it writes is the call's own.
+        """
+        if "device" in kwargs:
+            kwargs = kwargs | {"device": "cpu"}
+        with below_modes():
+            before = _versions(args, kwargs)
+            out = run(*args, **kwargs)
+            if func.name().partition(".")[0] in _UNINITIALISED:
+                out.zero_()  # promises nothing; zeros are deterministic
+            if torch.Tag.inplace_view in func.tags:
+                self._made.pop(id(out), None)
+            if kind_of(func) == "write":
+                return out
+            for index, real in enumerate(listed(out)):
+                if isinstance(real, torch.Tensor) and real.layout is torch.strided:
+                    versions = (*before, _version(real))
+                    self._made[id(real)] = _Made(real, func, args, kwargs, index, versions, torch.is_grad_enabled())
+                    if kind_of(func) == "compute" or func is aten.lift_fresh.default:
+                        self._storages.setdefault(storage_id(real), real)
+        return out
+
+    # What becomes traced.
+
+    def adopt(self, host: Host, real: torch.Tensor) -> BridgeTensor:
+        """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
+        if isinstance(real, BridgeTensor):
+            return real
+        special = what_is_special(real)
+        if special is not None:
+            what, _, remedy = special.partition("; ")
+            raise host.error(f"a tensor {what}", remedy)
+        known = self._known.get(id(real))
+        if known is not None and known[1] in (None, _version(real)):
+            return known[2]
+        owners = self._owners.get(storage_id(real))
+        made = self._made.get(id(real))
+        if owners is not None and made is not None and kind_of(made.func) == "view":
+            tensor = self._again(host, made)
+        elif owners is not None:
+            tensor = self._window(host, owners, real)
+        elif real.requires_grad:  # a leaf that the call made
+            tensor = self._constant(host, real)
+            self.stand_in(real, tensor)
+        else:
+            tensor = self._constant(host, real)
+        self._known[id(real)] = real, None if storage_id(real) in self._owners else _version(real), tensor
+        return tensor
+
+    def take_over(self, host: Host, real: torch.Tensor) -> BridgeTensor:
+        """The traced tensor for one that traced values are about to be written into."""
+        if not self.is_traced(real):
+            root = self._storages.get(storage_id(real))
+            if root is None:
+                raise host.error(
+                    "the call writes into a tensor that was there before it and is no parameter or buffer, which the "
+                    "next call would not see",
+                    "register the tensor as a buffer, or clone it before the write",
+                )
+            memory = storage_id(root)
+            self._known = {i: entry for i, entry in self._known.items() if storage_id(entry[0]) != memory}
+            self.stand_in(root, self._constant(host, root))
+        return self.adopt(host, real)
+
+    def _window(self, host: Host, owners: list[BridgeTensor], real: torch.Tensor) -> BridgeTensor:
+        """A view or `.data` of a state tensor, taken before the call."""
+        if any(o.dtype != real.dtype for o in owners):
+            raise host.error(
+                "a tensor shares the memory of a parameter or buffer of another dtype",
+                "make the view inside the call, or clone it",
+            )
+        owner = next((o for o in owners if elements(o._meta, positions(real)) is not None), None)
+        if owner is None:
+            raise host.error(
+                "a tensor shares memory with a parameter or buffer and reaches beyond it",
+                "register the whole tensor as one parameter or buffer, or clone it",
+            )
+        return window(owner, real, differentiable=real.requires_grad)
+
+    def _constant(self, host: Host, real: torch.Tensor) -> BridgeTensor:
+        if real.requires_grad and real.grad_fn is not None:
+            raise host.error("a tensor with a PyTorch graph", "pass it as an argument or make it a parameter")
+        made = self._made.get(id(real))
+        if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
+            return self._again(host, made)
+        meta = blank(real.shape, real.stride(), real.dtype)
+        with _unnoted():  # known before the call: it belongs to no region of recomputation
+            return fresh(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad)
+
+    def _again(self, host: Host, made: _Made) -> BridgeTensor:
+        with torch.set_grad_enabled(made.differentiable):
+            return listed(host.replay(made.func, made.args, made.kwargs))[made.index]
+
+
+def window(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:
+    """What `real` shows of the owner of its memory."""
+    if (real.shape, real.stride(), real.storage_offset()) == (owner.shape, owner.stride(), owner.storage_offset()):
+        whole = View(lambda x: x, lambda x, new: new)
+        return as_view(owner, owner._meta, whole, differentiable=differentiable)
+    place = (real.shape, real.stride(), int(real.storage_offset()))
+    meta = meta_of_strided(owner, *place)
+    (step,) = view_steps(aten.as_strided.default, owner, (owner, *place), {}, [meta])
+    return as_view(BridgeTensor(owner._cell, owner._meta), meta, step, differentiable=differentiable)
+
+
+@contextlib.contextmanager
+def _unnoted() -> Iterator[None]:
+    before, REGION.notes = REGION.notes, None
+    try:
+        yield
+    finally:
+        REGION.notes = before
+
+
+def _repeatable(func: Any) -> bool:
+    return not is_random(func) and func is not aten.lift_fresh.default
+
+
+def _version(tensor: torch.Tensor) -> Any:
+    """How often the tensor was written; a tensor made in inference mode does not count, so each time is another."""
+    return object() if tensor.is_inference() else tensor._version
+
+
+def _versions(*values: Any) -> tuple:
+    return tuple(map(_version, tensors_in(values)))

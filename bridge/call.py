@@ -1,0 +1,234 @@
+"""One traced call of a module: a copy of it with arrays for its state, the run, and what the run leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+from bridge.adoption import window
+from bridge.arrays import jax_dtype, torch_dtype
+from bridge.attributes import Attributes, Place
+from bridge.dispatch import Dispatch, Survey
+from bridge.errors import BridgeError
+from bridge.generators import CallGenerator
+from bridge.integers import check_values
+from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
+from bridge.memory import roots
+from bridge.overrides import override
+from bridge.pytrees import convert, is_array
+from bridge.randomness import Rng
+from bridge.recomputation import recomputed
+from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
+from bridge.shadow import shadow
+from bridge.tensors import BridgeTensor, blank, fresh
+from bridge.tracing import tracing
+
+if TYPE_CHECKING:
+    from bridge.export import Functional
+
+
+class Result(NamedTuple):
+    """Everything a call leaves behind."""
+
+    outputs: Any
+    buffers: dict[str, jax.Array]
+    params: dict[str, jax.Array]
+    """With what the module wrote into its own parameters (a leaf filled under `no_grad`, a renormalised embedding)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a call is given."""
+
+    params: Mapping[str, Any]
+    buffers: Mapping[str, Any]
+    args: tuple
+    kwargs: dict[str, Any]
+    rng: Rng | None
+    train: bool | None
+    method: str
+    overrides: Mapping[str, Any]
+    survey: Survey | None = None
+
+    @property
+    def traced(self) -> bool:
+        """Whether any number is a tracer."""
+        numbers = (self.params, self.buffers, self.args, self.kwargs, self.overrides)
+        return any(isinstance(x, Tracer) for x in jax.tree.leaves(numbers))
+
+
+class Call:
+    """A copy of the module, ready to run once. `start` are values of attributes that the copy shall start with."""
+
+    def __init__(
+        self,
+        fn: Functional,
+        request: Request,
+        start: Mapping[Place, Any] | None = None,
+        recording: int = NO_GRAPH,
+    ):
+        self._fn, self._request, self.recording = fn, request, recording
+        original = fn.module
+        self._module, copies = shadow(original)
+        names = {id(copies[id(m)]): name for name, m in original.named_modules()}
+        names |= {id(m): name for name, m in original.named_modules()}
+        self._dispatch = Dispatch(
+            request.rng, names, fn.without_lowerings, request.survey, request.traced, fn.int64, recording
+        )
+        self._state = self._stand_ins()
+        self._dispatch.state = list(self._state.values())
+        for name in fn.recompute:
+            twin = copies[id(original.get_submodule(name))]
+            twin.__dict__["forward"] = functools.partial(recomputed, twin.forward)
+        tree = list(copies.values())
+        for name, number in request.overrides.items():
+            override(self._module, tree, name, start_graph(fresh(jnp.asarray(number), tracked=True), recording))
+        tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
+        self._slots = _fill(original, copies, tensors)
+        if request.train is not None:
+            self._set_mode(tree, request.train)
+        self._attributes = Attributes(
+            {name: copies[id(m)] for name, m in original.named_modules()},
+            {(id(owner), slot) for owner, slot in self._slots.values()},
+        )
+        if start:
+            self._attributes.set(start)
+        self.changes: dict[Place, Any] = {}
+        """What the run has changed besides parameters and buffers."""
+        self.written: list[str] = []
+        """Parameters that the run has written."""
+
+    def run(self) -> Result:
+        request, dispatch = self._request, self._dispatch
+        args, kwargs = convert((request.args, request.kwargs), self._to_torch)
+
+        def to_jax(value: Any) -> Any:
+            return dispatch.adopt(value).value if isinstance(value, torch.Tensor) else value
+
+        before = self._versions()
+        try:
+            with tracing(dispatch):
+                try:
+                    outputs = getattr(self._module, request.method)(*args, **kwargs)
+                finally:  # PyTorch's own error about one that the call registered says nothing of that
+                    refuse_gradient_hooks(self._module)
+                # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
+                final = {name: getattr(owner, slot) for name, (owner, slot) in self._slots.items()}
+                outputs = convert(outputs, to_jax)
+                arrays = {name: to_jax(value) for name, value in final.items()}
+            self.changes = self._attributes.changes()
+            now = self._versions()
+            self.written = [name for name in self._fn.params if now[name] != before[name]]
+        finally:
+            self._attributes.restore()
+        return Result(
+            outputs,
+            {name: arrays[name] for name in self._fn.buffers},
+            {name: arrays[name] for name in self._fn.params},
+        )
+
+    def _to_torch(self, value: Any) -> Any:
+        """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
+        if not is_array(value):
+            return CallGenerator() if isinstance(value, torch.Generator) else value
+        integers = self._dispatch.integers
+        if integers is not None and isinstance(value, (np.ndarray, np.generic)):
+            check_values("an input", value)
+        tensor = fresh(jnp.asarray(value), tracked=self.recording == GRAPH_FROM_INPUTS)
+        if integers is not None:
+            integers.input(tensor)
+        return start_graph(tensor, self.recording)
+
+    def _stand_ins(self) -> dict[str, BridgeTensor]:
+        """The traced tensor of each parameter and buffer."""
+        request, state = self._request, {}
+        reals = state_of(self._fn.module)
+        windows = roots(reals)
+        for name, real in sorted(reals.items(), key=lambda item: item[0] in windows):
+            trained = name in self._fn.params
+            array = jnp.asarray(request.params[name] if trained else request.buffers[name])
+            dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
+            if name in windows:  # written into the memory that it shows, as `load_state_dict` does
+                tensor = window(state[windows[name]], real, differentiable=False)
+                tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
+            else:
+                meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
+                tensor = fresh(array, meta, tracked=trained)
+            state[name] = tensor
+            mark_as_parameter(tensor, isinstance(real, nn.Parameter))
+            self._dispatch.stand_in(real, start_graph(tensor, self.recording))
+        return state
+
+    def _versions(self) -> dict[str, tuple]:
+        """What is in each parameter's and buffer's place, and how often it was written."""
+        versions = {}
+        for name, (owner, slot) in self._slots.items():
+            now = getattr(owner, slot)
+            cell = now._cell if isinstance(now, BridgeTensor) else self._state[name]._cell
+            versions[name] = id(now), id(cell.storage), cell.version
+        return versions
+
+    def _set_mode(self, tree: list[nn.Module], train: bool) -> None:
+        """`module.train(train)` on the copy, by the modules' own methods where one has its own."""
+        if all(type(m).train is nn.Module.train and "train" not in vars(m) for m in tree):
+            for m in tree:
+                m.training = train
+            return
+        before = self._versions()
+        with tracing(self._dispatch):
+            self._module.train(train)
+        now = self._versions()
+        for name, version in before.items():
+            if now[name] != version:
+                raise BridgeError(
+                    f"train({train}) writes {name}, and what else it keeps would be lost with the call; "
+                    f"call module.train({train}) before export, and leave train=None"
+                )
+
+
+def refuse_gradient_hooks(module: nn.Module) -> None:
+    """They belong to PyTorch's engine, which does not run; what they do to a gradient would be left out."""
+    hooked = gradient_hooks(module)
+    if hooked:
+        raise BridgeError(
+            f"{hooked[0]} has a gradient hook, which JAX's differentiation does not call; remove it, or write what it "
+            "does as the backward of a torch.autograd.Function"
+        )
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by its first qualified name; a tied one once."""
+    seen: dict[int, str] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = name
+            state[name] = tensor
+    return state
+
+
+def _fill(
+    module: nn.Module, copies: dict[int, nn.Module], tensors: dict[int, BridgeTensor]
+) -> dict[str, tuple[nn.Module, str]]:
+    """Put the traced tensors where the real ones were; returns where each name lives."""
+    slots: dict[str, tuple[nn.Module, str]] = {}
+    placed: set[int] = set()
+    for prefix, original in module.named_modules():
+        twin = copies[id(original)]
+        for registry in ("_parameters", "_buffers"):
+            for slot, real in getattr(original, registry).items():
+                if real is None:
+                    continue
+                getattr(twin, registry)[slot] = tensors[id(real)]
+                if id(real) not in placed:
+                    placed.add(id(real))
+                    slots[f"{prefix}.{slot}" if prefix else slot] = (twin, slot)
+    return slots

@@ -1,0 +1,180 @@
+"""Python functions of PyTorch that have to be caught before it breaks them up, or that never reach its dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from bridge.arrays import tensor_of
+from bridge.construction import CONSTRUCTORS, constructed, holds_traced
+from bridge.dispatch import Dispatch
+from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
+from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
+from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
+from bridge.tensors import RECORDING, BridgeTensor
+
+_GRADIENT_HOOKS = (
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+)
+_HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
+
+
+class Functions(TorchFunctionMode):
+    """The mode that is active beside `Dispatch`."""
+
+    def __init__(self, dispatch: Dispatch):
+        super().__init__()
+        self._dispatch = dispatch
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = {k: self._traced(v) for k, v in (kwargs or {}).items()}
+        args = tuple(self._traced(v) for v in args)
+        op = FUNCTIONS.get(func)
+        if op is not None and not self._dispatch.is_off(op):
+            return self._whole(func, op, types, args, kwargs)
+        if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
+            return _dropout_by_traced_number(*args, **kwargs)
+        if func in _OF_OUR_TENSORS and wrapped_by_transform(args[0]):
+            return func(*args, **kwargs)
+        if func in _OF_OUR_TENSORS and isinstance(args[0], BridgeTensor):
+            return _OF_OUR_TENSORS[func](*args, **kwargs)
+        if func in _MAKE_TRACED and not isinstance(args[0], BridgeTensor) and self._makes_traced(func, args, kwargs):
+            twin = self._dispatch.take_over(args[0])
+            return args[0] if _OF_OUR_TENSORS[func](twin, *args[1:], **kwargs) is twin else None
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        return self._plain(func, args, kwargs)
+
+    def _plain(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if kwargs.get("requires_grad") is True and func not in _MAKE_TRACED:  # `torch.zeros(3, requires_grad=True)`
+            return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
+        return func(*args, **kwargs)
+
+    def _whole(self, func: Any, op: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        """A function of `FUNCTIONS`: the lowering of `op`, unless something of PyTorch's has to see it first."""
+        if not args:  # the two names that PyTorch has for what operations call `self`
+            name = next((n for n in ("input", "tensor") if n in kwargs), None)
+            args = () if name is None else (kwargs[name],)
+            kwargs = {k: v for k, v in kwargs.items() if k != name}
+        if torch.is_autocast_enabled("cpu") and casts_under_autocast(op):
+            return func(*args, **kwargs)
+        if in_transform() or self._dispatch.recording:
+            return (DECOMPOSITIONS.get(op) or func)(*args, **kwargs)
+        return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+
+    def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
+
+    def _engine(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A gradient inside of the call, by PyTorch's own engine."""
+        if in_transform():
+            return func(*args, **kwargs)
+        needed = what_is_needed(self._dispatch.recording, func, args, kwargs)
+        if needed > self._dispatch.recording:
+            raise Restart(needed)
+        result = func(*args, **kwargs)
+        if any(t.grad is not None for t in self._dispatch.state):
+            raise self._dispatch.error(
+                "`backward()` inside the call adds to the `grad` of a parameter or buffer, which is no result of it",
+                "use torch.autograd.grad for the gradients that the call itself needs",
+            )
+        return result
+
+    def _set_part(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """`x.real = …` as the write that it is."""
+        tensor, value = args
+        part = tensor.real if func == _SET_REAL else tensor.imag
+        part.copy_(value)
+
+    def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if not any(map(holds_traced, args)):
+            return self._plain(func, args, kwargs)
+        made = constructed(func, args, kwargs)
+        return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+    def _memory(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What Python code that leaves PyTorch gets of a tensor."""
+        tensor = args[0]
+        if not isinstance(tensor, BridgeTensor):
+            return func(*args, **kwargs)
+        if func is torch.Tensor.data_ptr or isinstance(tensor.value, Tracer):
+            raise self._dispatch.error(
+                f"`{func.__name__}()` asks for the memory of a traced tensor",
+                "write what is done with it in operations of PyTorch, or compute it before the call and pass it in",
+            )
+        if tensor.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        with below_modes():
+            return tensor_of(tensor.value).to(tensor.dtype).numpy()
+
+    def _traced(self, value: Any) -> Any:
+        """`value` with what stands for a real tensor whose memory the call has traced."""
+        if type(value) in (list, tuple):
+            return type(value)(self._traced(v) for v in value)
+        if not isinstance(value, torch.Tensor) or isinstance(value, BridgeTensor) or wrapped_by_transform(value):
+            return value
+        return self._dispatch.adopt(value) if self._dispatch.is_traced(value) else value
+
+    def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Whether a constant cannot stay one: it becomes a leaf, or gets a traced value."""
+        if func == _DATA_SET:  # each access makes another wrapper
+            return isinstance(args[1], BridgeTensor)
+        return bool(next(iter((*args[1:], *kwargs.values())), True))
+
+
+def _set_requires_grad(tensor: BridgeTensor, wanted: bool) -> None:
+    tensor.requires_grad = wanted
+
+
+def _set_data(tensor: BridgeTensor, other: torch.Tensor) -> None:
+    tensor.data = other
+
+
+def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
+    tensor.detach_in_place()
+    if RECORDING.on:
+        with below_modes():
+            torch.detach_(tensor)  # PyTorch's own record
+    return tensor
+
+
+# Equal whenever they are looked up, but not identical.
+_SET_REAL = torch.Tensor.real.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_SET_IMAG = torch.Tensor.imag.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
+_SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.data.__get__: BridgeTensor.detach,  # pyright: ignore[reportAttributeAccessIssue]
+    _DATA_SET: _set_data,
+    _GET_REQUIRES_GRAD: lambda tensor: tensor.requires_grad,
+    _SET_REQUIRES_GRAD: _set_requires_grad,
+    torch.Tensor.requires_grad_: BridgeTensor.requires_grad_,
+    torch.Tensor.detach_: _detach_in_place,
+    torch.detach_: _detach_in_place,
+    torch.Tensor.tolist: BridgeTensor.tolist,
+}
+"""What PyTorch's engine or memory would answer by itself, wrongly."""
+_SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
+    **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
+    **dict.fromkeys(ENGINE_CALLS, Functions._engine),
+    **dict.fromkeys(CONSTRUCTORS, Functions._construct),
+    **dict.fromkeys((_SET_REAL, _SET_IMAG), Functions._set_part),
+    **dict.fromkeys((torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr), Functions._memory),
+}
+_MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
+
+
+def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """PyTorch insists on a Python number for the probability, which an override is not."""
+    if not training:
+        return x
+    kept = torch.where(torch.rand_like(x) < p, 0, x / (1 - p))  # a share of 1 drops the division by 0 with it
+    return x.copy_(kept) if inplace else kept

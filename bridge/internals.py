@@ -1,0 +1,328 @@
+"""Every private name of PyTorch, torchax and JAX that the bridge uses. No other file of the bridge names one.
+
+`check` runs when the bridge is imported: a release that lacks one of the names is refused there, and not in the middle
+of somebody's model. A release outside `TESTED` is announced by a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import torch
+import torch.autograd.function
+import torch.utils.checkpoint
+from jax.core import Tracer as Tracer
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401 (for the other files)
+from torch.utils._pytree import tree_map_only as tree_map_only
+
+from bridge.errors import BridgeError, BridgeWarning
+
+_CLIENT_OPTIONS = "jax_pjrt_client_create_options"
+
+
+@contextlib.contextmanager
+def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
+    """For the import of torchax, which changes PyTorch for everybody; the bridge needs its functions of arrays only.
+
+    It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
+    attention and registers decompositions.
+
+    Yields a dict that holds all decompositions afterwards, torchax's included. Where somebody has imported torchax
+    before, these changes are theirs and stay.
+    """
+    from torch._decomp import decomposition_table
+
+    known: dict[Any, Callable] = {}
+    if "torchax" in sys.modules:
+        yield known
+        known.update(decomposition_table)
+        return
+    own, fast_path = dict(decomposition_table), torch.backends.mha.get_fastpath_enabled()
+    rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
+    options, environment = getattr(jax.config, _CLIENT_OPTIONS), dict(os.environ)
+    torch.utils.rename_privateuse1_backend = torch._register_device_module = lambda *_args: None  # pyright: ignore
+    try:
+        yield known
+    finally:
+        torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        jax.config.update(_CLIENT_OPTIONS, options)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        known.update(decomposition_table)
+        decomposition_table.clear()
+        decomposition_table.update(own)
+
+
+with _torch_unchanged() as _DECOMPOSITIONS:
+    import torchax
+    import torchax.decompositions  # and what else torchax itself imports at its first use
+    from torchax.ops import jaten, jtorch, mappings  # noqa: F401
+
+TESTED = {"torch": ((2, 11), (2, 13)), "jax": ((0, 10), (0, 11))}
+"""Package -> the oldest and the newest release that CI runs the tests of the bridge with."""
+
+_NAMES = {
+    torch: (
+        "_C._DisableTorchDispatch",
+        "_C.DisableTorchFunction",
+        "_C._disabled_torch_function_impl",
+        "_C._dispatch_has_kernel_for_dispatch_key",
+        "_decomp.decomposition_table",
+        "_register_device_module",
+        "Tensor._make_wrapper_subclass",
+        "UntypedStorage._cdata",
+        "_C._functorch.is_functorch_wrapped_tensor",
+        "_C.TensorBase.requires_grad.__set__",
+        "_C._dispatch_tls_is_dispatch_key_excluded",
+        "_C._are_functorch_transforms_active",
+        "autograd.function._SingleLevelFunction.setup_context",
+        "utils.checkpoint.checkpoint.__wrapped__",
+        "nn.modules.module._global_backward_hooks",
+        "nn.modules.module._global_backward_pre_hooks",
+        "_C.default_generator",
+        "random.default_generator",
+        "ops.aten.add.Tensor._schema",
+        "ops.aten.add.Tensor._overloadname",
+        "Tensor._backward_hooks",
+    ),
+    torchax: (
+        "default_env",
+        "ops.mappings.t2j_dtype",
+        "ops.mappings.j2t_dtype",
+        "ops.jaten._aten_index_put",
+        "ops.jaten._aten_embedding",
+    ),
+    jax: ("core.Tracer", "ensure_compile_time_eval", "transfer_guard"),
+}
+"""Package -> names that `check` looks up in it."""
+
+
+def check() -> None:
+    """Raise `BridgeError` if a private name is gone; warn about a release that the tests were not run with."""
+    for package, names in _NAMES.items():
+        for name in names:
+            try:
+                operator.attrgetter(name)(package)
+            except AttributeError:
+                raise BridgeError(
+                    f"{package.__name__} {package.__version__} has no {name}, which the bridge needs; "
+                    "install the versions in constraints.txt"
+                ) from None
+    for package in (torch, jax):
+        oldest, newest = TESTED[package.__name__]
+        release = tuple(int(n) for n in re.findall(r"\d+", package.__version__)[:2])
+        if not oldest <= release <= newest:
+            span = " to ".join(".".join(map(str, r)) for r in (oldest, newest))
+            warnings.warn(
+                BridgeWarning(
+                    f"{package.__name__} {package.__version__} is untested: the bridge is tested with {span}"
+                ),
+                stacklevel=2,
+            )
+
+
+# PyTorch: its dispatcher.
+
+
+@contextlib.contextmanager
+def below_modes() -> Iterator[None]:
+    """Plain PyTorch on plain tensors, whatever modes are active."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
+
+
+below_dispatch = torch._C._DisableTorchDispatch
+"""As `below_modes`, for code that calls operations and no Python functions."""
+
+NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
+"""The `__torch_function__` of a class whose tensors need none."""
+
+make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+"""A tensor of a subclass, with shape, strides and dtype but no memory."""
+
+
+in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transformation of `torch.func` is under way: its levels wrap tensors and have to see functions first."""
+
+wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
+
+
+@functools.cache
+def is_composite(op: Any) -> bool:
+    """Whether PyTorch itself takes the operation apart into others."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+@functools.cache
+def casts_under_autocast(op: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU")
+
+
+def arguments(op: Any) -> list[Any]:
+    """The declared arguments of an ATen operation."""
+    return op._schema.arguments
+
+
+def returns(op: Any) -> list[Any]:
+    return op._schema.returns
+
+
+def schema_name(op: Any) -> str:
+    """`aten::mul_`, without the overload."""
+    return op._schema.name
+
+
+def overload_name(op: Any) -> str:
+    """`Tensor` of `aten::mul_.Tensor`."""
+    return op._overloadname
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same for all tensors that share memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
+    """What `isinstance(tensor, nn.Parameter)` reads of a subclass."""
+    tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Also of a subclass that is marked as one."""
+    return getattr(tensor, "_is_param", False)
+
+
+def is_script(module: nn.Module) -> bool:
+    """Whether the module is compiled by TorchScript: its state lives in C++ and cannot be copied."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+# PyTorch: its autograd.
+
+AutogradFunction: Any = torch.autograd.function._SingleLevelFunction
+"""The class below `torch.autograd.Function` that has its `apply`."""
+
+
+def engine_leaf(tensor: torch.Tensor, wanted: bool) -> None:
+    """Make a tensor one from which PyTorch records its graph, whatever its class says of `requires_grad`."""
+    with torch._C.DisableTorchFunction():
+        torch._C.TensorBase.requires_grad.__set__(tensor, wanted)  # pyright: ignore
+
+
+def engine_requires_grad(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return torch._C.TensorBase.requires_grad.__get__(tensor)  # pyright: ignore
+
+
+def below_autograd() -> bool:
+    """Whether the autograd layer has passed an operation on; it is not so where that layer saves a result for later."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+
+
+def gradient_hooks(module: nn.Module) -> list[str]:
+    """What in the module has a hook that PyTorch's engine would call, in words."""
+    hooked = [
+        f"parameter {name}"
+        for name, parameter in module.named_parameters()
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    ]
+    hooked += [
+        f"module {name or 'itself'}" for name, m in module.named_modules() if m._backward_hooks or m._backward_pre_hooks
+    ]
+    if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
+        hooked.append("every module")
+    return hooked
+
+
+def replace_checkpoint(while_tracing: Callable[[], bool], checkpoint: Callable[..., Any]) -> None:
+    """Call `checkpoint` for `torch.utils.checkpoint.checkpoint` where `while_tracing()`; PyTorch's own elsewhere.
+
+    PyTorch looks its undecorated body up at every call, where its compiler takes part in the same way, so references to
+    the function that were taken earlier come by here too.
+    """
+    original: Any = getattr(torch.utils.checkpoint.checkpoint, "__wrapped__")  # noqa: B009
+    known = getattr(original, "__dynamo_disable", None)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal known
+        if while_tracing():
+            return checkpoint(*args, **kwargs)
+        if known is None:
+            import torch._dynamo
+
+            known = torch._dynamo.disable(original, True, wrapping=False)
+        return known(*args, **kwargs)
+
+    setattr(original, "__dynamo_disable", call)
+
+
+# PyTorch: its random numbers.
+
+default_generator: torch.Generator = torch._C.default_generator
+
+
+class _DefaultGenerator:
+    """In `torch.random`: the generator of the thread's traced call, PyTorch's own where there is none."""
+
+    def __init__(self, of_the_call: Callable[[], Any]):
+        self._of_the_call = of_the_call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of_the_call() or default_generator, name)
+
+
+def replace_default_generator(of_the_call: Callable[[], Any]) -> None:
+    """Let `torch.manual_seed` and its like act on `of_the_call()`, where that is not None.
+
+    The functions of `torch.random` look the generator up in their module at every call.
+    """
+    torch.random.default_generator = _DefaultGenerator(of_the_call)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# torchax: a library of functions of arrays.
+
+
+@functools.cache
+def _torchax() -> Any:
+    """The library of lowerings; made late, because making it claims the devices, and never part of a trace."""
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        return torchax.default_env()
+
+
+@functools.cache
+def torchax_lowering(op: Any) -> Callable | None:
+    """torchax's function of arrays for the operation, if there is one that needs nothing else."""
+    for key in (op, op.overloadpacket):
+        known = _torchax()._ops.get(key)
+        if known is not None and known.is_jax_function and not known.needs_env:
+            return known.func
+    return None
+
+
+@functools.cache
+def decomposition(op: Any) -> Callable | None:
+    """How torchax or PyTorch make the operation of others."""
+    known = _torchax()._decomps.get(op) or _torchax()._decomps.get(op.overloadpacket)
+    return known.func if known is not None else _DECOMPOSITIONS.get(op)
+
+
+def pytorch_decomposition(op: Any) -> Callable:
+    """PyTorch's own decomposition of the operation, whatever torchax has."""
+    return _DECOMPOSITIONS[op]
+
+
+torchax_index_put: Callable[..., jax.Array] = jaten._aten_index_put
+torchax_embedding: Callable[..., jax.Array] = jaten._aten_embedding
+jax_dtype_of: Callable[[torch.dtype], Any] = mappings.t2j_dtype
+torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype

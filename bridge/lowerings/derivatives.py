@@ -1,0 +1,136 @@
+"""PyTorch's backward operations, which differentiation inside `forward` calls, as JAX's pullbacks of the operations.
+
+Those that are not here have a decomposition of PyTorch's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import torch
+
+from bridge.arrays import array_of
+from bridge.internals import pytorch_decomposition
+from bridge.lowerings.registry import DECOMPOSITIONS, decomposes
+from bridge.tensors import BridgeTensor, fresh, stop_gradient
+
+aten = torch.ops.aten
+
+
+def _pullback(call: Callable, gradient: torch.Tensor, *primals: torch.Tensor) -> list[BridgeTensor]:
+    """The gradients of `primals`, given that of `call(*primals)`."""
+    gradient, *tensors = (t if isinstance(t, BridgeTensor) else fresh(array_of(t)) for t in (gradient, *primals))
+
+    def forward(*arrays: jax.Array) -> jax.Array:
+        with torch.enable_grad():
+            return call(*(fresh(a, t._meta, tracked=True) for a, t in zip(arrays, tensors, strict=True))).value
+
+    out, pull = jax.vjp(forward, *(t.value for t in tensors))
+    gradients = pull(gradient.value.astype(out.dtype))
+    if not torch.is_grad_enabled():
+        gradients = [stop_gradient(g) for g in gradients]
+    return [
+        fresh(g, t._meta, tracked=torch.is_grad_enabled(), live=torch.is_grad_enabled())
+        for g, t in zip(gradients, tensors, strict=True)
+    ]
+
+
+def _masked(gradients: list, mask: list[bool]) -> tuple:
+    return tuple(g if wanted else None for g, wanted in zip(gradients, mask, strict=True))
+
+
+@decomposes(aten.convolution_backward.default)
+def convolution_backward(gradient, x, weight, bias_sizes, *settings):
+    *settings, mask = settings
+    gradients = _pullback(lambda x, w: aten.convolution.default(x, w, None, *settings), gradient, x, weight)
+    to_bias = gradient.sum((0, *range(2, gradient.dim()))) if mask[2] else None
+    return _masked([*gradients, to_bias], mask)
+
+
+@decomposes(aten.grid_sampler_2d_backward.default)
+def grid_sampler_2d_backward(gradient, x, grid, *settings):
+    *settings, mask = settings
+    return _masked(_pullback(lambda x, g: aten.grid_sampler_2d.default(x, g, *settings), gradient, x, grid), mask)
+
+
+def _of_one_input(forward: Any) -> Callable:
+    """`backward(gradient, input, *settings)` of `forward(input, *settings)`."""
+
+    def backward(gradient, x, *settings, **named):
+        return _pullback(lambda x: forward(x, *settings, **named), gradient, x)[0]
+
+    return backward
+
+
+def _of_output_size(forward: Any) -> Callable:
+    """`backward(gradient, input)` of `forward(input, output size)`."""
+    space = -2 if "2d" in forward.name() else -3
+
+    def backward(gradient, x):
+        return _pullback(lambda x: forward(x, gradient.shape[space:]), gradient, x)[0]
+
+    return backward
+
+
+def _of_resizing(forward: Any) -> Callable:
+    """`backward(gradient, output size, input size, *settings)` of `forward(input, output size, *settings)`."""
+
+    def backward(gradient, output_size, input_size, *settings, **named):
+        zeros = gradient.new_zeros(input_size)
+        return _pullback(lambda x: forward(x, output_size, *settings, **named), gradient, zeros)[0]
+
+    return backward
+
+
+for _kind, _names in {
+    _of_one_input: (
+        "avg_pool2d", "avg_pool3d", "hardshrink", "softshrink", "replication_pad1d", "replication_pad2d",
+        "replication_pad3d",
+    ),
+    _of_output_size: ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+    _of_resizing: (
+        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
+        "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    ),
+}.items():  # fmt: skip
+    for _name in _names:
+        DECOMPOSITIONS[getattr(aten, f"{_name}_backward").default] = _kind(getattr(aten, _name).default)
+
+
+@decomposes(aten._cdist_backward.default)
+def cdist_backward(gradient, x, y, p, _distances):
+    return _pullback(lambda x: aten._cdist_forward.default(x, y, p, None), gradient, x)[0]
+
+
+@decomposes(aten._pdist_backward.default)
+def pdist_backward(gradient, x, p, _distances):
+    return _pullback(lambda x: aten._pdist_forward.default(x, p), gradient, x)[0]
+
+
+# torchax has functions under the names of the next three that take fewer arguments.
+
+DECOMPOSITIONS[aten.native_group_norm_backward.default] = pytorch_decomposition(aten.native_group_norm_backward.default)
+
+
+def _statistics(x: torch.Tensor, dims: list[int], mean: torch.Tensor, rstd: torch.Tensor) -> tuple:
+    """The saved mean and inverse deviation as functions of `x` again, which the second derivative goes through."""
+    x = x.to(rstd.dtype)
+    own = x.mean(dims).view_as(mean)
+    var = x.var(dims, correction=0).view_as(rstd)
+    eps = rstd.detach() ** -2 - var.detach()
+    return mean.detach() + (own - own.detach()), (var + eps).rsqrt()
+
+
+@decomposes(aten.native_layer_norm_backward.default)
+def layer_norm_backward(gradient, x, shape, mean, rstd, *rest):
+    mean, rstd = _statistics(x, list(range(-len(shape), 0)), mean, rstd)
+    op = aten.native_layer_norm_backward.default
+    return pytorch_decomposition(op)(gradient, x, shape, mean, rstd, *rest)
+
+
+@decomposes(aten.native_batch_norm_backward.default)
+def batch_norm_backward(gradient, x, weight, running_mean, running_var, mean, rstd, train, *rest):
+    if train:
+        mean, rstd = _statistics(x, [0, *range(2, x.dim())], mean, rstd)
+    op = aten.native_batch_norm_backward.default
+    return pytorch_decomposition(op)(gradient, x, weight, running_mean, running_var, mean, rstd, train, *rest)

@@ -1,0 +1,56 @@
+"""Which traced call a thread is in, and the context that makes it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from bridge.dispatch import Dispatch
+from bridge.function_mode import Functions
+from bridge.generators import own_default_generator, restore_python, state_of_python
+from bridge.precision import products_of_pytorch
+from bridge.recording import NO_GRAPH
+from bridge.tensors import RECORDING
+
+
+class _Active(threading.local):
+    dispatch: Dispatch | None = None
+
+
+_ACTIVE = _Active()
+
+
+def active() -> Dispatch | None:
+    """The traced call that this thread is in."""
+    return _ACTIVE.dispatch
+
+
+@contextlib.contextmanager
+def tracing(dispatch: Dispatch) -> Iterator[None]:
+    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
+
+    An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
+    PyTorch.
+    """
+    before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
+    recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
+    state = state_of_python()
+    try:
+        with own_default_generator(), products_of_pytorch(), dispatch, Functions(dispatch):
+            yield
+        drawn = restore_python(state) if threading.active_count() == 1 else None
+        if drawn is not None:
+            raise dispatch.error(
+                f"the call drew random numbers from {drawn}, which would be constants of the program",
+                "draw with torch, or pass the number as an argument",
+            )
+    except Exception as error:
+        if dispatch.failed is not None and error is not dispatch.failed:
+            raise dispatch.failed from error
+        raise
+    else:
+        if dispatch.failed is not None:
+            raise dispatch.failed
+    finally:
+        _ACTIVE.dispatch, RECORDING.on = before, recorded

@@ -1,0 +1,80 @@
+"""A process of its own for `test_pytorch_unchanged.py`: what PyTorch's compiler does beside the bridge."""
+
+import sys
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 7
+
+
+class Module(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x):
+        x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+        return Doubled.apply(x)
+
+
+def compiled(module: nn.Module, x: torch.Tensor) -> None:
+    for backend in ("eager", "aot_eager"):
+        torch._dynamo.reset()
+        gradients = []
+        for call in (module, torch.compile(module, backend=backend, fullgraph=True)):
+            leaf = x.clone().requires_grad_()
+            call(leaf).sum().backward()
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients)
+
+
+def attention() -> None:
+    torch._dynamo.reset()
+    q = torch.randn(1, 2, 128, 16)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu")
+    expected = nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.testing.assert_close(flex_attention(q, q, q, block_mask=mask), expected)
+
+
+def everything(module: nn.Module, x: torch.Tensor) -> tuple:
+    compiled(module, x)
+    attention()
+    decompositions = {str(op): f.__module__ for op, f in torch._decomp.decomposition_table.items()}
+    return torch._C._get_privateuse1_backend_name(), torch.backends.mha.get_fastpath_enabled(), decompositions
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    module, x = Module(), torch.randn(2, 4)
+    if "without the bridge" in sys.argv:
+        print(hash_of(everything(module, x)))
+        return 0
+    import jax.numpy as jnp
+
+    import bridge
+
+    before = everything(module, x)
+    fn = bridge.export(module)
+    fn(fn.params, fn.buffers, jnp.asarray(x.numpy()))
+    assert everything(module, x) == before
+    print(hash_of(before))
+    return 0
+
+
+def hash_of(state: tuple) -> str:
+    return f"{state[:2]} {len(state[2])} {sorted(state[2].items())}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""A module through the bridge against PyTorch eager: outputs, and the gradients of parameters and inputs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+import bridge
+
+
+def randn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+class Call(nn.Module):
+    """`function(*inputs)`, or `function(module, *inputs)` with a submodule to use."""
+
+    def __init__(self, function: Callable, module: nn.Module | None = None):
+        super().__init__()
+        self.function, self.module = function, module
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args) if self.module is None else self.function(self.module, *args)
+
+
+def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
+    """Raise `AssertionError` unless all agree. JAX's gradient of a complex array is the conjugate of PyTorch's."""
+    free = [i for i, x in enumerate(inputs) if x.dtype.is_floating_point or x.is_complex()]
+    leaves = [x.clone().requires_grad_(i in free) for i, x in enumerate(inputs)]
+    expected = _listed(module(*leaves))
+    weights = [_weights(out) for out in expected]
+    total: Any = sum(_total(out, w) for out, w in zip(expected, weights, strict=True))
+    if total.requires_grad:
+        total.backward()
+    fn = bridge.export(module)
+    arrays = [jnp.asarray(x.numpy()) for x in inputs]
+
+    def loss(params: dict, by_place: dict) -> tuple:
+        given = [by_place.get(i, a) for i, a in enumerate(arrays)]
+        outs = _listed(fn.run(params, fn.buffers, *given, **settings).outputs)
+        return sum(_total(out, w.numpy()) for out, w in zip(outs, weights, strict=True)), outs
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    (by_params, by_inputs), results = gradient(fn.params, {i: arrays[i] for i in free})
+    for result, out in zip(results, expected, strict=True):
+        close(result, out.detach(), tolerance)
+    for i in free:
+        close(jnp.conj(by_inputs[i]), _gradient(leaves[i]), tolerance)
+    for name, parameter in module.named_parameters():
+        if name in by_params:
+            close(jnp.conj(by_params[name]), _gradient(parameter), tolerance)
+            parameter.grad = None
+
+
+def close(result: Any, expected: torch.Tensor, tolerance: float) -> None:
+    """To `tolerance` of the largest finite entry."""
+    wanted = expected.resolve_conj().numpy()
+    finite = np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-3)
+    np.testing.assert_allclose(result, wanted, rtol=0, atol=tolerance * finite)
+
+
+def _gradient(leaf: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _listed(outputs: Any) -> list:
+    return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+
+
+def _weights(out: torch.Tensor) -> torch.Tensor:
+    return randn(*out.shape, 2, seed=9)
+
+
+def _total(out: Any, weights: Any) -> Any:
+    """A real number with a gradient for every part of `out`."""
+    if "complex" in str(out.dtype):
+        return (out.real * weights[..., 0]).sum() + (out.imag * weights[..., 1]).sum()
+    return (out * weights[..., 0]).sum()

@@ -1,0 +1,202 @@
+"""Complex numbers: views between dtypes, lazy conjugation, FFTs and complex parameters, against PyTorch eager."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from eager import Call, compare, randn
+from torch import nn
+
+import bridge
+
+C = torch.complex64
+
+
+def rotary(x):
+    """The reference code of Llama."""
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    angles = torch.outer(torch.arange(x.shape[0]).float(), 1.0 / 100.0 ** (torch.arange(0, 4, 2) / 4))
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(turned).flatten(1).type_as(x)
+
+
+def written_through_parts(z):
+    y = z.clone()
+    torch.view_as_real(y)[..., 0].mul_(3)
+    y.imag.add_(y.real.detach())
+    return y
+
+
+def written_through_pairs(x):
+    y = x.clone()
+    torch.view_as_complex(y).mul_(1j)
+    return y
+
+
+def written_through_conjugate(z):
+    y = z.clone()
+    y.conj()[0] = z[1]
+    return y
+
+
+def parts_set(z):
+    y = z.clone()
+    y.real, y.imag = z.imag, z.real * 2
+    return y
+
+
+def short_time(x):
+    window = torch.hann_window(8)
+    spectrum = torch.stft(x.reshape(-1), 8, window=window, return_complex=True)
+    return torch.istft(spectrum * (1 + 0.5j), 8, window=window, length=x.numel())
+
+
+def at_zero(z):
+    y = z.clone()
+    with torch.no_grad():
+        y[0] = 0
+    return y.abs() + torch.sgn(y).real
+
+
+REAL = {
+    "rotary": rotary,
+    "written through pairs": lambda x: written_through_pairs(x.reshape(3, 2, 2)),
+    "polar": lambda x: torch.polar(x, x.sin()),
+    "complex": lambda x: torch.complex(x, x.sin()).square(),
+    "fft": lambda x: torch.fft.fft(x, 5, norm="ortho"),
+    "rfft": lambda x: torch.fft.rfft(x, dim=0, norm="forward"),
+    "rfft and irfft": lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.tensor([1, 2j, 1 - 1j]), 4),
+    "irfft, odd": lambda x: torch.fft.irfft(torch.fft.rfft(x) * (1 + 2j), 5, norm="ortho"),
+    "rfft2 and irfft2": lambda x: torch.fft.irfft2(torch.fft.rfft2(x).square(), (3, 4)),
+    "fft2": lambda x: torch.fft.fft2(x).abs(),
+    "ihfft": torch.fft.ihfft,
+    "fftshift": lambda x: torch.fft.fftshift(torch.fft.fftn(x)).imag,
+    "stft and istft": lambda x: short_time(x.repeat(3, 4)),
+    "stft as pairs": lambda x: torch.view_as_real(
+        torch.stft(x.reshape(-1).repeat(2), 4, window=torch.ones(4), return_complex=True, normalized=True)
+    ),
+    "angle": lambda x: torch.angle(torch.complex(x, x.cos())),
+    "complex exponential": lambda x: torch.exp(1j * x).real,
+    "float to complex": lambda x: x.to(C) * 1j,
+}
+COMPLEX = {
+    "parts": lambda z: z.real * 3 + z.imag.sin(),
+    "view_as_real": torch.view_as_real,
+    "conj": lambda z: z.conj() * z.sin(),
+    "conj of conj": lambda z: z.conj().conj() * z.conj().resolve_conj(),
+    "pairs of a resolved conjugate": lambda z: torch.view_as_real(z.conj().resolve_conj()),
+    "imag of a conjugate": lambda z: z.conj().imag * z.real,
+    "conj_physical": lambda z: torch.conj_physical(z) * z,
+    "adjoint": lambda z: z.mH @ z,
+    "abs": lambda z: z.abs(),
+    "at zero": at_zero,
+    "sgn": torch.sgn,
+    "angle": torch.angle,
+    "powers": lambda z: z**2 + z**0.5 + z**-1,
+    "power of two tensors": lambda z: z ** z.conj(),
+    "elementary": lambda z: z.exp() + z.log() + z.sqrt() + z.tanh() + z.cos() / z,
+    "norm": lambda z: z.norm() + torch.linalg.vector_norm(z, 1, dim=0),
+    "var": lambda z: z.var(0) + z.std(),
+    "mean and sum": lambda z: z.mean(0) * z.sum() + z.prod(0) + z.cumsum(0),
+    "matmul": lambda z: z @ z.T + torch.einsum("ij,kj->ik", z, z.conj()),
+    "vdot": lambda z: torch.vdot(z[0], z[1]) + torch.dot(z[0], z[1]),
+    "solve": lambda z: torch.linalg.solve(z[:, :3] + 3 * torch.eye(3), z[:, 3:]),
+    "inverse": lambda z: torch.linalg.inv(z[:, :3] + 3 * torch.eye(3)),
+    "fft": lambda z: torch.fft.ifft(torch.fft.fft(z, norm="ortho").square(), 6),
+    "hfft": lambda z: torch.fft.hfft(z, 6),
+    "irfft": lambda z: torch.fft.irfft(z, 6),
+    "written through parts": written_through_parts,
+    "written through the conjugate": written_through_conjugate,
+    "parts set": parts_set,
+    "addcmul": lambda z: torch.addcmul(z, z, z.conj(), value=2),
+    "where": lambda z: torch.where(z.real > 0, z, z.conj()),
+    "gathered": lambda z: z[[0, 0, 1]].index_add(0, torch.tensor([1]), z[:1]),
+    "imaginary part of a real result": lambda z: (z * z.conj()).real.sqrt(),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_of_real_numbers(name):
+    compare(Call(REAL[name]), [randn(3, 4)])
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_of_complex_numbers(name):
+    compare(Call(COMPLEX[name]), [randn(3, 4, dtype=C)], 5e-5)
+
+
+class Spectral(nn.Module):
+    """A Fourier neural operator's layer: a complex weight, and one kept as pairs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(randn(3, seed=2, dtype=C))
+        self.pairs = nn.Parameter(randn(3, 2, seed=3))
+        self.register_buffer("table", torch.polar(torch.ones(3), torch.arange(3.0)))
+
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x) * self.weight.conj() * self.table
+        return torch.fft.irfft(spectrum + torch.view_as_complex(self.pairs), 4)
+
+
+def test_complex_parameters_and_their_gradients():
+    compare(Spectral(), [randn(3, 4)])
+
+
+def test_descent_takes_the_conjugate_of_jax_s_gradient():
+    """As docs/bridge.md says: then one step is PyTorch's."""
+    module, x = Spectral(), randn(3, 4)
+    fn = bridge.export(module)
+    gradients = jax.grad(lambda p: (fn(p, fn.buffers, jnp.asarray(x.numpy()))[0] ** 2).sum())(fn.params)
+    stepped = jax.tree.map(lambda p, g: p - 0.1 * jnp.conj(g), fn.params, gradients)
+    (module(x) ** 2).sum().backward()
+    torch.optim.SGD(module.parameters(), 0.1).step()
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(stepped[name], parameter.detach().numpy(), rtol=1e-4, atol=1e-5)
+    wrong = fn.params["weight"] - 0.1 * gradients["weight"]
+    assert not np.allclose(wrong, module.weight.detach().numpy(), atol=1e-3)
+
+
+BITS = {
+    "float32 as int32": (torch.int32, randn(3, 4)),
+    "float32 as int16": (torch.int16, randn(3, 4)),
+    "int16 as int32": (torch.int32, torch.arange(8, dtype=torch.int16)),
+    "bfloat16 as int16": (torch.int16, randn(3, 4).bfloat16()),
+    "bool as uint8": (torch.uint8, torch.tensor([True, False])),
+    "uint8 as bool": (torch.bool, torch.tensor([1, 0], dtype=torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_bits_as_another_dtype(name):
+    dtype, x = BITS[name]
+    fn = bridge.export(Call(lambda x: x.view(dtype)))
+    out, _ = fn({}, {}, bridge.arrays.array_of(x))
+    np.testing.assert_array_equal(out, x.view(dtype).numpy())
+
+
+def test_bits_of_64_bit_numbers_are_refused_without_x64():
+    fn = bridge.export(Call(lambda x: x.double().view(torch.int64)))
+    with pytest.warns(bridge.BridgeWarning), pytest.raises(bridge.BridgeError, match=r"view\.dtype.*x64"):
+        fn({}, {}, jnp.ones(3))
+
+
+class Shared(nn.Module):
+    def __init__(self, as_buffer):
+        super().__init__()
+        self.weight = nn.Parameter(randn(3, 2))
+        if as_buffer:
+            self.register_buffer("other", torch.view_as_complex(self.weight.detach()))
+        else:
+            self.other = torch.view_as_complex(self.weight.detach())
+
+    def forward(self, x):
+        return x * self.other.abs() + self.weight.sum()
+
+
+@pytest.mark.parametrize("as_buffer", [True, False])
+def test_memory_kept_under_two_dtypes_is_refused(as_buffer):
+    with pytest.raises(bridge.BridgeError, match=r"share.*dtype.*clone"):
+        fn = bridge.export(Shared(as_buffer))
+        fn(fn.params, fn.buffers, jnp.ones(3))

@@ -1,0 +1,155 @@
+"""64-bit integers in 32 bits: what is refused, what is let through, and what the caller may choose."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bridge
+
+IDS = torch.tensor([[3, 1, 2], [0, 3, 7]])
+
+
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.table = nn.Parameter(torch.randn(97, 4))
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def hashed(m, ids):
+    return F.embedding((ids * 2654435761) % 97, m.table)
+
+
+REFUSED = {
+    "hash embedding": hashed,
+    "hash by exclusive or": lambda m, ids: F.embedding((ids * 31) ^ (ids >> 3), m.table),
+    "product of unknown numbers": lambda m, ids: ids * ids,
+    "product in place": lambda m, ids: ids.clone().mul_(31),
+    "square": lambda m, ids: ids**2,
+    "power": lambda m, ids: 7 ** (ids % 13),
+    "shift": lambda m, ids: ids << 4,
+    "shift by a tensor": lambda m, ids: 1 << ids,
+    "product of all": lambda m, ids: (ids % 97 + 1).prod(),
+    "matrix product": lambda m, ids: ids @ ids.T,
+    "matrix product added": lambda m, ids: torch.addmv(ids[:, 0], ids, ids[0]),
+    "common multiple": lambda m, ids: torch.lcm(ids, ids + 1),
+    "product scattered": lambda m, ids: ids.scatter_reduce(1, ids % 3, ids, "prod"),
+    "polynomial": lambda m, ids: ((ids % 50000) * 50000 + ids % 50000) % 97,
+    "sum of large known numbers": lambda m, ids: (ids % 2**30).sum(),
+    "constant": lambda m, ids: ids + torch.tensor(2**40),
+    "number": lambda m, ids: ids + 2**40,
+    "modulus": lambda m, ids: ids % (2**61 - 1),
+    "comparison": lambda m, ids: ids < 2**40,
+    "filled": lambda m, ids: torch.full((2,), 2**40),
+    "masked with the smallest": lambda m, ids: ids.masked_fill(ids > 2, torch.iinfo(torch.int64).min),
+    "view written": lambda m, ids: (lambda x: (x[0].mul_(2**20), x[1] * 2**20))(ids % 5000),
+    "product of what was summed": lambda m, ids: (ids % 1000).cumsum(-1) * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_may_leave_32_bits_is_refused(name):
+    fn = bridge.export(Applied(REFUSED[name]))
+    with pytest.raises(bridge.BridgeError, match=r"64-bit integers that 32 bits do not hold.*int64='wrap'"):
+        jax.eval_shape(fn, fn.params, fn.buffers, jnp.asarray(IDS.numpy()))
+
+
+def rotary_places(m, ids):
+    places = torch.arange(ids.shape[1])[None] + torch.arange(ids.shape[0])[:, None] * ids.shape[1]
+    return places * 2 + (ids > 0).cumsum(-1) - 1
+
+
+def sizes_of_levels():
+    sizes = torch.empty((2, 2), dtype=torch.long)
+    for level, size in enumerate([8, 4]):
+        sizes[level, 0] = size
+        sizes[level, 1] = size
+    return sizes
+
+
+LET_THROUGH = {
+    "positions": rotary_places,
+    "long positions": lambda m, ids: torch.arange(70_000) * 4 + ids[0, 0] % 2,
+    "sum of a mask": lambda m, ids: ((ids != 0).sum(-1), (ids != 0).long().cumsum(-1) * (ids != 0)),
+    "sum of unknown numbers": lambda m, ids: (ids.sum(-1), (ids + 1).abs().cumsum(-1), (ids // 2).sum()),
+    "added and subtracted": lambda m, ids: (ids + 1 - ids[:, :1], -ids),
+    "masked by a product": lambda m, ids: ids * (ids > 1) + ids * (ids > 2).long(),
+    "one hot": lambda m, ids: F.one_hot(ids % 8, 8) * 5,
+    "rows and columns": lambda m, ids: (ids // 3 % 50) * 60 + ids % 60,
+    "clamped": lambda m, ids: ids.clamp(0, 1000) * 1000 + ids.clamp_max(5).clamp_min(-5) * 7,
+    "places of the largest": lambda m, ids: (
+        m.table.argmax(-1) * 4 + m.table.topk(1)[1][:, 0] * m.table.sort(0)[1][:, 0]
+    ),
+    "flat gather": lambda m, ids: m.table.flatten()[(ids % 97) * 4 + 1],
+    "32 bits of a mask": lambda m, ids: (ids > 2).int().cumsum(-1) * (ids > 2).int() * 7,
+    "sizes written into a table": lambda m, ids: sizes_of_levels().prod(1).cumsum(0) + ids[0, 0] % 2,
+    "in place": lambda m, ids: (ids % 100).mul_(3).add_(1),
+    "bits": lambda m, ids: ((ids & 255) << 8) | (ids & 15),
+    "small types": lambda m, ids: ids.to(torch.uint8) * torch.tensor(1000) + (ids.to(torch.int16).long() << 8),
+    "int32 wraps in PyTorch, too": lambda m, ids: torch.tensor([3], dtype=torch.int32) * torch.tensor([2**30, 5]).int(),
+    "floats": lambda m, ids: ids.float() * 2**40 + ids * 1e10,
+    "counted": lambda m, ids: torch.count_nonzero(ids) * 1000 + torch.searchsorted(torch.arange(9), ids) * 100,
+    "relative buckets": lambda m, ids: torch.where(ids < 4, ids.abs().clamp(max=9), torch.full_like(ids, 3)) * 32,
+}
+
+
+@pytest.mark.parametrize("name", LET_THROUGH)
+def test_what_cannot_leave_them_is_let_through(name):
+    report = bridge.verify(Applied(LET_THROUGH[name]), IDS)
+    assert report.ok, f"\n{report}"
+
+
+def test_the_caller_may_choose_to_wrap_and_verify_sees_that_it_does():
+    report = bridge.verify(Applied(hashed), IDS, int64="wrap")
+    assert {r.kind for r in report.rows if r.verdict == "beyond tolerance"} == {"output", "gradient"}
+    assert bridge.verify(Applied(lambda m, ids: F.embedding(ids * 31 % 97, m.table)), IDS, int64="wrap").ok
+
+
+def test_exact_needs_64_bits():
+    with pytest.raises(bridge.BridgeError, match="int64='exact' needs JAX's 64-bit types: set JAX_ENABLE_X64=1"):
+        bridge.export(Applied(hashed), int64="exact")
+    with pytest.raises(bridge.BridgeError, match="int64 is 'precise'; choose"):
+        bridge.export(Applied(hashed), int64="precise")
+    program = (
+        "import bridge, test_int64 as t; r = bridge.verify(t.Applied(t.hashed), t.IDS, int64='exact'); assert r.ok, r"
+    )
+    environment = os.environ | {"JAX_ENABLE_X64": "1", "PYTHONPATH": os.pathsep.join(["tests/bridge", *sys.path])}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+def test_state_inputs_and_constants_outside_32_bits_are_refused():
+    module = Applied(lambda m, ids: ids + 1)
+    module.offset = nn.Buffer(torch.tensor([5, 2**40]))
+    with pytest.raises(bridge.BridgeError, match=r"^offset holds 64-bit integers .* from 5 to 2\*\*40"):
+        bridge.export(module)
+    fn = bridge.export(Applied(lambda m, ids: ids + 1))
+    with pytest.raises(bridge.BridgeError, match=r"an input holds 64-bit integers"):
+        fn(fn.params, fn.buffers, np.array([2**40]))
+    with pytest.raises(bridge.BridgeError, match=r"input 0 holds 64-bit integers"):
+        bridge.verify(Applied(lambda m, ids: ids + 1), torch.tensor([-(2**40)]))
+    with pytest.raises(bridge.BridgeError, match=r"a constant holds .* in the module itself"):
+        fn = bridge.export(Applied(lambda m, ids: ids + torch.tensor([2**40])))
+        fn(fn.params, fn.buffers, jnp.ones(1, int))
+
+
+def test_inspect_lists_it():
+    found = bridge.export(Applied(hashed)).survey(jnp.asarray(IDS.numpy()))
+    assert list(found.unsupported) == ["aten::mul.Tensor"]
+
+
+def test_complex128_is_announced():
+    module = Applied(lambda m, x: x.to(torch.complex128) * 2)
+    with pytest.warns(bridge.BridgeWarning, match=r"torch.complex128 is computed as complex64"):
+        bridge.export(module)({"table": jnp.zeros((97, 4))}, {}, jnp.ones(3))

@@ -1,0 +1,171 @@
+"""Where Python code takes a traced tensor out of PyTorch, copies it, or brings a tensor that is no plain one."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from eager import Call, compare, randn
+from torch import nn
+
+import bridge
+
+X = randn(3, 4)
+
+
+def copied_weight(module, x):
+    with torch.no_grad():
+        teacher = copy.deepcopy(module)
+        teacher.weight.mul_(2)
+    return module(x) * teacher(x).detach() + copy.deepcopy(module)(x)
+
+
+def tied_copies(module, x):
+    first, second = copy.deepcopy((module.weight, module.weight))
+    assert first is second and isinstance(first, nn.Parameter) and first.requires_grad
+    return x @ first.T
+
+
+def shallow(module, x):
+    alias = copy.copy(module.weight)
+    with torch.no_grad():
+        module.weight.add_(1)
+    return x @ alias.T + module(x)
+
+
+def fresh_parameter(module, x):
+    return x @ nn.Parameter(module.weight.detach() * 2).T + module(x)
+
+
+RIGHT = {
+    "deepcopy of a module": copied_weight,
+    "deepcopy of a tied weight": tied_copies,
+    "copy of a weight": shallow,
+    "copy of an input": lambda m, x: copy.copy(x) * m(x),
+    "deepcopy of an input": lambda m, x: copy.deepcopy(x) * m(x),
+    "deepcopy of a detached result": lambda m, x: copy.deepcopy(m(x).detach()) * m(x),
+    "a new parameter": fresh_parameter,
+    "torch.tensor of numbers": lambda m, x: torch.tensor([x[0, 0], x[1, 1], 2.0, True]) * m(x),
+    "torch.tensor of lists": lambda m, x: torch.tensor([[x[0, 0], 1], [3, x[2, 2]]]) @ m(x)[:2],
+    "torch.tensor of one-element tensors": lambda m, x: torch.tensor([x[0, :1], x[1, :1], 1, 2]) * m(x),
+    "torch.tensor with dtype": lambda m, x: torch.tensor([x[0, 0] * 9] * 4, dtype=torch.bfloat16) * m(x),
+    "torch.as_tensor": lambda m, x: torch.as_tensor([x[0, 0], 1, 2, 3]) * m(x),
+    "new_tensor": lambda m, x: m(x).new_tensor([x[0, 0], 1, 2, 3]) * m(x),
+    "a leaf": lambda m, x: torch.tensor([x[0, 0]] * 4, requires_grad=True) * m(x),
+    "torch.tensor of a tensor": lambda m, x: torch.as_tensor(x[0]) * m(x),
+    "keywords": lambda m, x: F.linear(input=x, weight=m.weight, bias=m.bias),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_is_pytorch_s(name):
+    torch.manual_seed(0)
+    module = Call(RIGHT[name], nn.Linear(4, 4))
+    before = copy.deepcopy(module.state_dict())
+    compare(Restored(module, before), [X])
+
+
+class Restored(nn.Module):
+    """Starts each call with the same weights: PyTorch keeps what `forward` writes."""
+
+    def __init__(self, module, state):
+        super().__init__()
+        self.module, self.state = module, state
+
+    def forward(self, *args):
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                parameter.copy_(self.state[name])
+        return self.module(*args)
+
+
+def test_keywords_of_one_hot():
+    compare(Call(lambda i: F.one_hot(input=i, num_classes=5).float()), [torch.tensor([1, 4])])
+
+
+def said(action, x=None):
+    fn = bridge.export(Call(action))
+    with pytest.raises(bridge.BridgeError) as caught:
+        jax.jit(lambda x: fn({}, {}, x)[0])(jnp.arange(4.0) if x is None else x)
+    text = str(caught.value)
+    assert "\n" not in text and "test_leaving_pytorch.py:" in text and "Remedy: " in text
+    return text
+
+
+REFUSED = {
+    "numpy": lambda x: torch.from_numpy(x.detach().numpy()),
+    "np.asarray": lambda x: torch.from_numpy(np.asarray(x.detach())),
+    "a function of NumPy": lambda x: torch.as_tensor(np.sin(x.detach())),
+    "data_ptr": lambda x: x * (x.data_ptr() % 2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_memory_of_a_traced_tensor_is_refused(name):
+    assert "asks for the memory of a traced tensor" in said(REFUSED[name])
+
+
+def test_the_value_of_a_traced_tensor_is_refused():
+    for action in (lambda x: x if f"{x.sum():.3f}" else 0, lambda x: pickle.loads(pickle.dumps(x))):
+        assert "asks for the value of a traced tensor" in said(action)
+
+
+def test_numpy_of_known_values():
+    fn = bridge.export(Call(lambda x: torch.from_numpy(np.sin(x.detach().numpy())) + x.long().numpy().dtype.itemsize))
+    np.testing.assert_allclose(fn({}, {}, jnp.ones(3))[0], np.sin(1.0) + 8, rtol=1e-6)
+
+
+class Tagged(torch.Tensor):
+    """A subclass that doubles whatever is computed with it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out * 2 if func is torch.Tensor.add else out
+
+
+class Holder(nn.Module):
+    def __init__(self, parameter=None, constant=None):
+        super().__init__()
+        self.weight, self.constant = parameter, constant
+
+    def forward(self, x):
+        return x + (self.constant if self.weight is None else self.weight)
+
+
+def quantized():
+    return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+STATE = {
+    "subclass": (lambda: nn.Parameter(torch.ones(3).as_subclass(Tagged)), "weight is a .*Tagged.*plain tensor"),
+    "meta": (lambda: nn.Parameter(torch.ones(3, device="meta")), "weight is on the meta device.*to_empty"),
+    "uninitialized": (lambda: nn.UninitializedParameter(), "weight is not initialized.*call the module once"),
+    "sparse": (lambda: nn.Parameter(torch.eye(3).to_sparse()), "weight is sparse.*dense"),
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_state_that_is_no_plain_tensor_is_refused(name):
+    make, text = STATE[name]
+    with pytest.raises(bridge.BridgeError, match=text):
+        bridge.export(Holder(make()))
+
+
+CONSTANTS = {
+    "subclass": (lambda: torch.ones(3).as_subclass(Tagged), "a tensor is a .*Tagged"),
+    "meta": (lambda: torch.ones(3, device="meta"), "on the meta device"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "is sparse"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_that_are_no_plain_tensors_are_refused(name):
+    make, text = CONSTANTS[name]
+    fn = bridge.export(Holder(constant=make()))
+    with pytest.raises(bridge.BridgeError, match=text):
+        fn(fn.params, fn.buffers, jnp.ones(3))

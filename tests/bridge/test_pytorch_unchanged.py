@@ -1,0 +1,18 @@
+"""Importing the bridge and calling an exported module change nothing of PyTorch's: its compiler works as before."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("compiled_process.py")
+
+
+def said(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_compiler_flex_attention_and_global_tables_are_as_without_the_bridge():
+    """`torch.compile` of a module with a checkpoint and its own backward, before and after a call of the bridge."""
+    assert said() == said("without the bridge")

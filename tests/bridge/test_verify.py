@@ -1,0 +1,213 @@
+"""What `verify` compares, what it calls unproved, and what it says of a module that it cannot compare."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune, weight_norm
+
+import bridge
+
+X = torch.linspace(-1, 2, 12).reshape(4, 3)
+
+
+class Applied(nn.Module):
+    """A function of the input and one weight."""
+
+    def __init__(self, function, weight=None):
+        super().__init__()
+        self.function = function
+        self.w = nn.Parameter(torch.linspace(0.5, 1.5, 3) if weight is None else weight)
+
+    def forward(self, x):
+        return self.function(x, self.w)
+
+
+def rows(report, kind):
+    return {row.name: row for row in report.rows if row.kind == kind}
+
+
+def test_gradients_of_inputs_by_their_names():
+    module = Applied(lambda inputs, w: inputs["x"] * w + inputs["parts"][1])
+    inputs = {"x": X, "parts": [torch.arange(3), X.double()]}
+    report = bridge.verify(module, inputs, tolerance=1e-5)
+    assert report.ok and set(rows(report, "input gradient")) == {"0['x']", "0['parts'][1]"}
+    report = bridge.verify(module, inputs, input_gradients=False)
+    assert report.ok and not rows(report, "input gradient")
+
+
+def test_inputs_may_be_written_and_stay_as_they_were():
+    x = X.clone()
+    report = bridge.verify(Applied(lambda x, w: x.mul_(w) + x), x)
+    assert report.ok and torch.equal(x, X)
+
+
+def test_complex_numbers_with_both_parts():
+    weight = torch.complex(torch.linspace(0.5, 1.5, 3), torch.linspace(-1, 1, 3))
+    report = bridge.verify(Applied(lambda x, w: x * w.exp(), weight), torch.complex(X, 2 * X), tolerance=1e-5)
+    assert report.ok, f"\n{report}"
+    assert len(report.rows) == 3 and all(row.scale > 0.1 for row in report.rows)
+
+
+class Lora(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)
+        self.unused = nn.Parameter(torch.ones(2))
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        x = x.to(self.base.weight.dtype)
+        return self.base(x) + self.b(self.a(x))
+
+
+def test_zero_on_both_sides_is_unproved_until_jitter_makes_it_speak():
+    report = bridge.verify(Lora(), X)
+    assert not report.ok and report.count("beyond tolerance") == 0
+    assert [(r.kind, r.name) for r in report.rows if r.verdict == "unproved"] == [("gradient", "a.weight")]
+    assert report.worst.verdict == "unproved" and "0 beyond tolerance, 1 unproved" in str(report)
+    unused = rows(report, "gradient")["unused"]
+    assert unused.verdict == "equal" and unused.note == "no gradient in PyTorch"
+    report = bridge.verify(Lora(), X, jitter=0.1)
+    assert report.ok and rows(report, "gradient")["a.weight"].scale > 1e-3
+    report = bridge.verify(Lora(), X, known_zero=r"gradient a\.weight")
+    assert report.ok and rows(report, "gradient")["a.weight"].note == "declared zero"
+
+
+def test_jitter_is_the_same_for_the_module_in_float64():
+    double = Lora().double()
+    module = Lora()
+    double.load_state_dict(module.state_dict())
+    report = bridge.verify(module, X, jitter=0.1, double=double, input_gradients=False)
+    assert report.ok and all(row.tolerance == 1e-4 for row in report.rows)
+    assert not module.b.weight.any(), "the module itself is not changed"
+
+
+def test_one_step_in_which_a_leaf_speaks_proves_it():
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.gate = nn.Parameter(torch.ones(3)), nn.Buffer(torch.zeros(()))
+
+        def forward(self, x):
+            out = x * self.w * self.gate
+            self.gate = self.gate + 1
+            return out
+
+    assert not bridge.verify(Late(), X).ok
+    assert bridge.verify(Late(), X, steps=2).ok
+
+
+def test_a_buffer_that_holds_a_graph_goes_on_without_it():
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.h = nn.Parameter(torch.eye(3)), nn.Buffer(torch.zeros(4, 3))
+
+        def forward(self, x):
+            self.h.copy_(torch.tanh(x + self.h.clone() @ self.w))
+            return self.h * 2
+
+    report = bridge.verify(Hidden(), X, steps=3, tolerance=1e-5)
+    assert report.ok, f"\n{report}"
+
+
+def test_nothing_compared_is_not_ok():
+    class Nothing(nn.Module):
+        def forward(self, x):
+            return None
+
+    report = bridge.verify(Nothing(), torch.arange(3))
+    assert not report.ok and "nothing compared" in str(report) and not json.loads(report.to_json())["ok"]
+
+
+@pytest.mark.parametrize("how", ["pruned", "weight norm, called before"])
+def test_modules_with_a_weight_that_is_a_result(how):
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+    if how == "pruned":
+        prune.l1_unstructured(module[0], "weight", amount=0.5)
+    else:
+        with pytest.warns(FutureWarning):
+            weight_norm(module[0])
+        module(X)
+    report = bridge.verify(module, X, tolerance=1e-5)
+    assert report.ok, f"\n{report}"
+
+
+def test_dtypes_are_compared_as_they_are_stored():
+    report = bridge.verify(Applied(lambda x, w: (x.double() * w, x.argmax(-1), x > 0, x.bfloat16())), X)
+    assert report.ok, f"\n{report}"
+
+
+def test_integers_are_equal_or_not():
+    class Ids(nn.Module):
+        def forward(self, x):
+            return x + (isinstance(x, bridge.tensors.BridgeTensor)) * (x > 0)
+
+    report = bridge.verify(Ids(), torch.tensor([0, 100_000_000]))
+    assert not report.ok and report.worst.error == 1
+
+
+def test_the_order_of_a_dict_is_the_users_in_pytorch():
+    """JAX sorts the keys of a dict: a module that goes through them in turn is another one there, and that is seen."""
+    module = Applied(lambda inputs, w: torch.cat(list(inputs.values())) * w)
+    assert not bridge.verify(module, {"b": X, "a": 2 * X}).ok
+    assert bridge.verify(module, {"a": X, "b": 2 * X}).ok
+
+
+def test_a_module_that_fails_is_named_by_its_side():
+    with pytest.raises(
+        bridge.BridgeError, match=r"PyTorch itself fails, in step 0: RuntimeError: .*input_gradients=False"
+    ):
+        bridge.verify(nn.Linear(5, 3), X)
+
+    class OnlyPytorch(nn.Module):
+        def forward(self, x):
+            if isinstance(x, bridge.tensors.BridgeTensor):
+                raise ZeroDivisionError("of its own")
+            return x
+
+    with pytest.raises(bridge.BridgeError, match=r"where PyTorch does not, in step 0: ZeroDivisionError: of its own"):
+        bridge.verify(OnlyPytorch(), X)
+
+
+@pytest.mark.parametrize("module", [nn.LazyLinear(3), nn.Linear(3, 3, device="meta")], ids=["lazy", "meta"])
+def test_a_module_without_weights(module):
+    with pytest.raises(bridge.BridgeError, match=r"is not initialized|is on the meta device"):
+        bridge.verify(module, X)
+
+
+def test_an_advance_that_fails():
+    def advance(outputs, args, kwargs):
+        return outputs.no_such_field, kwargs
+
+    with pytest.raises(bridge.BridgeError, match="`advance` fails, after step 0"):
+        bridge.verify(nn.Linear(3, 3), X, steps=2, advance=advance)
+
+
+def test_a_module_that_cannot_be_copied():
+    import threading
+
+    module = nn.Linear(3, 3)
+    module.lock = threading.Lock()
+    with pytest.raises(bridge.BridgeError, match="cannot be copied"):
+        bridge.verify(module, X)
+
+
+def test_json_holds_no_infinity():
+    def forward(x, w):
+        return x * w if isinstance(x, bridge.tensors.BridgeTensor) else (x * w)[:2]
+
+    report = json.loads(bridge.verify(Applied(forward), X).to_json())
+    first = report["rows"][0]
+    assert first["error"] is None and first["verdict"] == "beyond tolerance"
+    assert first["note"] == "shape (4, 3), PyTorch has (2, 3)"
+    assert set(report["environment"]["versions"]) == {"torch", "jax", "torchax"}
+
+
+def test_html_escapes_what_it_is_given():
+    report = bridge.verify(Applied(lambda inputs, w: inputs["<b>"] * w), {"<b>": X})
+    page = report.to_html("a & b")
+    assert "<title>a &amp; b</title>" in page and "&lt;b&gt;" in page and "<b>" not in page
+    assert "<strong>Equal.</strong>" in page and "float32 products highest" in page

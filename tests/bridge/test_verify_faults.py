@@ -1,0 +1,300 @@
+"""Faults planted in the bridge: `verify` is red on each, in the leaves that it spoils, and green without it."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rules
+import torch
+import torch.nn.functional as F
+from rules import call_file
+from torch import nn
+
+import bridge
+from bridge import custom_functions
+from bridge.internals import torchax_lowering
+from bridge.lowerings import LOWERINGS, METAS
+from bridge.randomness import RANDOM
+
+aten = torch.ops.aten
+stop = jax.lax.stop_gradient
+
+
+class Module(nn.Module):
+    """A function of itself and the input, with a weight, a gate of zero, a buffer and a child that has a hook."""
+
+    def __init__(self, function, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.w = nn.Parameter(torch.randn(4, 4).to(dtype))
+        self.gate = nn.Parameter(torch.zeros((), dtype=dtype))
+        self.b = nn.Buffer(torch.arange(1.0, 5.0))
+        self.child = nn.Identity()
+        self.child.register_forward_hook(lambda m, args, out: out * 3)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+    def other(self, x):
+        return self.function(self, x) * 2
+
+
+class Fault(NamedTuple):
+    plant: Callable
+    function: Callable
+    spoils: set[str]
+    """The kinds of leaves that are red."""
+    x: Any = None
+    dtype: torch.dtype = torch.float32
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+def replacing(op, faulty):
+    """`faulty(original, *args)` instead of the op's lowering."""
+
+    def plant(monkeypatch):
+        original = LOWERINGS.get(op) or torchax_lowering(op)
+        monkeypatch.setitem(LOWERINGS, op, lambda *args, **kwargs: faulty(original, *args, **kwargs))
+
+    return plant
+
+
+def returning(change):
+    """`change(result, params, buffers)` instead of what a call returns."""
+
+    def plant(monkeypatch):
+        run = bridge.Functional.run
+        monkeypatch.setattr(
+            bridge.Functional, "run", lambda self, p, b, *args, **kwargs: change(run(self, p, b, *args, **kwargs), p, b)
+        )
+
+    return plant
+
+
+def steeper(original, *args):
+    """The function with twice its gradient."""
+    return 2 * original(*args) - stop(original(*args))
+
+
+def without_forward_hooks(monkeypatch):
+    shadow = call_file.shadow
+
+    def hookless(module):
+        copied, copies = shadow(module)
+        for m in copies.values():
+            m._forward_hooks = {}
+        return copied, copies
+
+    monkeypatch.setattr(call_file, "shadow", hookless)
+
+
+def without_backward(monkeypatch):
+    """The backward of a `torch.autograd.Function` is skipped."""
+    monkeypatch.setattr(custom_functions._Backward, "__call__", lambda self, saved, cotangents: list(cotangents))
+
+
+def drawn_while_tracing(monkeypatch):
+    monkeypatch.delitem(RANDOM, aten.rand_like.default)
+    numbers = np.random.default_rng(0)
+    monkeypatch.setitem(LOWERINGS, aten.rand_like.default, lambda x, **_: jnp.asarray(numbers.random(x.shape)))
+
+
+def in_float32(monkeypatch):
+    monkeypatch.setitem(METAS, aten.linear.default, lambda x, w, b=None: x.new_empty(*x.shape, dtype=torch.float32))
+
+
+def with_frozen_input(monkeypatch):
+    fresh = call_file.fresh
+    monkeypatch.setattr(call_file, "fresh", lambda a, *rest, **kw: fresh(a if rest else stop(a), *rest, **kw))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def accumulated(module, x):
+    module.b.mul_(0.5).add_(x.detach().mean(0))
+    return x * module.w + module.b
+
+
+def assigned(module, x):
+    module.b = module.b * 0.5 + x.detach().mean(0)
+    return x * module.w + module.b
+
+
+def halved_without_grad(module, x):
+    with torch.no_grad():
+        scale = (x * module.w).sigmoid()
+    return x * module.w * scale
+
+
+def filled_without_grad(module, x):
+    with torch.no_grad():
+        module.w.mul_(0.5)
+    return x @ module.w
+
+
+def complex_of(module, x):
+    return torch.complex(module.w, x)
+
+
+def in_autocast(module, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.linear(x, module.w)
+
+
+IDS = torch.tensor([[0, 1], [3, 2]])
+ALL = {"output", "gradient", "input gradient"}
+GRADIENTS = {"gradient", "input gradient"}
+
+FAULTS = {
+    # gradients
+    "input gradient lost": Fault(with_frozen_input, lambda m, x: x * m.w, {"input gradient"}),
+    "gradient of one factor lost": Fault(
+        replacing(aten.mul.Tensor, lambda f, a, b: f(stop(a), b)), lambda m, x: x * m.w, {"input gradient"}
+    ),
+    "gradient of the other factor lost": Fault(
+        replacing(aten.mul.Tensor, lambda f, a, b: f(a, stop(b))), lambda m, x: x * m.w, {"gradient"}
+    ),
+    "gradient twice as large": Fault(
+        replacing(aten.tanh.default, steeper), lambda m, x: torch.tanh(x * m.w), GRADIENTS
+    ),
+    "gradient of NaN": Fault(
+        replacing(aten.relu.default, lambda f, x: jnp.where(x > 0, jnp.sqrt(jnp.maximum(x, 0)) ** 2, 0)),
+        lambda m, x: torch.relu(x * m.w),
+        GRADIENTS,
+    ),
+    "gradient spread over ties": Fault(
+        replacing(aten.max.dim, lambda f, x, d: (jnp.max(x, d), jnp.argmax(x, d))),
+        lambda m, x: (x + m.w - m.w.detach()).max(1)[0],
+        GRADIENTS,
+        x=torch.ones(4, 4),
+    ),
+    "padding row learns": Fault(
+        replacing(aten.embedding.default, lambda f, w, i, *_: jnp.take(w, i, axis=0)),
+        lambda m, x: F.embedding(IDS, m.w, padding_idx=1) * x[:2, :1],
+        {"gradient"},
+    ),
+    "backward of an autograd.Function skipped": Fault(without_backward, lambda m, x: Doubled.apply(x * m.w), GRADIENTS),
+    "no_grad ignored": Fault(rules.without_stop, halved_without_grad, GRADIENTS),
+    "detach ignored": Fault(rules.without_own_cell, lambda m, x: x * m.w * (x * m.w).detach(), GRADIENTS),
+    "gradient lost by a write": Fault(rules.without_regraft, filled_without_grad, {"gradient"}),
+    "requires_grad not visible": Fault(
+        rules.without_visible_requires_grad,
+        lambda m, x: x * m.w * (2 if (x * m.w).detach().requires_grad else 1),
+        ALL,
+    ),
+    "gradient lost behind a gate of zero": Fault(
+        replacing(aten.relu.default, lambda f, x: stop(f(x))),
+        lambda m, x: x + torch.relu(x @ m.w) * m.gate,
+        GRADIENTS,
+        settings={"jitter": 0.1},
+    ),
+    # values
+    "gelu by tanh": Fault(
+        replacing(aten.gelu.default, lambda f, x, approximate="none": jax.nn.gelu(x, approximate=True)),
+        lambda m, x: F.gelu(x * m.w),
+        ALL,
+        settings={"tolerance": 1e-5},
+    ),
+    "another epsilon": Fault(
+        replacing(aten.native_layer_norm.default, lambda f, x, s, w, b, e: f(x, s, w, b, 1e3 * e)),
+        lambda m, x: F.layer_norm(x * m.w, (4,)),
+        ALL,
+    ),
+    "softmax over another dimension": Fault(
+        replacing(aten._softmax.default, lambda f, x, d, h: f(x, 0, h)), lambda m, x: (x * m.w).softmax(-1), ALL
+    ),
+    "variance of the population": Fault(
+        replacing(aten.var.correction, lambda f, x, d=None, **_: jnp.var(x, tuple(d))),
+        lambda m, x: (x * m.w).var(1),
+        ALL,
+    ),
+    "attention to what comes later": Fault(
+        replacing(aten.scaled_dot_product_attention.default, lambda f, *args, is_causal=False, **kw: f(*args, **kw)),
+        lambda m, x: F.scaled_dot_product_attention(x @ m.w, x, x, is_causal=True),
+        ALL,
+    ),
+    "integers divided towards zero": Fault(
+        replacing(aten.floor_divide.default, lambda f, a, b: jax.lax.div(a, jnp.full_like(a, b))),
+        lambda m, x: (x * m.w, (10 * x).int() // 3),
+        {"output"},
+    ),
+    "a number of another dtype": Fault(in_float32, lambda m, x: F.linear(x, m.w), {"output"}, dtype=torch.bfloat16),
+    "autocast ignored": Fault(rules.without_autocast, in_autocast, ALL),
+    "imaginary part lost": Fault(
+        replacing(aten.exp.default, lambda f, x: jnp.real(f(x)).astype(x.dtype)),
+        lambda m, x: torch.exp(complex_of(m, x)),
+        ALL,
+    ),
+    "gradient of the imaginary part lost": Fault(
+        replacing(aten.complex.default, lambda f, a, b: jax.lax.complex(a, stop(b))), complex_of, {"input gradient"}
+    ),
+    "an output lost": Fault(
+        returning(lambda r, *_: r._replace(outputs=r.outputs[:1])), lambda m, x: (x * m.w, x.detach() + 1), {"output"}
+    ),
+    "an output too many": Fault(
+        returning(lambda r, *_: r._replace(outputs=(*r.outputs, r.outputs[0]))), lambda m, x: (x * m.w,), ALL
+    ),
+    "outputs in another order": Fault(
+        returning(lambda r, *_: r._replace(outputs=r.outputs[::-1])), lambda m, x: (x * m.w, x + m.w), ALL
+    ),
+    # state
+    "a hook lost": Fault(without_forward_hooks, lambda m, x: m.child(x * m.w), ALL),
+    "a buffer missing": Fault(returning(lambda r, *_: r._replace(buffers={})), accumulated, {"buffer"}),
+    "a buffer of another name": Fault(
+        returning(lambda r, *_: r._replace(buffers={"c": r.buffers["b"]})), accumulated, {"buffer"}
+    ),
+    "a buffer in another dtype": Fault(
+        returning(lambda r, *_: r._replace(buffers={"b": r.buffers["b"].astype("bfloat16")})), accumulated, {"buffer"}
+    ),
+    "a buffer not written": Fault(rules.without_writes, accumulated, {"output", "buffer"}),
+    "a buffer that was assigned lost": Fault(returning(lambda r, p, b: r._replace(buffers=b)), assigned, {"buffer"}),
+    "state not carried on": Fault(
+        returning(lambda r, p, b: r._replace(buffers=b)), accumulated, {"output", "buffer"}, settings={"steps": 2}
+    ),
+    "a written parameter lost": Fault(rules.without_written_parameters, filled_without_grad, {"parameter"}),
+    "a write through a view lost": Fault(
+        rules.without_write_back, lambda m, x: (lambda y: (y, y[1:].mul_(2))[0])(x * m.w), ALL
+    ),
+    "the mode ignored": Fault(
+        rules.ignoring("train"),
+        lambda m, x: x * m.w * (2 if m.training else 1),
+        ALL,
+        settings={"train": False},
+    ),
+    "the method ignored": Fault(rules.ignoring("method"), lambda m, x: x * m.w, ALL, settings={"method": "other"}),
+    # random numbers and constants
+    "drawn while tracing": Fault(drawn_while_tracing, lambda m, x: x * m.w + torch.rand_like(x), {"output"}),
+    "one draw for all": Fault(
+        rules.with_one_draw_for_all, lambda m, x: x * m.w * torch.rand_like(x) * torch.rand_like(x), ALL
+    ),
+}
+
+
+def verified(fault):
+    x = torch.linspace(-1, 2, 16).reshape(4, 4) if fault.x is None else fault.x
+    torch.manual_seed(1)
+    return bridge.verify(Module(fault.function, fault.dtype), x.to(fault.dtype), **{"jit": False, **fault.settings})
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_red_with_the_fault_and_green_without(name, monkeypatch):
+    fault = FAULTS[name]
+    with monkeypatch.context() as planted:
+        fault.plant(planted)
+        report = verified(fault)
+    assert {row.kind for row in report.rows if row.verdict == "beyond tolerance"} == fault.spoils, f"\n{report}"
+    report = verified(fault)
+    assert report.ok, f"\n{report}"
