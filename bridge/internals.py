@@ -69,7 +69,7 @@ with _torch_unchanged() as _DECOMPOSITIONS:
     import torchax.decompositions  # and what else torchax itself imports at its first use
     from torchax.ops import jaten, jtorch, mappings  # noqa: F401
 
-TESTED = {"torch": ((2, 11), (2, 13)), "jax": ((0, 10), (0, 11))}
+TESTED = {"torch": ((2, 13), (2, 13)), "jax": ((0, 10), (0, 10))}
 """Package -> the oldest and the newest release that CI runs the tests of the bridge with."""
 
 _NAMES = {
