@@ -53,6 +53,12 @@ def absolute(x):
     return jnp.where(x == 0, 0, jnp.abs(x)).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
 
 
+@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(x, y):
+    """Integers stay integers: in floating point those beyond 2**24 lose their last digits."""
+    return jnp.fmod(x, y)
+
+
 @lowers(aten.sign.default, aten.sgn.default)
 def sign(x):
     """Of a complex number it has a gradient, which that of `jnp.sign` is not."""

@@ -35,6 +35,8 @@ CASES = {
     aten.lift_fresh_copy.default: [((X,), {})],
     aten.copy.default: [((X.int(), torch.arange(4)), {})],
     aten.angle.default: [((X,), {})],
+    aten.fmod.Tensor: [((X, Y), {}), ((torch.tensor([2**30 + 1, -7]), torch.tensor([4, 3])), {})],
+    aten.fmod.Scalar: [((X, 0.7), {}), ((torch.tensor([2**30 + 1, -7]), 4), {})],
     aten.zeros.default: [(SIZED, {}), (SIZED, {"dtype": torch.int64})],
     aten.empty.memory_format: [(SIZED, {})],
     aten.empty_strided.default: [(([2, 3], [3, 1]), {})],
