@@ -59,6 +59,10 @@ _TRACE_ERRORS = (
 )
 
 
+_OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
+"""What a lowering raises without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
+
+
 @dataclasses.dataclass
 class Survey:
     """The operations that a call made, and who serves them."""
@@ -421,7 +425,7 @@ def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
     """What the lowering gives. Raises `NotImplementedError` if it was not written for these arguments."""
     try:
         return lowering(*args, **kwargs)
-    except (*_TRACE_ERRORS, NotImplementedError, BridgeError):
+    except (*_TRACE_ERRORS, *_OF_THE_RUN, NotImplementedError, BridgeError):
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
