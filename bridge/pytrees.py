@@ -55,6 +55,9 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     """`jax.tree.map` over whatever the code passes around; dataclasses not met before are registered on the way."""
 
     def visit(value: Any) -> Any:
+        if _is_named_result(value):
+            _register_named_result(type(value))
+            return convert(value, leaf)
         if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in _REGISTERED:
             if _known_to_jax(value):
                 _REGISTERED.add(type(value))
@@ -63,7 +66,21 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
             return convert(value, leaf)
         return leaf(value)
 
-    return jax.tree.map(visit, tree, is_leaf=lambda v: dataclasses.is_dataclass(v) and type(v) not in _REGISTERED)
+    return jax.tree.map(visit, tree, is_leaf=_is_unregistered)
+
+
+def _is_unregistered(value: Any) -> bool:
+    return _is_named_result(value) or (dataclasses.is_dataclass(value) and type(value) not in _REGISTERED)
+
+
+def _is_named_result(value: Any) -> bool:
+    """`torch.return_types.max` and its like: tuples with names, which are no named tuples."""
+    return type(value).__module__ == "torch.return_types" and type(value) not in _REGISTERED
+
+
+def _register_named_result(cls: type) -> None:
+    jax.tree_util.register_pytree_node(cls, lambda value: (tuple(value), None), lambda _, items: cls(tuple(items)))
+    _REGISTERED.add(cls)
 
 
 def _known_to_jax(value: Any) -> bool:

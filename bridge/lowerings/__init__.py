@@ -5,6 +5,7 @@ One file a subject; importing this package fills the tables.
 
 from bridge.lowerings import (
     attention,
+    convolution,
     creation,
     derivatives,
     elementwise,
@@ -24,6 +25,7 @@ __all__ = [
     "LOWERINGS",
     "METAS",
     "attention",
+    "convolution",
     "creation",
     "derivatives",
     "elementwise",

@@ -65,7 +65,7 @@ def sign(x):
     if jnp.iscomplexobj(x):
         other = jnp.where(x == 0, 1, x)
         return jnp.where(x == 0, 0, other / jnp.abs(other))
-    return x if x.dtype == bool else jnp.sign(x)
+    return x if x.dtype == bool else jnp.where(x != x, 0, jnp.sign(x)).astype(x.dtype)  # of nan it is zero
 
 
 @lowers(aten.angle.default)

@@ -7,7 +7,7 @@ import torch
 
 from bridge.arrays import jax_dtype
 from bridge.lowerings.elementwise import absolute
-from bridge.lowerings.registry import lowers, widened
+from bridge.lowerings.registry import METAS, lowers, widened
 from bridge.tensors import regraft
 
 aten = torch.ops.aten
@@ -165,3 +165,25 @@ def binary_cross_entropy(x, target, weight=None, reduction=1):
     if weight is not None:
         loss = loss * weight
     return loss if reduction == 0 else jnp.mean(loss) if reduction == 1 else jnp.sum(loss)
+
+
+@lowers(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss(x, target, reduction):
+    """A row's labels end at the first negative one."""
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)
+    labels = jnp.where(valid, labels, 0)
+    is_target = jnp.zeros(rows.shape, bool).at[jnp.arange(len(rows))[:, None], labels].max(valid)
+    margins = 1 - jnp.take_along_axis(rows, labels, 1)[:, :, None] + rows[:, None, :]
+    counted = valid[:, :, None] & ~is_target[:, None, :] & (margins > 0)
+    losses = jnp.where(counted, margins, 0).sum((1, 2)) / rows.shape[1]
+    loss = (losses.reshape(target.shape[:-1]), losses.mean(), losses.sum())[reduction]
+    return loss, jnp.reshape(is_target.astype(x.dtype), x.shape)
+
+
+def _multilabel_meta(x, target, reduction):
+    """For one row and no reduction PyTorch's meta device says (1,), its CPU gives ()."""
+    return x.new_empty(target.shape[:-1] if reduction == 0 else ()), x.new_empty(x.shape)
+
+
+METAS[aten.multilabel_margin_loss_forward.default] = _multilabel_meta

@@ -196,3 +196,10 @@ def embedding_bag(
         if mode == 1:
             out = out / count.clamp(min=1).unsqueeze(1)
     return out, bag, count, count
+
+
+@lowers(aten.put.default)
+def put(x, index, source, accumulate=False):
+    """torchax leaves negative positions out."""
+    place, source = jnp.reshape(x, -1).at[jnp.reshape(index, -1)], jnp.reshape(source, -1)
+    return jnp.reshape(place.add(source) if accumulate else place.set(source), x.shape)

@@ -35,6 +35,11 @@ CASES = {
     aten.lift_fresh_copy.default: [((X,), {})],
     aten.copy.default: [((X.int(), torch.arange(4)), {})],
     aten.angle.default: [((X,), {})],
+    aten.convolution.default: [
+        ((numbers(2, 4, 5, 6), numbers(6, 2, 3, 2), numbers(6), [2, 1], [1, 0], [1, 2], False, [0, 0], 2), {}),
+        ((numbers(2, 4, 5, 6), numbers(4, 3, 3, 3), numbers(6), [2], [1], [2], True, [1], 2), {}),
+        ((numbers(2, 4, 7), numbers(4, 2, 4), None, [3], [2], [1], True, [2], 1), {}),
+    ],
     aten.fmod.Tensor: [((X, Y), {}), ((torch.tensor([2**30 + 1, -7]), torch.tensor([4, 3])), {})],
     aten.fmod.Scalar: [((X, 0.7), {}), ((torch.tensor([2**30 + 1, -7]), 4), {})],
     aten.zeros.default: [(SIZED, {}), (SIZED, {"dtype": torch.int64})],
@@ -152,6 +157,8 @@ WORKSPACE = {aten._linalg_det.default: 1, aten._linalg_slogdet.default: 2, aten.
 ELSEWHERE = {
     aten._efficientzerotensor.default,
     aten.polar.default,
+    aten.put.default,
+    aten.multilabel_margin_loss_forward.default,
     aten.mkldnn_rnn_layer.default,
     aten._pdist_forward.default,
     aten._safe_softmax.default,
@@ -161,7 +168,7 @@ ELSEWHERE = {
     aten.max_pool3d_with_indices_backward.default,
 }
 """These have tests of their own: `test_lowerings.py` for those that PyTorch has in float32 only, and
-`test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`."""
+`test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`."""
 
 
 class Op(nn.Module):

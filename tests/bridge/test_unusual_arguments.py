@@ -1,0 +1,55 @@
+"""Operations with arguments that few use, and results that carry names, against PyTorch eager."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bridge
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+FUNCTIONS = {
+    "results with names": lambda x: (torch.max(x, 1), {"slogdet": torch.linalg.slogdet(x[:, :3])}),
+    "put, negative": lambda x: (x * 2).put(torch.tensor([-1, 0, 0]), x[0, :3], accumulate=True),
+    "put, set": lambda x: (x * 2).put(torch.tensor([-1, 0]), x[0, :2]),
+    "multilabel margin": lambda x: F.multilabel_margin_loss(x[:2], torch.tensor([[1, 2, -1, 0], [-1, 0, 0, 0]])),
+    "multilabel margin, one": lambda x: F.multilabel_margin_loss(x[0], torch.tensor([3, 0, -1, 1]), reduction="none"),
+    "sign of nan": lambda x: torch.where(x > 0, x, float("nan")).sign() + x,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name):
+    report = bridge.verify(Calls(FUNCTIONS[name]), X)
+    assert report.ok, f"\n{report}"
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (
+            lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2),
+            (2, 4, 5, 6),
+        ),
+        (lambda: nn.ConvTranspose1d(4, 2, 4, stride=3), (2, 4, 7)),
+        (lambda: nn.ConvTranspose3d(2, 3, 2, dilation=3, bias=False), (1, 2, 4, 4, 4)),
+        (lambda: nn.Conv2d(4, 4, 3, padding=2, padding_mode="circular", groups=4, dilation=2), (2, 4, 5, 6)),
+        (lambda: nn.Conv1d(4, 2, 4, padding="same", bias=False), (2, 4, 7)),
+    ],
+    ids=["transposed, all", "transposed, stride", "transposed, dilation", "circular", "same, even kernel"],
+)
+def test_convolution(module, shape):
+    torch.manual_seed(0)
+    report = bridge.verify(module(), torch.randn(shape))
+    assert report.ok, f"\n{report}"
