@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -117,7 +117,7 @@ class Call:
         try:
             with tracing(dispatch):
                 try:
-                    outputs = getattr(self._module, request.method)(*args, **kwargs)
+                    outputs = method_of(self._module, request.method)(*args, **kwargs)
                 finally:  # PyTorch's own error about one that the call registered says nothing of that
                     refuse_gradient_hooks(self._module)
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
@@ -192,6 +192,11 @@ class Call:
                     f"train({train}) writes {name}, and what else it keeps would be lost with the call; "
                     f"call module.train({train}) before export, and leave train=None"
                 )
+
+
+def method_of(module: nn.Module, name: str) -> Callable[..., Any]:
+    """What a call of the method runs: for `forward` the module itself, with its hooks and its own `__call__`."""
+    return module if name == "forward" else getattr(module, name)
 
 
 def refuse_gradient_hooks(module: nn.Module) -> None:

@@ -59,6 +59,36 @@ def fmod(x, y):
     return jnp.fmod(x, y)
 
 
+@lowers(aten.softplus.default)
+def softplus(x, beta=1, threshold=20):
+    """The exponential is not taken of numbers whose gradient would overflow with it; so in those below."""
+    x = widened(x)
+    large = x * beta > threshold
+    return jnp.where(large, x, jnp.log1p(jnp.exp(jnp.where(large, 0, x * beta))) / beta)
+
+
+@lowers(aten.mish.default)
+def mish(x):
+    x = widened(x)
+    return x * jnp.tanh(softplus(x))
+
+
+@lowers(aten.elu.default)
+def elu(x, alpha=1, scale=1, input_scale=1):
+    x = widened(x)
+    return jnp.where(x > 0, x, alpha * jnp.expm1(jnp.where(x > 0, 0, x) * input_scale)) * scale
+
+
+@lowers(aten.celu.default)
+def celu(x, alpha=1.0):
+    return elu(x, alpha, 1, 1 / alpha)
+
+
+@lowers(aten.selu.default)
+def selu(x):
+    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
 @lowers(aten.sign.default, aten.sgn.default)
 def sign(x):
     """Of a complex number it has a gradient, which that of `jnp.sign` is not."""

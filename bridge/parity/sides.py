@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from bridge.arrays import array_of
+from bridge.call import method_of
 from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, watched_default_generator
@@ -50,7 +51,7 @@ class TorchSide:
         args, kwargs, inputs = self._inputs(args, kwargs)
         before = snapshot(self._state())
         with drawing(draws) as self.draws:
-            outputs = getattr(self.module, self.call.method)(*args, **kwargs)
+            outputs = method_of(self.module, self.call.method)(*args, **kwargs)
         loss = self.call.loss
         objective = loss(outputs) if loss else projection(outputs, torch.is_tensor, torch_weigh)
         if torch.is_tensor(objective) and objective.requires_grad:

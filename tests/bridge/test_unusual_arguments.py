@@ -25,6 +25,7 @@ FUNCTIONS = {
     "put, set": lambda x: (x * 2).put(torch.tensor([-1, 0]), x[0, :2]),
     "multilabel margin": lambda x: F.multilabel_margin_loss(x[:2], torch.tensor([[1, 2, -1, 0], [-1, 0, 0, 0]])),
     "multilabel margin, one": lambda x: F.multilabel_margin_loss(x[0], torch.tensor([3, 0, -1, 1]), reduction="none"),
+    "large numbers": lambda x: [f(x + 200.0) for f in (F.softplus, F.elu, F.celu, F.selu, F.mish)],
     "sign of nan": lambda x: torch.where(x > 0, x, float("nan")).sign() + x,
 }
 
@@ -53,3 +54,17 @@ def test_convolution(module, shape):
     torch.manual_seed(0)
     report = bridge.verify(module(), torch.randn(shape))
     assert report.ok, f"\n{report}"
+
+
+def test_hooks_and_the_call_of_the_module_itself():
+    class Called(nn.Linear):
+        def __call__(self, x):
+            return super().__call__(x * 2) + 1
+
+    torch.manual_seed(0)
+    for hooked in (nn.Linear(4, 3), Called(4, 3)):
+        hooked.register_forward_hook(lambda module, args, out: out + 100)
+        hooked.register_forward_pre_hook(lambda module, args: (args[0] * 10,))
+        out, _ = (fn := bridge.export(hooked))(fn.params, fn.buffers, X.numpy())
+        torch.testing.assert_close(torch.tensor(out.tolist()), hooked(X).detach())
+        assert bridge.verify(hooked, X).ok

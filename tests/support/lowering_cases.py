@@ -35,6 +35,11 @@ CASES = {
     aten.lift_fresh_copy.default: [((X,), {})],
     aten.copy.default: [((X.int(), torch.arange(4)), {})],
     aten.angle.default: [((X,), {})],
+    aten.softplus.default: [((X,), {}), ((X, 2, 10), {})],
+    aten.mish.default: [((X * 3,), {})],
+    aten.elu.default: [((X,), {}), ((X, 0.5), {})],
+    aten.celu.default: [((X,), {}), ((X, 0.5), {})],
+    aten.selu.default: [((X,), {})],
     aten.convolution.default: [
         ((numbers(2, 4, 5, 6), numbers(6, 2, 3, 2), numbers(6), [2, 1], [1, 0], [1, 2], False, [0, 0], 2), {}),
         ((numbers(2, 4, 5, 6), numbers(4, 3, 3, 3), numbers(6), [2], [1], [2], True, [1], 2), {}),
