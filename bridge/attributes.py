@@ -55,11 +55,13 @@ class Attributes:
         """`modules`: the copies by qualified name. `slots`: (id of a copy, name) of its parameters and buffers."""
         self._holders: dict[str, _Holder] = {}
         self._seen: set[int] = set()
+        known: dict[int, set] = {id(module): set() for module in modules.values()}
+        for owner, slot in slots:
+            known[owner].add(slot)
         for name, module in modules.items():
             self._seen.add(id(module))
             for registry in _REGISTRIES:
-                known = {slot for owner, slot in slots if owner == id(module)}
-                self._add_dict(f"{name}.{registry}", getattr(module, registry), False, known)
+                self._add_dict(f"{name}.{registry}", getattr(module, registry), False, known[id(module)])
             self._add_dict(name, module.__dict__, False, set(_REGISTRIES))
         for name, module in modules.items():
             for key, value in list(module.__dict__.items()):

@@ -187,7 +187,7 @@ class Dispatch(DispatchMode):
         """An operation on constants."""
         for target in written_arguments(func, args, kwargs):
             if not self._adopted.may_write(target):
-                self._adopted.take_over(self, target)  # which is an error
+                self.take_over(target)  # which is an error
         if is_random(func):
             generator = self._generator(func, kwargs)
             assert generator is not None
@@ -215,7 +215,7 @@ class Dispatch(DispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         for target in written_arguments(func, args, kwargs):
-            self._adopted.take_over(self, target)
+            self.take_over(target)
         args = self._adopt_all(args)
         kwargs = {k: self._adopt_all(v) for k, v in kwargs.items()}
         if torch.Tag.inplace_view in func.tags:

@@ -13,7 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -82,6 +82,9 @@ class WatchedGenerator:
         return getattr(default_generator, name)
 
 
+_Default = TypeVar("_Default", CallGenerator, WatchedGenerator)
+
+
 class _Current(threading.local):
     generator: CallGenerator | WatchedGenerator | None = None
 
@@ -90,21 +93,11 @@ _CURRENT = _Current()
 
 
 @contextlib.contextmanager
-def own_default_generator() -> Iterator[CallGenerator]:
-    """A default generator for the code under it, in this thread."""
-    before, _CURRENT.generator = _CURRENT.generator, CallGenerator()
+def default_generator_as(generator: _Default) -> Iterator[_Default]:
+    """In this thread and the code under it, `torch.manual_seed` and its like act on this generator."""
+    before, _CURRENT.generator = _CURRENT.generator, generator
     try:
-        yield _CURRENT.generator
-    finally:
-        _CURRENT.generator = before
-
-
-@contextlib.contextmanager
-def watched_default_generator() -> Iterator[WatchedGenerator]:
-    """PyTorch itself, in this thread, with a note of what seeds its default generator."""
-    before, _CURRENT.generator = _CURRENT.generator, WatchedGenerator()
-    try:
-        yield _CURRENT.generator
+        yield generator
     finally:
         _CURRENT.generator = before
 

@@ -37,7 +37,7 @@ def _of_pytorch() -> str:
 
 def precision_is_given() -> bool:
     """Whether the user has set `jax.default_matmul_precision`."""
-    return jax.config.jax_default_matmul_precision is not None  # pyright: ignore[reportAttributeAccessIssue]
+    return _of_jax() is not None
 
 
 def products_of_pytorch() -> contextlib.AbstractContextManager:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bridge.dispatch import Dispatch
 from bridge.function_mode import Functions
-from bridge.generators import own_default_generator, restore_python, state_of_python
+from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
 from bridge.precision import products_of_pytorch
 from bridge.recording import NO_GRAPH
 from bridge.tensors import RECORDING
@@ -37,7 +37,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
     state = state_of_python()
     try:
-        with own_default_generator(), products_of_pytorch(), dispatch, Functions(dispatch):
+        with default_generator_as(CallGenerator()), products_of_pytorch(), dispatch, Functions(dispatch):
             yield
         drawn = restore_python(state) if threading.active_count() == 1 else None
         if drawn is not None:

@@ -18,7 +18,7 @@ from bridge.arrays import array_of
 from bridge.call import method_of
 from bridge.errors import BridgeError
 from bridge.export import Functional
-from bridge.generators import WatchedGenerator, watched_default_generator
+from bridge.generators import WatchedGenerator, default_generator_as
 from bridge.internals import DispatchMode
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
@@ -190,7 +190,7 @@ def _as_pytorch(gradient: jax.Array) -> jax.Array:
 @contextlib.contextmanager
 def drawing(given: list[torch.Tensor] | None) -> Iterator[list[torch.Tensor]]:
     """Record what PyTorch draws, or replay `given`."""
-    with watched_default_generator() as default, _Draws(given, default) as mode:
+    with default_generator_as(WatchedGenerator()) as default, _Draws(given, default) as mode:
         yield mode.draws
 
 
