@@ -55,7 +55,7 @@ class Attributes:
         """`modules`: the copies by qualified name. `slots`: (id of a copy, name) of its parameters and buffers."""
         self._holders: dict[str, _Holder] = {}
         self._seen: set[int] = set()
-        known: dict[int, set] = {id(module): set() for module in modules.values()}
+        known: dict[int, set] = collections.defaultdict(set)
         for owner, slot in slots:
             known[owner].add(slot)
         for name, module in modules.items():
