@@ -63,7 +63,7 @@ def write_dataset(
     findings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> bool:
-    """Writes a data set that is in memory; returns False when one of the same recipe was there already.
+    """Writes a data set that is in memory; returns False if one with the same recipe exists.
 
     Raises `UserError` as `is_built` does.
     """

@@ -1,8 +1,8 @@
-"""Builds an ARC data set: splits, augmentations and tokens, computed on all cores.
+"""Builds an ARC data set: splits, augmentations and tokens, computed in parallel.
 
-Without augmentations the arrays are those that the published builder writes with the same seed, byte for byte. With
-them, originals stay the same and every puzzle's augmentations come from a generator of its own, so neither the number
-of workers nor the other puzzles change them.
+Without augmentations the arrays equal those of the published builder with the same seed, byte for byte. With them the
+originals are the same, and each puzzle's augmentations are drawn from a generator of its own, so they depend neither on
+the number of workers nor on the other puzzles.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ from train_jax.tasks.puzzles.row_file import RowFile
 from train_jax.tasks.puzzles.writing import is_built, new_dataset
 
 MAKER_VERSION = 1
-"""Part of every recipe: raise it when the same options come to give other arrays."""
+"""Stored in every recipe. Increase it when the same options give different arrays."""
 BLANK_IDENTIFIER = 0
 BYTES_PER_PUZZLE = 250
-"""Memory that an augmented puzzle takes until its name is written."""
+"""Memory in use for each augmented puzzle until its name is written."""
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
@@ -42,14 +42,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """An original puzzle on its way into the data set."""
+    """One original puzzle, and the splits that its examples go into."""
 
     name: str
     puzzle: Puzzle
     splits: dict[str, list[Example]]
     """The examples that go into each split. The test inputs of a tested puzzle never go into "train"."""
     places: Places
-    """Of the original in the train split."""
+    """Where the original puzzle is placed on the canvas in the train split."""
 
 
 def build_arc(
@@ -64,10 +64,10 @@ def build_arc(
     overwrite: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> bool:
-    """Makes a data set from the official files; returns False when it was there already.
+    """Builds a data set from the official files. Returns False if it exists already.
 
-    The test examples of `test_subsets` make the test split; everything else is trained on. `workers`: threads, 0 for
-    one on each core. Raises `UserError` when the options or files cannot be used, or as `is_built` does.
+    The test examples of `test_subsets` are the test split; all other examples are the train split. `workers`: number of
+    threads, 0 for one per core. Raises `UserError` for options or files that cannot be used, or as `is_built`.
     """
     check_subsets(subsets, test_subsets)
     read = [read_subset(source, subset) for subset in subsets]
@@ -125,11 +125,11 @@ def check_subsets(subsets: Sequence[str], test_subsets: Sequence[str]) -> None:
 
 
 def arrange(read: Sequence[Subset], test_subsets: Sequence[str], seed: int) -> tuple[list[Group], dict[str, Any]]:
-    """The puzzles in the order of the data set, and what was noticed on the way.
+    """The puzzles in the order of the data set, and statistics for the recipe.
 
     Raises `UserError` when a tested puzzle is also, with its solutions, in a subset that is trained on.
     """
-    rng = np.random.RandomState(seed)  # the published builder's generator, for the sake of the same order and places
+    rng = np.random.RandomState(seed)  # the same generator as the published builder, so that order and places are equal
     _check_names(read, test_subsets)
     chosen: list[tuple[Puzzle, dict[str, list[Example]]]] = []
     seen: set[str] = set()
@@ -191,7 +191,7 @@ def _generator(seed: int, name: str, purpose: str) -> np.random.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """One split: its index arrays, its token files, and where in them each group begins."""
+    """One split: its index arrays, its token files, and the first row of each group in them."""
 
     metadata: Metadata
     arrays: Mapping[str, np.ndarray | RowFile]
@@ -250,7 +250,7 @@ def _lay_out(
 def _write_group(group: Group, symmetries: Symmetries, index: int, splits: Mapping[str, Layout], seed: int) -> None:
     for split, examples in group.splits.items():
         places = Places(*np.zeros((2, len(symmetries.turns), len(examples)), np.intp))
-        if split == "train":  # a test set is scored where it lies, in the corner
+        if split == "train":  # test examples stay in the upper left corner
             others = place(examples, symmetries.turns[1:], _generator(seed, group.name, "places"))
             places = Places(*(np.concatenate(pair) for pair in zip(group.places, others, strict=True)))
         layout = splits[split]
@@ -272,7 +272,7 @@ def _test_puzzles(groups: Iterable[Group]) -> dict[str, Any]:
 def _in_parallel(
     task: Callable[[Item], T], items: Sequence[Item], workers: int, what: str, progress: Progress
 ) -> list[T]:
-    """Threads, not processes: numpy lets go of the interpreter where the time is spent, and threads die with us."""
+    """Threads suffice: NumPy releases the GIL where the time is spent, and threads end with the process."""
     results = []
     pool = ThreadPoolExecutor(workers)
     try:

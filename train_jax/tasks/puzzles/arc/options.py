@@ -60,7 +60,7 @@ class ArcData:
         check_subsets(*self._subsets)
 
     def build(self, progress: Progress) -> bool:
-        """Builds the data set; returns False when it was there already."""
+        """Builds the data set; returns False if it exists already."""
         self.check()
         subsets, test_subsets = self._subsets
         return build_arc(

@@ -1,4 +1,4 @@
-"""Turns mazes, generated or public, into the arrays of a data set, and writes it."""
+"""Builds maze data sets, from generated mazes or from public tables."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from train_jax.tasks.puzzles.tables import local_tables, sha256_of
 from train_jax.tasks.puzzles.writing import is_built, write_dataset
 
 MAKER_VERSION = 1
-"""Part of every recipe: raise it when the same options come to give other mazes."""
+"""Stored in every recipe. Increase it when the same options give different mazes."""
 
 
 def build_generated(
@@ -35,10 +35,10 @@ def build_generated(
     overwrite: bool,
     progress: Progress,
 ) -> bool:
-    """Makes a data set of new mazes, no two equivalent; returns False when it was there already.
+    """Builds a data set of generated mazes, no two of them equivalent. Returns False if it exists already.
 
-    Every solution is checked to be a shortest path by a search that shares no code with the generator, and of
-    `corridors` the only one. Raises `UserError` when the options cannot be met, or as `is_built` does.
+    A search that shares no code with the generator checks that every solution is a shortest path, and for `corridors`
+    that it is the only one. Raises `UserError` if no such mazes can be generated, and what `is_built` raises.
     """
     recipe = {
         "maker": "maze",
@@ -75,7 +75,7 @@ def build_from_tables(
     overwrite: bool,
     progress: Progress,
 ) -> bool:
-    """Converts public maze tables; returns False when that data set was there already. The test set stays as it is."""
+    """Converts public maze tables; returns False if the data set exists already. The test split is kept whole."""
     options = {"min_path": min_path, "subsample_size": subsample_size, "augment": augment, "seed": seed}
     with local_tables(source, hub_example=HUB_EXAMPLE) as tables:
         recipe = {
@@ -112,6 +112,6 @@ def _write(
 
 
 def split_arrays(mazes: Mazes, *, augment: bool) -> tuple[Metadata, dict[str, np.ndarray]]:
-    """A split whose groups are a maze and, augmented, its other seven turns, as the published builder orders them."""
+    """The arrays of a split. A group is a maze and, if augmented, its seven other symmetries in the published order."""
     inputs, labels = (all_turns(array) if augment else array[:, None] for array in mazes)
     return split_of(inputs, labels, MazeKind(round(inputs.shape[2] ** 0.5)))

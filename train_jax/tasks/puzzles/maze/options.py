@@ -68,7 +68,7 @@ class MazeData:
             reject_options(self, "does not go with --source", "num_train", "num_test", "size", "kind")
 
     def build(self, progress: Progress) -> bool:
-        """Builds the data set; returns False when it was there already."""
+        """Builds the data set; returns False if it exists already."""
         self.check()
         common = {"augment": self.augment, "seed": self.seed, "overwrite": self.overwrite, "progress": progress}
         if self.source is not None:

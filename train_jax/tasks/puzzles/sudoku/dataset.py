@@ -22,7 +22,7 @@ from train_jax.tasks.puzzles.writing import Splits, is_built, write_dataset
 AUGMENTED_AT_ONCE = 2**17
 
 MAKER_VERSION = 1
-"""Part of every recipe: raise it when the same options come to give other puzzles."""
+"""Stored in every recipe. Increase it when the same options give different puzzles."""
 
 
 def build_generated(
@@ -38,7 +38,7 @@ def build_generated(
     overwrite: bool,
     progress: Progress,
 ) -> bool:
-    """Makes a data set of new puzzles, no two equivalent; returns False when it was there already.
+    """Builds a data set of generated puzzles, no two equivalent; returns False if it exists already.
 
     `num_empty` None empties as many cells as each grid allows; `min_difficulty`: in guesses (`rating.py`).
 
@@ -80,7 +80,7 @@ def build_from_tables(
     overwrite: bool,
     progress: Progress,
 ) -> bool:
-    """Converts the public Sudoku-Extreme tables; returns False when that data set was there already.
+    """Converts the public Sudoku-Extreme tables; returns False if the data set exists already.
 
     `min_difficulty` is in the tables' own rating. Every puzzle that is used is shown to have one solution. The public
     test set is left as it is; how many of its puzzles are equivalent to one that is trained on (by fingerprint, so at

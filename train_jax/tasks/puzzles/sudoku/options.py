@@ -68,7 +68,7 @@ class SudokuData:
                 raise UserError(f"--size {self.size} with --source: the tables hold 9x9 Sudokus; leave --size out")
 
     def build(self, progress: Progress) -> bool:
-        """Builds the data set; returns False when it was there already."""
+        """Builds the data set; returns False if it exists already."""
         self.check()
         common = {"min_difficulty": self.min_difficulty, "num_aug": self.num_aug, "seed": self.seed}
         common |= {"overwrite": self.overwrite, "progress": progress}
