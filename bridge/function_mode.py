@@ -146,7 +146,7 @@ _SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[repor
 _GET_IS_LEAF = torch.Tensor.is_leaf.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_GRAD_FN = torch.Tensor.grad_fn.__get__  # pyright: ignore
 _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.data.__get__: BridgeTensor.detach,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.Tensor.data.__get__: lambda tensor: tensor.data,  # pyright: ignore[reportAttributeAccessIssue]
     _DATA_SET: _set_data,
     _GET_REQUIRES_GRAD: lambda tensor: tensor.requires_grad,
     _SET_REQUIRES_GRAD: _set_requires_grad,

@@ -384,7 +384,8 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.detach()
+        # Made without PyTorch, which counts the writes through it with those of `self`.
+        return BridgeTensor(self._cell.detached(), self._meta, self._views)
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:

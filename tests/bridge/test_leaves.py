@@ -177,7 +177,22 @@ def kinds(module, x):
     )
 
 
-@pytest.mark.parametrize("call", [answers, written, kinds])
+def versions(module, x):
+    """Writes that PyTorch counts: not those through `.data`, and a module's weights may have been written before."""
+    y = x * 1
+    seen = [y._version]
+    y.data.mul_(3)
+    seen += [y._version, y.data._version]
+    y[0].mul_(2)
+    y.detach().add_(1)
+    seen += [y._version, y[1]._version, y.detach()._version]
+    with torch.no_grad():
+        y.copy_(x)
+    y.data = x * 2
+    return torch.tensor([*seen, y._version])
+
+
+@pytest.mark.parametrize("call", [answers, written, kinds, versions])
 def test_what_code_asks_of_a_tensor(call):
     fn = bridge.export(Call(call, linear()))
     np.testing.assert_array_equal(fn(fn.params, fn.buffers, jnp.asarray(X.numpy()))[0], call(linear(), X).numpy())
@@ -267,3 +282,28 @@ def test_pytorch_s_own_errors(call):
         fn(fn.params, fn.buffers, jnp.asarray(X.numpy()))
     assert str(raised.value).split(" ")[:8] == str(expected.value).split(" ")[:8]
     assert type(raised.value) is RuntimeError
+
+
+def saved_and_written(module, x):
+    h = module(x)
+    y = h.exp()
+    z = y * h
+    y.mul_(2)
+    return z + y
+
+
+def test_a_saved_tensor_may_be_written():
+    """PyTorch computes the values and refuses the gradient, which is that of the same code with a clone."""
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved_and_written(linear(), X).sum().backward()
+
+    def with_clone(module, x):
+        h = module(x)
+        y = h.exp()
+        return y.clone() * h + y * 2
+
+    fn = bridge.export(Call(saved_and_written, linear()))
+    slopes = jax.grad(lambda p: fn(p, fn.buffers, jnp.asarray(X.numpy()))[0].sum())(fn.params)
+    module = linear()
+    with_clone(module, X).sum().backward()
+    np.testing.assert_allclose(slopes["module.weight"], module.weight.grad, rtol=1e-4, atol=1e-4)
