@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from bridge.dispatch import Dispatch
 from bridge.internals import DispatchMode, run_before, run_before_functional
 from bridge.recording import GRAPH_FROM_INPUTS, Restart
 from bridge.tensors import BridgeTensor
@@ -41,7 +40,7 @@ def _mode(mode: Any) -> None:
     PyTorch's own modes count and log, or belong to its compiler.
     """
     dispatch = active()
-    if dispatch is not None and type(mode).__module__.split(".")[0] not in ("torch", Dispatch.__module__.split(".")[0]):
+    if dispatch is not None and type(mode).__module__.partition(".")[0] not in ("torch", "bridge"):
         raise dispatch.error(
             f"`{type(mode).__name__}` is a TorchDispatchMode, which acts below PyTorch's autograd and changes values "
             "without their gradients",
