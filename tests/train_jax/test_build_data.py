@@ -67,7 +67,7 @@ def test_the_defaults_of_every_size_can_be_met(tmp_path, monkeypatch, capsys):
 
 def test_options_that_do_not_go_together_are_said(tmp_path):
     for config, message in (
-        (SudokuData(size=5), "a Sudoku of size 5 is not known; use one of 4, 6, 9"),
+        (SudokuData(size=5), "a Sudoku of size 5 is not supported; use one of 4, 6, 9"),
         (SudokuData(num_train=0), "--num-train is 0; use at least 1"),
         (SudokuData(num_aug=-1), "--num-aug is -1; use at least 0"),
         (SudokuData(seed=-1), "--seed is -1; use at least 0"),
@@ -145,8 +145,8 @@ def broken(row: str, column: int, change) -> str:
 BAD_ROWS = [
     (lambda row: broken(row, 1, lambda text: text[:-1]), "the question has 80 cells, expected 81"),
     (lambda row: broken(row, 2, lambda text: text + "1"), "the answer has 82 cells, expected 81"),
-    (lambda row: broken(row, 1, lambda text: "x" + text[1:]), "the question holds a character that is neither"),
-    (lambda row: broken(row, 1, lambda text: "\xff" + text[1:]), "the question holds a character that is neither"),
+    (lambda row: broken(row, 1, lambda text: "x" + text[1:]), "the question contains a character that is neither"),
+    (lambda row: broken(row, 1, lambda text: "\xff" + text[1:]), "the question contains a character that is neither"),
     (lambda row: broken(row, 2, lambda text: "0" + text[1:]), "the answer is not a solved Sudoku"),
     (lambda row: broken(row, 2, lambda text: text[1] + text[0] + text[2:]), "the answer is not a solved Sudoku"),
     (lambda row: broken(row, 2, lambda text: text[:80] + ":"), "the answer is not a solved Sudoku"),
@@ -244,7 +244,7 @@ def test_the_command_line_builds_helps_and_fails_in_one_line(tmp_path, public_ro
     rows = [*public_rows[:3], "made,1,2,3"]
     folder = write_tables(tmp_path / "csv", rows, rows)
     for arguments, message in (
-        (["--size", "7"], "a Sudoku of size 7 is not known; use one of 4, 6, 9"),
+        (["--size", "7"], "a Sudoku of size 7 is not supported; use one of 4, 6, 9"),
         (
             ["--size", "6", "--output-dir", str(tmp_path / "set")],
             "a data set of another recipe (size is 4, asked for 6)",

@@ -88,7 +88,7 @@ def test_a_mistake_is_one_line_and_status_2(run_dir, data_dir, tmp_path, capsys)
     for arguments, message in (
         ([str(tmp_path / "none")], "no run at "),
         ([str(empty.path)], "has no checkpoint yet; train it with `trm train`"),
-        ([run_dir, "--puzzle", "." * 36], "the Sudoku is 6x6, the model was trained on 4x4; give one of 16 cells"),
+        ([run_dir, "--puzzle", "." * 36], "the Sudoku is 6x6, expected 4x4 as in training; give a Sudoku of 16"),
         ([run_dir, "--puzzle", "11" + "." * 14], "digit 1 more than once in row 1"),
         ([run_dir, "--puzzle", "123. ...4 .... ...."], "the 4x4 Sudoku given has no solution; correct the givens"),
         ([run_dir, "--index", "6"], f"--index 6: the test set in {data_dir} has puzzles 0 to 5"),
@@ -194,7 +194,7 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
             ["--file", written("six", "\n".join(["S.G###"] + ["######"] * 5))],
             "the maze is 6x6, the model was",
         ),
-        (maze_run, ["--file", written("shut", MAZE.replace("#.G", "##G"))], "has no way from start to goal; open one"),
+        (maze_run, ["--file", written("shut", MAZE.replace("#.G", "##G"))], "no path from start to goal; remove walls"),
         (maze_run, ["--puzzle", "." * 25], "the maze has 1 lines, expected 4 to 50"),
         (maze_run, ["--puzzle", MAZE, "--file", "x"], "--puzzle and --file name two puzzles"),
         (maze_run, ["--html", "/none/x.html"], "/none is not a folder; give a file in one that is there"),
@@ -206,11 +206,11 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
         ),
         (run_dir, ["--file", written("sudoku", "12" * 8)], "digit 1 more than once"),
         (arc_run, ["--puzzle", "1" * 16], "trained on ARC puzzles; give --file TASK.json instead of --puzzle"),
-        (arc_run, ["--file", written("unknown.json", json.dumps(task))], "puzzle unknown is none of those in"),
+        (arc_run, ["--file", written("unknown.json", json.dumps(task))], "puzzle unknown is not in"),
         (arc_run, ["--file", written(f"{known}.json", json.dumps(task)), "--index", "1"], "test examples 0 to 0"),
-        (arc_run, ["--file", written("bad.json", "{")], "not JSON that can be read"),
-        (arc_run, ["--file", written("odd name.json", json.dumps(task))], "'odd name' is no puzzle name"),
-        (arc_run, ["--file", written("grid.json", json.dumps({**task, "test": [{"input": [[10]]}]}))], "holds 10"),
+        (arc_run, ["--file", written("bad.json", "{")], "is not valid JSON"),
+        (arc_run, ["--file", written("odd name.json", json.dumps(task))], "'odd name' is not a valid puzzle name"),
+        (arc_run, ["--file", written("grid.json", json.dumps({**task, "test": [{"input": [[10]]}]}))], "contains 10"),
     ):
         assert trm(["solve", run, *arguments]) == 2, arguments
         captured = capsys.readouterr()

@@ -91,11 +91,11 @@ def test_easier_puzzles_are_left_out_and_the_distribution_is_told(tmp_path, caps
 
 def test_what_is_too_hard_is_said_with_a_remedy(tmp_path, capsys):
     for arguments, message in (
-        (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are so hard"),
-        (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or leave --num-empty out"),
+        (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are that hard"),
+        (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or omit --num-empty"),
         (["--size", "4", "--min-difficulty", "-1"], "--min-difficulty is -1; use at least 0"),
         (["--min-difficulty", "-1", "--source", "x/y"], "--min-difficulty is -1; use at least 0"),
-        (["--min-difficulty", "5", "--num-empty", "70"], "70 empty cells of 81"),
+        (["--min-difficulty", "5", "--num-empty", "70"], "70: a 9x9 Sudoku"),
     ):
         assert trm(["build-data", "sudoku", "--output-dir", str(tmp_path / "set"), *arguments]) == 2
         said = capsys.readouterr().err
