@@ -80,7 +80,7 @@ def test_what_cannot_be_asked_for_is_said_and_nothing_is_written(tmp_path, sourc
         ({"subsets": ("../x", "evaluation")}, "subset '../x' is not a valid name"),
         ({"subsets": ("concept", "nothing"), "test_subsets": ("concept",)}, "_nothing_challenges.json is missing"),
         ({"subsets": ("concept",), "output_dir": None}, "--subsets concept needs --output-dir"),
-        ({"source": str(tmp_path / "none")}, "none_training_challenges.json is missing; give --source the folder"),
+        ({"source": str(tmp_path / "none")}, "none_training_challenges.json is missing; set --source to the folder"),
         ({"num_aug": 900_000}, "GB of (room|memory)"),
     ):
         with monkeypatch.context() as patched:
@@ -114,4 +114,4 @@ def test_the_command_line_builds_and_says_what_is_in_it(tmp_path, source):
     assert f"sha256 {record(tmp_path / 'set')['content_sha256']}" in shown.stdout
     failed = subprocess.run([*command, *where, "--seed", "1"], capture_output=True, text=True, env=environment)
     assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (2, "", 1)
-    assert "another recipe (seed is 42, asked for 1)" in failed.stderr
+    assert "other options (seed is 42, requested 1)" in failed.stderr

@@ -74,8 +74,8 @@ def test_options_that_do_not_go_together_are_said(tmp_path):
         (SudokuData(subsample_size=5), "--subsample-size 5 needs --source"),
         (SudokuData(min_difficulty=-5), "--min-difficulty is -5; use at least 0"),
         (SudokuData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
-        (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables hold 9x9 Sudokus"),
-        (SudokuData(source=str(tmp_path / "none")), "none is not there; give a folder or a bucket"),
+        (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables contain 9x9 Sudokus"),
+        (SudokuData(source=str(tmp_path / "none")), "none does not exist; give a folder or a bucket"),
         (SudokuData(source=str(tmp_path)), "train.csv is missing"),
     ):
         with pytest.raises(UserError, match=message):
@@ -132,7 +132,7 @@ def test_a_changed_table_is_another_recipe(tmp_path, public_rows):
     main(options)
     with (tables / "test.csv").open("a") as file:
         file.write(public_rows[0] + "\n")
-    with pytest.raises(UserError, match="another recipe"):
+    with pytest.raises(UserError, match="other options"):
         main(options)
 
 
@@ -190,7 +190,7 @@ def test_a_table_without_header_or_rows_is_said(tmp_path, public_rows):
     for text, message in (
         ("", "line 1: expected the header source,question,answer,rating"),
         (public_rows[0] + "\n", "line 1: expected the header source,question,answer,rating"),
-        ("source,question,answer,rating\n", "has a header and no rows"),
+        ("source,question,answer,rating\n", "has no rows below its header"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
@@ -210,7 +210,7 @@ def test_the_hub_is_asked_by_its_own_client_and_its_absence_is_said(tmp_path, pu
 
     monkeypatch.setattr(client, "hf_hub_download", unreachable, raising=False)
     with pytest.raises(
-        UserError, match=r"train.csv of someone/some-sudokus could not be fetched .*\(no route to host\)"
+        UserError, match=r"train.csv of someone/some-sudokus could not be downloaded .*\(no route to host\)"
     ):
         main(options)
     tables = write_tables(tmp_path / "csv", public_rows, public_rows)
@@ -247,7 +247,7 @@ def test_the_command_line_builds_helps_and_fails_in_one_line(tmp_path, public_ro
         (["--size", "7"], "a Sudoku of size 7 is not supported; use one of 4, 6, 9"),
         (
             ["--size", "6", "--output-dir", str(tmp_path / "set")],
-            "a data set of another recipe (size is 4, asked for 6)",
+            "a data set of other options (size is 4, requested 6)",
         ),
         (["--source", str(folder), "--output-dir", str(tmp_path / "x")], "train.csv line 5: the question has 1 cells"),
     ):

@@ -156,7 +156,7 @@ def test_arrays_with_tricks_and_truncated_ones_are_refused(data_set, field, cont
     path = data_set / "train" / f"all__{field}.npy"
     path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[:-1][:content])
     message = refusal(data_set, lambda: load_split(data_set, "train"), limit_bytes=2**20)
-    assert f"{field}.npy: not an array" in message or f"{field}.npy: dtype" in message
+    assert f"{field}.npy is not a valid array" in message or f"{field}.npy: dtype" in message
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", "[" * 100_000, '"x"'])
@@ -213,7 +213,7 @@ ROWS = {"sudoku": f"made,{'.' * 40}{SUDOKU[40:]},{SUDOKU},3", "maze": f",S G{'#'
 HEADER = b"source,question,answer,rating\n"
 NO_HEADER, NO_PUZZLE = "line 1: expected the header", "line 2: the question "
 TABLES = {
-    "nothing": (b"", NO_HEADER), "binary": (bytes(range(256)) * 9, NO_HEADER), "no rows": (HEADER, "and no rows"),
+    "nothing": (b"", NO_HEADER), "binary": (bytes(range(256)) * 9, NO_HEADER), "no rows": (HEADER, "has no rows"),
     "UTF-16": (HEADER.decode().encode("utf-16"), NO_HEADER), "BOM": (HEADER.decode().encode("utf-8-sig"), NO_HEADER),
     "other columns": (b"question,answer\n1,2\n", f"{NO_HEADER} source,question,answer,rating; use"),
     "zeros": (HEADER + b",\0,\0,\0\n", f"{NO_PUZZLE}has 1 cells"), "odd": (HEADER + b",{odd},{odd},1\n", NO_PUZZLE),

@@ -183,7 +183,11 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
     for run, arguments, message in (
         (maze_run, ["--file", str(tmp_path / "none.txt")], "cannot be read (No such file or directory)"),
         (maze_run, ["--file", str(tmp_path)], "cannot be read (Is a directory)"),
-        (maze_run, ["--file", written("binary", b"\xff\xfe\x00")], "is no text; give a text file with one puzzle"),
+        (
+            maze_run,
+            ["--file", written("binary", b"\xff\xfe\x00")],
+            "is not UTF-8 text; give a text file with one puzzle",
+        ),
         (
             maze_run,
             ["--file", written("long", "." * 2**21)],
@@ -192,7 +196,7 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
         (
             maze_run,
             ["--file", written("six", "\n".join(["S.G###"] + ["######"] * 5))],
-            "the maze is 6x6, the model was",
+            "the maze is 6x6, expected a 5x5 maze",
         ),
         (maze_run, ["--file", written("shut", MAZE.replace("#.G", "##G"))], "no path from start to goal; remove walls"),
         (maze_run, ["--puzzle", "." * 25], "the maze has 1 lines, expected 4 to 50"),

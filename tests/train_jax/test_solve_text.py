@@ -92,7 +92,7 @@ def test_the_last_line_says_whether_and_why_not():
 def test_puzzles_of_no_known_kind_are_refused():
     words = Metadata(900, 7, 0, None, 0, 1, 1, 1.0, 1, ("all",))
     with pytest.raises(
-        UserError, match="sequences of 900 tokens from a vocabulary of 7, which are no Sudokus, mazes or"
+        UserError, match="sequences of 900 tokens from a vocabulary of 7, but `trm solve` can only show"
     ):
         known_kind(words, "the run was trained on")
 

@@ -176,7 +176,7 @@ def test_a_folder_of_another_difficulty_is_another_data_set(tmp_path):
         main(SudokuData(output_dir=where, size=4, num_train=9, num_test=1, num_empty=8, min_difficulty=min_difficulty))
 
     build(None)
-    with pytest.raises(UserError, match=r"min_difficulty is None, asked for 0"):
+    with pytest.raises(UserError, match=r"min_difficulty is None, requested 0"):
         build(0)
 
 
