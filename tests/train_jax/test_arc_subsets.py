@@ -81,7 +81,7 @@ def test_what_cannot_be_asked_for_is_said_and_nothing_is_written(tmp_path, sourc
         ({"subsets": ("concept", "nothing"), "test_subsets": ("concept",)}, "_nothing_challenges.json is missing"),
         ({"subsets": ("concept",), "output_dir": None}, "--subsets concept needs --output-dir"),
         ({"source": str(tmp_path / "none")}, "none_training_challenges.json is missing; set --source to the folder"),
-        ({"num_aug": 900_000}, "GB of (room|memory)"),
+        ({"num_aug": 900_000}, "GB of (free space|memory)"),
     ):
         with monkeypatch.context() as patched:
             if options == {"num_aug": 900_000}:
@@ -104,7 +104,7 @@ def test_the_command_line_builds_and_says_what_is_in_it(tmp_path, source):
     command = [sys.executable, "-m", "train_jax", "build-data", "arc", "--source", str(source), "--num-aug", "3"]
     where = ["--output-dir", str(tmp_path / "set")]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    for expected in ("built in", "was already there"):
+    for expected in ("built in", "already exists"):
         shown = subprocess.run([*command, *where], capture_output=True, text=True, env=environment)
         assert (shown.returncode, shown.stderr) == (0, "")
         assert f"{tmp_path / 'set'} {expected}" in shown.stdout

@@ -62,7 +62,7 @@ def test_the_defaults_of_every_size_can_be_met(tmp_path, monkeypatch, capsys):
         assert (load_split(directory, "train").num_groups, load_split(directory, "test").num_groups) == (train, test)
         assert f"{empty} of {size**2} cells empty" in capsys.readouterr().out
     cli(["sudoku"])
-    assert "data/sudoku-9x9 was already there" in capsys.readouterr().out
+    assert "data/sudoku-9x9 already exists" in capsys.readouterr().out
 
 
 def test_options_that_do_not_go_together_are_said(tmp_path):

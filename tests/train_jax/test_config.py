@@ -116,7 +116,7 @@ def test_options_that_are_not_a_json_object_are_an_error():
 
 
 def test_the_configuration_must_be_that_of_the_model():
-    with pytest.raises(UserError, match="model hrm is configured by HRMConfig, not by TRMConfig"):
+    with pytest.raises(UserError, match="model hrm needs HRMConfig, found TRMConfig"):
         dataclasses.replace(preset("tiny"), model="hrm")
 
 

@@ -74,7 +74,7 @@ def test_augmentations_of_arc_that_do_not_fit_are_refused_before_the_work(tmp_pa
     monkeypatch.setattr(arc_dataset, "draw", lambda *_: pytest.fail("the work was begun"))
     config = ArcData(str(source), output_dir=tmp_path / "set", num_aug=900_000)
     monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**9)
-    with pytest.raises(UserError, match=r"needs about 3.4 GB of memory .*; use a smaller --num-aug"):
+    with pytest.raises(UserError, match=r"needs about 3.4 GB of memory, .*; use a smaller --num-aug"):
         main(config)
     monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**15)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))

@@ -118,7 +118,7 @@ def test_broken_files_are_said(data_set):
     with pytest.raises(UserError, match=r"all__labels.npy is not a valid array"):
         load_split(data_set, "train")
     (data_set / "train/dataset.json").write_text("{")
-    with pytest.raises(UserError, match=r"dataset.json: not JSON"):
+    with pytest.raises(UserError, match=r"dataset.json is not valid JSON"):
         load_split(data_set, "train")
 
 

@@ -163,7 +163,7 @@ def test_arrays_with_tricks_and_truncated_ones_are_refused(data_set, field, cont
 def test_identifiers_and_recipes_with_tricks_are_not_read(data_set, content):
     (data_set / "identifiers.json").write_text(content)
     message = refusal(data_set, lambda: read_identifiers(data_set))
-    assert "identifiers.json: not JSON" in message or "identifiers.json: expected a list of names" in message
+    assert "identifiers.json is not valid JSON" in message or "identifiers.json: expected a list of names" in message
     (data_set / "recipe.json").write_text(content)
     assert read_recipe(data_set) is None and load_split(data_set, "train").kind is None
 
@@ -201,10 +201,10 @@ def test_links_to_what_has_no_end_are_not_read(data_set, tmp_path, target):
         lambda: read_task(data_set / "task.json"),
         lambda: MazeKind(5).read(tmp_path / target, data_dir=""),
     ):
-        assert "cannot be read (it is no ordinary file); " in refusal(data_set, call)
+        assert "cannot be read (it is not a regular file); " in refusal(data_set, call)
     assert "no data set at" in refusal(data_set, lambda: load_split(data_set, "train"))
     assert read_recipe(data_set) is None
-    with pytest.raises(DamagedError, match="no ordinary file"):
+    with pytest.raises(DamagedError, match="not a regular file"):
         read_whole(tmp_path / target, largest_bytes=9)
 
 

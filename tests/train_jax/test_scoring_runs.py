@@ -152,7 +152,7 @@ def test_files_that_hold_no_predictions_are_said(arc, tmp_path):
 def test_predictions_of_another_data_set_are_said(arc):
     good = perfect(arc)
     for changes, message in (
-        ({"puzzle_identifiers": good.puzzle_identifiers + 1000}, r"the data set has 0 to 180; give the data set that"),
+        ({"puzzle_identifiers": good.puzzle_identifiers + 1000}, r"the data set has 0 to 180; give the data set of"),
         ({"puzzle_identifiers": good.puzzle_identifiers - 1000}, "identifiers -"),
         ({"inputs": good.inputs + np.uint8(1), "preds": good.preds}, "from 0 to 12, expected 900 from 0 to 11"),
         ({"inputs": good.inputs[:, :81], "preds": good.preds[:, :81]}, "are 81 tokens"),

@@ -169,7 +169,7 @@ def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys)
         del example["output"]
     path.write_text(json.dumps(task))
     main(Solve(arc_run, file=path))
-    assert "whether that is correct is not known" in capsys.readouterr().out.splitlines()[-1]
+    assert "it is unknown whether the answer is correct" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_dir, arc_data, tmp_path, capsys):
