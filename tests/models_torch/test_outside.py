@@ -53,7 +53,7 @@ def test_a_dict_has_all_values_and_options_repeat_no_field():
     head, _ = make("Thinker", halt_max_steps=7, options={"width": 8, "more": None})
     fields = {"halt_max_steps": 7, "loss_type": "stablemax_cross_entropy", "width": 8, "more": None}
     assert head.model.config == SIZES | fields
-    with pytest.raises(ValueError, match="options name halt_max_steps, which is a field of its own"):
+    with pytest.raises(ValueError, match="options name halt_max_steps, which is a separate field"):
         OutsideConfig(options={"halt_max_steps": 2})
 
 

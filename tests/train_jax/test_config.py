@@ -86,7 +86,7 @@ def test_help_shows_the_fields_of_the_model(capsys):
         (["--model", "nowhere:Net"], "'nowhere' cannot be imported (ModuleNotFoundError"),
         (["--model", "support.outside_models:Nought"], "has no nn.Module class 'Nought'; it has CellNet, Thinker"),
         (["--model", OUTSIDE], "support.outside_models:Thinker refused {'batch_size': 16, "),
-        (["--model", PLAIN, "--arch.halt-max-steps", "2"], "has no initial_carry to go on from"),
+        (["--model", PLAIN, "--arch.halt-max-steps", "2"], "has no initial_carry for further steps"),
         (["--model", PLAIN, "--arch.options", '{"depth": 1}'], "takes no depth; its arguments are"),
         (["--model", "hrm", "--arch.puzzle-emb-ndim", "99"], "puzzle_emb_ndim 99 does not fit"),
     ],

@@ -99,13 +99,13 @@ def mistake(capsys, *argv: str) -> str:
 def test_what_cannot_be_written_is_said_before_the_work(run_dir, arc, data_dir, tmp_path, capsys):
     nowhere = str(tmp_path / "no" / "file")
     for option in ("--predictions", "--submission"):
-        assert "no is not a folder; give a file in one that is there" in mistake(
+        assert "no is not a folder; give a file in an existing folder" in mistake(
             capsys, "evaluate", run_dir, option, nowhere
         )
     here = str(tmp_path / "s.json")
     said = mistake(capsys, "evaluate", run_dir, "--submission", here, "--split", "train")
     assert "is for the test split of one ARC data set" in said
-    assert "no predictions to score" in mistake(capsys, "score", str(arc))
+    assert "no files of predictions" in mistake(capsys, "score", str(arc))
     good = tmp_path / "good.npz"
     save_predictions(good, perfect(arc))
     assert "test_puzzles.json is missing; voting needs an ARC data set" in mistake(

@@ -94,7 +94,10 @@ def test_a_mistake_is_one_line_and_status_2(run_dir, data_dir, tmp_path, capsys)
         ([run_dir, "--index", "6"], f"--index 6: the test set in {data_dir} has puzzles 0 to 5"),
         ([run_dir, "--index", "-1"], "--index is -1; use at least 0"),
         ([run_dir, "--data-dir", "gone"], "; or give --puzzle TEXT or --file FILE, or another --data-dir"),
-        ([run_dir, "--puzzle", "." * 16, "--index", "1"], "--puzzle and --index name two puzzles; give one of them"),
+        (
+            [run_dir, "--puzzle", "." * 16, "--index", "1"],
+            "--puzzle and --index both select a puzzle; give only one of them",
+        ),
     ):
         assert trm(["solve", *arguments]) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -200,13 +203,13 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
         ),
         (maze_run, ["--file", written("shut", MAZE.replace("#.G", "##G"))], "no path from start to goal; remove walls"),
         (maze_run, ["--puzzle", "." * 25], "the maze has 1 lines, expected 4 to 50"),
-        (maze_run, ["--puzzle", MAZE, "--file", "x"], "--puzzle and --file name two puzzles"),
-        (maze_run, ["--html", "/none/x.html"], "/none is not a folder; give a file in one that is there"),
+        (maze_run, ["--puzzle", MAZE, "--file", "x"], "--puzzle and --file both select a puzzle"),
+        (maze_run, ["--html", "/none/x.html"], "/none is not a folder; give a file in an existing folder"),
         (maze_run, ["--gif", "/none/x.gif"], "/none is not a folder"),
         (
             maze_run,
             ["--data-dir", str(arc_data)],
-            "holds ARC puzzles; give a --data-dir of 5x5 mazes",
+            "contains ARC puzzles, expected 5x5 mazes as in training; give a --data-dir of 5x5 mazes",
         ),
         (run_dir, ["--file", written("sudoku", "12" * 8)], "digit 1 more than once"),
         (arc_run, ["--puzzle", "1" * 16], "trained on ARC puzzles; give --file TASK.json instead of --puzzle"),

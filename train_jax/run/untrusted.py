@@ -1,4 +1,4 @@
-"""Reads untrusted files without pickle, warnings or unbounded reads; damage raises one exception with a short reason."""
+"""Reads untrusted files without pickle, warnings or unbounded reads; any damage is a `DamagedError` with a reason."""
 
 import contextlib
 import tokenize
