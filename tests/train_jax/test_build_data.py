@@ -118,7 +118,7 @@ def test_difficulty_filters_both_tables_and_the_subsample_only_train(tmp_path, p
     assert len(kept) == 4
     assert all(row in cells_of(public_rows[20:30], 1) for row in kept)
     for changes, message in (
-        ({"subsample_size": 11}, "--subsample-size 11 of 10 train puzzles"),
+        ({"subsample_size": 11}, "--subsample-size 11: there are 10 train puzzles"),
         ({"min_difficulty": 99}, "train.csv has no puzzle of at least difficulty 99; use a lower --min-difficulty"),
     ):
         with pytest.raises(UserError, match=message):
@@ -247,7 +247,7 @@ def test_the_command_line_builds_helps_and_fails_in_one_line(tmp_path, public_ro
         (["--size", "7"], "a Sudoku of size 7 is not supported; use one of 4, 6, 9"),
         (
             ["--size", "6", "--output-dir", str(tmp_path / "set")],
-            "a data set of other options (size is 4, requested 6)",
+            "a data set with other options (size is 4, requested 6)",
         ),
         (["--source", str(folder), "--output-dir", str(tmp_path / "x")], "train.csv line 5: the question has 1 cells"),
     ):
