@@ -180,7 +180,7 @@ def test_the_section_says_all_of_it():
         "by empty cells empty cells puzzles failed share 8 5 4 80.00% 9 1 0 0.00%",
         "a row with a digit twice 2 50.00%",
         "none: another solution of the puzzle 1 25.00%",
-        "Framed, the highest: row 2, column 4, wrong in 100.00% of 1.",
+        "The highest rate is framed: row 2, column 4, wrong in 100.00% of 1.",
         "Test example 2 2 of 16 cells wrong; 2 cells left empty",
         "From the fewest to the most empty cells",
     ):
@@ -236,14 +236,16 @@ def test_a_page_in_every_state(run_dir):
     text = words(document)
     assert "script" not in Balanced(document).tags
     assert "At 0.5, where training halts, 62.50% are solved after 1.50 steps on average." in text
-    assert "At 0.9 halting loses nothing: 75.00% are solved after 2.00 steps on average." in text
+    assert "At 0.9 the accuracy does not decrease: 75.00% are solved after 2.00 steps on average." in text
     assert "halt probability above 0.9 2.00 75.00% 90.00%" in text and "all after 3 3.00 70.00% 90.00%" in text
     assert "at step 1,200 of training, threshold 0.9: 75.00% exact after 2.00 steps on average; 3.50 were" in text
     assert "4 of 6 test puzzles are not solved" in text
     folder.halted_early("test").write_text("{}")
     folder.halting_curve("test").unlink()
     text = words(page(measure(str(run_dir))))
-    assert "Not shown: it takes an evaluation on the whole test set" in text and "Computed that way" not in text
+    assert (
+        "Not shown: it needs an evaluation on the whole test set" in text and "Measured with early halting" not in text
+    )
     with np.load(folder.predictions("test")) as arrays:
         predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
     np.savez(folder.predictions("test"), predictions=predictions[-1:], q_halt_logits=logits[-1:])

@@ -69,7 +69,7 @@ def test_min_path_filters_both_tables_and_the_subsample_only_train(tmp_path, pub
     assert load_split(tmp_path / "set", "train").num_groups == 2
     assert load_split(tmp_path / "set", "test").num_groups == longer
     for changes, message in (
-        ({"subsample_size": 31, "min_path": None}, "--subsample-size 31 of 30 train puzzles"),
+        ({"subsample_size": 31, "min_path": None}, "--subsample-size 31: there are 30 train puzzles"),
         ({"min_path": 99}, "train.csv has no maze with a path of more than 99 steps; use a lower --min-path"),
     ):
         with pytest.raises(UserError, match=message):

@@ -158,7 +158,10 @@ def test_a_run_with_answers_but_no_metrics_is_reported(run_dir):
     [
         (lambda f, p, q: rewrite(f.config, data_dir="gone"), "no data set at gone/test"),
         (lambda f, p, q: rewrite(f.evaluation("test"), exact_accuracy=0.5), "exact accuracy 0.9167"),
-        (lambda f, p, q: np.savez(f.predictions("test"), predictions=p[:, 1:], q_halt_logits=q), "(11, 16) tokens"),
+        (
+            lambda f, p, q: np.savez(f.predictions("test"), predictions=p[:, 1:], q_halt_logits=q),
+            "(11, 16), the test set",
+        ),
         (lambda f, p, q: f.predictions("test").write_bytes(b"PK"), "cannot be read"),
     ],
 )
