@@ -190,7 +190,7 @@ def _keyword_arguments(name: str, model_class: type[nn.Module], config: ModelCon
     options = getattr(config, "options", {})
     surplus = [key for key in options if key not in parameters]
     if surplus and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise ValueError(f"{name} takes no {', '.join(surplus)}; its arguments are {', '.join(parameters) or 'none'}")
+        raise ValueError(f"{name} takes no {', '.join(surplus)}; use its arguments: {', '.join(parameters) or 'none'}")
     fields_named = {key: value for key, value in constructor_values(config).items() if key in parameters}
     arguments = fields_named | options
     if missing := [p.name for p in _required_parameters(model_class) if p.name not in arguments]:
@@ -226,9 +226,9 @@ def _try(name: str, head: nn.Module, config: ACTConfig) -> None:
     expected = {"loss": (), "preds": (2, config.seq_len), "q_halt_logits": (2,)}
     if tuple(leading) != (2, config.seq_len) or classes < config.vocab_size:
         shape = (*leading, classes)
-        raise ValueError(f"{name} gives logits of shape {shape}, expected (2, {config.seq_len}, {config.vocab_size})")
+        raise ValueError(f"{name} returns logits of shape {shape}, expected (2, {config.seq_len}, {config.vocab_size})")
     if shapes != expected:
-        raise ValueError(f"{name} gives outputs of shapes {shapes}, expected {expected}")
+        raise ValueError(f"{name} returns outputs of shapes {shapes}, expected {expected}")
     if missing := [key for key in METRICS if key not in metrics]:
         raise ValueError(
             f"{name} returns no metric {', '.join(missing)}; add the metrics of `ACTLossHead` in models_torch/losses.py"

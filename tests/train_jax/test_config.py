@@ -87,7 +87,7 @@ def test_help_shows_the_fields_of_the_model(capsys):
         (["--model", "support.outside_models:Nought"], "has no nn.Module class 'Nought'; use one of: CellNet, Thinker"),
         (["--model", OUTSIDE], "support.outside_models:Thinker cannot be constructed with {'batch_size': 16, "),
         (["--model", PLAIN, "--arch.halt-max-steps", "2"], "has no initial_carry for further steps"),
-        (["--model", PLAIN, "--arch.options", '{"depth": 1}'], "takes no depth; its arguments are"),
+        (["--model", PLAIN, "--arch.options", '{"depth": 1}'], "takes no depth; use its arguments"),
         (["--model", "hrm", "--arch.puzzle-emb-ndim", "99"], "puzzle_emb_ndim 99 does not fit"),
     ],
 )  # fmt: skip

@@ -112,7 +112,7 @@ def test_rules_of_mazes():
         "a wall, the start or the goal overwritten": edited(solution, c6=PATH),
         "no path marked": maze,
         "start and goal not joined": edited(maze, c1=PATH),
-        "cells marked that are not on the way": edited(solution, c1=PATH),
+        "marked cells that are not on the path": edited(solution, c1=PATH),
         "a longer path than needed": around,
     }
     kind = MazeKind(5)
@@ -261,5 +261,5 @@ def test_a_page_in_every_state(run_dir):
     text = words(page(measure(str(run_dir))))
     assert text.count("Not shown: the run has not been evaluated on its whole test set") == 2
     folder.halting_curve("test").write_text("[]")
-    with pytest.raises(UserError, match=r"halting_curve.json holds no halting curve.*; remove it"):
+    with pytest.raises(UserError, match=r"halting_curve.json is invalid \(no halting curve.*; remove it"):
         measure(str(run_dir))

@@ -1,7 +1,6 @@
 """The table of experiments: for each id, the fields that differ from the baseline, and the data set.
 
-The baseline is the preset `sudoku-extreme` with an evaluation every 5 000 steps. `docs/experiments.md` says what the
-table can and cannot answer.
+The baseline is the preset `sudoku-extreme` with an evaluation every 5 000 steps.
 """
 
 from __future__ import annotations

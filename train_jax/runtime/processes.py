@@ -19,7 +19,7 @@ this process."""
 
 
 def join_processes() -> None:
-    """Initializes `jax.distributed` if the environment says that there are several processes.
+    """Initializes `jax.distributed` if the environment defines several processes.
 
     Must run before anything else asks JAX for devices. Raises `UserError` for an incomplete set of variables.
     """

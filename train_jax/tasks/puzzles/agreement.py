@@ -1,4 +1,4 @@
-"""The result of an export check, in a module of its own so that reading it imports neither torch nor JAX."""
+"""The result of an export check, in a separate module so that reading it imports neither torch nor JAX."""
 
 import dataclasses
 

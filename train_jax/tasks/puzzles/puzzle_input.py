@@ -21,7 +21,7 @@ def from_test_set(data_dir: str, index: int) -> PuzzleInput:
     owner = np.searchsorted(puzzles.puzzle_indices, index, side="right") - 1
     return PuzzleInput(
         f"puzzle {index} of the test set in {data_dir}",
-        known_kind(puzzles.metadata, f"{data_dir} holds"),
+        known_kind(puzzles.metadata, f"{data_dir} contains"),
         puzzles.inputs[index],
         puzzles.labels[index],
         puzzle_identifier=int(puzzles.puzzle_identifiers[owner]),

@@ -41,7 +41,7 @@ class ArcKind:
     transform = None
     fills_inputs = False
     success_message = "every cell equals the solution"
-    alternative_solution = "right as it is read in voting, with a cell wrong outside the grid"
+    alternative_solution = "correct in voting, with wrong cells outside the grid"
 
     @classmethod
     def from_key(cls, key: str) -> Self | None:

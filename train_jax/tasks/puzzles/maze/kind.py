@@ -195,7 +195,7 @@ class MazeKind:
             | ~np.isin(answers, [WALL, OPEN, START, GOAL, PATH]).all(axis=1),
             "no path marked": real & (cells == 0),
             "start and goal not joined": real & ~joined & (cells > 0),
-            "cells marked that are not on the way": joined & (cells > steps - 1),
+            "marked cells that are not on the path": joined & (cells > steps - 1),
             "a longer path than needed": joined & (steps > shortest),
         }
 
