@@ -53,7 +53,9 @@ def make_train_step(
     """
     trained = trainable(objective.params, config)
     if not trained and not objective.tables:
-        raise UserError(f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table")
+        raise UserError(
+            f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table; freeze less"
+        )
     update = _make_update(optimizer, config, options.total_steps)
     dense_rate = learning_rate(config.lr, config, options.total_steps)
     groups = parameter_groups(trained)
