@@ -1,4 +1,4 @@
-"""The order of events in a run, for any task: restore, then step, log, evaluate, save; again from where it stopped."""
+"""The training loop, for any task: restore, then step, log, evaluate and save."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from train_jax.tasks.task import Evaluator, Task
 
 
 def train(config: RunConfig, devices: Devices | None = None, task: Task | None = None) -> dict[str, Any]:
-    """Trains until the run is finished; returns the figures of the last evaluation. A finished run returns at once.
+    """Trains until the run is finished; returns the metrics of the final evaluation, at once for a finished run.
 
-    Raises `UserError` for a configuration or data that cannot be trained, before a folder is made.
+    Raises `UserError`, before a folder is created, for a configuration or data that cannot be trained.
     """
     with all_or_none():
         check_debugging(config)
@@ -49,7 +49,7 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
 
-    # ---- state: as given, or from the newest checkpoint
+    # ---- state: the given one, or from the latest checkpoint
     carry = training.initial_carry(state, batches.at(0, state))
     checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
     first_step, seconds = checkpoints.latest_step() or 0, 0.0
@@ -91,7 +91,7 @@ def _steps(
     carry: Any,
     steps: range,
 ) -> TrainState:
-    """Every step of the run and the events between them; returns the last state."""
+    """Runs the remaining steps and the events between them; returns the last state."""
     config, devices = training.config, training.devices
     key = devices.random_key(config.seed)
     window: list[tuple[int, Any]] = []
@@ -110,7 +110,7 @@ def _steps(
         if debugger is not None:
             debugger.after_step(state, metrics)
         window.append((step, metrics))
-        # A full window is fetched one dispatch late: the devices always have a step to run.
+        # A full window is fetched one dispatch late, so that the devices always have a step to run.
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
             log(window[:-1])
             window = window[-1:]
@@ -119,7 +119,7 @@ def _steps(
             with clock.paused(state):
                 record.evaluate(step, state, evaluator, limit=config.eval_examples, metrics_only=True)
         if last or step % config.checkpoint_every_steps == 0:
-            # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
+            # Last, so that all steps before a checkpoint are logged; a continued run starts a new window.
             with clock.paused(state):
                 log(window)
                 window = []
@@ -137,7 +137,7 @@ def _feed(training: Training, steps: range) -> Feed | OnDemand:
 
 
 def _open(training: Training) -> RunFolder:
-    """The run's folder with the files that describe the run, checked to be the same for every process."""
+    """Opens the run folder and writes the files that describe the run; checks that all processes agree."""
     config, task, devices = training.config, training.task, training.devices
     require_equal(to_json(config) + task.fingerprint, f"fields, or other data in {config.data_dir}")
     with all_or_none():
@@ -149,6 +149,7 @@ def _open(training: Training) -> RunFolder:
     with all_or_none():
         if not folder.machine.exists():
             raise UserError(
-                f"{folder.path} does not show the files that the first process wrote; use a --run-dir that all share"
+                f"{folder.path} does not contain the files that the first process wrote; use a --run-dir that all "
+                "processes share"
             )
     return folder

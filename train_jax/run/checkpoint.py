@@ -1,7 +1,7 @@
-"""The only file that knows Orbax: saves and restores everything that a run needs to continue bit for bit.
+"""The only file that uses Orbax: saves and restores everything that a run needs to continue bit for bit.
 
-With several processes each one writes its part of one checkpoint, which is the same as one process would write: a run
-may continue with another number of processes, as long as they have as many devices in all.
+With several processes, each process writes its part of one checkpoint. The checkpoint does not depend on the number of
+processes: a run may continue with another number of processes if the total number of devices is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATE, _CARRY = "state.", "carry."
 
 
 class Checkpoints:
-    """The checkpoints of one run; the newest two are kept. A checkpoint is written completely or not at all."""
+    """The checkpoints of one run; the latest two are kept. Checkpoints are written atomically."""
 
     def __init__(self, folder: RunFolder):
         self.folder = folder.checkpoints
@@ -33,13 +33,13 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, carry: Any, notes: Mapping[str, Any]) -> None:
-        """Takes state and carry as `Devices.to_global` returns them; writes in the background."""
+        """Saves in the background; state and carry are results of `Devices.to_global`."""
         arrays = _by_name(state, _STATE) | _by_name(carry, _CARRY)
         args = ocp.args.Composite(state=ocp.args.StandardSave(arrays), notes=ocp.args.JsonSave(dict(notes)))
         self._manager.save(step, args=args)
 
     def restore(self, step: int, state: TrainState, carry: Any) -> tuple[TrainState, Any, dict[str, Any]]:
-        """`(state, carry, notes)` as saved; the arguments give structure, shapes and dtypes to expect.
+        """Returns `(state, carry, notes)`; the arguments define the expected structure, shapes and dtypes.
 
         Raises `UserError` for a checkpoint of another model.
         """
@@ -47,12 +47,12 @@ class Checkpoints:
         return self._as(state, arrays, _STATE, step), self._as(carry, arrays, _CARRY, step), notes
 
     def restore_state(self, step: int, state: TrainState) -> TrainState:
-        """Only the state, which does not depend on batch size and number of devices."""
+        """Returns only the state, which does not depend on the batch size and the number of devices."""
         return self._as(state, self._read(step)[0], _STATE, step)
 
     def _read(self, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         try:
-            # As NumPy, whole on every process: the devices that it was saved from do not matter.
+            # As whole NumPy arrays on every process, so that the devices of the saving run do not matter.
             metadata = self._manager.item_metadata(step)["state"]
             if metadata is None:
                 raise ValueError("its arrays are missing")
@@ -74,7 +74,7 @@ class Checkpoints:
         if problem:
             raise UserError(
                 f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
-                "use the configuration it was made with, or another --run-dir"
+                "use the configuration of that model, or another --run-dir"
             )
         return jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in expected])
 
@@ -87,12 +87,12 @@ class Checkpoints:
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
-    """Whether the run has a complete checkpoint. Makes no folder."""
+    """Returns whether the run has a complete checkpoint. Creates no folder."""
     return folder.checkpoints.is_dir() and bool(ocp.utils.checkpoint_steps(folder.checkpoints.absolute()))
 
 
 def _by_name(tree: Any, prefix: str) -> dict[str, Any]:
-    """A flat dict, so that a checkpoint does not depend on the classes of its state."""
+    """Flattens a tree to a dict, so that a checkpoint does not depend on the classes of its state."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {prefix + jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
@@ -102,7 +102,7 @@ def _difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
         if name not in saved:
             return f"{name} is missing"
         if name not in expected:
-            return f"{name} is surplus"
+            return f"{name} is unexpected"
         a, b = saved[name], expected[name]
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"

@@ -1,4 +1,4 @@
-"""A run on disk: the one place that knows its paths, and whether a folder holds this run or another."""
+"""The folder of a run: its paths, and the check whether a folder contains this run or another."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from train_jax.errors import UserError
 
-if TYPE_CHECKING:  # it knows the models, and `trm summary` needs no torch
+if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig
 
 _MAY_CHANGE = {
     "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps",
     "wandb", "wandb_project", "debug_nans", "optim.max_skipped_steps",
 }  # fmt: skip
-"""Fields that do not change what is learned: a run may be continued with other values."""
+"""Fields that do not change the result of training: a run may continue with other values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RunFolder:
 
     @property
     def data(self) -> Path:
-        """The task's facts about the training data: what the model was sized for, even if the data is gone."""
+        """`Task.facts`: the metadata that the model depends on, so that it can be built without the data."""
         return self.path / "dataset.json"
 
     @property
@@ -48,7 +48,7 @@ class RunFolder:
 
     @property
     def finished(self) -> Path:
-        """Written when training and the last evaluation are done; holds their figures."""
+        """Written after training and the final evaluation; contains their metrics."""
         return self.path / "FINISHED"
 
     @property
@@ -75,21 +75,21 @@ class RunFolder:
         return self.path / "evaluation" / f"{split}_predictions.npz"
 
     def halting_curve(self, split: str) -> Path:
-        """Accuracy at earlier halting, from an evaluation to the limit."""
+        """The halting curve of an evaluation that ran to the halt limit."""
         return self.path / "evaluation" / f"{split}_halting_curve.json"
 
     def halted_early(self, split: str) -> Path:
-        """The figures of the last evaluation that halted early."""
+        """The metrics of the last evaluation with early halting."""
         return self.path / "evaluation" / f"{split}_halted_early.json"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Writes a file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Writes a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".partial")
     scratch.write_bytes(content)
@@ -97,10 +97,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
-    """The run's folder, with its config.json; started again with the same fields, it is the same run.
+    """Creates or opens the folder of a run and writes its config.json.
 
-    `writes`: only one of several processes writes. Raises `UserError` if the folder holds a run with other fields, or
-    cannot be made.
+    `writes` is True in one of several processes. Raises `UserError` if the folder contains a run with other fields, or
+    cannot be created.
     """
     from train_jax.run.config import from_json, to_json
 
@@ -112,7 +112,7 @@ def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
             changed = [change for change in changed if not change.startswith("arch.")]
         if changed:
             raise UserError(
-                f"{folder.path} holds a run with other fields ({'; '.join(changed)}); "
+                f"{folder.path} contains a run with other fields ({'; '.join(changed)}); "
                 "use another --run-dir, or remove it"
             )
     if writes and (not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config)):
@@ -126,7 +126,7 @@ def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
 
 
 def find_run(run_dir: str) -> RunFolder:
-    """An existing run. Raises `UserError` if there is none."""
+    """Returns the folder of an existing run. Raises `UserError` if there is none."""
     folder = RunFolder(Path(run_dir))
     if not folder.config.is_file():
         raise UserError(
@@ -136,7 +136,7 @@ def find_run(run_dir: str) -> RunFolder:
 
 
 def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
-    """The same with its configuration."""
+    """Returns the folder of an existing run and its configuration. Raises `UserError` if there is none."""
     from train_jax.run.config import from_json
 
     folder = find_run(run_dir)
