@@ -1,16 +1,16 @@
 """State that a module keeps outside its parameters and buffers, and what becomes of it after a call.
 
-A call is a pure function of parameters, buffers and inputs, so what it puts into attributes, lists or objects is gone
-with it. That is harmless where no later call would read it, and another model where one would. `check_left` tells the
-two apart: it traces the module again, from the state that the call left. The same program means that nothing reads it.
+A call is a pure function of parameters, buffers and inputs, so what it puts into attributes, lists, objects, classes or
+globals is gone with it. That is harmless where no later call would read it, and another model where one would.
+`check_left` tells the two apart: it traces the module again, from the state that the call left. The same program means
+that nothing reads it.
 """
 
 from __future__ import annotations
 
-import collections
+import contextvars
 import dataclasses
 import re
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,100 +23,151 @@ import torch
 from torch import nn
 
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.internals import Tracer, below_modes
+from bridge.holders import (
+    CONTAINERS,
+    GONE,
+    PLAIN,
+    Contents,
+    Drawn,
+    Kept,
+    contents_of,
+    equal,
+    is_iterator,
+    of_cache,
+    of_cells,
+    of_class,
+    of_context,
+    of_defaults,
+    of_dict,
+    of_names,
+    of_object,
+    unchanged,
+)
+from bridge.internals import Tracer
 from bridge.pytrees import convert
+from bridge.reachable import LARGE, Reached, is_own_class
+from bridge.shadow import HeldIterator
 from bridge.tensors import BridgeTensor, blank, fresh
 
 Place = tuple[str, Any]
 """(what holds the value, by its path from the module; the key in it)."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-_OURS = ("torch", "torchax", "jax", "jaxlib", "numpy", "builtins", "threading", "logging", "weakref", "functools")
-"""Packages whose objects are no state of the module."""
-_GONE = object()
+_REGISTERED = frozenset(_REGISTRIES)
+_SKIPPED = (*PLAIN, torch.Tensor)
 
 
 @dataclasses.dataclass
 class _Holder:
-    """Something with named or numbered contents: `read` gives them now, `write` puts others there."""
+    """Something with contents. One that is shared belongs to the user, and gets what it had back."""
 
-    read: Callable[[], dict]
-    write: Callable[[dict], None]
+    contents: Contents
     shared: bool
-    """Whether the original holds it too."""
+    original: dict
     before: dict
+    """At the start of the run."""
 
 
 class Attributes:
-    """What a copied module tree holds besides parameters and buffers, as it was before the call."""
+    """What a copied module tree and the code that it runs hold besides parameters and buffers."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], slots: set[tuple[int, str]]):
-        """`modules`: the copies by qualified name. `slots`: (id of a copy, name) of its parameters and buffers."""
+    def __init__(
+        self, modules: Mapping[str, nn.Module], slots: set[tuple[int, str]], copies: set[int], reached: Reached
+    ):
+        """`modules`: the copies by qualified name. `slots`: (id of a copy, name) of its parameters and buffers.
+
+        `copies`: ids of all objects that exist for this call only.
+        """
+        self.context = contextvars.copy_context()
+        """What the call has to run in."""
         self._holders: dict[str, _Holder] = {}
-        self._seen: set[int] = set()
-        known: dict[int, set] = collections.defaultdict(set)
+        self._seen: set[int] = set(map(id, modules.values()))
+        self._copies = copies
+        known: dict[int, set] = {}
         for owner, slot in slots:
-            known[owner].add(slot)
+            known.setdefault(owner, set()).add(slot)
         for name, module in modules.items():
-            self._seen.add(id(module))
-            for registry in _REGISTRIES:
-                self._add_dict(f"{name}.{registry}", getattr(module, registry), False, known[id(module)])
-            self._add_dict(name, module.__dict__, False, set(_REGISTRIES))
-        for name, module in modules.items():
-            for key, value in list(module.__dict__.items()):
-                if key not in _REGISTRIES:
-                    self._visit(f"{name}.{key}", value, shared=False)
+            self._visit_module(name, module, known.get(id(module), set()))
+        self._visit_reached(reached)
 
-    def _add_dict(self, path: str, contents: Any, shared: bool, without: set) -> None:
-        def read() -> dict:
-            return {k: v for k, v in contents.items() if k not in without}
+    def _visit_module(self, name: str, module: nn.Module, slots: set | None = None) -> None:
+        """`slots`: of a registered module, those of the call's own parameters and buffers."""
+        shared = id(module) not in self._copies
+        for registry in _REGISTRIES:
+            items = self._add(f"{name}.{registry}", of_dict(getattr(module, registry), slots or set()), shared)
+            if slots is None:
+                for key, value in items.items():
+                    self._visit(f"{name}.{key}", value)
+        for key, value in self._add(name, of_dict(module.__dict__, _REGISTERED), shared).items():
+            self._visit(f"{name}.{key}", value)
 
-        def write(values: dict) -> None:
-            for key in read().keys() - values.keys():
-                del contents[key]
-            contents.update(values)
+    def _visit_reached(self, reached: Reached) -> None:
+        """The user's classes, functions and globals."""
+        outside = [(cls.__qualname__, of_class(cls)) for cls in reached.classes]
+        outside += [(name, of_names(*names)) for name, names in reached.globals.items()]
+        for function in reached.functions:
+            name = function.__qualname__
+            outside.append((name, of_dict(function.__dict__)))
+            if function.__closure__:
+                outside.append((name, of_cells(function)))
+            if function.__defaults__ or function.__kwdefaults__:
+                outside.append((name, of_defaults(function)))
+        self._add("contextvars", of_context(self.context), False)
+        for path, contents in outside:
+            for key, value in self._add(path, contents, True).items():
+                self._visit(f"{path}.{key}", value, outside=True)
+        for cached in reached.caches:
+            self._add(cached.__qualname__, of_cache(cached, self._copies), True)
 
-        self._holders[path] = _Holder(read, write, shared, read())
+    def _add(self, path: str, contents: Contents, shared: bool) -> dict:
+        while path in self._holders:
+            path += "\0"  # two closures of one function
+        now = contents.read()
+        self._holders[path] = _Holder(contents, shared, now, now)
+        return now
 
-    def _add_sequence(self, path: str, contents: Any, shared: bool) -> None:
-        def write(values: dict) -> None:
-            contents.clear()
-            contents.extend(values.values()) if hasattr(contents, "extend") else contents.update(values.values())
-
-        def read() -> dict:
-            return dict(enumerate(contents))
-
-        self._holders[path] = _Holder(read, write, shared, read())
-
-    def _visit(self, path: str, value: Any, shared: bool) -> None:
+    def _visit(self, path: str, value: Any, outside: bool = False) -> None:
+        if isinstance(value, _SKIPPED) or id(value) in self._seen:
+            return
         if type(value) is tuple:
-            for i, item in enumerate(value):
-                self._visit(f"{path}[{i}]", item, shared)
-            return
-        if isinstance(value, (*_PLAIN, torch.Tensor, nn.Module)) or id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if isinstance(value, dict):
-            self._add_dict(path, value, shared, set())
-        elif isinstance(value, (list, collections.deque, set)):
-            self._add_sequence(path, value, shared)
-        elif _is_plain_object(value):
-            shared = shared or type(value) is not types.SimpleNamespace  # which is copied
-            self._add_dict(path, value.__dict__, shared, set())
-        else:
-            return
-        for key, item in self._holders[path].before.items():
-            self._visit(f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]", item, shared)
+            self._visit_items(path, dict(enumerate(value)), outside)
+        elif not outside or isinstance(value, CONTAINERS) or is_own_class(type(value)):
+            self._visit_object(path, value, outside)
+
+    def _visit_object(self, path: str, value: Any, outside: bool) -> None:
+        contents = None if isinstance(value, nn.Module) else contents_of(value)
+        if contents is not None:
+            self._seen.add(id(value))
+            items = self._add(path, contents, id(value) not in self._copies)
+            if isinstance(value, CONTAINERS) and hasattr(value, "__dict__") and is_own_class(type(value)):
+                items = items | self._add(path, of_object(value), id(value) not in self._copies)
+            if contents.nested and not (outside and len(items) > LARGE):
+                self._visit_items(path, items, outside)
+        elif isinstance(value, nn.Module):  # one that is not registered
+            self._seen.add(id(value))
+            self._visit_module(path, value)
+
+    def _visit_items(self, path: str, items: Mapping, outside: bool) -> None:
+        for key, item in items.items():
+            self._visit(f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]", item, outside)
+
+    def start(self) -> None:
+        """Nothing that belongs to the user shall be advanced where that cannot be taken back."""
+        for holder in self._holders.values():
+            if holder.shared:
+                iterators = {k: HeldIterator() for k, v in holder.original.items() if is_iterator(v)}
+                if iterators:
+                    holder.before = holder.before | iterators
+                    holder.contents.write(holder.before)
 
     def changes(self) -> dict[Place, Any]:
-        """What is not as it was before the call; `_GONE` for what is not there any more."""
+        """What is not as it was before the call; `GONE` for what is not there any more."""
         changed = {}
         for path, holder in self._holders.items():
-            now = holder.read()
+            now = holder.contents.read()
             for key in [*now, *(k for k in holder.before if k not in now)]:
-                value = now.get(key, _GONE)
-                if not _equal(holder.before.get(key, _GONE), value):
+                value = now.get(key, GONE)
+                if not equal(holder.before.get(key, GONE), value):
                     changed[path, key] = value
         return changed
 
@@ -125,38 +176,16 @@ class Attributes:
         for (path, key), value in values.items():
             if path in self._holders:
                 holder = self._holders[path]
-                contents = holder.read() | {key: value}
-                holder.write({k: v for k, v in contents.items() if v is not _GONE})
-                holder.before = holder.read() if not holder.shared else holder.before
+                items = holder.contents.read() | {key: value}
+                holder.contents.write({k: v for k, v in items.items() if v is not GONE})
+        for holder in self._holders.values():
+            holder.before = holder.contents.read()
 
     def restore(self) -> None:
-        """Give objects that the original holds as well their contents back."""
+        """Give objects that the user holds as well their contents back."""
         for holder in self._holders.values():
-            if holder.shared:
-                now = holder.read()
-                if now.keys() != holder.before.keys() or any(now[k] is not v for k, v in holder.before.items()):
-                    holder.write(holder.before)
-
-
-def _is_plain_object(value: Any) -> bool:
-    if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)) or callable(value):
-        return False
-    return hasattr(value, "__dict__") and type(value).__module__.split(".")[0] not in _OURS
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor) and not isinstance(a, BridgeTensor):
-        with below_modes():
-            return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, np.ndarray):
-        return np.array_equal(a, b)
-    return isinstance(a, _PLAIN) and a == b
+            if holder.shared and not unchanged(holder.contents.read(), holder.original):
+                holder.contents.write(holder.original)
 
 
 # What becomes of it.
@@ -174,11 +203,18 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
     """
     before, _ = _program(trace, {})
     after, left = _program(trace, _started(changes))
-    if before != after:
-        readers = [p for p in changes if _program(trace, _started({p: changes[p]}))[0] != before] or list(changes)
+    drawn = [p for p, value in changes.items() if isinstance(value, Drawn) and p in left]
+    if drawn:
         raise BridgeError(
-            f"the call changes {_listed(readers)} and a later call would read it, but a call keeps parameters and "
-            "buffers only; make it a buffer, or pass it in and return it"
+            f"the call draws random numbers from {_listed(drawn)}, which was seeded before it: they would be constants "
+            "of the program; draw with torch, pass the numbers as an argument, or seed the generator in the call"
+        )
+    kept = [p for p, value in changes.items() if isinstance(value, Kept)]
+    if before != after or kept:
+        readers = [p for p in changes if _program(trace, _started({p: changes[p]}))[0] != before]
+        raise BridgeError(
+            f"the call changes {_listed(kept or readers or list(changes))} and a later call would read it, but a call "
+            f"keeps parameters and buffers only; {_remedy(kept or readers or list(changes))}"
         )
     lost = [p for p, value in changes.items() if _holds_traced(value) or p in left]
     fresh_ones = set(map(_name, lost)) - _WARNED.setdefault(module, set())
@@ -186,6 +222,15 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
         _WARNED[module] |= fresh_ones
         said = f"the call writes {_listed(lost)}, which is lost with it: the module keeps what it had"
         warnings.warn(BridgeWarning(said), stacklevel=2)
+
+
+def _remedy(places: list[Place]) -> str:
+    registry = places[0][0].rpartition(".")[2]
+    if registry == "_buffers":
+        return "register the buffer in `__init__` as a tensor of the shape that it shall have, not as None"
+    if registry in _REGISTRIES:
+        return "register it in `__init__`, so that it is there before the first call"
+    return "make it a buffer, or pass it in and return it"
 
 
 def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, set[Place]]:
@@ -228,7 +273,7 @@ def _started(changes: Mapping[Place, Any]) -> dict[Place, Any]:
             array = jnp.asarray(np.abs(numbers) + 1).astype(value.value.dtype)
         return fresh(array, blank(value.shape, value.stride(), value.dtype), tracked=value.requires_grad)
 
-    return {place: value if value is _GONE else convert(value, leaf) for place, value in changes.items()}
+    return {place: value if value is GONE else convert(value, leaf) for place, value in changes.items()}
 
 
 def _holds_traced(value: Any) -> bool:
@@ -236,7 +281,7 @@ def _holds_traced(value: Any) -> bool:
 
 
 def _name(place: Place) -> str:
-    path, key = place
+    path, key = place[0].rstrip("\0"), place[1]
     path = ".".join(part for part in path.split(".") if part and part not in _REGISTRIES)
     return ".".join(p for p in (path, str(key)) if p) if isinstance(key, str) else f"{path}[{key!r}]"
 

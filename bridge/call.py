@@ -77,7 +77,7 @@ class Call:
     ):
         self._fn, self._request, self.recording = fn, request, recording
         original = fn.module
-        self._module, copies = shadow(original)
+        self._module, copies, made = shadow(original)
         names = {id(copies[id(m)]): name for name, m in original.named_modules()}
         names |= {id(m): name for name, m in original.named_modules()}
         self._dispatch = Dispatch(
@@ -98,6 +98,8 @@ class Call:
         self._attributes = Attributes(
             {name: copies[id(m)] for name, m in original.named_modules()},
             {(id(owner), slot) for owner, slot in self._slots.values()},
+            made,
+            fn.reached(request.method),
         )
         if start:
             self._attributes.set(start)
@@ -107,6 +109,9 @@ class Call:
         """Parameters that the run has written."""
 
     def run(self) -> Result:
+        return self._attributes.context.run(self._run)
+
+    def _run(self) -> Result:
         request, dispatch = self._request, self._dispatch
         args, kwargs = convert((request.args, request.kwargs), self._to_torch)
 
@@ -115,6 +120,7 @@ class Call:
 
         before = self._versions()
         try:
+            self._attributes.start()
             with tracing(dispatch):
                 try:
                     outputs = method_of(self._module, request.method)(*args, **kwargs)
