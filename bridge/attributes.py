@@ -9,7 +9,6 @@ that nothing reads it.
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import re
 import warnings
 import weakref
@@ -27,11 +26,11 @@ from bridge.holders import (
     CONTAINERS,
     GONE,
     PLAIN,
-    Contents,
     Drawn,
+    Holder,
     Kept,
-    contents_of,
     equal,
+    holder_of,
     is_iterator,
     of_cache,
     of_cells,
@@ -39,6 +38,7 @@ from bridge.holders import (
     of_context,
     of_defaults,
     of_dict,
+    of_dict_without,
     of_names,
     of_object,
     unchanged,
@@ -46,7 +46,7 @@ from bridge.holders import (
 from bridge.internals import Tracer
 from bridge.pytrees import convert
 from bridge.reachable import LARGE, Reached, is_own_class
-from bridge.shadow import HeldIterator
+from bridge.shadow import COPIED_KINDS, HeldIterator
 from bridge.tensors import BridgeTensor, blank, fresh
 
 Place = tuple[str, Any]
@@ -55,17 +55,6 @@ Place = tuple[str, Any]
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _REGISTERED = frozenset(_REGISTRIES)
 _SKIPPED = (*PLAIN, torch.Tensor)
-
-
-@dataclasses.dataclass
-class _Holder:
-    """Something with contents. One that is shared belongs to the user, and gets what it had back."""
-
-    contents: Contents
-    shared: bool
-    original: dict
-    before: dict
-    """At the start of the run."""
 
 
 class Attributes:
@@ -80,7 +69,7 @@ class Attributes:
         """
         self.context = contextvars.copy_context()
         """What the call has to run in."""
-        self._holders: dict[str, _Holder] = {}
+        self._holders: dict[str, Holder] = {}
         self._seen: set[int] = set(map(id, modules.values()))
         self._copies = copies
         known: dict[int, set] = {}
@@ -94,12 +83,12 @@ class Attributes:
         """`slots`: of a registered module, those of the call's own parameters and buffers."""
         shared = id(module) not in self._copies
         for registry in _REGISTRIES:
-            items = self._add(f"{name}.{registry}", of_dict(getattr(module, registry), slots or set()), shared)
+            contents = getattr(module, registry)
+            holder = of_dict_without(contents, slots) if slots else of_dict(contents)
+            items = self._add(f"{name}.{registry}", holder, shared)
             if slots is None:
-                for key, value in items.items():
-                    self._visit(f"{name}.{key}", value)
-        for key, value in self._add(name, of_dict(module.__dict__, _REGISTERED), shared).items():
-            self._visit(f"{name}.{key}", value)
+                self._visit_items(name, items, False)
+        self._visit_items(name, self._add(name, of_dict_without(module.__dict__, _REGISTERED), shared), False)
 
     def _visit_reached(self, reached: Reached) -> None:
         """The user's classes, functions and globals."""
@@ -113,18 +102,17 @@ class Attributes:
             if function.__defaults__ or function.__kwdefaults__:
                 outside.append((name, of_defaults(function)))
         self._add("contextvars", of_context(self.context), False)
-        for path, contents in outside:
-            for key, value in self._add(path, contents, True).items():
-                self._visit(f"{path}.{key}", value, outside=True)
+        for path, holder in outside:
+            self._visit_items(path, self._add(path, holder, True), True)
         for cached in reached.caches:
             self._add(cached.__qualname__, of_cache(cached, self._copies), True)
 
-    def _add(self, path: str, contents: Contents, shared: bool) -> dict:
+    def _add(self, path: str, holder: Holder, shared: bool) -> dict:
         while path in self._holders:
             path += "\0"  # two closures of one function
-        now = contents.read()
-        self._holders[path] = _Holder(contents, shared, now, now)
-        return now
+        holder.shared = shared
+        self._holders[path] = holder
+        return holder.original
 
     def _visit(self, path: str, value: Any, outside: bool = False) -> None:
         if isinstance(value, _SKIPPED) or id(value) in self._seen:
@@ -135,13 +123,13 @@ class Attributes:
             self._visit_object(path, value, outside)
 
     def _visit_object(self, path: str, value: Any, outside: bool) -> None:
-        contents = None if isinstance(value, nn.Module) else contents_of(value)
-        if contents is not None:
+        holder = None if isinstance(value, nn.Module) else holder_of(value)
+        if holder is not None:
             self._seen.add(id(value))
-            items = self._add(path, contents, id(value) not in self._copies)
-            if isinstance(value, CONTAINERS) and hasattr(value, "__dict__") and is_own_class(type(value)):
-                items = items | self._add(path, of_object(value), id(value) not in self._copies)
-            if contents.nested and not (outside and len(items) > LARGE):
+            items = self._add(path, holder, id(value) not in self._copies)
+            if isinstance(value, CONTAINERS) and type(value) not in COPIED_KINDS and hasattr(value, "__dict__"):
+                items = items | self._add(path, of_object(value), True)
+            if items and holder.nested and not (outside and len(items) > LARGE):
                 self._visit_items(path, items, outside)
         elif isinstance(value, nn.Module):  # one that is not registered
             self._seen.add(id(value))
@@ -158,16 +146,16 @@ class Attributes:
                 iterators = {k: HeldIterator() for k, v in holder.original.items() if is_iterator(v)}
                 if iterators:
                     holder.before = holder.before | iterators
-                    holder.contents.write(holder.before)
+                    holder.write(holder.before)
 
     def changes(self) -> dict[Place, Any]:
         """What is not as it was before the call; `GONE` for what is not there any more."""
         changed = {}
         for path, holder in self._holders.items():
-            now = holder.contents.read()
-            for key in [*now, *(k for k in holder.before if k not in now)]:
-                value = now.get(key, GONE)
-                if not equal(holder.before.get(key, GONE), value):
+            before, now = holder.before, holder.read()
+            for key in now if now.keys() == before.keys() else {**now, **before}:
+                then, value = before.get(key, GONE), now.get(key, GONE)
+                if then is not value and not equal(then, value):
                     changed[path, key] = value
         return changed
 
@@ -176,16 +164,16 @@ class Attributes:
         for (path, key), value in values.items():
             if path in self._holders:
                 holder = self._holders[path]
-                items = holder.contents.read() | {key: value}
-                holder.contents.write({k: v for k, v in items.items() if v is not GONE})
+                items = holder.read() | {key: value}
+                holder.write({k: v for k, v in items.items() if v is not GONE})
         for holder in self._holders.values():
-            holder.before = holder.contents.read()
+            holder.before = holder.read()
 
     def restore(self) -> None:
         """Give objects that the user holds as well their contents back."""
         for holder in self._holders.values():
-            if holder.shared and not unchanged(holder.contents.read(), holder.original):
-                holder.contents.write(holder.original)
+            if holder.shared and not unchanged(holder.read(), holder.original):
+                holder.write(holder.original)
 
 
 # What becomes of it.

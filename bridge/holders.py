@@ -54,15 +54,21 @@ class Kept:
     value: Any
 
 
-class Contents:
-    """Named or numbered contents: `read` gives them, `write` puts others there; `nested` ones have contents in turn."""
+class Holder:
+    """Named or numbered contents: `read` gives them, `write` puts others there; `nested` ones have contents in turn.
+
+    One that is `shared` belongs to the user and gets its `original` contents back. `before`: at the start of the run.
+    """
+
+    __slots__ = ("before", "nested", "original", "read", "shared", "write")
 
     def __init__(self, read: Callable[[], dict], write: Callable[[dict], None], nested: bool = True):
-        self.read, self.write, self.nested = read, write, nested
+        self.read, self.write, self.nested, self.shared = read, write, nested, True
+        self.original = self.before = read()
 
 
-def contents_of(value: Any) -> Contents | None:
-    """The contents of an object, by its kind; None for one without any."""
+def holder_of(value: Any) -> Holder | None:
+    """What holds the contents of an object, by its kind; None for one without any."""
     if isinstance(value, dict):
         return of_dict(value)
     if isinstance(value, (list, collections.deque, set)):
@@ -76,28 +82,37 @@ def contents_of(value: Any) -> Contents | None:
     return of_object(value) if is_plain_object(value) else None
 
 
-def of_dict(contents: Any, without: frozenset | set = frozenset()) -> Contents:
+def of_dict(contents: Any) -> Holder:
+    return Holder(functools.partial(dict, contents), functools.partial(_write_dict, contents))
+
+
+def _write_dict(contents: Any, values: dict) -> None:
+    for key in contents.keys() - values.keys():
+        del contents[key]
+    for key, value in values.items():  # `Counter.update` adds
+        contents[key] = value
+
+
+def of_dict_without(contents: dict, without: set | frozenset) -> Holder:
+    """All but the keys in `without`."""
+
     def read() -> dict:
-        return {k: v for k, v in contents.items() if k not in without} if without else dict(contents)
+        return {k: v for k, v in contents.items() if k not in without}
 
-    def write(values: dict) -> None:
-        for key in read().keys() - values.keys():
-            del contents[key]
-        for key, value in values.items():  # `Counter.update` adds
-            contents[key] = value
-
-    return Contents(read, write)
+    return Holder(
+        read, lambda values: _write_dict(contents, values | {k: contents[k] for k in without & contents.keys()})
+    )
 
 
-def _of_sequence(contents: Any) -> Contents:
+def _of_sequence(contents: Any) -> Holder:
     def write(values: dict) -> None:
         contents.clear()
         contents.extend(values.values()) if hasattr(contents, "extend") else contents.update(values.values())
 
-    return Contents(lambda: dict(enumerate(contents)), write)
+    return Holder(lambda: dict(enumerate(contents)), write)
 
 
-def of_object(value: Any) -> Contents:
+def of_object(value: Any) -> Holder:
     """The attributes of an object, `__slots__` included."""
     slots = slots_of(type(value))
     if not slots:
@@ -113,22 +128,22 @@ def of_object(value: Any) -> Contents:
         for name, item in values.items():
             object.__setattr__(value, name, item)
 
-    return Contents(read, write)
+    return Holder(read, write)
 
 
-def _of_memory(memory: Any) -> Contents:
+def _of_memory(memory: Any) -> Holder:
     size = memory.size if isinstance(memory, np.ndarray) else len(memory)
     if size > COPIED:
-        return Contents(lambda: {"": zlib.crc32(np.asarray(memory).tobytes())}, lambda _: None, False)
+        return Holder(lambda: {"": zlib.crc32(np.asarray(memory).tobytes())}, lambda _: None, False)
 
     def write(values: dict) -> None:
         if not equal(memory, values[""]):
             memory[... if isinstance(memory, np.ndarray) else slice(None)] = values[""]
 
-    return Contents(lambda: {"": memory[:] if not isinstance(memory, np.ndarray) else memory.copy()}, write, False)
+    return Holder(lambda: {"": memory[:] if not isinstance(memory, np.ndarray) else memory.copy()}, write, False)
 
 
-def _of_random(generator: Any) -> Contents:
+def _of_random(generator: Any) -> Holder:
     if isinstance(generator, random.Random):
         get, put = generator.getstate, generator.setstate
     elif isinstance(generator, np.random.RandomState):
@@ -136,10 +151,10 @@ def _of_random(generator: Any) -> Contents:
     else:
         bits = generator.bit_generator
         get, put = lambda: bits.state, functools.partial(setattr, bits, "state")
-    return Contents(lambda: {"": Drawn(get())}, lambda values: put(values[""].state), False)
+    return Holder(lambda: {"": Drawn(get())}, lambda values: put(values[""].state), False)
 
 
-def of_cells(function: types.FunctionType) -> Contents:
+def of_cells(function: types.FunctionType) -> Holder:
     """The variables of enclosing functions."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
@@ -150,7 +165,7 @@ def of_cells(function: types.FunctionType) -> Contents:
             else:
                 del cell.cell_contents
 
-    return Contents(lambda: {k: c.cell_contents for k, c in cells.items() if _filled(c)}, write)
+    return Holder(lambda: {k: c.cell_contents for k, c in cells.items() if _filled(c)}, write)
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -161,7 +176,7 @@ def _filled(cell: types.CellType) -> bool:
     return True
 
 
-def of_defaults(function: types.FunctionType) -> Contents:
+def of_defaults(function: types.FunctionType) -> Holder:
     """The default values of arguments."""
 
     def write(values: dict) -> None:
@@ -169,10 +184,10 @@ def of_defaults(function: types.FunctionType) -> Contents:
         function.__defaults__ = tuple(values[i] for i in range(len(positional))) or None
         function.__kwdefaults__ = {k: v for k, v in values.items() if isinstance(k, str)} or None
 
-    return Contents(lambda: dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {}), write)
+    return Holder(lambda: dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {}), write)
 
 
-def of_class(cls: type) -> Contents:
+def of_class(cls: type) -> Holder:
     """The attributes of a class that are no code."""
 
     def read() -> dict:
@@ -186,7 +201,7 @@ def of_class(cls: type) -> Contents:
             if name not in now or now[name] is not value:
                 setattr(cls, name, value)
 
-    return Contents(read, write)
+    return Holder(read, write)
 
 
 def is_class_state(name: str, value: Any) -> bool:
@@ -194,7 +209,7 @@ def is_class_state(name: str, value: Any) -> bool:
     return not name.startswith(("__", "_abc_")) and not hasattr(value, "__get__") and not isinstance(value, CODE)
 
 
-def of_names(namespace: dict, names: set[str]) -> Contents:
+def of_names(namespace: dict, names: set[str]) -> Holder:
     """Some of the globals of a Python module."""
 
     def write(values: dict) -> None:
@@ -202,10 +217,10 @@ def of_names(namespace: dict, names: set[str]) -> Contents:
             del namespace[name]
         namespace.update(values)
 
-    return Contents(lambda: {n: namespace[n] for n in names if n in namespace}, write)
+    return Holder(lambda: {n: namespace[n] for n in names if n in namespace}, write)
 
 
-def of_context(context: contextvars.Context) -> Contents:
+def of_context(context: contextvars.Context) -> Holder:
     """The `contextvars` that the call runs with."""
 
     def write(values: dict) -> None:
@@ -213,10 +228,10 @@ def of_context(context: contextvars.Context) -> Contents:
             if variable not in context or context[variable] is not value:
                 context.run(variable.set, value)
 
-    return Contents(lambda: dict(context.items()), write)
+    return Holder(lambda: dict(context.items()), write)
 
 
-def of_cache(cached: Any, copies: set[int]) -> Contents:
+def of_cache(cached: Any, copies: set[int]) -> Holder:
     """What of a `functools.lru_cache` belongs to the trace. Single entries cannot be taken out: all are, then."""
 
     def of_the_trace() -> list:
@@ -229,7 +244,7 @@ def of_cache(cached: Any, copies: set[int]) -> Contents:
         if of_the_trace():
             cached.cache_clear()
 
-    return Contents(read, write)
+    return Holder(read, write)
 
 
 def _entries(cached: Any) -> list:

@@ -116,7 +116,7 @@ class _Walk:
                     self._waiting[name].append(value)
 
     def _visit_function(self, function: types.FunctionType) -> None:
-        contents = list(of_cells(function).read().values()) if function.__closure__ else []
+        contents = list(of_cells(function).original.values()) if function.__closure__ else []
         if not is_own_code(function):  # a decorator's, around the user's own
             holds_code = (types.FunctionType, *_WRAPPED)
             self._todo += [v for v in (getattr(function, "__wrapped__", None), *contents) if isinstance(v, holds_code)]

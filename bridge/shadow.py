@@ -17,7 +17,7 @@ from bridge.generators import CallGenerator
 from bridge.holders import is_iterator
 from bridge.tracing import active
 
-_CONTAINERS = (
+COPIED_KINDS = (
     dict, collections.OrderedDict, collections.defaultdict, collections.Counter, list, collections.deque,
     types.SimpleNamespace,
 )  # fmt: skip
@@ -73,7 +73,7 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case 
         copies[id(value)] = new = object.__new__(kind)
         _fill(new, value, visit)
         return new
-    if kind in _CONTAINERS:
+    if kind in COPIED_KINDS:
         copies[id(value)] = new = copy.copy(value)
         if kind is types.SimpleNamespace:
             _fill(new, value, visit)
