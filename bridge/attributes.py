@@ -104,8 +104,9 @@ class Attributes:
         self._add("contextvars", of_context(self.context), False)
         for path, holder in outside:
             self._visit_items(path, self._add(path, holder, True), True)
-        for cached in reached.caches:
-            self._add(cached.__qualname__, of_cache(cached, self._copies), True)
+        self._caches = [of_cache(cached, self._copies) for cached in reached.caches]
+        for cached, holder in zip(reached.caches, self._caches, strict=True):
+            self._add(cached.__qualname__, holder, True)
 
     def _add(self, path: str, holder: Holder, shared: bool) -> dict:
         while path in self._holders:
@@ -159,12 +160,12 @@ class Attributes:
                     changed[path, key] = value
         return changed
 
-    def set(self, values: Mapping[Place, Any]) -> None:
-        """Start the call from other values."""
+    def set(self, values: Mapping[Place, Any], twins: Mapping[int, Any]) -> None:
+        """Start the call from other values. `twins`: id of what an earlier call had for itself -> what this one has."""
         for (path, key), value in values.items():
             if path in self._holders:
                 holder = self._holders[path]
-                items = holder.read() | {key: value}
+                items = holder.read() | {_twin(key, twins): value}
                 holder.write({k: v for k, v in items.items() if v is not GONE})
         for holder in self._holders.values():
             holder.before = holder.read()
@@ -174,6 +175,19 @@ class Attributes:
         for holder in self._holders.values():
             if holder.shared and not unchanged(holder.read(), holder.original):
                 holder.write(holder.original)
+        for holder in self._caches:  # a copy of the module may be among the arguments
+            holder.write({})
+
+
+def _twin(key: Any, twins: Mapping[int, Any]) -> Any:
+    """The key under which this call would look for what an earlier one has put there."""
+    if type(key) is tuple:
+        return tuple(_twin(k, twins) for k in key)
+    if isinstance(key, weakref.ref):
+        return weakref.ref(twins[id(key())]) if id(key()) in twins else key
+    if type(key) is int and key in twins:  # `cache[id(self.weight)]`
+        return id(twins[key])
+    return twins.get(id(key), key)
 
 
 # What becomes of it.

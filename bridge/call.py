@@ -66,7 +66,10 @@ class Request:
 
 
 class Call:
-    """A copy of the module, ready to run once. `start` are values of attributes that the copy shall start with."""
+    """A copy of the module, ready to run once.
+
+    `start` are values of attributes that the copy shall start with, as the call `first` left them.
+    """
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Call:
         request: Request,
         start: Mapping[Place, Any] | None = None,
         recording: int = NO_GRAPH,
+        first: Call | None = None,
     ):
         self._fn, self._request, self.recording = fn, request, recording
         original = fn.module
@@ -101,8 +105,9 @@ class Call:
             made,
             fn.reached(request.method),
         )
-        if start:
-            self._attributes.set(start)
+        self._own = [*tree, *self._state.values()]
+        if start and first is not None:
+            self._attributes.set(start, {id(a): b for a, b in zip(first._own, self._own, strict=True)})
         self.changes: dict[Place, Any] = {}
         """What the run has changed besides parameters and buffers."""
         self.written: list[str] = []

@@ -116,7 +116,7 @@ class Functional:
         if call.changes and request.survey is None:
 
             def trace(start: Mapping[Place, Any]) -> tuple[Result, dict[Place, Any]]:
-                other = Call(self, request, start, call.recording)
+                other = Call(self, request, start, call.recording, call)
                 return other.run(), other.changes
 
             check_left(self.module, call.changes, trace)
