@@ -69,6 +69,8 @@ class Attributes:
         """
         self.context = contextvars.copy_context()
         """What the call has to run in."""
+        self.arrays: dict[str, np.ndarray] = {}
+        """Those of NumPy, by their paths."""
         self._holders: dict[str, Holder] = {}
         self._seen: set[int] = set(map(id, modules.values()))
         self._copies = copies
@@ -92,10 +94,10 @@ class Attributes:
 
     def _visit_reached(self, reached: Reached) -> None:
         """The user's classes, functions and globals."""
-        outside = [(cls.__qualname__, of_class(cls)) for cls in reached.classes]
+        outside = [(cls.__name__, of_class(cls)) for cls in reached.classes]
         outside += [(name, of_names(*names)) for name, names in reached.globals.items()]
         for function in reached.functions:
-            name = function.__qualname__
+            name = function.__qualname__.rpartition("<locals>.")[2]
             outside.append((name, of_dict(function.__dict__)))
             if function.__closure__:
                 outside.append((name, of_cells(function)))
@@ -127,6 +129,8 @@ class Attributes:
         holder = None if isinstance(value, nn.Module) else holder_of(value)
         if holder is not None:
             self._seen.add(id(value))
+            if isinstance(value, np.ndarray):
+                self.arrays[path.strip(".")] = value
             items = self._add(path, holder, id(value) not in self._copies)
             if isinstance(value, CONTAINERS) and type(value) not in COPIED_KINDS and hasattr(value, "__dict__"):
                 items = items | self._add(path, of_object(value), True)
@@ -179,6 +183,11 @@ class Attributes:
             holder.write({})
 
 
+def arrays_in(module: nn.Module) -> list[np.ndarray]:
+    """The NumPy arrays that the module holds."""
+    return list(Attributes(dict(module.named_modules()), set(), set(), Reached()).arrays.values())
+
+
 def _twin(key: Any, twins: Mapping[int, Any]) -> Any:
     """The key under which this call would look for what an earlier one has put there."""
     if type(key) is tuple:
@@ -229,7 +238,7 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
 def _remedy(places: list[Place]) -> str:
     registry = places[0][0].rpartition(".")[2]
     if registry == "_buffers":
-        return "register the buffer in `__init__` as a tensor of the shape that it shall have, not as None"
+        return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
     if registry in _REGISTRIES:
         return "register it in `__init__`, so that it is there before the first call"
     return "make it a buffer, or pass it in and return it"

@@ -21,7 +21,7 @@ from bridge.errors import BridgeError
 from bridge.generators import CallGenerator
 from bridge.integers import check_values
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
-from bridge.memory import roots
+from bridge.memory import roots, shares_memory
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
@@ -138,6 +138,7 @@ class Call:
             self.changes = self._attributes.changes()
             now = self._versions()
             self.written = [name for name in self._fn.params if now[name] != before[name]]
+            self._refuse_stale_arrays([*self._fn.params, *(n for n in self._fn.buffers if now[n] != before[n])])
         finally:
             self._attributes.restore()
         return Result(
@@ -145,6 +146,19 @@ class Call:
             {name: arrays[name] for name in self._fn.buffers},
             {name: arrays[name] for name in self._fn.params},
         )
+
+    def _refuse_stale_arrays(self, changing: list[str]) -> None:
+        """`changing`: names of the parameters, and of the buffers that the call has written."""
+        if not self._attributes.arrays:
+            return
+        reals = state_of(self._fn.module)
+        for path, array in self._attributes.arrays.items():
+            for name in changing:
+                if shares_memory(array, reals[name]):
+                    raise BridgeError(
+                        f"`{path}` is a NumPy array over the memory of {name}, which no call writes; "
+                        f"use {name} itself, or keep a copy of the array"
+                    )
 
     def _to_torch(self, value: Any) -> Any:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""

@@ -137,9 +137,12 @@ class Functional:
             raise BridgeError(f"{'; '.join(words)}; pass exactly the names that export(module) gave")
         for name, array in expected.items():
             if tuple(jnp.shape(given[name])) != array.shape:
+                grown = "; a buffer keeps its shape from call to call: register it at its full size" * (
+                    what == "buffer"
+                )
                 raise BridgeError(
                     f"{what} {name} has shape {tuple(jnp.shape(given[name]))}, expected {array.shape}: "
-                    "pass arrays shaped as in the exported module"
+                    f"pass arrays shaped as in the exported module{grown}"
                 )
 
 
