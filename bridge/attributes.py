@@ -31,6 +31,7 @@ from bridge.holders import (
     Kept,
     equal,
     holder_of,
+    inside,
     is_iterator,
     of_cache,
     of_cells,
@@ -120,8 +121,9 @@ class Attributes:
     def _visit(self, path: str, value: Any, outside: bool = False) -> None:
         if isinstance(value, _SKIPPED) or id(value) in self._seen:
             return
-        if type(value) is tuple:
-            self._visit_items(path, dict(enumerate(value)), outside)
+        items = inside(value)
+        if items is not None:
+            self._visit_items(path, items, outside)
         elif not outside or isinstance(value, CONTAINERS) or is_own_class(type(value)):
             self._visit_object(path, value, outside)
 
@@ -240,7 +242,7 @@ def _remedy(places: list[Place]) -> str:
     if registry == "_buffers":
         return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
     if registry in _REGISTRIES:
-        return "register it in `__init__`, so that it is there before the first call"
+        return "register it in `__init__` and leave it there"
     return "make it a buffer, or pass it in and return it"
 
 
@@ -293,6 +295,7 @@ def _holds_traced(value: Any) -> bool:
 
 def _name(place: Place) -> str:
     path, key = place[0].rstrip("\0"), place[1]
+    key = key.name if isinstance(key, contextvars.ContextVar) else key
     path = ".".join(part for part in path.split(".") if part and part not in _REGISTRIES)
     return ".".join(p for p in (path, str(key)) if p) if isinstance(key, str) else f"{path}[{key!r}]"
 

@@ -33,6 +33,7 @@ _OURS = ("torch", "torchax", "jax", "jaxlib", "numpy", "builtins", "threading", 
 """Packages whose objects are no state of the module."""
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _MEMORY = (np.ndarray, bytearray, array.array)
+_WRITEABLE = np.empty(0).flags
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 CONTAINERS = (dict, list, collections.deque, set, *_MEMORY, *_RANDOM, *_WEAK)
 """What has contents whoever made it."""
@@ -74,7 +75,7 @@ def holder_of(value: Any) -> Holder | None:
     if isinstance(value, (list, collections.deque, set)):
         return _of_sequence(value)
     if isinstance(value, _MEMORY):
-        return _of_memory(value)
+        return _of_memory(value) if getattr(value, "flags", _WRITEABLE).writeable else None
     if isinstance(value, _RANDOM) and not isinstance(value, random.SystemRandom):
         return _of_random(value)
     if isinstance(value, _WEAK):
@@ -132,9 +133,8 @@ def of_object(value: Any) -> Holder:
 
 
 def _of_memory(memory: Any) -> Holder:
-    size = memory.size if isinstance(memory, np.ndarray) else len(memory)
-    if size > COPIED:
-        return Holder(lambda: {"": zlib.crc32(np.asarray(memory).tobytes())}, lambda _: None, False)
+    if isinstance(memory, np.ndarray) and memory.size > COPIED and not memory.dtype.hasobject:
+        return Holder(lambda: {"": zlib.crc32(np.ascontiguousarray(memory))}, lambda _: None, False)
 
     def write(values: dict) -> None:
         if not equal(memory, values[""]):
@@ -178,13 +178,17 @@ def _filled(cell: types.CellType) -> bool:
 
 def of_defaults(function: types.FunctionType) -> Holder:
     """The default values of arguments."""
+    code, count = function.__code__, len(function.__defaults__ or ())
+    names = code.co_varnames[code.co_argcount - count : code.co_argcount]
+
+    def read() -> dict:
+        return dict(zip(names, function.__defaults__ or (), strict=True)) | (function.__kwdefaults__ or {})
 
     def write(values: dict) -> None:
-        positional = function.__defaults__ or ()
-        function.__defaults__ = tuple(values[i] for i in range(len(positional))) or None
-        function.__kwdefaults__ = {k: v for k, v in values.items() if isinstance(k, str)} or None
+        function.__defaults__ = tuple(values[n] for n in names) or None
+        function.__kwdefaults__ = {k: v for k, v in values.items() if k not in names} or None
 
-    return Holder(lambda: dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {}), write)
+    return Holder(read, write)
 
 
 def of_class(cls: type) -> Holder:
@@ -274,6 +278,17 @@ def is_plain_object(value: Any) -> bool:
     if isinstance(value, (*CODE, nn.Module, torch.Tensor)) or not (hasattr(value, "__dict__") or slots_of(type(value))):
         return False
     return type(value).__module__.partition(".")[0] not in _OURS
+
+
+def inside(value: Any) -> dict | None:
+    """What hangs on something that has no contents of its own to change; None for other kinds of objects."""
+    if type(value) is tuple:
+        return dict(enumerate(value))
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, types.MethodType):
+        return {"": value.__self__}
+    return {"": value()} if isinstance(value, weakref.ref) else None
 
 
 def is_iterator(value: Any) -> bool:

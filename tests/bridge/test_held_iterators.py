@@ -234,6 +234,30 @@ def test_stale_weights_by_the_identity_of_a_tensor_are_refused():
     assert not cache
 
 
+class Failing(Calls):
+    n, log = 0, []
+
+    def forward(self, x, held=[1]):  # noqa: B006 (which is the case)
+        type(self).n += 1
+        self.log.append(x)
+        held.append(x)
+        self.it[0].seed(1)
+        self.it[1][0] += 1
+        raise KeyError(next(self.it[2][0], 0))
+
+
+def test_a_call_that_fails_leaves_nothing_either():
+    held = [random.Random(0), bytearray(1), (GLOBAL_LIST[0],)]
+    module, state = Failing(None, it=held), held[0].getstate()
+    with pytest.raises(bridge.BridgeError, match="advances an iterator"):
+        call(module)
+    module.it = [*held[:2], [iter([])]]
+    with pytest.raises(bridge.BridgeError, match="advances an iterator"):
+        call(module)
+    assert Failing.n == 0 and Failing.log == [] and Failing.forward.__defaults__ == ([1],)
+    assert held[0].getstate() == state and held[1] == bytearray(1)
+
+
 def test_modules_that_a_call_swaps_are_refused():
     def forward(m, x):
         m.a, m.b = m.b, m.a

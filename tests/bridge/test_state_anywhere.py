@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import bridge
+from bridge.holders import inside
 
 
 class Calls(nn.Module):
@@ -114,6 +115,9 @@ HELD = {
     "namespace": (lambda m, x: x * up(m.it), lambda: types.SimpleNamespace(n=0)),
     "keys held weakly": (keyed_weakly, weakref.WeakKeyDictionary),
     "module in a list": (lambda m, x: m.it[0](x), lambda: [Helper()]),
+    "method": (lambda m, x: x * m.it(), lambda: Slotted().up),
+    "arguments of a partial": (lambda m, x: x * m.it(), lambda: functools.partial(add, [0], 0)),
+    "weak reference": (lambda m, x: x * m.it[0]()(), lambda: [weakref.ref(c := Callback()), c]),
     "list in a slot": (lambda m, x: x * add(m.it.last, 0), lambda: with_last(Slotted(), [0])),
 }
 
@@ -132,7 +136,9 @@ def state(value):
         return {n: state(getattr(value, n)) for n in names}, state(dict(value) if isinstance(value, dict) else 0)
     if isinstance(value, nn.Module):
         return value.n, value.child.n
-    return [state(v) for v in value] if isinstance(value, list) else repr(getattr(value, "data", value))
+    if isinstance(value, (types.MethodType, functools.partial, weakref.ref)):
+        return [state(v) for v in inside(value).values()]
+    return [state(v) for v in value] if isinstance(value, (list, tuple)) else repr(getattr(value, "data", value))
 
 
 def differs_in_pytorch(module):
