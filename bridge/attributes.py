@@ -144,7 +144,7 @@ class Attributes:
 
     def _visit_items(self, path: str, items: Mapping, outside: bool) -> None:
         for key, item in items.items():
-            self._visit(f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]", item, outside)
+            self._visit(f"{path}.{key}" if isinstance(key, str) else f"{path}[{_shown(key)}]", item, outside)
 
     def start(self) -> None:
         """Nothing that belongs to the user shall be advanced where that cannot be taken back."""
@@ -297,7 +297,14 @@ def _name(place: Place) -> str:
     path, key = place[0].rstrip("\0"), place[1]
     key = key.name if isinstance(key, contextvars.ContextVar) else key
     path = ".".join(part for part in path.split(".") if part and part not in _REGISTRIES)
-    return ".".join(p for p in (path, str(key)) if p) if isinstance(key, str) else f"{path}[{key!r}]"
+    return ".".join(p for p in (path, str(key)) if p) if isinstance(key, str) else f"{path}[{_shown(key)}]"
+
+
+def _shown(key: Any) -> str:
+    """A key without the numbers of a tensor or the layers of a module."""
+    if type(key) is tuple:
+        return f"({', '.join(map(_shown, key))})"
+    return repr(key) if isinstance(key, PLAIN) else type(key).__name__
 
 
 def _listed(places: list[Place]) -> str:

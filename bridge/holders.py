@@ -79,7 +79,7 @@ def holder_of(value: Any) -> Holder | None:
     if isinstance(value, _RANDOM) and not isinstance(value, random.SystemRandom):
         return _of_random(value)
     if isinstance(value, _WEAK):
-        return of_dict(value.data)
+        return of_dict(vars(value)["data"])
     return of_object(value) if is_plain_object(value) else None
 
 
@@ -134,13 +134,17 @@ def of_object(value: Any) -> Holder:
 
 def _of_memory(memory: Any) -> Holder:
     if isinstance(memory, np.ndarray) and memory.size > COPIED and not memory.dtype.hasobject:
-        return Holder(lambda: {"": zlib.crc32(np.ascontiguousarray(memory))}, lambda _: None, False)
+        return Holder(lambda: {"": _checksum(memory)}, lambda _: None, False)
 
     def write(values: dict) -> None:
         if not equal(memory, values[""]):
             memory[... if isinstance(memory, np.ndarray) else slice(None)] = values[""]
 
     return Holder(lambda: {"": memory[:] if not isinstance(memory, np.ndarray) else memory.copy()}, write, False)
+
+
+def _checksum(memory: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(memory).reshape(-1).view(np.uint8).data)
 
 
 def _of_random(generator: Any) -> Holder:
@@ -210,7 +214,7 @@ def of_class(cls: type) -> Holder:
 
 def is_class_state(name: str, value: Any) -> bool:
     """Whether a call may count on it or change it: no method, property or slot, and not Python's own."""
-    return not name.startswith(("__", "_abc_")) and not hasattr(value, "__get__") and not isinstance(value, CODE)
+    return not name.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__") and not isinstance(value, CODE)
 
 
 def of_names(namespace: dict, names: set[str]) -> Holder:

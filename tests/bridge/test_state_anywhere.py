@@ -60,11 +60,16 @@ class Callback:
         return self.calls
 
 
+class Inner(nn.Module):
+    n = 0
+
+
 class Helper(nn.Module):
+    child: Inner
+
     def __init__(self):
         super().__init__()
-        self.n, self.child = 0, nn.Module()
-        self.child.n = 0
+        self.n, self.child = 0, Inner()
 
     def forward(self, x):
         self.n += 1
@@ -134,10 +139,10 @@ def state(value):
     if isinstance(value, (Slotted, Callback, Counts, types.SimpleNamespace)):
         names = [n for n in dir(value) if not n.startswith("__") and not callable(getattr(value, n, len))]
         return {n: state(getattr(value, n)) for n in names}, state(dict(value) if isinstance(value, dict) else 0)
-    if isinstance(value, nn.Module):
+    if isinstance(value, Helper):
         return value.n, value.child.n
     if isinstance(value, (types.MethodType, functools.partial, weakref.ref)):
-        return [state(v) for v in inside(value).values()]
+        return [state(v) for v in (inside(value) or {}).values()]
     return [state(v) for v in value] if isinstance(value, (list, tuple)) else repr(getattr(value, "data", value))
 
 

@@ -9,6 +9,7 @@ from test_state_anywhere import Calls
 from torch import nn
 
 import bridge
+from bridge import holders
 
 
 class Aliased(nn.Module):
@@ -39,7 +40,7 @@ def test_an_array_over_the_memory_of_a_buffer_is_refused_where_the_buffer_is_wri
 
 def test_an_array_over_the_memory_of_a_parameter_is_refused():
     module = nn.Linear(3, 3)
-    module.alias = module.weight.detach().numpy()
+    vars(module)["alias"] = module.weight.detach().numpy()
     with pytest.raises(bridge.BridgeError, match="`alias` is a NumPy array over the memory of weight"):
         bridge.verify(module, torch.ones(2, 3))
 
@@ -121,3 +122,37 @@ def test_a_ring_of_past_inputs_by_a_pointer_in_a_buffer():
     fn = bridge.export(Ring(0))
     with pytest.raises(bridge.BridgeError, match="changes `ptr` and a later call would read it"):
         fn({}, fn.buffers, x.numpy())
+
+
+def counts_by(key):
+    def forward(self, x):
+        self.counts[key(self)] = self.counts.get(key(self), 0) + 1
+        return x * self.counts[key(self)]
+
+    return forward
+
+
+@pytest.mark.parametrize("key", [lambda m: m, lambda m: (m.w, "n"), lambda m: id(m.w)], ids=["module", "tensor", "id"])
+def test_counts_by_the_module_or_a_tensor_are_refused(key):
+    module, x = Calls(counts_by(key), counts={}), torch.ones(2, 3)
+    fn = bridge.export(module)
+    with pytest.raises(bridge.BridgeError, match=r"changes `counts.* a later call would read it"):
+        jax.make_jaxpr(lambda p: fn(p, {}, x.numpy())[0])(fn.params)
+    assert module.counts == {} and not torch.equal(module(x), module(x))
+
+
+def test_of_a_large_array_a_checksum_is_compared(monkeypatch):
+    monkeypatch.setattr(holders, "COPIED", 2)
+
+    def forward(self, x):
+        self.times[0] += np.timedelta64(1, "s")
+        return x * int(self.times[0].astype(int))
+
+    for change in (True, False):
+        module = Calls(forward if change else lambda self, x: x * len(self.times), times=np.zeros(4, "m8[s]"))
+        fn = bridge.export(module)
+        if change:
+            with pytest.raises(bridge.BridgeError, match="changes `times` and a later call would read it"):
+                fn(fn.params, {}, jnp.ones((2, 3)))
+        else:
+            assert (fn(fn.params, {}, jnp.ones((2, 3)))[0] == 4).all()
