@@ -229,7 +229,8 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
             f"the call changes {_listed(kept or readers or list(changes))} and a later call would read it, but a call "
             f"keeps parameters and buffers only; {_remedy(kept or readers or list(changes))}"
         )
-    lost = [p for p, value in changes.items() if _holds_traced(value) or p in left]
+    appended = {path for path, key in left if isinstance(key, int)}
+    lost = [p for p, value in changes.items() if _holds_traced(value) or p in left or p[0] in appended]
     fresh_ones = set(map(_name, lost)) - _WARNED.setdefault(module, set())
     if fresh_ones:
         _WARNED[module] |= fresh_ones

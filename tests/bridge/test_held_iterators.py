@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from test_state_anywhere import Calls, Slotted, with_last
+from holding import Calls, Slotted, with_last
 from torch import nn
 
 import bridge

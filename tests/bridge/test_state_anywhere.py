@@ -13,36 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from holding import Calls, Slotted, with_last
 from torch import nn
 
 import bridge
 from bridge.holders import inside
-
-
-class Calls(nn.Module):
-    """`function(module, x)`, with attributes."""
-
-    def __init__(self, function, **attributes):
-        super().__init__()
-        self.w = nn.Parameter(torch.eye(3) * 0.5)
-        for name, value in attributes.items():
-            setattr(self, name, value)
-        self.function = function
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
-class Slotted:
-    __slots__ = ("__own", "last", "n")
-
-    def __init__(self):
-        self.n, self.__own = 0, 0
-
-    def up(self):
-        self.n += 1
-        self.__own += 1
-        return self.n + self.__own
 
 
 class Counts(dict):
@@ -125,11 +100,6 @@ HELD = {
     "weak reference": (lambda m, x: x * m.it[0]()(), lambda: [weakref.ref(c := Callback()), c]),
     "list in a slot": (lambda m, x: x * add(m.it.last, 0), lambda: with_last(Slotted(), [0])),
 }
-
-
-def with_last(thing, value):
-    thing.last = value
-    return thing
 
 
 def state(value):

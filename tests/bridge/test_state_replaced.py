@@ -1,11 +1,13 @@
 """Buffers, parameters and modules that a call makes, replaces or grows, and NumPy arrays over their memory."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from test_state_anywhere import Calls
+from holding import Calls
 from torch import nn
 
 import bridge
@@ -156,3 +158,74 @@ def test_of_a_large_array_a_checksum_is_compared(monkeypatch):
                 fn(fn.params, {}, jnp.ones((2, 3)))
         else:
             assert (fn(fn.params, {}, jnp.ones((2, 3)))[0] == 4).all()
+
+
+# ---- tables that the next call would write again
+
+TABLES = {}
+
+
+def in_global(m, x):
+    if len(x) not in TABLES:
+        TABLES[len(x)] = torch.linspace(0, 1, len(x))[:, None]
+    return x * TABLES[len(x)]
+
+
+def in_function(m, x):
+    in_function.table = getattr(in_function, "table", None)
+    if in_function.table is None:
+        in_function.table = torch.arange(3.0).cos()
+    return x * in_function.table
+
+
+def in_class(m, x):
+    if not hasattr(type(m), "cosines"):
+        type(m).cosines = torch.arange(3.0).cos()
+    return x * type(m).cosines
+
+
+def in_array(m, x):
+    m.array[:] = np.arange(3)
+    return x * float(m.array.sum())
+
+
+def in_closure():
+    table = None
+
+    def forward(m, x):
+        nonlocal table
+        table = torch.ones(3, 3).tril() if table is None else table
+        return x @ table
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    "forward", [in_global, in_function, in_class, in_array, in_closure()], ids=lambda f: f.__name__
+)
+def test_a_cached_table_is_silent_wherever_it_is(forward):
+    module, x = Calls(forward, array=np.zeros(3)), torch.ones(2, 3)
+    fn = bridge.export(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = jax.jit(lambda p: fn(p, {}, x.numpy())[0])(fn.params)
+    assert not TABLES and not hasattr(Calls, "cosines") and (module.array == 0).all()
+    np.testing.assert_allclose(out, module(x), rtol=1e-6)
+    TABLES.clear()
+    if hasattr(Calls, "cosines"):
+        del Calls.cosines
+
+
+def test_what_the_code_appends_for_inspection_is_one_warning_and_gone():
+    shapes = []
+
+    def forward(m, x):
+        shapes.append(tuple(x.shape))
+        return x @ m.w
+
+    module = Calls(forward)
+    fn = bridge.export(module)
+    with pytest.warns(bridge.BridgeWarning, match=r"writes `forward.shapes\[0\]`, which is lost") as seen:
+        for _ in range(2):
+            fn(fn.params, {}, jnp.ones((2, 3)))
+    assert len(seen) == 1 and shapes == []
