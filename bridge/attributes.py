@@ -26,6 +26,7 @@ from bridge.holders import (
     CONTAINERS,
     GONE,
     PLAIN,
+    RECORDS,
     Drawn,
     Holder,
     Kept,
@@ -124,7 +125,7 @@ class Attributes:
         items = inside(value)
         if items is not None:
             self._visit_items(path, items, outside)
-        elif not outside or isinstance(value, CONTAINERS) or is_own_class(type(value)):
+        elif not outside or isinstance(value, (*CONTAINERS, *RECORDS)) or is_own_class(type(value)):
             self._visit_object(path, value, outside)
 
     def _visit_object(self, path: str, value: Any, outside: bool) -> None:
@@ -134,7 +135,7 @@ class Attributes:
             if isinstance(value, np.ndarray):
                 self.arrays[path.strip(".")] = value
             items = self._add(path, holder, id(value) not in self._copies)
-            if isinstance(value, CONTAINERS) and type(value) not in COPIED_KINDS and hasattr(value, "__dict__"):
+            if isinstance(value, CONTAINERS) and type(value) not in COPIED_KINDS and type(value).__dictoffset__:
                 items = items | self._add(path, of_object(value), True)
             if items and holder.nested and not (outside and len(items) > LARGE):
                 self._visit_items(path, items, outside)

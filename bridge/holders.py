@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import array
 import collections
 import contextvars
@@ -9,6 +10,7 @@ import dataclasses
 import functools
 import gc
 import random
+import threading
 import types
 import weakref
 import zlib
@@ -35,8 +37,9 @@ _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _MEMORY = (np.ndarray, bytearray, array.array)
 _WRITEABLE = np.empty(0).flags
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
-CONTAINERS = (dict, list, collections.deque, set, *_MEMORY, *_RANDOM, *_WEAK)
-"""What has contents whoever made it."""
+CONTAINERS = (dict, list, collections.deque, set, threading.local, *_MEMORY, *_RANDOM, *_WEAK)
+RECORDS = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList, collections.ChainMap)
+"""Objects of Python's own that hold what the user puts there."""
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType, functools.partial)
 """What is run or looked into by name, and holds no state that is its own."""
 
@@ -80,6 +83,8 @@ def holder_of(value: Any) -> Holder | None:
         return _of_random(value)
     if isinstance(value, _WEAK):
         return of_dict(vars(value)["data"])
+    if isinstance(value, threading.local):
+        return of_dict(value.__dict__)
     return of_object(value) if is_plain_object(value) else None
 
 
@@ -118,10 +123,10 @@ def of_object(value: Any) -> Holder:
     slots = slots_of(type(value))
     if not slots:
         return of_dict(value.__dict__)
-    own = getattr(value, "__dict__", {})
+    own = value.__dict__ if type(value).__dictoffset__ else {}
 
     def read() -> dict:
-        return {name: getattr(value, name) for name in slots if hasattr(value, name)} | own
+        return {name: item for name in slots if (item := _slot(value, name)) is not GONE} | own
 
     def write(values: dict) -> None:
         for name in read().keys() - values.keys():
@@ -130,6 +135,14 @@ def of_object(value: Any) -> Holder:
             object.__setattr__(value, name, item)
 
     return Holder(read, write)
+
+
+def _slot(value: Any, name: str) -> Any:
+    """Without the object's own `__getattr__`."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return GONE
 
 
 def _of_memory(memory: Any) -> Holder:
@@ -279,7 +292,7 @@ def slots_of(cls: type) -> tuple[str, ...]:
 
 def is_plain_object(value: Any) -> bool:
     """Whether it is an object with attributes that Python code wrote, and no part of a framework."""
-    if isinstance(value, (*CODE, nn.Module, torch.Tensor)) or not (hasattr(value, "__dict__") or slots_of(type(value))):
+    if isinstance(value, (*CODE, nn.Module, torch.Tensor)) or not (type(value).__dictoffset__ or slots_of(type(value))):
         return False
     return type(value).__module__.partition(".")[0] not in _OURS
 
@@ -297,7 +310,7 @@ def inside(value: Any) -> dict | None:
 
 def is_iterator(value: Any) -> bool:
     """Whether it is an iterator of Python's own, whose place nobody can read: a generator, `count`, `iter(list)`."""
-    return hasattr(type(value), "__next__") and type(value).__module__ in ("builtins", "itertools", "collections")
+    return type(value).__module__ in ("builtins", "itertools", "collections") and hasattr(type(value), "__next__")
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -20,13 +20,15 @@ import torch
 from torch import nn
 
 from bridge.errors import FRAMEWORK
-from bridge.holders import PLAIN, is_class_state, is_iterator, is_plain_object, of_cells, slots_of
+from bridge.holders import CONTAINERS, PLAIN, RECORDS, is_class_state, is_iterator, is_plain_object, of_cells, of_object
 
 LARGE = 1000
 """Items from which a container outside the module is compared item by item, but not what is in them."""
 
 _STORES = dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_BY_TEXT = {"getattr", "__getattribute__", "attrgetter", "methodcaller"}
+"""Names of functions that reach any method."""
 _CACHES = type(functools.lru_cache(lambda: None))
 _WRAPPED = {
     types.MethodType: ("__func__", "__self__"),
@@ -79,9 +81,10 @@ class _Walk:
             self._visit(value)
 
     def names(self, names: set[str]) -> None:
-        for name in names - self._names:
-            self._names.add(name)
-            self._todo += self._waiting.pop(name, ())
+        self._names |= names
+        for name in self._waiting.keys() if self._names & _BY_TEXT else self._waiting.keys() & names:
+            self._todo += self._waiting[name]
+            self._waiting[name] = []
 
     def _visit(self, value: Any) -> None:
         if isinstance(value, types.FunctionType):
@@ -99,8 +102,7 @@ class _Walk:
         elif isinstance(value, nn.Module) or is_plain_object(value):
             self._todo.append(type(value))
             if isinstance(value, nn.Module) or is_own_class(type(value)):
-                self._todo += getattr(value, "__dict__", {}).values()
-                self._todo += [getattr(value, name, None) for name in slots_of(type(value))]
+                self._todo += of_object(value).original.values()
 
     def _visit_class(self, cls: type) -> None:
         for base in cls.__mro__:
@@ -110,7 +112,7 @@ class _Walk:
             self.reached.classes.append(base)
             for name, value in vars(base).items():
                 special = name.startswith("__") and name.endswith("__")
-                if special or is_class_state(name, value) or name in self._names:
+                if special or is_class_state(name, value) or name in self._names or self._names & _BY_TEXT:
                     self._todo.append(value)
                 else:
                     self._waiting[name].append(value)
@@ -156,14 +158,9 @@ def _names_of(code: types.CodeType) -> tuple[set[str], set[str]]:
 
 def _is_state(value: Any) -> bool:
     """Whether it is an object that may be another after a call, whatever name it has."""
-    if isinstance(value, (*PLAIN, tuple, type, torch.Tensor, types.FunctionType, *_WRAPPED)):
-        return False
-    module = type(value).__module__.partition(".")[0]
-    return (
-        is_iterator(value)
-        or module in ("builtins", "collections", "numpy", "random", "weakref", "array", "types")
-        or ((isinstance(value, nn.Module) or is_plain_object(value)) and is_own_class(type(value)))
-    )
+    if isinstance(value, (*CONTAINERS, *RECORDS)) or is_iterator(value):
+        return True
+    return (isinstance(value, nn.Module) or is_plain_object(value)) and is_own_class(type(value))
 
 
 def _is_number(value: Any) -> bool:

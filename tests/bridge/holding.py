@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+COUNT = 0
+
 
 class Calls(nn.Module):
     """`function(module, x)`, with attributes."""

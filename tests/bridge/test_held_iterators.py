@@ -87,7 +87,12 @@ def enclosed():
     return lambda m, x: x * next(it)
 
 
+class Numbered(Calls):
+    numbers = itertools.count(1.0)
+
+
 ITERATORS = {
+    "of a class": lambda: Numbered(lambda m, x: x * next(m.numbers)),
     "iterator of a list": lambda: Calls(advance, it=iter([1.0, 2.0, 3.0, 4.0])),
     "count": lambda: Calls(advance, it=itertools.count(1.0)),
     "cycle": lambda: Calls(advance, it=itertools.cycle([1.0, 2.0])),

@@ -4,10 +4,11 @@ import array
 import collections
 import contextvars
 import functools
-import itertools
+import threading
 import types
 import weakref
 
+import holding
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,8 +147,7 @@ def test_what_a_module_holds(name):
 GLOBAL, NUMBER = collections.Counter(), 0
 TABLE = np.zeros(2)
 VARIABLE = contextvars.ContextVar("VARIABLE", default=0)
-FROM = itertools.count(1)
-SEEN = weakref.WeakValueDictionary()
+NAMESPACE, LOCAL = types.SimpleNamespace(n=0), threading.local()
 
 
 def global_container(m, x):
@@ -187,13 +187,23 @@ def in_context(m, x):
     return x * VARIABLE.get()
 
 
-def global_iterator(m, x):
-    return x * next(FROM)
-
-
 @torch.no_grad()
 def decorated(m, x):
     return x * add(GLOBAL, "decorated")
+
+
+def in_namespace(m, x):
+    return x * up(NAMESPACE)
+
+
+def of_this_thread(m, x):
+    LOCAL.n = getattr(LOCAL, "n", 0) + 1
+    return x * LOCAL.n
+
+
+def name_of_another(m, x):
+    holding.COUNT += 1
+    return x * holding.COUNT
 
 
 def enclosed():
@@ -238,6 +248,14 @@ class ByProperty(Shared):
         return x * self.counted
 
 
+class ByText(Shared):
+    def step_one(self, x):
+        return x * add(GLOBAL, "by text")
+
+    def forward(self, x):
+        return getattr(self, "step_" + "one")(x)
+
+
 OUTSIDE = {
     "global container": lambda: Calls(global_container),
     "global number": lambda: Calls(global_number),
@@ -253,6 +271,10 @@ OUTSIDE = {
     "class attribute": Shared,
     "table of a class": SharedTable,
     "property": ByProperty,
+    "method by text": ByText,
+    "global namespace": lambda: Calls(in_namespace),
+    "thread's own": lambda: Calls(of_this_thread),
+    "another module's": lambda: Calls(name_of_another),
 }
 
 
