@@ -1,16 +1,15 @@
 """State that a module keeps outside its parameters and buffers, and what becomes of it after a call.
 
-A call is a pure function of parameters, buffers and inputs, so what it puts into attributes, lists or objects is gone
-with it. That is harmless where no later call would read it, and another model where one would. `check_left` tells the
-two apart: it traces the module again, from the state that the call left. The same program means that nothing reads it.
+A call is a pure function of parameters, buffers and inputs, so what it puts into attributes, lists, objects, classes or
+globals is gone with it. That is harmless where no later call would read it, and another model where one would.
+`check_left` tells the two apart: it traces the module again, from the state that the call left. The same program means
+that nothing reads it.
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
+import contextvars
 import re
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,154 +22,188 @@ import torch
 from torch import nn
 
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.internals import Tracer, below_modes
+from bridge.holders import (
+    CONTAINERS,
+    GONE,
+    PLAIN,
+    RECORDS,
+    Drawn,
+    Holder,
+    Kept,
+    equal,
+    holder_of,
+    inside,
+    is_iterator,
+    of_cache,
+    of_cells,
+    of_class,
+    of_context,
+    of_defaults,
+    of_dict,
+    of_dict_without,
+    of_flags,
+    of_names,
+    of_object,
+    unchanged,
+)
+from bridge.internals import Tracer
 from bridge.pytrees import convert
+from bridge.reachable import LARGE, Reached, is_own_class
+from bridge.shadow import COPIED_KINDS, HeldIterator
 from bridge.tensors import BridgeTensor, blank, fresh
 
 Place = tuple[str, Any]
 """(what holds the value, by its path from the module; the key in it)."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-_OURS = ("torch", "torchax", "jax", "jaxlib", "numpy", "builtins", "threading", "logging", "weakref", "functools")
-"""Packages whose objects are no state of the module."""
-_GONE = object()
-
-
-@dataclasses.dataclass
-class _Holder:
-    """Something with named or numbered contents: `read` gives them now, `write` puts others there."""
-
-    read: Callable[[], dict]
-    write: Callable[[dict], None]
-    shared: bool
-    """Whether the original holds it too."""
-    before: dict
+_REGISTERED = frozenset(_REGISTRIES)
+_SKIPPED = (*PLAIN, torch.Tensor)
 
 
 class Attributes:
-    """What a copied module tree holds besides parameters and buffers, as it was before the call."""
+    """What a copied module tree and the code that it runs hold besides parameters and buffers."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], slots: set[tuple[int, str]]):
-        """`modules`: the copies by qualified name. `slots`: (id of a copy, name) of its parameters and buffers."""
-        self._holders: dict[str, _Holder] = {}
-        self._seen: set[int] = set()
-        known: dict[int, set] = collections.defaultdict(set)
+    def __init__(
+        self, modules: Mapping[str, nn.Module], slots: set[tuple[int, str]], copies: set[int], reached: Reached
+    ):
+        """`modules`: the copies by qualified name. `slots`: (id of a copy, name) of its parameters and buffers.
+
+        `copies`: ids of all objects that exist for this call only.
+        """
+        self.context = contextvars.copy_context()
+        """What the call has to run in."""
+        self.arrays: dict[str, np.ndarray] = {}
+        """Those of NumPy, by their paths."""
+        self._holders: dict[str, Holder] = {}
+        self._seen: set[int] = set(map(id, modules.values()))
+        self._copies = copies
+        known: dict[int, set] = {}
         for owner, slot in slots:
-            known[owner].add(slot)
+            known.setdefault(owner, set()).add(slot)
         for name, module in modules.items():
-            self._seen.add(id(module))
-            for registry in _REGISTRIES:
-                self._add_dict(f"{name}.{registry}", getattr(module, registry), False, known[id(module)])
-            self._add_dict(name, module.__dict__, False, set(_REGISTRIES))
+            self._visit_module(name, module, known.get(id(module), set()))
+        for name, module in modules.items():
             if module._parameters:
-                self._add_flags(f"{name}.requires_grad", module._parameters)
-        for name, module in modules.items():
-            for key, value in list(module.__dict__.items()):
-                if key not in _REGISTRIES:
-                    self._visit(f"{name}.{key}", value, shared=False)
+                self._add(f"{name}.requires_grad", of_flags(module._parameters), False)
+        self._visit_reached(reached)
 
-    def _add_dict(self, path: str, contents: Any, shared: bool, without: set) -> None:
-        def read() -> dict:
-            return {k: v for k, v in contents.items() if k not in without}
+    def _visit_module(self, name: str, module: nn.Module, slots: set | None = None) -> None:
+        """`slots`: of a registered module, those of the call's own parameters and buffers."""
+        shared = id(module) not in self._copies
+        for registry in _REGISTRIES:
+            contents = getattr(module, registry)
+            holder = of_dict_without(contents, slots) if slots else of_dict(contents)
+            items = self._add(f"{name}.{registry}", holder, shared)
+            if slots is None:
+                self._visit_items(name, items, False)
+        self._visit_items(name, self._add(name, of_dict_without(module.__dict__, _REGISTERED), shared), False)
 
-        def write(values: dict) -> None:
-            for key in read().keys() - values.keys():
-                del contents[key]
-            contents.update(values)
+    def _visit_reached(self, reached: Reached) -> None:
+        """The user's classes, functions and globals."""
+        outside = [(cls.__name__, of_class(cls)) for cls in reached.classes]
+        outside += [(name, of_names(*names)) for name, names in reached.globals.items()]
+        for function in reached.functions:
+            name = function.__qualname__.rpartition("<locals>.")[2]
+            outside.append((name, of_dict(function.__dict__)))
+            if function.__closure__:
+                outside.append((name, of_cells(function)))
+            if function.__defaults__ or function.__kwdefaults__:
+                outside.append((name, of_defaults(function)))
+        self._add("contextvars", of_context(self.context), False)
+        for path, holder in outside:
+            self._visit_items(path, self._add(path, holder, True), True)
+        self._caches = [of_cache(cached, self._copies) for cached in reached.caches]
+        for cached, holder in zip(reached.caches, self._caches, strict=True):
+            self._add(cached.__qualname__, holder, True)
 
-        self._holders[path] = _Holder(read, write, shared, read())
+    def _add(self, path: str, holder: Holder, shared: bool) -> dict:
+        while path in self._holders:
+            path += "\0"  # two closures of one function
+        holder.shared = shared
+        self._holders[path] = holder
+        return holder.original
 
-    def _add_flags(self, path: str, parameters: Mapping[str, Any]) -> None:
-        """Whether each parameter is frozen, which a call may change as well."""
-
-        def read() -> dict:
-            return {name: p.requires_grad for name, p in parameters.items() if p is not None}
-
-        def write(values: dict) -> None:
-            for name, wanted in values.items():
-                parameters[name].requires_grad_(wanted)
-
-        self._holders[path] = _Holder(read, write, False, read())
-
-    def _add_sequence(self, path: str, contents: Any, shared: bool) -> None:
-        def write(values: dict) -> None:
-            contents.clear()
-            contents.extend(values.values()) if hasattr(contents, "extend") else contents.update(values.values())
-
-        def read() -> dict:
-            return dict(enumerate(contents))
-
-        self._holders[path] = _Holder(read, write, shared, read())
-
-    def _visit(self, path: str, value: Any, shared: bool) -> None:
-        if type(value) is tuple:
-            for i, item in enumerate(value):
-                self._visit(f"{path}[{i}]", item, shared)
+    def _visit(self, path: str, value: Any, outside: bool = False) -> None:
+        if isinstance(value, _SKIPPED) or id(value) in self._seen:
             return
-        if isinstance(value, (*_PLAIN, torch.Tensor, nn.Module)) or id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if isinstance(value, dict):
-            self._add_dict(path, value, shared, set())
-        elif isinstance(value, (list, collections.deque, set)):
-            self._add_sequence(path, value, shared)
-        elif _is_plain_object(value):
-            shared = shared or type(value) is not types.SimpleNamespace  # which is copied
-            self._add_dict(path, value.__dict__, shared, set())
-        else:
-            return
-        for key, item in self._holders[path].before.items():
-            self._visit(f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]", item, shared)
+        items = inside(value)
+        if items is not None:
+            self._visit_items(path, items, outside)
+        elif not outside or isinstance(value, (*CONTAINERS, *RECORDS)) or is_own_class(type(value)):
+            self._visit_object(path, value, outside)
+
+    def _visit_object(self, path: str, value: Any, outside: bool) -> None:
+        holder = None if isinstance(value, nn.Module) else holder_of(value)
+        if holder is not None:
+            self._seen.add(id(value))
+            if isinstance(value, np.ndarray):
+                self.arrays[path.strip(".")] = value
+            items = self._add(path, holder, id(value) not in self._copies)
+            if isinstance(value, CONTAINERS) and type(value) not in COPIED_KINDS and type(value).__dictoffset__:
+                items = items | self._add(path, of_object(value), True)
+            if items and holder.nested and not (outside and len(items) > LARGE):
+                self._visit_items(path, items, outside)
+        elif isinstance(value, nn.Module):  # one that is not registered
+            self._seen.add(id(value))
+            self._visit_module(path, value)
+
+    def _visit_items(self, path: str, items: Mapping, outside: bool) -> None:
+        for key, item in items.items():
+            self._visit(f"{path}.{key}" if isinstance(key, str) else f"{path}[{_shown(key)}]", item, outside)
+
+    def start(self) -> None:
+        """Nothing that belongs to the user shall be advanced where that cannot be taken back."""
+        for holder in self._holders.values():
+            if holder.shared:
+                iterators = {k: HeldIterator() for k, v in holder.original.items() if is_iterator(v)}
+                if iterators:
+                    holder.before = holder.before | iterators
+                    holder.write(holder.before)
 
     def changes(self) -> dict[Place, Any]:
-        """What is not as it was before the call; `_GONE` for what is not there any more."""
+        """What is not as it was before the call; `GONE` for what is not there any more."""
         changed = {}
         for path, holder in self._holders.items():
-            now = holder.read()
-            for key in [*now, *(k for k in holder.before if k not in now)]:
-                value = now.get(key, _GONE)
-                if not _equal(holder.before.get(key, _GONE), value):
+            before, now = holder.before, holder.read()
+            for key in now if now.keys() == before.keys() else {**now, **before}:
+                then, value = before.get(key, GONE), now.get(key, GONE)
+                if then is not value and not equal(then, value):
                     changed[path, key] = value
         return changed
 
-    def set(self, values: Mapping[Place, Any]) -> None:
-        """Start the call from other values."""
+    def set(self, values: Mapping[Place, Any], twins: Mapping[int, Any]) -> None:
+        """Start the call from other values. `twins`: id of what an earlier call had for itself -> what this one has."""
         for (path, key), value in values.items():
             if path in self._holders:
                 holder = self._holders[path]
-                contents = holder.read() | {key: value}
-                holder.write({k: v for k, v in contents.items() if v is not _GONE})
-                holder.before = holder.read() if not holder.shared else holder.before
+                items = holder.read() | {_twin(key, twins): value}
+                holder.write({k: v for k, v in items.items() if v is not GONE})
+        for holder in self._holders.values():
+            holder.before = holder.read()
 
     def restore(self) -> None:
-        """Give objects that the original holds as well their contents back."""
+        """Give objects that the user holds as well their contents back."""
         for holder in self._holders.values():
-            if holder.shared:
-                now = holder.read()
-                if now.keys() != holder.before.keys() or any(now[k] is not v for k, v in holder.before.items()):
-                    holder.write(holder.before)
+            if holder.shared and not unchanged(holder.read(), holder.original):
+                holder.write(holder.original)
+        for holder in self._caches:  # a copy of the module may be among the arguments
+            holder.write({})
 
 
-def _is_plain_object(value: Any) -> bool:
-    if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)) or callable(value):
-        return False
-    return hasattr(value, "__dict__") and type(value).__module__.split(".")[0] not in _OURS
+def arrays_in(module: nn.Module) -> list[np.ndarray]:
+    """The NumPy arrays that the module holds."""
+    return list(Attributes(dict(module.named_modules()), set(), set(), Reached()).arrays.values())
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor) and not isinstance(a, BridgeTensor):
-        with below_modes():
-            return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, np.ndarray):
-        return np.array_equal(a, b)
-    return isinstance(a, _PLAIN) and a == b
+def _twin(key: Any, twins: Mapping[int, Any]) -> Any:
+    """The key under which this call would look for what an earlier one has put there."""
+    if type(key) is tuple:
+        return tuple(_twin(k, twins) for k in key)
+    if isinstance(key, weakref.ref):
+        return weakref.ref(twins[id(key())]) if id(key()) in twins else key
+    if type(key) is int and key in twins:  # `cache[id(self.weight)]`
+        return id(twins[key])
+    return twins.get(id(key), key)
 
 
 # What becomes of it.
@@ -188,18 +221,35 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
     """
     before, _ = _program(trace, {})
     after, left = _program(trace, _started(changes))
-    if before != after:
-        readers = [p for p in changes if _program(trace, _started({p: changes[p]}))[0] != before] or list(changes)
+    drawn = [p for p, value in changes.items() if isinstance(value, Drawn) and p in left]
+    if drawn:
         raise BridgeError(
-            f"the call changes {_listed(readers)} and a later call would read it, but a call keeps parameters and "
-            "buffers only; make it a buffer, or pass it in and return it"
+            f"the call draws random numbers from {_listed(drawn)}, which was seeded before it: they would be constants "
+            "of the program; draw with torch, pass the numbers as an argument, or seed the generator in the call"
         )
-    lost = [p for p, value in changes.items() if _holds_traced(value) or p in left]
+    kept = [p for p, value in changes.items() if isinstance(value, Kept)]
+    if before != after or kept:
+        readers = [p for p in changes if _program(trace, _started({p: changes[p]}))[0] != before]
+        raise BridgeError(
+            f"the call changes {_listed(kept or readers or list(changes))} and a later call would read it, but a call "
+            f"keeps parameters and buffers only; {_remedy(kept or readers or list(changes))}"
+        )
+    appended = {path for path, key in left if isinstance(key, int)}
+    lost = [p for p, value in changes.items() if _holds_traced(value) or p in left or p[0] in appended]
     fresh_ones = set(map(_name, lost)) - _WARNED.setdefault(module, set())
     if fresh_ones:
         _WARNED[module] |= fresh_ones
         said = f"the call writes {_listed(lost)}, which is lost with it: the module keeps what it had"
         warnings.warn(BridgeWarning(said), stacklevel=2)
+
+
+def _remedy(places: list[Place]) -> str:
+    registry = places[0][0].rpartition(".")[2]
+    if registry == "_buffers":
+        return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
+    if registry in _REGISTRIES:
+        return "register it in `__init__` and leave it there"
+    return "make it a buffer, or pass it in and return it"
 
 
 def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, set[Place]]:
@@ -242,7 +292,7 @@ def _started(changes: Mapping[Place, Any]) -> dict[Place, Any]:
             array = jnp.asarray(np.abs(numbers) + 1).astype(value.value.dtype)
         return fresh(array, blank(value.shape, value.stride(), value.dtype), tracked=value.requires_grad)
 
-    return {place: value if value is _GONE else convert(value, leaf) for place, value in changes.items()}
+    return {place: value if value is GONE else convert(value, leaf) for place, value in changes.items()}
 
 
 def _holds_traced(value: Any) -> bool:
@@ -250,9 +300,17 @@ def _holds_traced(value: Any) -> bool:
 
 
 def _name(place: Place) -> str:
-    path, key = place
+    path, key = place[0].rstrip("\0"), place[1]
+    key = key.name if isinstance(key, contextvars.ContextVar) else key
     path = ".".join(part for part in path.split(".") if part and part not in _REGISTRIES)
-    return ".".join(p for p in (path, str(key)) if p) if isinstance(key, str) else f"{path}[{key!r}]"
+    return ".".join(p for p in (path, str(key)) if p) if isinstance(key, str) else f"{path}[{_shown(key)}]"
+
+
+def _shown(key: Any) -> str:
+    """A key without the numbers of a tensor or the layers of a module."""
+    if type(key) is tuple:
+        return f"({', '.join(map(_shown, key))})"
+    return repr(key) if isinstance(key, PLAIN) else type(key).__name__
 
 
 def _listed(places: list[Place]) -> str:

@@ -21,7 +21,7 @@ from bridge.errors import BridgeError
 from bridge.generators import CallGenerator
 from bridge.integers import check_values
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
-from bridge.memory import roots
+from bridge.memory import roots, shares_memory
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
@@ -66,7 +66,10 @@ class Request:
 
 
 class Call:
-    """A copy of the module, ready to run once. `start` are values of attributes that the copy shall start with."""
+    """A copy of the module, ready to run once.
+
+    `start` are values of attributes that the copy shall start with, as the call `first` left them.
+    """
 
     def __init__(
         self,
@@ -74,10 +77,11 @@ class Call:
         request: Request,
         start: Mapping[Place, Any] | None = None,
         recording: int = NO_GRAPH,
+        first: Call | None = None,
     ):
         self._fn, self._request, self.recording = fn, request, recording
         original = fn.module
-        self._module, copies = shadow(original)
+        self._module, copies, made = shadow(original)
         names = {id(copies[id(m)]): name for name, m in original.named_modules()}
         names |= {id(m): name for name, m in original.named_modules()}
         self._dispatch = Dispatch(
@@ -99,15 +103,21 @@ class Call:
         self._attributes = Attributes(
             {name: copies[id(m)] for name, m in original.named_modules()},
             {(id(owner), slot) for owner, slot in self._slots.values()},
+            made,
+            fn.reached(request.method),
         )
-        if start:
-            self._attributes.set(start)
+        self._own = [*tree, *self._state.values()]
+        if start and first is not None:
+            self._attributes.set(start, {id(a): b for a, b in zip(first._own, self._own, strict=True)})
         self.changes: dict[Place, Any] = {}
         """What the run has changed besides parameters and buffers."""
         self.written: list[str] = []
         """Parameters that the run has written."""
 
     def run(self) -> Result:
+        return self._attributes.context.run(self._run)
+
+    def _run(self) -> Result:
         request, dispatch = self._request, self._dispatch
         args, kwargs = convert((request.args, request.kwargs), self._to_torch)
 
@@ -118,6 +128,7 @@ class Call:
 
         before = self._versions()
         try:
+            self._attributes.start()
             with tracing(dispatch):
                 try:
                     outputs = method_of(self._module, request.method)(*args, **kwargs)
@@ -130,6 +141,7 @@ class Call:
             self.changes = self._attributes.changes()
             now = self._versions()
             self.written = [name for name in self._fn.params if now[name] != before[name]]
+            self._refuse_stale_arrays([*self._fn.params, *(n for n in self._fn.buffers if now[n] != before[n])])
         finally:
             self._attributes.restore()
         return Result(
@@ -137,6 +149,19 @@ class Call:
             {name: arrays[name] for name in self._fn.buffers},
             {name: arrays[name] for name in self._fn.params},
         )
+
+    def _refuse_stale_arrays(self, changing: list[str]) -> None:
+        """`changing`: names of the parameters, and of the buffers that the call has written."""
+        if not self._attributes.arrays:
+            return
+        reals = state_of(self._fn.module)
+        for path, array in self._attributes.arrays.items():
+            for name in changing:
+                if shares_memory(array, reals[name]):
+                    raise BridgeError(
+                        f"`{path}` is a NumPy array over the memory of {name}, which no call writes; "
+                        f"use {name} itself, or keep a copy of the array"
+                    )
 
     def _to_torch(self, value: Any) -> Any:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""

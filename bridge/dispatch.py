@@ -168,7 +168,8 @@ class Dispatch(DispatchMode):
                 raise self.error(f"`{func.name()}` makes a shape that depends on data", _SHAPE_REMEDY) from error
             if isinstance(error, _LoweringError):
                 raise self.error(f"the lowering of `{func.name()}` failed ({error})", _DEFECT_REMEDY) from error
-            raise self.error(f"`{func.name()}` has no translation ({error})", _UNSUPPORTED_REMEDY) from error
+            remedy = _NESTED_REMEDY if "nested" in func.name() else _UNSUPPORTED_REMEDY
+            raise self.error(f"`{func.name()}` has no translation ({error})", remedy) from error
 
     def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether the result depends on no input, on no parameter, buffer or key."""
@@ -419,6 +420,11 @@ class Dispatch(DispatchMode):
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
 _UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
+
+_NESTED_REMEDY = (
+    "JAX has no nested tensors; make the TransformerEncoder with enable_nested_tensor=False, or call "
+    "torch.backends.mha.set_fastpath_enabled(False): PyTorch then computes rows of padding instead of filling in zeros"
+)
 
 
 def _refuse_write_into_leaf(target: BridgeTensor) -> None:

@@ -12,7 +12,7 @@ import jax
 import torch
 
 _TORCHAX = importlib.util.find_spec("torchax")
-_FRAMEWORK = tuple(
+FRAMEWORK = tuple(
     os.path.dirname(file) + os.sep
     for file in (torch.__file__, jax.__file__, __file__, _TORCHAX.origin if _TORCHAX else None)
     if file
@@ -58,7 +58,7 @@ def where_in_module(names: Mapping[int, str]) -> str:
     frame, line, module = sys._getframe(1), None, None
     while frame is not None and (line is None or module is None):
         path = frame.f_code.co_filename
-        if line is None and not path.startswith((*_FRAMEWORK, "<")):
+        if line is None and not path.startswith((*FRAMEWORK, "<")):
             source = linecache.getline(path, frame.f_lineno).strip()
             line = f"{path}:{frame.f_lineno}: `{source}`"
         owner = frame.f_locals.get("self")

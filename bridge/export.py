@@ -22,6 +22,7 @@ from bridge.internals import is_script
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng
+from bridge.reachable import Reached, reached_by
 from bridge.recording import restarted
 
 
@@ -42,6 +43,7 @@ class Functional:
     """Names of submodules whose intermediate results are computed again in the backward pass."""
     int64: Int64 = "refuse"
     """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
+    _reached: dict[str, Reached] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(
         self,
@@ -114,11 +116,17 @@ class Functional:
         if call.changes and request.survey is None:
 
             def trace(start: Mapping[Place, Any]) -> tuple[Result, dict[Place, Any]]:
-                other = Call(self, request, start, call.recording)
+                other = Call(self, request, start, call.recording, call)
                 return other.run(), other.changes
 
             check_left(self.module, call.changes, trace)
         return result, call.written
+
+    def reached(self, method: str) -> Reached:
+        """The user's code that a call of the method may run, gathered at the first one."""
+        if method not in self._reached:
+            self._reached[method] = reached_by(self.module, method)
+        return self._reached[method]
 
     def _check(self, given: Mapping[str, Any], expected: Mapping[str, jax.Array], what: str) -> None:
         missing = [name for name in expected if name not in given]
@@ -129,9 +137,12 @@ class Functional:
             raise BridgeError(f"{'; '.join(words)}; pass exactly the names that export(module) gave")
         for name, array in expected.items():
             if tuple(jnp.shape(given[name])) != array.shape:
+                grown = "; a buffer keeps its shape from call to call: register it at its full size" * (
+                    what == "buffer"
+                )
                 raise BridgeError(
                     f"{what} {name} has shape {tuple(jnp.shape(given[name]))}, expected {array.shape}: "
-                    "pass arrays shaped as in the exported module"
+                    f"pass arrays shaped as in the exported module{grown}"
                 )
 
 

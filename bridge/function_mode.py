@@ -22,6 +22,13 @@ _GRADIENT_HOOKS = (
     torch.Tensor.register_post_accumulate_grad_hook,
     torch.Tensor.retain_grad,
 )
+_MEMORY = (
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.Tensor.data_ptr,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.__dlpack_device__,
+)
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 
 
@@ -87,6 +94,16 @@ class Functions(TorchFunctionMode):
             )
         return result
 
+    def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """`x[i] = value`; PyTorch would ask a tensor `i` without dimensions for its number."""
+        tensor, index, value = args
+        places = index if type(index) is tuple else (index,)
+        if not any(map(_is_traced_place, places)) or not all(_is_traced_place(i) or _is_whole(i) for i in places):
+            return func(*args, **kwargs)
+        value = torch.as_tensor(value, dtype=tensor.dtype) if not isinstance(value, torch.Tensor) else value
+        places = [None if _is_whole(i) else i for i in places]
+        torch.ops.aten.index_put_(tensor, places, value.to(tensor.dtype))
+
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(holds_traced, args)):
             return self._plain(func, args, kwargs)
@@ -98,7 +115,7 @@ class Functions(TorchFunctionMode):
         tensor = args[0]
         if not isinstance(tensor, BridgeTensor):
             return func(*args, **kwargs)
-        if func is torch.Tensor.data_ptr or isinstance(tensor.value, Tracer):
+        if func not in (torch.Tensor.numpy, torch.Tensor.__array__) or isinstance(tensor.value, Tracer):
             raise self._dispatch.error(
                 f"`{func.__name__}()` asks for the memory of a traced tensor",
                 "write what is done with it in operations of PyTorch, or compute it before the call and pass it in",
@@ -139,6 +156,18 @@ def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
     return tensor
 
 
+def _is_traced_place(index: Any) -> bool:
+    """A traced integer; a bool without dimensions is a mask."""
+    return isinstance(index, BridgeTensor) and not index.shape and index.dtype in _INTEGERS
+
+
+def _is_whole(index: Any) -> bool:
+    return isinstance(index, slice) and index == slice(None)
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
 # Equal whenever they are looked up, but not identical.
 _DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
@@ -162,7 +191,8 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(CONSTRUCTORS, Functions._construct),
-    **dict.fromkeys((torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr), Functions._memory),
+    **dict.fromkeys(_MEMORY, Functions._memory),
+    torch.Tensor.__setitem__: Functions._set_item,
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 

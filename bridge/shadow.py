@@ -14,13 +14,37 @@ import torch
 from torch import nn
 
 from bridge.generators import CallGenerator
+from bridge.holders import is_iterator
+from bridge.tracing import active
 
-_CONTAINERS = (dict, collections.OrderedDict, collections.defaultdict, list, collections.deque, types.SimpleNamespace)
+COPIED_KINDS = (
+    dict, collections.OrderedDict, collections.defaultdict, collections.Counter, list, collections.deque,
+    types.SimpleNamespace,
+)  # fmt: skip
 """What is copied besides modules, wherever it hangs. Other objects are shared: nobody knows how far one reaches."""
 
 
-def shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """The copy, and the copy of every submodule by the id of its original.
+class HeldIterator:
+    """What stands in a traced call for an iterator from before it, which a call can neither advance nor rewind."""
+
+    def __iter__(self) -> HeldIterator:
+        return self
+
+    def __next__(self) -> Any:
+        dispatch = active()
+        assert dispatch is not None, "a call runs while it is traced"
+        raise dispatch.error(
+            "the call advances an iterator that was made before it: each call would find another item in PyTorch",
+            "pass the item as an argument, or keep a list and a counter that is a buffer",
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """`send`, `throw`."""
+        return next(self) if not name.startswith("__") else object.__getattribute__(self, name)
+
+
+def shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module], set[int]]:
+    """The copy, the copy of every submodule by the id of its original, and the ids of all that was copied.
 
     Whatever the tree holds twice, its copy holds twice: a list that two submodules share, a module kept beside the
     registry, in a list, as a bound method or in a hook.
@@ -31,7 +55,8 @@ def shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module]]:
     visit = functools.partial(_copied, copies)
     for original in module.modules():
         _fill(copies[id(original)], original, visit)
-    return copies[id(module)], {id(m): copies[id(m)] for m in module.modules()}
+    made = set(map(id, copies.values()))
+    return copies[id(module)], {id(m): copies[id(m)] for m in module.modules()}, made
 
 
 def _fill(new: Any, original: Any, visit: Callable[[Any], Any]) -> None:
@@ -48,7 +73,7 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case 
         copies[id(value)] = new = object.__new__(kind)
         _fill(new, value, visit)
         return new
-    if kind in _CONTAINERS:
+    if kind in COPIED_KINDS:
         copies[id(value)] = new = copy.copy(value)
         if kind is types.SimpleNamespace:
             _fill(new, value, visit)
@@ -72,7 +97,7 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case 
         return weakref.ref(visit(value())) if isinstance(value(), nn.Module) else value
     if kind is types.FunctionType and value.__closure__:
         return _with_cells(copies, value)
-    return value
+    return copies.setdefault(id(value), HeldIterator()) if is_iterator(value) else value
 
 
 def _with_cells(copies: dict[int, Any], function: types.FunctionType) -> types.FunctionType:

@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from bridge.arrays import array_of
+from bridge.attributes import arrays_in
 from bridge.call import method_of
 from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
 from bridge.internals import DispatchMode
+from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert
@@ -245,14 +247,24 @@ def copied(module: nn.Module) -> nn.Module:
     A tensor that a hook made of parameters (pruning, weight norm) is copied as its values: PyTorch copies no results.
     """
     results = [v for m in module.modules() for v in vars(m).values() if torch.is_tensor(v) and not v.is_leaf]
-    known = {id(t): t.detach().clone() for t in results}
+    known: dict[int, Any] = {id(t): t.detach().clone() for t in results}
     try:
+        _copy_arrays(module, known)
         return copy.deepcopy(module, known)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise BridgeError(
             f"the module cannot be copied ({text}); verify works on a copy, so that yours stays"
         ) from error
+
+
+def _copy_arrays(module: nn.Module, known: dict[int, Any]) -> None:
+    """Put copies of NumPy arrays over the memory of parameters and buffers into the memo: these share memory, too."""
+    for array in arrays_in(module):
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if shares_memory(array, tensor):
+                twin = array_over(copy.deepcopy(tensor, known), array, tensor)
+                known |= {} if twin is None else {id(array): twin}
 
 
 def jitter(modules: list[nn.Module], scale: float) -> None:

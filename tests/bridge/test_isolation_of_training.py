@@ -1,5 +1,6 @@
 """Training in PyTorch is the same before, between and after bridged calls, and in other threads."""
 
+import queue
 import threading
 
 import jax
@@ -77,7 +78,7 @@ def test_calls_in_two_threads_and_pytorch_inside_a_call():
     """A thread started in the middle of a call sees plain PyTorch; two calls at once are two calls."""
     row = ROWS["NoGrad"]
     module, (args, _) = row.build(), row.example()
-    expected, seen = module(*args), []
+    expected, seen = module(*args), queue.SimpleQueue()  # a list would be emptied after the call
 
     class Nosy(nn.Module):
         def forward(self, x):
@@ -92,9 +93,9 @@ def test_calls_in_two_threads_and_pytorch_inside_a_call():
         assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
         assert not any(isinstance(mode, TorchDispatchMode) for mode in modes)
         fn = bridge.export(module)
-        seen.append((module(*args), fn(fn.params, fn.buffers, jnp.asarray(args[0].numpy()))[0]))
+        seen.put((module(*args), fn(fn.params, fn.buffers, jnp.asarray(args[0].numpy()))[0]))
 
     out, _ = bridge.export(Nosy())({}, {}, jnp.zeros(2))
-    (plain, through_bridge), *_ = seen
+    plain, through_bridge = seen.get_nowait()
     assert torch.equal(plain, expected) and (out == 1).all()
     np.testing.assert_allclose(through_bridge, expected.detach().numpy(), atol=1e-6)

@@ -85,6 +85,7 @@ REFUSED = {
     "np.asarray": lambda x: torch.from_numpy(np.asarray(x.detach())),
     "a function of NumPy": lambda x: torch.as_tensor(np.sin(x.detach())),
     "data_ptr": lambda x: x * (x.data_ptr() % 2),
+    "from_dlpack": lambda x: torch.from_dlpack(x.detach()).mul(2),
 }
 
 
@@ -96,6 +97,21 @@ def test_the_memory_of_a_traced_tensor_is_refused(name):
 def test_the_value_of_a_traced_tensor_is_refused():
     for action in (lambda x: x if f"{x.sum():.3f}" else 0, lambda x: pickle.loads(pickle.dumps(x))):
         assert "asks for the value of a traced tensor" in said(action)
+
+
+def test_nested_tensors_are_refused():
+    """PyTorch fills rows of padding with zeros there, which it does not without nested tensors."""
+    layer, padding = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.tensor([[False, False, True]])
+
+    def forward(encoder, x):
+        with torch.no_grad():
+            return encoder(x, src_key_padding_mask=padding)
+
+    nested, plain = (nn.TransformerEncoder(layer, 1, enable_nested_tensor=n).eval() for n in (True, False))
+    x = torch.ones(1, 3, 4)
+    assert (forward(nested, x)[0, 2] == 0).all()
+    assert "enable_nested_tensor=False" in said(lambda x: forward(nested, x), jnp.asarray(x.numpy()))
+    assert bridge.verify(Call(forward, plain), x, known_zero="gradient").ok
 
 
 def test_numpy_of_known_values():

@@ -85,10 +85,10 @@ def without_forward_hooks(monkeypatch):
     shadow = call_file.shadow
 
     def hookless(module):
-        copied, copies = shadow(module)
+        copied, copies, made = shadow(module)
         for m in copies.values():
             m._forward_hooks = {}
-        return copied, copies
+        return copied, copies, made
 
     monkeypatch.setattr(call_file, "shadow", hookless)
 
