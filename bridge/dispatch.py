@@ -19,8 +19,10 @@ import jax.numpy as jnp
 import torch
 
 from bridge.adoption import Adopted
-from bridge.arrays import array_of, jax_dtype
+from bridge.argument_checks import CHECKS, raise_if_refused
+from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
+from bridge.exception_handlers import caught_by_the_module
 from bridge.generators import draw, generator_of
 from bridge.integers import REMEDY, Integers, RangeError, checked, fitting
 from bridge.internals import (
@@ -41,6 +43,7 @@ from bridge.operations import (
     is_random,
     kind_of,
     shapes_by_data,
+    takes_dimension,
     written_arguments,
 )
 from bridge.precision import precision_for, precision_is_given
@@ -147,6 +150,9 @@ class Dispatch(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        check = CHECKS.get(func)
+        if check is not None:
+            raise_if_refused(check, func, args, kwargs)
         try:
             args = self._adopted.without_values(func, args, kwargs) or args
             if self._is_constant(func, args, kwargs):
@@ -204,8 +210,9 @@ class Dispatch(DispatchMode):
 
     def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on traced tensors."""
-        if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
-            return self._scalar(func, self.adopt(args[0]))
+        by_values = _DECIDED_BY_VALUES.get(func)
+        if by_values is not None:
+            return by_values(self, func, self.adopt(args[0]), *args[1:], **kwargs)
         ours = func in DECOMPOSITIONS and not self.is_off(func)
         if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
             with self:
@@ -225,7 +232,11 @@ class Dispatch(DispatchMode):
             return self._view(func, args, kwargs)
         if kind == "write":
             return self._write(func, args, kwargs)
-        return self._compute(func, args, kwargs)
+        result = self._compute(func, args, kwargs)
+        if kwargs.get("check_errors"):
+            name = func.name().replace("aten::", "torch.").lstrip("_").replace("linalg_", "linalg.")
+            self._check_matrix(func, result[-1], name, is_matrix=args[0].dim() == 2)
+        return result
 
     def _compute(self, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
         """A new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
@@ -246,7 +257,10 @@ class Dispatch(DispatchMode):
         else:
             assert lowering is not None
             with precision_for((t.value for t in inputs), self._products_of_pytorch):
-                values = _lowered(lowering, arrays, array_kwargs)
+                if inputs and not inputs[0].dim() and takes_dimension(func):
+                    values = _lowered_in_one_dimension(lowering, arrays, array_kwargs, metas)
+                else:
+                    values = _lowered(lowering, arrays, array_kwargs)
         if not isinstance(metas, (tuple, list)):
             values = (values,)
         elif len(values) != len(outs):
@@ -347,6 +361,17 @@ class Dispatch(DispatchMode):
             )
         return bool(value) if func is aten.is_nonzero.default else value.item()
 
+    def _check_matrix(self, _func: Any, info: BridgeTensor, api_name: str, *, is_matrix: bool) -> None:
+        """Raise what PyTorch raises for a singular matrix, say; where values are traced, results are NaN instead."""
+        if not isinstance(info.value, Tracer):
+            with below_modes():
+                aten._linalg_check_errors.default(tensor_of(info.value), api_name, is_matrix=is_matrix)
+        elif caught_by_the_module(torch.linalg.LinAlgError):
+            raise self.error(
+                f"the module catches the error of `{api_name}` for some matrices, which traced values never raise",
+                "choose by the info of torch.linalg.cholesky_ex, inv_ex or solve_ex with torch.where",
+            )
+
     def is_off(self, op: Any) -> bool:
         """Whether the bridge's own lowering of it is switched off."""
         return op.name() in self._off
@@ -404,6 +429,14 @@ class Dispatch(DispatchMode):
         return error
 
 
+_DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: Dispatch._scalar,
+    aten.is_nonzero.default: Dispatch._scalar,
+    aten._linalg_check_errors.default: Dispatch._check_matrix,
+}
+"""Operations that give PyTorch's Python code a number, or raise."""
+
+
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
 _UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
@@ -432,6 +465,21 @@ def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
         if not _takes(lowering, args, kwargs):
             raise NotImplementedError(f"its lowering does not take these arguments: {lines[0]}") from error
         raise _LoweringError(f"{type(error).__name__}: {lines[0]}") from error
+
+
+def _lowered_in_one_dimension(lowering: Callable, args: tuple, kwargs: dict, metas: Any) -> Any:
+    """As `_lowered`, of tensors without dimensions: PyTorch lets them have one, of size 1, wherever one is named."""
+
+    def lift(value: Any) -> Any:
+        return jnp.reshape(value, 1) if isinstance(value, jax.Array) and not value.ndim else value
+
+    def drop(value: Any, meta: Any) -> Any:
+        fits = isinstance(meta, torch.Tensor) and jnp.size(value) == meta.numel()
+        return jnp.reshape(value, meta.shape) if fits else value
+
+    args, kwargs = jax.tree.map(lift, (args, kwargs))
+    values = _lowered(lowering, args, kwargs)
+    return tuple(map(drop, values, metas)) if isinstance(metas, (tuple, list)) else drop(values, metas)
 
 
 def _takes(lowering: Callable, args: tuple, kwargs: dict) -> bool:

@@ -25,6 +25,11 @@ class BridgeWarning(UserWarning):
     """The translation goes on, but something is not what PyTorch would have done; said once per place."""
 
 
+def is_framework(path: str) -> bool:
+    """Whether a source file is none of the user's."""
+    return path.startswith((*_FRAMEWORK, "<"))
+
+
 def where_in_module(names: Mapping[int, str]) -> str:
     """The innermost submodule being called and its source line, read off the Python stack.
 
@@ -33,7 +38,7 @@ def where_in_module(names: Mapping[int, str]) -> str:
     frame, line, module = sys._getframe(1), None, None
     while frame is not None and (line is None or module is None):
         path = frame.f_code.co_filename
-        if line is None and not path.startswith((*_FRAMEWORK, "<")):
+        if line is None and not is_framework(path):
             source = linecache.getline(path, frame.f_lineno).strip()
             line = f"{path}:{frame.f_lineno}: `{source}`"
         owner = frame.f_locals.get("self")

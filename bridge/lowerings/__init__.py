@@ -5,16 +5,19 @@ One file a subject; importing this package fills the tables.
 
 from bridge.lowerings import (
     attention,
+    binary,
     convolution,
     creation,
     derivatives,
     elementwise,
+    extremes,
     linalg,
     norms,
     pooling,
     recurrent,
     reductions,
     scatter,
+    special,
     values,
 )
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
@@ -25,15 +28,18 @@ __all__ = [
     "LOWERINGS",
     "METAS",
     "attention",
+    "binary",
     "convolution",
     "creation",
     "derivatives",
     "elementwise",
+    "extremes",
     "linalg",
     "norms",
     "pooling",
     "recurrent",
     "reductions",
     "scatter",
+    "special",
     "values",
 ]

@@ -79,6 +79,15 @@ def group_norm(x, weight, bias, batch, channels, size, groups, eps):
     return out.astype(x.dtype), mean[..., 0], rstd[..., 0]
 
 
+@lowers(aten._weight_norm_interface.default)
+def weight_norm(v, g, dim=0):
+    """Every slice along `dim` has a norm of its own; of a vector, every element. The norms have no gradient."""
+    wide = widened(v)
+    axes = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
+    norm = jnp.sqrt(jnp.sum(jnp.square(wide), axes, keepdims=True))
+    return wide * (g / norm), jax.lax.stop_gradient(norm)
+
+
 def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
     """`native_batch_norm` writes the running statistics without saying so in its schema; here the write is visible."""
     axes = [d for d in range(x.dim()) if d != 1]
