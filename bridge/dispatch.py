@@ -32,6 +32,7 @@ from bridge.internals import (
     below_modes,
     decomposition,
     is_composite,
+    schema_name,
     torchax_lowering,
 )
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
@@ -234,7 +235,7 @@ class Dispatch(DispatchMode):
             return self._write(func, args, kwargs)
         result = self._compute(func, args, kwargs)
         if kwargs.get("check_errors"):
-            name = func.name().replace("aten::", "torch.").lstrip("_").replace("linalg_", "linalg.")
+            name = schema_name(func).removeprefix("aten::").lstrip("_").replace("linalg_", "linalg.")
             self._check_matrix(func, result[-1], name, is_matrix=args[0].dim() == 2)
         return result
 
@@ -367,8 +368,9 @@ class Dispatch(DispatchMode):
             with below_modes():
                 aten._linalg_check_errors.default(tensor_of(info.value), api_name, is_matrix=is_matrix)
         elif caught_by_the_module(torch.linalg.LinAlgError):
+            name = f"torch.{api_name.removeprefix('torch.')}"
             raise self.error(
-                f"the module catches the error of `{api_name}` for some matrices, which traced values never raise",
+                f"the module catches the error of `{name}` for some matrices, which traced values never raise",
                 "choose by the info of torch.linalg.cholesky_ex, inv_ex or solve_ex with torch.where",
             )
 

@@ -1,4 +1,4 @@
-"""Selections: largest, smallest, median, mode, sorted; the gradient among equals and beside nan goes where PyTorch's does."""
+"""Selections: largest, smallest, median, mode, sorted; among equals and beside nan with the gradient of PyTorch."""
 
 import functools
 from collections.abc import Callable

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.arrays import jax_dtype
-from bridge.lowerings.registry import DECOMPOSITIONS, lowers, widened
+from bridge.lowerings.registry import DECOMPOSITIONS, METAS, lowers, widened
 
 aten = torch.ops.aten
 
@@ -86,6 +86,9 @@ def weight_norm(v, g, dim=0):
     axes = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
     norm = jnp.sqrt(jnp.sum(jnp.square(wide), axes, keepdims=True))
     return wide * (g / norm), jax.lax.stop_gradient(norm)
+
+
+METAS[aten._weight_norm_interface.default] = lambda v, g, dim=0: (torch.empty_like(v), torch.empty_like(g))
 
 
 def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):

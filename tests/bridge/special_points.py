@@ -13,8 +13,8 @@ special = torch.special
 
 _SAME_NAME = (
     "abs acos acosh angle asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor "
-    "frac lgamma log log10 log1p log2 logit nan_to_num neg positive rad2deg reciprocal relu round rsqrt sgn sigmoid sign "
-    "sin sinc sinh sqrt square tan tanh trunc"
+    "frac lgamma log log10 log1p log2 logit nan_to_num neg positive rad2deg reciprocal relu round rsqrt sgn "
+    "sigmoid sign sin sinc sinh sqrt square tan tanh trunc"
 )
 _OF_SPECIAL = "entr erfcx i0 i0e i1 i1e log_ndtr ndtr ndtri"
 _OF_FUNCTIONAL = (
