@@ -31,6 +31,24 @@ def raise_if_refused(check: Check, func: Any, args: tuple, kwargs: dict) -> None
             func(*args, **kwargs)
 
 
+def raise_if_not_cast(func: Any, args: tuple, kwargs: dict) -> None:
+    """Raise what PyTorch raises for an in-place operation whose result has a type that its target cannot hold."""
+    if torch.Tag.pointwise in func.tags:
+        raise_if_refused(_into_lesser_type, func, args, kwargs)
+
+
+def _into_lesser_type(args: tuple, kwargs: dict) -> bool:
+    target, *others = map(_kind_of_number, (*args, *kwargs.values()))
+    return any(other > target for other in others)
+
+
+def _kind_of_number(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        dtype = value.dtype
+        return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)
+    return {bool: 0, int: 1, float: 2, complex: 3}.get(type(value), 0)
+
+
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, BridgeTensor):
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
@@ -100,6 +118,10 @@ def _of_one_dtype(args: tuple, kwargs: dict) -> bool:
     return len({t.dtype for t in tensors_in(args)}) > 1
 
 
+def _of_nothing(args: tuple, kwargs: dict) -> bool:
+    return len(args) == 1 and not args[0].numel()
+
+
 def _not_floating(args: tuple, kwargs: dict) -> bool:
     return not (args[0].dtype.is_floating_point or args[0].dtype.is_complex)
 
@@ -112,10 +134,11 @@ _enter(
     "gather index_select index_add index_copy index_fill index_reduce scatter scatter_add scatter_reduce",
     _along_dimension,
 )
-_enter("embedding _embedding_bag", _of_rows)
+_enter("embedding embedding_bag _embedding_bag _embedding_bag_forward_only", _of_rows)
 _enter("take put", _of_elements)
 _enter("nll_loss_forward nll_loss2d_forward", _of_classes)
 _enter("index index_put _unsafe_index", _in_brackets)
 _enter("mm bmm addmm baddbmm addbmm mv addmv dot vdot linear convolution scaled_dot_product_attention", _of_one_dtype)
-_enter("_softmax _log_softmax", _not_floating)
+_enter("_softmax _log_softmax upsample_linear1d upsample_bicubic2d upsample_trilinear3d", _not_floating)
+_enter("max min", _of_nothing)
 _enter("bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift", _not_integers)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.adoption import Adopted
-from bridge.argument_checks import CHECKS, raise_if_refused
+from bridge.argument_checks import CHECKS, raise_if_not_cast, raise_if_refused
 from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.exception_handlers import caught_by_the_module
@@ -335,6 +335,7 @@ class Dispatch(DispatchMode):
         inputs: list[BridgeTensor] = []
         map_tensors((args, *kwargs.values()), _value(inputs))
         check_write(func, target, args, kwargs)
+        raise_if_not_cast(func, args, kwargs)
         source = self._compute(functional, args, kwargs, like=target)
         if not isinstance(source, BridgeTensor) or source.shape != target.shape:
             raise NotImplementedError("an in-place operation that changes the shape")
