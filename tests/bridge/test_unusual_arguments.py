@@ -27,6 +27,10 @@ FUNCTIONS = {
     "multilabel margin": lambda x: F.multilabel_margin_loss(x[:2], torch.tensor([[1, 2, -1, 0], [-1, 0, 0, 0]])),
     "multilabel margin, one": lambda x: F.multilabel_margin_loss(x[0], torch.tensor([3, 0, -1, 1]), reduction="none"),
     "large numbers": lambda x: [f(x + 200.0) for f in (F.softplus, F.elu, F.celu, F.selu, F.mish)],
+    "floats to small integers": lambda x: (
+        *((x * 1000).to(d) for d in (torch.int8, torch.uint8, torch.int16)),
+        torch.zeros(3, 4, dtype=torch.int8).copy_(x * 300) + x,
+    ),
     "sign of nan": lambda x: torch.where(x > 0, x, float("nan")).sign() + x,
 }
 
