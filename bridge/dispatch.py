@@ -51,7 +51,7 @@ from bridge.precision import precision_for, precision_is_given
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
-from bridge.value_checks import asked_by_a_check
+from bridge.value_checks import answer_to_a_check
 from bridge.views import view_steps
 
 aten = torch.ops.aten
@@ -354,9 +354,11 @@ class Dispatch(DispatchMode):
     def _scalar(self, func: Any, tensor: BridgeTensor) -> Any:
         value = tensor.value
         if isinstance(value, Tracer):
-            if asked_by_a_check():
-                self._warn("the values of a distribution are traced and not checked", "validate_args=False")
-                return True
+            answer = answer_to_a_check()
+            if answer is not None:
+                what = "the values of a distribution" if answer else "the variances"
+                self._warn(f"{what} are traced and not checked", "validate_args=False" if answer else "")
+                return answer
             raise self.error(
                 "Python code asks for the value of a traced tensor (a branch, `.item()`, `int()` or a loop bound)",
                 "use torch.where, or pass the number as a Python argument that is static under jit",

@@ -28,7 +28,7 @@ def kind_of(func: Any) -> str:
 @functools.cache
 def takes_dimension(func: Any) -> bool:
     """Whether it acts along dimensions that it is told."""
-    return any(a.name == "dim" for a in arguments(func))
+    return any(a.name in ("dim", "dims") for a in arguments(func))
 
 
 def shapes_by_data(func: Any) -> bool:

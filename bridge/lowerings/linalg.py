@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings.registry import lowers
+from bridge.lowerings.registry import FUNCTIONS, lowers
 from bridge.tensors import regraft
 
 aten = torch.ops.aten
@@ -126,3 +126,12 @@ def eigh(a, uplo="L", compute_v=True):
     symmetric = regraft(jnp.where(lower, a, other) if uplo == "L" else jnp.where(lower, other, a), (a + other) / 2)
     vectors, values = jax.lax.linalg.eigh(symmetric, symmetrize_input=False)
     return values, vectors
+
+
+@lowers(aten._linalg_eigvals.default)
+def eigenvalues(a):
+    """Taken whole: JAX differentiates the values, and not the vectors, which PyTorch would ask for besides."""
+    return jnp.linalg.eigvals(a)
+
+
+FUNCTIONS[torch.linalg.eigvals] = aten._linalg_eigvals.default

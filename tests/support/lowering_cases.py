@@ -176,6 +176,11 @@ AT_SPECIAL_POINTS = {
 ELSEWHERE = {
     *AT_SPECIAL_POINTS,
     aten._weight_norm_interface.default,
+    aten.max_unpool2d.default,
+    aten.max_unpool3d.default,
+    aten._upsample_bilinear2d_aa.default,
+    aten._upsample_bicubic2d_aa.default,
+    aten._linalg_eigvals.default,
     aten.linalg_inv_ex.default,
     aten.linalg_lu_factor_ex.default,
     aten._efficientzerotensor.default,
