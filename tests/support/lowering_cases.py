@@ -176,6 +176,7 @@ AT_SPECIAL_POINTS = {
 ELSEWHERE = {
     *AT_SPECIAL_POINTS,
     aten._weight_norm_interface.default,
+    aten._ctc_loss.default,
     aten.max_unpool2d.default,
     aten.max_unpool3d.default,
     aten._upsample_bilinear2d_aa.default,
