@@ -138,9 +138,11 @@ def mode(x, dim=-1, keepdim=False):
 
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(x, dim=-1, descending=False, *, stable=None):
-    """Equals keep their order, in a descending sort, too; nan is larger than all."""
+    """Where `stable`, equals keep their order, in a descending sort, too; nan is larger than all."""
     fixed = jax.lax.stop_gradient(x)
-    if descending:
+    if not stable:
+        order = jnp.argsort(fixed, dim, stable=False, descending=bool(descending))
+    elif descending:
         order = x.shape[dim] - 1 - jnp.flip(jnp.argsort(jnp.flip(fixed, dim), dim, stable=True), dim)
     else:
         order = jnp.argsort(fixed, dim, stable=True)

@@ -44,6 +44,7 @@ CASES = {
     "polygamma 1": (lambda x: torch.polygamma(1, x), randn(6).abs() + 0.5),
     "polygamma 2": (lambda x: torch.polygamma(2, x), randn(6).abs() + 0.5),
     "polygamma 0": (lambda x: torch.polygamma(0, x), randn(6).abs() + 0.5),
+    "quotient of small numbers": (torch.div, 1e-22 * (randn(4).abs() + 1), 1e-22 * (randn(4, seed=2).abs() + 1)),
     "ctc": (
         lambda x: F.ctc_loss(x.log_softmax(-1), LABELS, (7, 5, 6), (3, 2, 0), reduction="none"),
         randn(7, 3, 5),
