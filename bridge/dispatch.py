@@ -19,8 +19,10 @@ import jax.numpy as jnp
 import torch
 
 from bridge.adoption import Adopted
-from bridge.arrays import array_of, jax_dtype
+from bridge.argument_checks import CHECKS, raise_if_not_cast, raise_if_refused
+from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
+from bridge.exception_handlers import caught_by_the_module
 from bridge.generators import draw, generator_of
 from bridge.integers import REMEDY, Integers, RangeError, checked, fitting
 from bridge.internals import (
@@ -43,13 +45,14 @@ from bridge.operations import (
     is_random,
     kind_of,
     shapes_by_data,
+    takes_dimension,
     written_arguments,
 )
 from bridge.precision import precision_for, precision_is_given
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
-from bridge.value_checks import asked_by_a_check
+from bridge.value_checks import answer_to_a_check
 from bridge.views import view_steps
 
 aten = torch.ops.aten
@@ -153,6 +156,9 @@ class Dispatch(DispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             raise self.error(f"`{func.name()}` takes functions, which has no translation", _UNSUPPORTED_REMEDY)
+        check = CHECKS.get(func)
+        if check is not None:
+            raise_if_refused(check, func, args, kwargs)
         try:
             args = self._adopted.without_values(func, args, kwargs) or args
             if self._is_constant(func, args, kwargs):
@@ -211,8 +217,9 @@ class Dispatch(DispatchMode):
 
     def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on traced tensors."""
-        if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
-            return self._scalar(func, self.adopt(args[0]))
+        by_values = _DECIDED_BY_VALUES.get(func)
+        if by_values is not None:
+            return by_values(self, func, self.adopt(args[0]), *args[1:], **kwargs)
         ours = func in DECOMPOSITIONS and not self.is_off(func)
         if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
             with self:
@@ -232,7 +239,11 @@ class Dispatch(DispatchMode):
             return self._view(func, args, kwargs)
         if kind == "write":
             return self._write(func, args, kwargs)
-        return self._compute(func, args, kwargs)
+        result = self._compute(func, args, kwargs)
+        if kwargs.get("check_errors"):
+            name = schema_name(func).removeprefix("aten::").lstrip("_").replace("linalg_", "linalg.")
+            self._check_matrix(func, result[-1], name, is_matrix=args[0].dim() == 2)
+        return result
 
     def _compute(self, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
         """A new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
@@ -253,7 +264,10 @@ class Dispatch(DispatchMode):
         else:
             assert lowering is not None
             with precision_for((t.value for t in inputs), self._products_of_pytorch):
-                values = _lowered(lowering, arrays, array_kwargs)
+                if inputs and not inputs[0].dim() and takes_dimension(func):
+                    values = _lowered_in_one_dimension(lowering, arrays, array_kwargs, metas)
+                else:
+                    values = _lowered(lowering, arrays, array_kwargs)
         if not isinstance(metas, (tuple, list)):
             values = (values,)
         elif len(values) != len(outs):
@@ -331,6 +345,7 @@ class Dispatch(DispatchMode):
         map_tensors((args, *kwargs.values()), _value(inputs))
         _refuse_write_into_leaf(target)
         check_write(func, target, args, kwargs)
+        raise_if_not_cast(func, args, kwargs)
         source = self._compute(functional, args, kwargs, like=target)
         if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
             source = self.adopt(source)
@@ -351,14 +366,28 @@ class Dispatch(DispatchMode):
     def _scalar(self, func: Any, tensor: BridgeTensor) -> Any:
         value = tensor.value
         if isinstance(value, Tracer):
-            if asked_by_a_check():
-                self._warn("the values of a distribution are traced and not checked", "validate_args=False")
-                return True
+            answer = answer_to_a_check()
+            if answer is not None:
+                what = "the values of a distribution" if answer else "the variances"
+                self._warn(f"{what} are traced and not checked", "validate_args=False" if answer else "")
+                return answer
             raise self.error(
                 "Python code asks for the value of a traced tensor (a branch, `.item()`, `int()` or a loop bound)",
                 "use torch.where, or pass the number as a Python argument that is static under jit",
             )
         return bool(value) if func is aten.is_nonzero.default else value.item()
+
+    def _check_matrix(self, _func: Any, info: BridgeTensor, api_name: str, *, is_matrix: bool) -> None:
+        """Raise what PyTorch raises for a singular matrix, say; where values are traced, results are NaN instead."""
+        if not isinstance(info.value, Tracer):
+            with below_modes():
+                aten._linalg_check_errors.default(tensor_of(info.value), api_name, is_matrix=is_matrix)
+        elif caught_by_the_module(torch.linalg.LinAlgError):
+            name = f"torch.{api_name.removeprefix('torch.')}"
+            raise self.error(
+                f"the module catches the error of `{name}` for some matrices, which traced values never raise",
+                "choose by the info of torch.linalg.cholesky_ex, inv_ex or solve_ex with torch.where",
+            )
 
     def is_off(self, op: Any) -> bool:
         """Whether the bridge's own lowering of it is switched off."""
@@ -417,6 +446,14 @@ class Dispatch(DispatchMode):
         return error
 
 
+_DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: Dispatch._scalar,
+    aten.is_nonzero.default: Dispatch._scalar,
+    aten._linalg_check_errors.default: Dispatch._check_matrix,
+}
+"""Operations that give PyTorch's Python code a number, or raise."""
+
+
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
 _UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
@@ -457,6 +494,21 @@ def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
         if not _takes(lowering, args, kwargs):
             raise NotImplementedError(f"its lowering does not take these arguments: {lines[0]}") from error
         raise _LoweringError(f"{type(error).__name__}: {lines[0]}") from error
+
+
+def _lowered_in_one_dimension(lowering: Callable, args: tuple, kwargs: dict, metas: Any) -> Any:
+    """As `_lowered`, of tensors without dimensions: PyTorch lets them have one, of size 1, wherever one is named."""
+
+    def lift(value: Any) -> Any:
+        return jnp.reshape(value, 1) if isinstance(value, jax.Array) and not value.ndim else value
+
+    def drop(value: Any, meta: Any) -> Any:
+        fits = isinstance(meta, torch.Tensor) and jnp.size(value) == meta.numel()
+        return jnp.reshape(value, meta.shape) if fits else value
+
+    args, kwargs = jax.tree.map(lift, (args, kwargs))
+    values = _lowered(lowering, args, kwargs)
+    return tuple(map(drop, values, metas)) if isinstance(metas, (tuple, list)) else drop(values, metas)
 
 
 def _takes(lowering: Callable, args: tuple, kwargs: dict) -> bool:

@@ -50,6 +50,11 @@ def refusal(what: str, remedy: str) -> BridgeError:
     return errors[-1] if errors else BridgeError(f"{what} {where_in_module({})}. Remedy: {remedy}.")
 
 
+def is_framework(path: str) -> bool:
+    """Whether a source file is none of the user's."""
+    return path.startswith((*FRAMEWORK, "<"))
+
+
 def where_in_module(names: Mapping[int, str]) -> str:
     """The innermost submodule being called and its source line, read off the Python stack.
 
@@ -58,7 +63,7 @@ def where_in_module(names: Mapping[int, str]) -> str:
     frame, line, module = sys._getframe(1), None, None
     while frame is not None and (line is None or module is None):
         path = frame.f_code.co_filename
-        if line is None and not path.startswith((*FRAMEWORK, "<")):
+        if line is None and not is_framework(path):
             source = linecache.getline(path, frame.f_lineno).strip()
             line = f"{path}:{frame.f_lineno}: `{source}`"
         owner = frame.f_locals.get("self")

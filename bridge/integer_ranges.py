@@ -26,6 +26,8 @@ class Bounds(NamedTuple):
     range: Range
     wide: bool
     """Whether they may have 64 bits in PyTorch; integers of 32 bits wrap there as here."""
+    known: bool = False
+    """Whether the range comes from numbers that are known; otherwise one that ends near 2**31 says nothing."""
 
 
 INT32: Range = (-(2**31), 2**31 - 1)
@@ -43,6 +45,13 @@ def range_of(value: Any) -> Range:
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype in (torch.int32, torch.int64):
         return INT32
     return torch.iinfo(value.dtype).min, torch.iinfo(value.dtype).max
+
+
+def is_known(tensor: BridgeTensor) -> bool:
+    """Whether the range of the tensor says more than its type."""
+    if tensor._cell.storage.bounds is not None:
+        return tensor._cell.storage.bounds.known
+    return tensor.dtype not in (torch.int32, torch.int64) and not tensor.dtype.is_floating_point
 
 
 def is_wide(tensor: BridgeTensor) -> bool:
@@ -132,8 +141,12 @@ _FILLED_BY = {"masked_fill": 2, "masked_scatter": 2, "index_put": 2, "scatter": 
 
 @_rule(" ".join(_FILLED_BY))
 def _filled(call: Call) -> Range:
-    if "reduce" in call.kwargs or (call.name == "index_put" and call.get(3, "accumulate")):
-        return INT32
+    if call.name == "index_put" and call.get(3, "accumulate"):
+        count = math.prod(torch.broadcast_shapes(*(i.shape for i in call.args[1] if i is not None)))
+        return _add(call.range(0), union((0, 0), _repeated(call.range(2), count)))
+    if "reduce" in call.kwargs:
+        add = call.kwargs["reduce"] == "add" and isinstance(call.args[3], BridgeTensor)
+        return _added_into(call) if add else INT32
     return union(call.range(0), call.range(_FILLED_BY[call.name]))
 
 
@@ -251,7 +264,10 @@ def _common_multiple(call: Call) -> Range:
 @_rule("scatter_reduce index_reduce")
 def _reduced_into(call: Call) -> Range:
     both = union(call.range(0), call.range(3))
-    return _to_the(both, (64, 64)) if "prod" in (*call.args[4:5], call.kwargs.get("reduce")) else INT32
+    reduce = (*call.args[4:5], call.kwargs.get("reduce"))
+    if "prod" in reduce:
+        return _to_the(both, (64, 64))
+    return _added_into(call) if "sum" in reduce else both
 
 
 @_rule("square")
@@ -299,6 +315,15 @@ def _shifted_right(call: Call) -> Range:
 def _multiplied(call: Call) -> Range:
     count = call.count if call.out.numel() < call.args[0].numel() else max([1, *call.args[0].shape])
     return union(call.range(0), _to_the(call.range(0), (count, count)))
+
+
+@_rule("index_add scatter_add")
+def _added_into(call: Call) -> Range:
+    """As many terms for one place as the index has along the dimension."""
+    index = call.args[2]
+    count = index.shape[call.args[1]] if index.dim() else 1
+    terms = _times(call.range(3), range_of(call.kwargs.get("alpha", 1)))
+    return _add(call.range(0), union((0, 0), _repeated(terms, count)))
 
 
 @_rule("sum")

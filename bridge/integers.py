@@ -24,6 +24,7 @@ from bridge.integer_ranges import (
     Bounds,
     Call,
     Range,
+    is_known,
     is_wide,
     range_of,
     union,
@@ -104,7 +105,7 @@ class Integers:
         if real.dtype in _TYPES and storage.bounds is None and not tensor._cell.live:
             with below_modes():
                 known = _range_of_values(real)
-            storage.bounds = Bounds(known or INT32, wide=real.dtype == torch.int64)
+            storage.bounds = Bounds(known or INT32, wide=real.dtype == torch.int64, known=known is not None)
 
     def input(self, tensor: BridgeTensor) -> None:
         """An integer input of 32 bits may be one of 64 in PyTorch: JAX has no other to give."""
@@ -125,7 +126,8 @@ class Integers:
             # `.int()` of 64 bits keeps the lower ones in PyTorch, too.
             as_64 = out.dtype == torch.int64 or (wide and schema_name(func) != "aten::_to_copy")
             try:
-                results.append(Bounds(self._range(func, args, kwargs, inputs, out, i), as_64))
+                range_ = self._range(func, args, kwargs, inputs, out, i)
+                results.append(Bounds(range_, as_64, _says_something(range_, inputs)))
             except RangeError:
                 if as_64:
                     raise
@@ -142,7 +144,8 @@ class Integers:
         if target.dtype in _TYPES:
             old = target._cell.storage.bounds
             both = union(range_of(target), range_of(source))
-            target._cell.storage.bounds = Bounds(both, target.dtype == torch.int64 or (old is not None and old.wide))
+            wide = target.dtype == torch.int64 or (old is not None and old.wide)
+            target._cell.storage.bounds = Bounds(both, wide, is_known(target) and is_known(source))
 
     def _range(
         self, func: Any, args: tuple, kwargs: dict, inputs: list[BridgeTensor], out: torch.Tensor, index: int
@@ -157,10 +160,14 @@ class Integers:
         if _within((low, high)):
             return low, high
         # One more or one less than 32 bits hold, say, comes from that limit and not from the numbers.
-        unknown = any(max(map(abs, range_of(t))) >= 2**30 for t in inputs)
-        if name in PRODUCTS or not unknown:
+        if name in PRODUCTS or all(map(is_known, inputs)):
             raise RangeError(low, high)
         return max(low, INT32[0]), min(high, INT32[1])
+
+
+def _says_something(r: Range, inputs: list[BridgeTensor]) -> bool:
+    """Whether the range comes from known numbers, or is small whatever they are: a remainder, an index."""
+    return r != INT32 and (max(map(abs, r)) < 2**30 or all(map(is_known, inputs)))
 
 
 class RangeError(Exception):

@@ -25,6 +25,12 @@ def kind_of(func: Any) -> str:
     return "compute"
 
 
+@functools.cache
+def takes_dimension(func: Any) -> bool:
+    """Whether it acts along dimensions that it is told."""
+    return any(a.name in ("dim", "dims") for a in arguments(func))
+
+
 def shapes_by_data(func: Any) -> bool:
     """Whether the shape of its result depends on values."""
     return torch.Tag.dynamic_output_shape in func.tags or func is aten.index.Tensor

@@ -9,9 +9,15 @@ from bridge.lowerings.registry import METAS, lowers
 aten = torch.ops.aten
 
 
+def _cast(x, dtype):
+    """Floats beyond a small integer type wrap around, as on PyTorch's CPU; XLA would give the nearest number."""
+    small = jnp.issubdtype(dtype, jnp.integer) and jnp.dtype(dtype).itemsize < 4
+    return (x.astype(jnp.int32) if small and jnp.issubdtype(x.dtype, jnp.floating) else x).astype(dtype)
+
+
 @lowers(aten._to_copy.default)
 def to_copy(x, *, dtype=None, **_placement):
-    return x if dtype is None else x.astype(jax_dtype(dtype))
+    return x if dtype is None else _cast(x, jax_dtype(dtype))
 
 
 @lowers(aten.clone.default, aten.lift_fresh_copy.default)
@@ -21,7 +27,7 @@ def clone(x, **_layout):
 
 @lowers(aten.copy.default)
 def copy(destination, source, non_blocking=False):
-    return jnp.broadcast_to(source, destination.shape).astype(destination.dtype)
+    return _cast(jnp.broadcast_to(source, destination.shape), destination.dtype)
 
 
 @lowers(aten.empty.memory_format, aten.zeros.default, aten._efficientzerotensor.default)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.registry import LOWERINGS, decomposes, lowers, widened
 from bridge.tensors import regraft
 
@@ -24,7 +25,6 @@ def _inside_float32(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax
 
 for _op, _function in {
     aten.sigmoid.default: jax.lax.logistic,
-    aten.rsqrt.default: jax.lax.rsqrt,
     aten.erf.default: jax.lax.erf,
     aten.erfc.default: jax.lax.erfc,
     aten.erfinv.default: jax.lax.erf_inv,
@@ -47,10 +47,18 @@ def glu(x, dim=-1):
     return value * jax.lax.logistic(gate)
 
 
+@lowers(aten.relu.default)
+@with_derivatives(lambda t, out, x: jnp.where(out <= 0, 0, t))
+def relu(x):
+    """The gradient of nan is that of a positive number."""
+    return jnp.maximum(x, 0)
+
+
 @lowers(aten.abs.default)
+@with_derivatives(lambda t, out, x: t * sign(x))
 def absolute(x):
     """Its gradient at zero is zero, as PyTorch's; that of `jnp.abs` is one."""
-    return jnp.where(x == 0, 0, jnp.abs(x)).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
+    return jnp.abs(x)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
@@ -76,7 +84,7 @@ def mish(x):
 @lowers(aten.elu.default)
 def elu(x, alpha=1, scale=1, input_scale=1):
     x = widened(x)
-    return jnp.where(x > 0, x, alpha * jnp.expm1(jnp.where(x > 0, 0, x) * input_scale)) * scale
+    return jnp.where(x <= 0, alpha * jnp.expm1(jnp.where(x <= 0, x, 0) * input_scale), x) * scale
 
 
 @lowers(aten.celu.default)
@@ -116,42 +124,52 @@ def polar(size, direction):
     return regraft(held_size * held_unit, held_size * unit + size * (jnp.sign(held_size) * held_unit))
 
 
-@lowers(aten.clamp.default, aten.clamp.Tensor)
-def clamp(x, low=None, high=None):
-    """On a boundary the whole gradient is that of `x`; JAX's `maximum` splits it."""
-    if low is None or high is None:
-        return clamp_min(x, low) if high is None else clamp_max(x, high)
-    low, high = jnp.asarray(low), jnp.asarray(high)
-    outside = jnp.where((x < low) & (low < high), low, high)
-    return jnp.where((x < low) | (x > high), outside, x)
-
-
-@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(x, low):
-    return jnp.where(x < low, low, x)
-
-
-@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(x, high):
-    return jnp.where(x > high, high, x)
-
-
 @lowers(aten.hardtanh.default)
 def hardtanh(x, low=-1, high=1):
     """Unlike `clamp`, it has no gradient on its boundaries."""
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
 
 
+@with_derivatives(lambda t, out, x: t * jnp.where((x > -3) & (x < 3), 1 / 6, 0))
+def _hardsigmoid(x):
+    return jnp.clip(x + 3, 0, 6) / 6
+
+
 @lowers(aten.hardsigmoid.default)
 def hardsigmoid(x):
-    x = widened(x)
-    return jnp.where(x <= -3, 0, jnp.where(x >= 3, 1, x / 6 + 0.5))
+    return _hardsigmoid(widened(x))
+
+
+@with_derivatives(
+    lambda t, out, x, lambd: jnp.where((x >= -lambd) & (x <= lambd), 0, t), lambda t, out, x, lambd: jnp.zeros_like(t)
+)
+def _softshrink(x, lambd):
+    return jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0))
+
+
+@lowers(aten.softshrink.default)
+def softshrink(x, lambd=0.5):
+    return _softshrink(x, lambd)
+
+
+@with_derivatives(lambda t, out, x: t * jnp.where(x <= -3, 0, jnp.where(x < 3, x / 3 + 0.5, 1)))
+def _hardswish(x):
+    return x * jnp.clip(x + 3, 0, 6) / 6
 
 
 @lowers(aten.hardswish.default)
 def hardswish(x):
-    x = widened(x)
-    return jnp.where(x <= -3, 0, jnp.where(x >= 3, x, x * (x / 6 + 0.5)))
+    return _hardswish(widened(x))
+
+
+@with_derivatives(lambda t, out, x: t * -(1 + jnp.log(x)))
+def _entropy(x):
+    return jax.scipy.special.entr(x)
+
+
+@lowers(aten.special_entr.default)
+def entropy(x):
+    return _entropy(widened(x))
 
 
 @lowers(aten.leaky_relu.default)
@@ -159,65 +177,44 @@ def leaky_relu(x, slope=0.01):
     return jnp.where(x > 0, x, x * slope)
 
 
-@lowers(aten.fmax.default)
-def fmax(x, y):
-    return jnp.where((x >= y) | jnp.isnan(y), x, y)
+@with_derivatives(lambda t, out, x: t * (-0.5 * out**3))
+def _rsqrt(x):
+    return jax.lax.rsqrt(x)
 
 
-@lowers(aten.fmin.default)
-def fmin(x, y):
-    return jnp.where((x <= y) | jnp.isnan(y), x, y)
+@lowers(aten.rsqrt.default)
+def rsqrt(x):
+    return _rsqrt(widened(x))
 
 
-@jax.custom_jvp
-def _power(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    return x**exponent
+@with_derivatives(
+    lambda t, out, x, low, high: (
+        t * jnp.where(x < low, _beyond(low), jnp.where(x > high, _beyond(low), 1 / (x * (1 - x))))
+    ),
+    lambda t, out, x, low, high: jnp.zeros_like(t),
+    lambda t, out, x, low, high: jnp.zeros_like(t),
+)
+def _logit(x, low, high):
+    x = jnp.where(low > 0, jnp.clip(x, low, high), x)
+    return jnp.log(x / (1 - x))
 
 
-@_power.defjvp
-def _power_jvp(primals, tangents):
-    """Zero where the formula says 0 * inf: for exponent 0, and for base 0."""
-    (x, e), (dx, de) = primals, tangents
-    out = x**e
-    by_base = jnp.where(e == 0, 0, e * x ** jnp.where(e == 0, 1, e - 1))
-    by_exponent = jnp.where((x == 0) & (e >= 0), 0, out * jnp.log(jnp.where(x == 0, 1, x)))
-    return out, dx * by_base + de * by_exponent
+def _beyond(low):
+    """The derivative where the argument is cut off, or no probability."""
+    return jnp.where(low > 0, 0, jnp.nan)
 
 
-@lowers(aten.pow.Tensor_Tensor)
-def power(x, exponent):
-    if not jnp.issubdtype(jnp.result_type(x, exponent), jnp.floating):
-        return x**exponent
-    x, exponent = jnp.broadcast_arrays(widened(x), widened(exponent))
-    return _power(x, exponent)
+@lowers(aten.logit.default)
+def logit(x, eps=None):
+    eps = 0.0 if eps is None else eps
+    return _logit(widened(x), eps, 1 - eps)
 
 
-@lowers(aten.pow.Tensor_Scalar)
-def power_of_number(x, exponent):
-    floating = jnp.issubdtype(x.dtype, jnp.inexact)
-    x = widened(x) if floating or isinstance(exponent, float) else x.astype(jnp.promote_types(x.dtype, jnp.int8))
-    if exponent == 0:
-        return jnp.ones_like(x)
-    if float(exponent).is_integer() and (floating or exponent > 0):
-        return jax.lax.integer_pow(x, int(exponent))
-    return x**exponent
-
-
-@jax.custom_jvp
-def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jax.scipy.special.xlogy(x, y)
-
-
-@_xlogy.defjvp
-def _xlogy_jvp(primals, tangents):
-    """At (0, 0) the gradient of `x` is zero and that of `y` NaN, as PyTorch's."""
-    (x, y), (dx, dy) = primals, tangents
-    return _xlogy(x, y), dx * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)) + dy * (x / y)
-
-
-@lowers(aten.xlogy.Tensor)
-def xlogy(x, y):
-    return _xlogy(*jnp.broadcast_arrays(widened(x), widened(y)))
+@decomposes(aten.rrelu_with_noise.default)
+def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
+    if training:
+        raise NotImplementedError("its random slopes have no operation of their own; it works in eval mode")
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
 
 
 @decomposes(aten.embedding_renorm_.default)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings.registry import lowers
+from bridge.lowerings.registry import FUNCTIONS, lowers
 from bridge.tensors import regraft
 
 aten = torch.ops.aten
@@ -14,9 +14,24 @@ aten = torch.ops.aten
 
 @lowers(aten.linalg_cholesky_ex.default)
 def cholesky(a, upper=False, check_errors=False):
-    """Where `a` is not positive definite the result is NaN; nobody can look whether to raise while tracing."""
+    """Where `a` is not positive definite the factor is NaN, and `info` the first minor that is not."""
     factor = jnp.linalg.cholesky(a)
-    return jnp.swapaxes(factor, -1, -2) if upper else factor, jnp.zeros(a.shape[:-2], jnp.int32)
+    return jnp.swapaxes(factor, -1, -2) if upper else factor, _first_minor(a, upper)
+
+
+def _first_minor(a: jax.Array, upper: bool) -> jax.Array:
+    """The order of the first leading minor that is not positive, zero if there is none. No work unless it is used."""
+    a = jax.lax.stop_gradient(jnp.conj(jnp.swapaxes(a, -1, -2)) if upper else a)
+    place = jnp.arange(a.shape[-1])
+
+    def step(i, state):
+        a, info = state
+        pivot = jnp.real(a[..., i, i])
+        info = jnp.where((info == 0) & ~(pivot > 0), i + 1, info)
+        column = jnp.where(place > i, a[..., :, i], 0)
+        return a - column[..., :, None] * jnp.conj(column[..., None, :]) / a[..., i, i, None, None], info
+
+    return jax.lax.fori_loop(0, a.shape[-1], step, (a, jnp.zeros(a.shape[:-2], jnp.int32)))[1]
 
 
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -24,6 +39,25 @@ def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array]:
         return a, jnp.zeros(a.shape[:-1], jnp.int32)
     lu, pivots, _ = jax.lax.linalg.lu(jax.lax.stop_gradient(a))
     return lu, pivots + 1  # LAPACK counts from 1
+
+
+def _first_zero(lu: jax.Array) -> jax.Array:
+    """The place, counted from 1, of the first zero on the diagonal: the matrix is singular. Zero if there is none."""
+    zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
+    return jnp.where(jnp.any(zero, -1), jnp.argmax(zero, -1) + 1, 0) if lu.size else jnp.zeros(lu.shape[:-2], jnp.int32)
+
+
+@lowers(aten.linalg_inv_ex.default)
+def inverse(a, check_errors=False):
+    return (jnp.linalg.inv(a) if a.size else a), _first_zero(_lu(a)[0])
+
+
+@lowers(aten.linalg_lu_factor_ex.default)
+def lu_factor(a, pivot=True, check_errors=False):
+    if not pivot:
+        raise NotImplementedError("without pivots")
+    lu, pivots, _ = jax.lax.linalg.lu(a)
+    return lu, pivots + 1, _first_zero(lu)
 
 
 @lowers(aten._linalg_det.default)
@@ -45,7 +79,8 @@ def solve(a, b, *, left=True, check_errors=False):
         out = jnp.linalg.solve(a, right)
     else:
         out = jnp.swapaxes(jnp.linalg.solve(jnp.swapaxes(a, -1, -2), jnp.swapaxes(right, -1, -2)), -1, -2)
-    return (out[..., 0] if vector else out, *_lu(a), jnp.zeros(a.shape[:-2], jnp.int32))
+    lu, pivots = _lu(a)
+    return (out[..., 0] if vector else out, lu, pivots, _first_zero(lu))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -91,3 +126,12 @@ def eigh(a, uplo="L", compute_v=True):
     symmetric = regraft(jnp.where(lower, a, other) if uplo == "L" else jnp.where(lower, other, a), (a + other) / 2)
     vectors, values = jax.lax.linalg.eigh(symmetric, symmetrize_input=False)
     return values, vectors
+
+
+@lowers(aten._linalg_eigvals.default)
+def eigenvalues(a):
+    """Taken whole: JAX differentiates the values, and not the vectors, which PyTorch would ask for besides."""
+    return jnp.linalg.eigvals(a)
+
+
+FUNCTIONS[torch.linalg.eigvals] = aten._linalg_eigvals.default

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.arrays import jax_dtype
-from bridge.lowerings.registry import DECOMPOSITIONS, lowers, widened
+from bridge.lowerings.registry import DECOMPOSITIONS, METAS, lowers, widened
 
 aten = torch.ops.aten
 
@@ -77,6 +77,18 @@ def group_norm(x, weight, bias, batch, channels, size, groups, eps):
     if bias is not None:
         out = out + jnp.reshape(bias, shape)
     return out.astype(x.dtype), mean[..., 0], rstd[..., 0]
+
+
+@lowers(aten._weight_norm_interface.default)
+def weight_norm(v, g, dim=0):
+    """Every slice along `dim` has a norm of its own; of a vector, every element. The norms have no gradient."""
+    wide = widened(v)
+    axes = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
+    norm = jnp.sqrt(jnp.sum(jnp.square(wide), axes, keepdims=True))
+    return wide * (g / norm), jax.lax.stop_gradient(norm)
+
+
+METAS[aten._weight_norm_interface.default] = lambda v, g, dim=0: (torch.empty_like(v), torch.empty_like(g))
 
 
 def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):

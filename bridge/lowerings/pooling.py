@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from bridge.lowerings.registry import lowers, widened
+from bridge.tensors import regraft
 
 aten = torch.ops.aten
 
@@ -104,6 +105,17 @@ def adaptive_max_pool(x, output_size):
         position = starts[:, None] + np.arange(max(ends - starts, default=1))[None]
         windows.append((position, position < ends[:, None]))
     return _gathered_max(x, windows)
+
+
+@lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)
+def max_unpool(x, indices, output_size, stride=None, padding=None):
+    """Entries that share a place have its gradient together, whichever of them it holds."""
+    n = len(output_size)
+    lead = x.shape[:-n]
+    rows, places = math.prod(lead), jnp.reshape(indices, (math.prod(lead), -1))
+    at = jnp.zeros((rows, math.prod(output_size)), x.dtype).at[jnp.arange(rows)[:, None], places]
+    values = jnp.reshape(x, (rows, -1))
+    return jnp.reshape(regraft(at.set(jax.lax.stop_gradient(values)), at.add(values)), (*lead, *output_size))
 
 
 def _each(value: int | Sequence[int], n: int) -> tuple[int, ...]:

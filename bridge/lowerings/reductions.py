@@ -1,5 +1,8 @@
 """Reductions, scans and losses with PyTorch's gradient at ties, at zero and at infinities."""
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,40 +14,6 @@ from bridge.lowerings.registry import METAS, lowers, widened
 from bridge.tensors import regraft
 
 aten = torch.ops.aten
-
-
-def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    values = jnp.take_along_axis(x, index, dim)
-    return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
-
-
-@lowers(aten.max.dim)
-def max_along(x, dim, keepdim=False):
-    """Among equals the first has the index and the whole gradient; `amax` shares it."""
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
-    return _picked(x, jnp.argmax(x, dim, keepdims=True), dim, keepdim)
-
-
-@lowers(aten.min.dim)
-def min_along(x, dim, keepdim=False):
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
-    return _picked(x, jnp.argmin(x, dim, keepdims=True), dim, keepdim)
-
-
-@lowers(aten.median.default)
-def median(x):
-    """The lower of the two in the middle; equals share the gradient."""
-    if not x.size:
-        return jnp.full((), jnp.nan, x.dtype)
-    order = jnp.sort(jnp.reshape(x, -1))
-    value = jax.lax.stop_gradient(order[(x.size - 1) // 2])
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return value
-    value = jnp.where(jnp.any(jnp.isnan(x)), jnp.nan, value)
-    same = (x == value) | (jnp.isnan(x) & jnp.isnan(value))
-    return regraft(value, jnp.sum(jnp.where(same, x, 0)) / jnp.maximum(jnp.sum(same), 1).astype(x.dtype))
 
 
 @lowers(aten.cummax.default)
@@ -101,18 +70,50 @@ def logcumsumexp(x, dim):
     return jax.lax.associative_scan(_logaddexp, widened(x), axis=dim % x.ndim)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _variance(x: jax.Array, axes: tuple[int, ...], ddof: int) -> jax.Array:
+    """With the reduced dimensions kept."""
+    return jnp.var(x, axes, ddof=ddof, keepdims=True)
+
+
+@_variance.defjvp
+def _variance_jvp(axes, ddof, primals, tangents):
+    """Not through the mean: entries beside an infinite one have a gradient."""
+    (x,), (dx,) = primals, tangents
+    count = max(math.prod(x.shape[a] for a in axes) - ddof, 0)
+    scale = 2 / count if count else jnp.nan
+    slope = scale * (x - jnp.mean(x, axes, keepdims=True))
+    return _variance(x, axes, ddof), jnp.sum(dx * slope, axes, keepdims=True)
+
+
+def _spread(x, dim, correction, keepdim, root):
+    """Variance or, with the gradient zero where all entries are equal, deviation; and the mean."""
+    x = widened(x)
+    axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(d % x.ndim for d in dim)
+    variance = functools.partial(jnp.var, keepdims=True) if jnp.iscomplexobj(x) else _variance
+    var = variance(x, axes, ddof=1 if correction is None else correction)
+    out = jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var))) if root else var
+    return out if keepdim else jnp.squeeze(out, axes), jnp.mean(x, axes, keepdims=keepdim)
+
+
+@lowers(aten.var.correction)
+def var(x, dim=None, *, correction=None, keepdim=False):
+    return _spread(x, dim, correction, keepdim, False)[0]
+
+
+@lowers(aten.var_mean.correction)
+def var_mean(x, dim=None, *, correction=None, keepdim=False):
+    return _spread(x, dim, correction, keepdim, False)
+
+
 @lowers(aten.std.correction)
 def std(x, dim=None, *, correction=None, keepdim=False):
-    """Its gradient is zero where all entries are equal."""
-    axes = None if dim is None or dim == [] or not x.ndim else tuple(dim)
-    var = jnp.var(widened(x), axes, ddof=1 if correction is None else correction, keepdims=keepdim)
-    return jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var)))
+    return _spread(x, dim, correction, keepdim, True)[0]
 
 
 @lowers(aten.std_mean.correction)
 def std_mean(x, dim=None, *, correction=None, keepdim=False):
-    axes = None if dim is None or dim == [] or not x.ndim else tuple(dim)
-    return std(x, dim, correction=correction, keepdim=keepdim), jnp.mean(widened(x), axes, keepdims=keepdim)
+    return _spread(x, dim, correction, keepdim, True)
 
 
 @lowers(aten.linalg_vector_norm.default)

@@ -96,6 +96,8 @@ def take_along_dim(x, indices, dim=None):
     if dim is None:
         return x.reshape(-1).gather(0, indices.reshape(-1).to(torch.int64))
     dim = dim % x.dim()
+    if not isinstance(indices, BridgeTensor):
+        indices = indices % x.shape[dim]  # PyTorch lets them wrap around; JAX does so for the negative ones
     shape = torch.broadcast_shapes(
         [1 if d == dim else n for d, n in enumerate(x.shape)],
         [1 if d == dim else n for d, n in enumerate(indices.shape)],

@@ -54,6 +54,14 @@ REFUSED = {
     "comparison": lambda m, ids: ids < 2**40,
     "filled": lambda m, ids: torch.full((2,), 2**40),
     "masked with the smallest": lambda m, ids: ids.masked_fill(ids > 2, torch.iinfo(torch.int64).min),
+    "sum of a large known number": lambda m, ids: ((ids > 0) * 2**30).sum(),
+    "sum of 32 bits": lambda m, ids: (ids.int() * 0 + 2**30).sum(),
+    "running sum of known numbers": lambda m, ids: ((ids % 2 + 1) * 2**29).cumsum(-1),
+    "running sum of 32 bits": lambda m, ids: ((ids > 0).int() * 2**30).cumsum(-1),
+    "added by index": lambda m, ids: ids.new_zeros(9).index_add(0, ids[0] % 2, ids[0] % 2 * 2**30 + 2**30),
+    "added by scattering": lambda m, ids: ids.new_zeros(2, 3).scatter_add(1, ids % 2, ids % 2 * 2**30 + 2**30),
+    "reduced by scattering": lambda m, ids: ids.new_zeros(2, 3).scatter_reduce(1, ids % 2, ids % 9 + 2**30, "sum"),
+    "added in brackets": lambda m, ids: ids.new_zeros(9).index_put((ids % 2,), ids % 9 + 2**30, accumulate=True),
     "view written": lambda m, ids: (lambda x: (x[0].mul_(2**20), x[1] * 2**20))(ids % 5000),
     "product of what was summed": lambda m, ids: (ids % 1000).cumsum(-1) * 1_000_000,
 }
@@ -101,6 +109,13 @@ LET_THROUGH = {
     "int32 wraps in PyTorch, too": lambda m, ids: torch.tensor([3], dtype=torch.int32) * torch.tensor([2**30, 5]).int(),
     "floats": lambda m, ids: ids.float() * 2**40 + ids * 1e10,
     "counted": lambda m, ids: torch.count_nonzero(ids) * 1000 + torch.searchsorted(torch.arange(9), ids) * 100,
+    "counted by index": lambda m, ids: (
+        ids.new_zeros(9).index_add(0, ids[0] % 9, ids[0] % 9) * 100,
+        ids.new_zeros(2, 3).scatter_add(1, ids % 3, ids % 1000) * 100,
+        ids.new_zeros(2, 3).scatter_reduce(1, ids % 3, ids % 1000, "amax") * 10_000,
+        ids.new_zeros(9).index_put((ids % 9,), ids % 9, accumulate=True) * 1000,
+    ),
+    "sums of unknown numbers, added": lambda m, ids: (ids * 1).index_add(0, ids[0, :1] % 2, ids[:1] + 1) + ids.sum(),
     "relative buckets": lambda m, ids: torch.where(ids < 4, ids.abs().clamp(max=9), torch.full_like(ids, 3)) * 32,
 }
 
@@ -115,6 +130,13 @@ def test_the_caller_may_choose_to_wrap_and_verify_sees_that_it_does():
     report = bridge.verify(Applied(hashed), IDS, int64="wrap")
     assert {r.kind for r in report.rows if r.verdict == "beyond tolerance"} == {"output", "gradient"}
     assert bridge.verify(Applied(lambda m, ids: F.embedding(ids * 31 % 97, m.table)), IDS, int64="wrap").ok
+
+
+def test_verify_sees_floats_that_32_bit_integers_do_not_hold():
+    """What a float may be is not known while tracing, and `(x * n).long()` is ordinary code: it is not refused."""
+    module = Applied(lambda m, ids: (ids.float() * 1e9).long() % 7)
+    assert [r.verdict for r in bridge.verify(module, IDS).rows if r.kind == "output"] == ["beyond tolerance"]
+    assert bridge.verify(Applied(lambda m, ids: (ids.float() * 1e8).long() % 7), IDS).ok
 
 
 def test_exact_needs_64_bits():

@@ -12,6 +12,7 @@ import bridge
 
 MASKED = randn(3, 4).masked_fill(torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]).bool(), float("-inf"))
 IMAGE = randn(1, 2, 6, 6)
+LABELS = torch.tensor([[1, 1, 2], [3, 4, 1], [2, 2, 2]])
 _, PLACES = F.max_pool2d(IMAGE, 3, 2, return_indices=True)
 
 
@@ -43,6 +44,44 @@ CASES = {
     "polygamma 1": (lambda x: torch.polygamma(1, x), randn(6).abs() + 0.5),
     "polygamma 2": (lambda x: torch.polygamma(2, x), randn(6).abs() + 0.5),
     "polygamma 0": (lambda x: torch.polygamma(0, x), randn(6).abs() + 0.5),
+    "quotient of small numbers": (torch.div, 1e-22 * (randn(4).abs() + 1), 1e-22 * (randn(4, seed=2).abs() + 1)),
+    "ctc": (
+        lambda x: F.ctc_loss(x.log_softmax(-1), LABELS, (7, 5, 6), (3, 2, 0), reduction="none"),
+        randn(7, 3, 5),
+    ),
+    "ctc, lengths in tensors": (
+        lambda x: F.ctc_loss(x.log_softmax(-1), LABELS, torch.tensor([7, 5, 6]), torch.tensor([3, 2, 1])),
+        randn(7, 3, 5),
+    ),
+    "ctc, impossible": (
+        lambda x: F.ctc_loss(x.log_softmax(-1), LABELS, (3, 5, 6), (3, 2, 1), zero_infinity=True),
+        randn(7, 3, 5),
+    ),
+    "ctc, labels in a row, blank last": (
+        lambda x: F.ctc_loss(x.log_softmax(-1), LABELS.ravel()[:6] - 1, (7, 5, 6), (3, 2, 1), blank=4),
+        randn(7, 3, 5),
+    ),
+    "ctc of what is no log_softmax": (lambda x: F.ctc_loss(x, LABELS, (7, 5, 6), (3, 2, 1)), -randn(7, 3, 5).abs()),
+    "max_unpool1d": (lambda x: F.max_unpool1d(*F.max_pool1d(x, 2, return_indices=True), 2), randn(2, 2, 6)),
+    "max_unpool2d": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=(7, 6)),
+        randn(2, 2, 7, 6),
+    ),
+    "max_unpool3d": (lambda x: F.max_unpool3d(*F.max_pool3d(x, 2, return_indices=True), 2), randn(1, 2, 2, 4, 4)),
+    "antialiased, bilinear": (lambda x: F.interpolate(x, (3, 11), mode="bilinear", antialias=True), IMAGE),
+    "antialiased, corners": (
+        lambda x: F.interpolate(x, (2, 5), mode="bilinear", antialias=True, align_corners=True),
+        IMAGE,
+    ),
+    "antialiased, bicubic": (
+        lambda x: (
+            F.interpolate(x, (4, 3), mode="bicubic", antialias=True),
+            F.interpolate(x, scale_factor=(0.6, 1.3), mode="bicubic", antialias=True),
+        ),
+        IMAGE,
+    ),
+    "eigenvalues": (lambda x: torch.linalg.eigvals(x + torch.diag(torch.arange(4.0) * 5)).abs().sort()[0], randn(4, 4)),
+    "likelihood of a normal": (lambda x: F.gaussian_nll_loss(x, x * 2, x.square(), full=True), randn(3, 4)),
     "max_pool2d backward": (pool_backward, randn(1, 2, 2, 2, seed=2)),
 }
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import bridge
 
@@ -26,6 +27,10 @@ FUNCTIONS = {
     "multilabel margin": lambda x: F.multilabel_margin_loss(x[:2], torch.tensor([[1, 2, -1, 0], [-1, 0, 0, 0]])),
     "multilabel margin, one": lambda x: F.multilabel_margin_loss(x[0], torch.tensor([3, 0, -1, 1]), reduction="none"),
     "large numbers": lambda x: [f(x + 200.0) for f in (F.softplus, F.elu, F.celu, F.selu, F.mish)],
+    "floats to small integers": lambda x: (
+        *((x * 1000).to(d) for d in (torch.int8, torch.uint8, torch.int16)),
+        torch.zeros(3, 4, dtype=torch.int8).copy_(x * 300) + x,
+    ),
     "sign of nan": lambda x: torch.where(x > 0, x, float("nan")).sign() + x,
 }
 
@@ -47,10 +52,11 @@ def test_function(name):
         (lambda: nn.ConvTranspose3d(2, 3, 2, dilation=3, bias=False), (1, 2, 4, 4, 4)),
         (lambda: nn.Conv2d(4, 4, 3, padding=2, padding_mode="circular", groups=4, dilation=2), (2, 4, 5, 6)),
         (lambda: nn.Conv1d(4, 2, 4, padding="same", bias=False), (2, 4, 7)),
+        (lambda: weight_norm(weight_norm(nn.Linear(4, 3), "bias"), "weight", 1), (2, 4)),
     ],
-    ids=["transposed, all", "transposed, stride", "transposed, dilation", "circular", "same, even kernel"],
+    ids=["transposed, all", "transposed, stride", "transposed, dilation", "circular", "same, even kernel", "norms"],
 )
-def test_convolution(module, shape):
+def test_module(module, shape):
     torch.manual_seed(0)
     report = bridge.verify(module(), torch.randn(shape))
     assert report.ok, f"\n{report}"

@@ -159,7 +159,31 @@ UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_li
 WORKSPACE = {aten._linalg_det.default: 1, aten._linalg_slogdet.default: 2, aten._linalg_solve_ex.default: 1}
 """Maps an op to the number of outputs that are results; the others are for PyTorch's backward."""
 
+AT_SPECIAL_POINTS = {
+    getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2] or "default")
+    for name in (
+        *("relu", "softshrink", "special_entr", "logit", "digamma", "polygamma", "lgamma", "special_erfcx", "i0"),
+        *("special_ndtri", "maximum", "minimum", "logaddexp", "logaddexp2", "div.Tensor", "hypot", "atan2"),
+        *("copysign.Tensor", "copysign.Scalar", "_prelu_kernel", "smooth_l1_loss", "huber_loss", "amax", "amin"),
+        *("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "pow.Scalar", "xlogy.Scalar_Self"),
+        *("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar", "aminmax", "max", "min"),
+        *("median.dim", "nanmedian.dim", "nanmedian", "mode", "sort", "sort.stable", "var.correction"),
+        *("var_mean.correction", "xlogy.Scalar_Other"),
+    )
+}
+"""`test_special_points.py` compares these at many points."""
+
 ELSEWHERE = {
+    *AT_SPECIAL_POINTS,
+    aten._weight_norm_interface.default,
+    aten._ctc_loss.default,
+    aten.max_unpool2d.default,
+    aten.max_unpool3d.default,
+    aten._upsample_bilinear2d_aa.default,
+    aten._upsample_bicubic2d_aa.default,
+    aten._linalg_eigvals.default,
+    aten.linalg_inv_ex.default,
+    aten.linalg_lu_factor_ex.default,
     aten._efficientzerotensor.default,
     aten.polar.default,
     aten.put.default,

@@ -1,0 +1,262 @@
+"""Functions of two or more elements, with PyTorch's gradient at ties, boundaries, zeros and nan.
+
+The derivatives are the formulas of PyTorch; where one says 0 * inf or shares a tie, so does the other.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from bridge.lowerings.custom_gradients import with_derivatives
+from bridge.lowerings.elementwise import absolute
+from bridge.lowerings.registry import lowers, widened
+
+aten = torch.ops.aten
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(x, low=None, high=None):
+    """On a boundary the whole gradient is that of `x`; of nan there is none."""
+    if low is None or high is None:
+        return clamp_min(x, low) if high is None else clamp_max(x, high)
+    return _clamped(x, low, high)
+
+
+@with_derivatives(
+    lambda t, out, x, low, high: jnp.where((x >= low) & (x <= high), t, 0),
+    lambda t, out, x, low, high: jnp.where((x < low) & (low < high), t, 0),
+    lambda t, out, x, low, high: jnp.where((x > high) | (low > high), t, 0),
+)
+def _clamped(x, low, high):
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+@with_derivatives(lambda t, out, x, low: jnp.where(x >= low, t, 0), lambda t, out, x, low: jnp.where(x < low, t, 0))
+def clamp_min(x, low):
+    return jnp.maximum(x, low)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+@with_derivatives(lambda t, out, x, high: jnp.where(x <= high, t, 0), lambda t, out, x, high: jnp.where(x > high, t, 0))
+def clamp_max(x, high):
+    return jnp.minimum(x, high)
+
+
+def _halved(t, x, y):
+    return jnp.where(x == y, t / 2, t)
+
+
+@lowers(aten.maximum.default)
+@with_derivatives(
+    lambda t, out, x, y: jnp.where(x < y, 0, _halved(t, x, y)),
+    lambda t, out, x, y: jnp.where(x > y, 0, _halved(t, x, y)),
+)
+def maximum(x, y):
+    return jnp.maximum(x, y)
+
+
+@lowers(aten.minimum.default)
+@with_derivatives(
+    lambda t, out, x, y: jnp.where(x > y, 0, _halved(t, x, y)),
+    lambda t, out, x, y: jnp.where(x < y, 0, _halved(t, x, y)),
+)
+def minimum(x, y):
+    return jnp.minimum(x, y)
+
+
+@lowers(aten.fmax.default)
+def fmax(x, y):
+    return jnp.where((x >= y) | jnp.isnan(y), x, y)
+
+
+@lowers(aten.fmin.default)
+def fmin(x, y):
+    return jnp.where((x <= y) | jnp.isnan(y), x, y)
+
+
+@with_derivatives(
+    lambda t, out, x, y: t / (1 + jnp.exp(y - x)),
+    lambda t, out, x, y: t / (1 + jnp.exp(x - y)),
+)
+def _logaddexp(x, y):
+    return jnp.logaddexp(x, y)
+
+
+@lowers(aten.logaddexp.default)
+def logaddexp(x, y):
+    return _logaddexp(widened(x), widened(y))
+
+
+@with_derivatives(
+    lambda t, out, x, y: t / (1 + jnp.exp2(y - x)),
+    lambda t, out, x, y: t / (1 + jnp.exp2(x - y)),
+)
+def _logaddexp2(x, y):
+    return jnp.logaddexp2(x, y)
+
+
+@lowers(aten.logaddexp2.default)
+def logaddexp2(x, y):
+    return _logaddexp2(widened(x), widened(y))
+
+
+@with_derivatives(lambda t, out, x, y: t / y, lambda t, out, x, y: -(t * out) / y)
+def _quotient(x, y):
+    return x / y
+
+
+@lowers(aten.div.Tensor)
+def divide(x, y):
+    """The square of a divisor, which JAX's derivative has, overflows long before the quotient does."""
+    traced = isinstance(y, jax.Array) and jnp.issubdtype(jnp.result_type(x, y), jnp.floating)
+    return _quotient(x, y) if traced else jnp.true_divide(x, y)
+
+
+@with_derivatives(lambda t, out, x, y: t * (x / out), lambda t, out, x, y: t * (y / out))
+def _hypot(x, y):
+    return jnp.hypot(x, y)
+
+
+@lowers(aten.hypot.default)
+def hypot(x, y):
+    return _hypot(widened(x), widened(y))
+
+
+@with_derivatives(lambda t, out, x, y: t * _atan2_share(y, x, y), lambda t, out, x, y: t * _atan2_share(-x, x, y))
+def _atan2(x, y):
+    return jnp.arctan2(x, y)
+
+
+def _atan2_share(other, x, y):
+    share = other * (1 / (x * x + y * y))
+    return jnp.where((x == 0) & (y == 0), 0, share)
+
+
+@lowers(aten.atan2.default)
+def atan2(x, y):
+    return _atan2(*(a if jnp.issubdtype(a.dtype, jnp.inexact) else widened(a) for a in map(jnp.asarray, (x, y))))
+
+
+@with_derivatives(lambda t, out, x, y: t * jnp.where(x == 0, 0, out / x), lambda t, out, x, y: jnp.zeros_like(t))
+def _copysign(x, y):
+    return jnp.copysign(x, y)
+
+
+@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(x, y):
+    return _copysign(
+        *(a if jnp.issubdtype(jnp.result_type(a), jnp.floating) else widened(jnp.asarray(a)) for a in (x, y))
+    )
+
+
+@with_derivatives(lambda t, out, x, y: t, lambda t, out, x, y: -t * jnp.floor_divide(x, y))
+def _remainder(x, y):
+    return jnp.remainder(x, y)
+
+
+@lowers(aten._prelu_kernel.default)
+@with_derivatives(lambda t, out, x, w: t * jnp.where(x > 0, 1, w), lambda t, out, x, w: t * jnp.where(x > 0, 0, x))
+def prelu(x, weight):
+    return jnp.where(x > 0, x, weight * x)
+
+
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(x, y):
+    return _remainder(x, y)
+
+
+@with_derivatives(
+    lambda t, out, x, e: t * jnp.where(e == 0, 0, e * x ** (e - 1)),
+    lambda t, out, x, e: t * jnp.where((x == 0) & (e >= 0), 0, out * jnp.log(x)),
+)
+def _power(x, e):
+    return x**e
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def power(x, exponent):
+    if not jnp.issubdtype(jnp.result_type(x, exponent), jnp.floating):
+        return x**exponent
+    return _power(widened(jnp.asarray(x)), widened(jnp.asarray(exponent)))
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def power_of_number(x, exponent):
+    floating = jnp.issubdtype(x.dtype, jnp.inexact)
+    x = widened(x) if floating or isinstance(exponent, float) else x.astype(jnp.promote_types(x.dtype, jnp.int8))
+    if exponent == 0:
+        return jnp.ones_like(x)
+    if float(exponent).is_integer() and (floating or exponent > 0):
+        return jax.lax.integer_pow(x, int(exponent))
+    return _fractional_power(x, exponent) if jnp.issubdtype(x.dtype, jnp.floating) else x**exponent
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _fractional_power(x: jax.Array, exponent: float) -> jax.Array:
+    if exponent in (0.5, -0.5):
+        return jnp.sqrt(x) if exponent > 0 else jax.lax.rsqrt(x)
+    return x**exponent
+
+
+@_fractional_power.defjvp
+def _fractional_power_jvp(exponent, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return _fractional_power(x, exponent), dx * (exponent * _fractional_power(x, exponent - 1))
+
+
+@with_derivatives(
+    lambda t, out, x, y: t * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
+    lambda t, out, x, y: t * (x / y),
+)
+def _xlogy(x, y):
+    return jax.scipy.special.xlogy(x, y)
+
+
+@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+def xlogy(x, y):
+    return _xlogy(*(widened(jnp.asarray(a)) for a in (x, y)))
+
+
+@with_derivatives(
+    lambda t, out, x, y: t * jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
+    lambda t, out, x, y: t * (x / (y + 1)),
+)
+def _xlog1py(x, y):
+    return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y)))
+
+
+@lowers(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
+def xlog1py(x, y):
+    return _xlog1py(*(widened(jnp.asarray(a)) for a in (x, y)))
+
+
+@with_derivatives(
+    lambda t, out, x, y, beta: t * _slope(x - y, beta) / beta,
+    lambda t, out, x, y, beta: -t * _slope(x - y, beta) / beta,
+    lambda t, out, x, y, beta: jnp.zeros_like(t),
+)
+def _huber(x, y, beta):
+    size = jnp.abs(x - y)
+    return jnp.where(size < beta, size * size / (2 * beta), size - beta / 2)
+
+
+def _slope(difference, beta):
+    return jnp.where(difference <= -beta, -beta, jnp.where(difference >= beta, beta, difference))
+
+
+def _reduced(loss, reduction):
+    return loss if reduction == 0 else jnp.mean(loss) if reduction == 1 else jnp.sum(loss)
+
+
+@lowers(aten.smooth_l1_loss.default)
+def smooth_l1_loss(x, y, reduction=1, beta=1.0):
+    x, y = widened(x), widened(y)
+    return _reduced(_huber(x, y, beta) if beta > 0 else absolute(x - y), reduction)
+
+
+@lowers(aten.huber_loss.default)
+def huber_loss(x, y, reduction=1, delta=1.0):
+    return _reduced(_huber(widened(x), widened(y), delta) * delta, reduction)

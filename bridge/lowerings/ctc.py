@@ -1,0 +1,69 @@
+"""Connectionist temporal classification (Graves et al. 2006), for lengths that are known while tracing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from bridge.lowerings.registry import METAS, decomposes, lowers, widened
+
+aten = torch.ops.aten
+
+_NEVER = -1e30
+"""The logarithm of a probability of zero; infinities have no gradient."""
+
+
+@lowers(aten._ctc_loss.default)
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    """Losses, and in place of PyTorch's table of forward variables zeros of its shape.
+
+    The gradient is PyTorch's, which takes `log_probs` for a result of log_softmax: besides the derivative it has the
+    probabilities, and log_softmax cancels them.
+    """
+    log_probs = widened(log_probs)
+    steps, batch, _ = log_probs.shape
+    labels = _rows(targets, target_lengths)
+    states = jnp.full((batch, 2 * labels.shape[1] + 1), blank).at[:, 1::2].set(labels)
+    skips = jnp.pad((states[:, 2:] != blank) & (states[:, 2:] != states[:, :-2]), ((0, 0), (2, 0)))
+    scores = jnp.take_along_axis(log_probs, jnp.broadcast_to(states, (steps, *states.shape)), 2)
+    scores = jnp.maximum(scores, _NEVER)
+    lengths, ends = np.asarray(input_lengths), 2 * np.asarray(target_lengths)
+
+    def step(alpha, given):
+        score, running = given
+        before = [jnp.pad(alpha, ((0, 0), (k, 0)), constant_values=_NEVER)[:, : alpha.shape[1]] for k in (1, 2)]
+        reached = jnp.logaddexp(jnp.logaddexp(alpha, before[0]), jnp.where(skips, before[1], _NEVER))
+        return jnp.where(running[:, None], jnp.maximum(reached + score, _NEVER), alpha), None
+
+    start = jnp.where(np.arange(states.shape[1]) < 2, scores[0], _NEVER)
+    running = np.arange(steps)[:, None] < lengths
+    alpha, _ = jax.lax.scan(step, start, (scores[1:], running[1:]))
+    last = jnp.take_along_axis(alpha, ends[:, None], 1)[:, 0]
+    label = jnp.take_along_axis(alpha, np.maximum(ends - 1, 0)[:, None], 1)[:, 0]
+    total = jnp.logaddexp(last, jnp.where(ends > 0, label, _NEVER))
+    mass = jnp.sum(jnp.where(running[..., None], jnp.exp(log_probs), 0), (0, 2))
+    loss = jnp.where(total > _NEVER / 2, mass - jax.lax.stop_gradient(mass) - total, 0 if zero_infinity else jnp.inf)
+    return loss, jnp.zeros((batch, steps, states.shape[1]), log_probs.dtype)
+
+
+def _rows(targets: jax.Array, lengths: list[int]) -> jax.Array:
+    """The labels of each sequence in a row of its own, padded with whatever follows them."""
+    widest = max(lengths, default=0)
+    if targets.ndim == 2:
+        return targets[:, :widest]
+    first = np.cumsum([0, *lengths[:-1]])
+    return targets[np.minimum(first[:, None] + np.arange(widest), max(targets.shape[0] - 1, 0))]
+
+
+def _meta(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    steps, batch, _ = log_probs.shape
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(target_lengths, default=0) + 1)
+
+
+METAS[aten._ctc_loss.default] = _meta
+
+
+@decomposes(aten._ctc_loss.Tensor)
+def ctc_loss_of_tensors(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    lengths = [[int(n) for n in t.tolist()] for t in (input_lengths, target_lengths)]
+    return aten._ctc_loss.default(log_probs, targets, *lengths, blank, zero_infinity)

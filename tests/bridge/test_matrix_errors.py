@@ -1,0 +1,131 @@
+"""Singular and indefinite matrices: what PyTorch raises, its info, and code that catches the error."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from eager import Call, compare, randn
+
+import bridge
+
+INDEFINITE = torch.diag(torch.tensor([1.0, 4.0, -2.0, 3.0]))
+SINGULAR = torch.diag(torch.tensor([2.0, 0.0, 5.0, 0.0]))
+GOOD = (lambda m: m @ m.mT + 4 * torch.eye(4))(randn(4, 4))
+STACK = torch.stack([GOOD, INDEFINITE, SINGULAR])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.linalg.cholesky_ex(x).info,
+        lambda x: torch.linalg.cholesky_ex(x, upper=True).info,
+        lambda x: torch.linalg.inv_ex(x).info,
+        lambda x: torch.linalg.solve_ex(x, x).info,
+        lambda x: torch.linalg.lu_factor_ex(x).info,
+    ],
+    ids=["cholesky", "upper", "inverse", "solution", "factors"],
+)
+def test_info(function):
+    ours = jax.jit(lambda x: bridge.export(Call(function))({}, {}, x)[0])(STACK.numpy())
+    assert ours.tolist() == function(STACK).tolist()
+
+
+def test_code_that_chooses_by_info():
+    def regularised(x):
+        info = torch.linalg.cholesky_ex(x).info
+        safe = torch.where((info > 0)[:, None, None], torch.eye(4), x)
+        return torch.where((info > 0)[:, None, None], x * 2, torch.linalg.cholesky(safe))
+
+    compare(Call(regularised), [STACK])
+
+
+def test_values_that_are_known_raise_pytorchs_error():
+    for function, matrix in ((torch.linalg.cholesky, INDEFINITE), (torch.linalg.inv, SINGULAR)):
+        with pytest.raises(torch.linalg.LinAlgError) as expected:
+            function(matrix)
+        with pytest.raises(torch.linalg.LinAlgError) as ours:
+            bridge.export(Call(function))({}, {}, jnp.asarray(matrix.numpy()))
+        assert str(ours.value) == str(expected.value)
+
+
+def jitter(x):
+    try:
+        return torch.linalg.cholesky(x)
+    except RuntimeError:
+        return torch.linalg.cholesky(x + torch.eye(4))
+
+
+def any_error(x):
+    try:
+        if x.dim() == 2:
+            x = torch.linalg.inv(x)
+    except:  # noqa: E722
+        x = torch.linalg.pinv(x)
+    return x
+
+
+def by_name(x):
+    try:
+        return torch.linalg.solve(x, x)
+    except (ValueError, torch.linalg.LinAlgError):
+        return x
+
+
+def suppressed(x):
+    with contextlib.suppress(RuntimeError):
+        x = torch.linalg.cholesky_ex(x, check_errors=True).L
+    return x
+
+
+def in_a_function_below(x):
+    def inner():
+        return torch.linalg.inv(x)
+
+    try:
+        return inner()
+    except Exception:
+        return x
+
+
+@pytest.mark.parametrize("function", [jitter, any_error, by_name, suppressed, in_a_function_below])
+def test_code_that_catches_the_error_is_refused(function):
+    fn = bridge.export(Call(function))
+    with pytest.raises(bridge.BridgeError, match=r"catches the error of `torch.linalg.*cholesky_ex.*torch.where"):
+        jax.jit(lambda x: fn({}, {}, x))(GOOD.numpy())
+
+
+def other_error(x):
+    try:
+        return torch.linalg.inv(x)
+    except (KeyError, ValueError):
+        return x
+
+
+def nothing_caught(x):
+    try:
+        x = x + 1
+    except RuntimeError:
+        return x
+    else:
+        x = torch.linalg.cholesky(x)
+    finally:
+        x = x * 2
+    with torch.no_grad():
+        return torch.linalg.inv(x) + x
+
+
+def defined_in_try(x):
+    try:
+
+        def inner():
+            return torch.linalg.inv(x)
+    except RuntimeError:
+        return x
+    return inner()
+
+
+@pytest.mark.parametrize("function", [other_error, nothing_caught, defined_in_try])
+def test_code_that_does_not_catch_it_is_let_through(function):
+    compare(Call(function), [GOOD])

@@ -1,0 +1,154 @@
+"""Values and gradients at corners, boundaries, ties, infinities and nan: those of PyTorch, which chooses them.
+
+One compiled program for each table. Reverse and forward mode, and the second derivative at ordinary points.
+"""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from special_points import BINARY, DIFFERS, ROW_VALUES, ROWS, UNARY
+from torch import nn
+
+import bridge
+
+inf, nan = math.inf, math.nan
+SIZES = (0.5, 1.0, 2.0, 3.0, 6.0, 20.0, 87.0, 100.0, 1e30, inf)
+POINTS = torch.tensor([0.0, -0.0, *SIZES, *(-s for s in SIZES), nan])
+PAIRS = torch.tensor([*itertools.product(POINTS.tolist(), repeat=2)]).T
+ORDINARY = torch.tensor([-1.7, -0.45, 0.3, 0.85, 2.6])
+ORDINARY_PAIRS = torch.tensor([*itertools.product(ORDINARY.tolist(), [-0.6, 0.4, 1.9])]).T
+
+
+class Table(nn.Module):
+    """Row i of every input goes to function i."""
+
+    def __init__(self, functions, rest):
+        super().__init__()
+        self.functions, self.rest = functions, rest
+
+    def forward(self, *inputs):
+        return [f(*(x[i] for x in inputs), *self.rest) for i, f in enumerate(self.functions)]
+
+
+TABLES = {
+    "unary": (UNARY, [POINTS], [ORDINARY]),
+    "binary": (BINARY, list(PAIRS), list(ORDINARY_PAIRS)),
+    "rows": (ROWS, [ROW_VALUES], None),
+}
+REST = {"rows": (1,)}
+
+
+def inputs_of(functions, points):
+    return [p.expand(len(functions), *p.shape).clone() for p in points]
+
+
+def weight_of(table, shape):
+    """PyTorch's backward is given ones for functions of elements, so that a product with it hides nothing."""
+    return torch.arange(1.0, 1 + math.prod(shape)).view(shape) / 8 if table == "rows" else torch.ones(shape)
+
+
+@functools.cache
+def in_pytorch(table):
+    """For each function: value, gradients and, where PyTorch has them, second derivatives."""
+    functions, points, ordinary = TABLES[table]
+    results = []
+    for function in functions.values():
+        leaves = [p.clone().requires_grad_() for p in points]
+        out = function(*leaves, *REST.get(table, ()))
+        gradients = torch.autograd.grad(out, leaves, weight_of(table, out.shape))
+        second = second_in_pytorch(function, ordinary) if ordinary else None
+        results.append((out.numpy(force=True), numpy_of(gradients), second))
+    return results
+
+
+def numpy_of(tensors):
+    return [t.numpy(force=True) for t in tensors]
+
+
+def second_in_pytorch(function, points):
+    leaves = [p.clone().requires_grad_() for p in points]
+    out = function(*leaves)
+    first = torch.autograd.grad(out, leaves, torch.ones_like(out), create_graph=True)
+    total = sum(g.sum() for g in first) + 0 * sum(p.sum() for p in leaves)
+    try:
+        return numpy_of(torch.autograd.grad(total, leaves))
+    except RuntimeError as error:
+        assert "derivative" in str(error) and "is not implemented" in str(error)
+        return None
+
+
+@functools.cache
+def in_jax(table):
+    functions, points, ordinary = TABLES[table]
+    fn = bridge.export(Table(functions.values(), REST.get(table, ())))
+
+    def call(*inputs):
+        return fn({}, {}, *inputs)[0]
+
+    def total(*inputs):
+        outs = call(*inputs)
+        return sum(jnp.sum(o * weight_of(table, o.shape).numpy()) for o in outs), outs
+
+    @functools.partial(jax.jit, compiler_options={"xla_llvm_disable_expensive_passes": True})
+    def program(inputs, at_ordinary):
+        places = tuple(range(len(inputs)))
+        gradients, outs = jax.grad(total, places, has_aux=True)(*inputs)
+        if at_ordinary is None:
+            return outs, gradients, (), ()
+        forward = [
+            jax.jvp(lambda x, i=i: call(*inputs[:i], x, *inputs[i + 1 :]), [x], [jnp.ones_like(x)])[1]
+            for i, x in enumerate(inputs)
+        ]
+        first = jax.grad(lambda *xs: sum(jnp.sum(g) for g in jax.grad(lambda *ys: total(*ys)[0], places)(*xs)), places)
+        return outs, gradients, forward, first(*at_ordinary)
+
+    arrays = [[jnp.asarray(x.numpy()) for x in inputs_of(functions, p)] if p else None for p in (points, ordinary)]
+    return jax.device_get(program(*arrays))
+
+
+def close(ours, expected, point_of, what, name):
+    ours, expected = np.asarray(ours, np.float64), np.asarray(expected, np.float64)
+    same = (ours == expected) | (np.isnan(ours) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        near = np.isfinite(ours) & np.isfinite(expected) & (abs(ours - expected) <= 2e-5 * (1 + abs(expected)))
+    differs, _ = DIFFERS.get(name, (lambda *point: False, ""))
+    said = [
+        f"{what} at {point_of(place)}: {ours[tuple(place)]}, PyTorch {expected[tuple(place)]}"
+        for place in np.argwhere(~(same | near))
+        if not differs(*point_of(place))
+    ]
+    assert not said, "\n".join(said)
+
+
+CASES = [(table, name) for table in TABLES for name in TABLES[table][0]]
+
+
+@pytest.mark.parametrize(("table", "name"), CASES, ids=[": ".join(c) for c in CASES])
+def test_special_points(table, name):
+    functions, points, ordinary = TABLES[table]
+    i = [*functions].index(name)
+    out, gradients, second = in_pytorch(table)[i]
+    ours, reverse, forward, our_second = in_jax(table)
+
+    def at(points):
+        return lambda place: tuple(
+            points[0][place[0]].tolist() if table == "rows" else (float(p[*place]) for p in points)
+        )
+
+    close(ours[i], out, at(points), "value", name)
+    for k, gradient in enumerate(gradients):
+        close(reverse[k][i], gradient, at(points), f"gradient {k}", name)
+        if ordinary:
+            close(forward[k][i], gradient, at(points), f"forward gradient {k}", name)
+        if second is not None:
+            close(our_second[k][i], second[k], at(ordinary), f"second derivative {k}", name)
+
+
+def test_differences_are_those_of_functions_in_the_tables():
+    assert DIFFERS.keys() <= {name for _, name in CASES}
