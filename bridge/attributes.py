@@ -57,6 +57,8 @@ Place = tuple[str, Any]
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _REGISTERED = frozenset(_REGISTRIES)
+_FLAT_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
+"""Where recurrent modules list their parameters, again at each call that has other ones."""
 _SKIPPED = (*PLAIN, torch.Tensor)
 
 
@@ -96,7 +98,8 @@ class Attributes:
             items = self._add(f"{name}.{registry}", holder, shared)
             if slots is None:
                 self._visit_items(name, items, False)
-        self._visit_items(name, self._add(name, of_dict_without(module.__dict__, _REGISTERED), shared), False)
+        known = _REGISTERED | _FLAT_WEIGHTS if isinstance(module, nn.RNNBase) else _REGISTERED
+        self._visit_items(name, self._add(name, of_dict_without(module.__dict__, known), shared), False)
 
     def _visit_reached(self, reached: Reached) -> None:
         """The user's classes, functions and globals."""

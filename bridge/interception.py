@@ -25,9 +25,12 @@ def _derivative(inputs: tuple, create_graph: bool) -> None:
 
 
 def _saved_tensors(hooks: Any) -> None:
-    """What they give back instead of a saved tensor would change gradients; to save on the CPU changes no value."""
+    """What they give back instead of a saved tensor would change gradients; to save on the CPU changes no value.
+
+    Where PyTorch records its own graph of the call, hooks would keep its tensors in a cycle that is never freed.
+    """
     dispatch = active()
-    if dispatch is not None and type(hooks) is not torch.autograd.graph.save_on_cpu:
+    if dispatch is not None and (dispatch.recording or type(hooks) is not torch.autograd.graph.save_on_cpu):
         raise dispatch.error(
             "`saved_tensors_hooks` act on what PyTorch's engine saves for its backward, which JAX does not call",
             "use torch.utils.checkpoint to save memory, or a torch.autograd.Function for another gradient",

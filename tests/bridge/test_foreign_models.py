@@ -110,8 +110,9 @@ def test_language_model_with_its_own_loss(name, attention, train):
     assert_parity(module, train=train, loss=lambda out: out["loss"], **inputs)
 
 
+@pytest.mark.slow
 @both_modes
-@pytest.mark.parametrize("attention", slow_unless("sdpa".__eq__, ["sdpa", "eager"]))
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_vit_with_its_own_loss(attention, train):
     transformers = hugging_face()
     torch.manual_seed(0)

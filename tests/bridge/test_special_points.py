@@ -129,6 +129,7 @@ def close(ours, expected, point_of, what, name):
 CASES = [(table, name) for table in TABLES for name in TABLES[table][0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("table", "name"), CASES, ids=[": ".join(c) for c in CASES])
 def test_special_points(table, name):
     functions, points, ordinary = TABLES[table]

@@ -70,7 +70,7 @@ def verify_act_steps(module, batch, *, steps, tolerance, double=None):
     )
 
 
-@pytest.mark.parametrize("variant", slow_unless({"attention", "transformer"}.__contains__, VARIANTS))
+@pytest.mark.parametrize("variant", slow_unless("transformer".__eq__, VARIANTS))
 def test_outputs_loss_and_every_gradient_over_three_act_steps(variant):
     """Rungs 1 to 3, in float32. PyTorch's own float32 error is the measure where it is larger than the tolerance.
 

@@ -5,6 +5,7 @@ import importlib
 import typing
 
 import pytest
+from support.markers import slow_unless
 
 from models_torch.ranges import Range, field_rules
 from models_torch.registry import ARCHITECTURES
@@ -73,7 +74,7 @@ def nothing_starts(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "main", check)
 
 
-@pytest.mark.parametrize("stage", sorted({" ".join(argv) for argv, _ in CASES}))
+@pytest.mark.parametrize("stage", slow_unless("train tiny".__ne__, sorted({" ".join(argv) for argv, _ in CASES})))
 def test_extreme_values_are_accepted_or_refused_in_one_line(stage, capsys, tmp_path):
     for argv, option in CASES:
         if " ".join(argv) != stage:

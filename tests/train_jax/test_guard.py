@@ -66,6 +66,7 @@ def test_the_carry_is_kept_if_only_the_loss_scale_was_too_large(loss, norm, scal
     assert (bool(result.good), bool(result.carry_good)) == (good, carry_good)
 
 
+@pytest.mark.slow
 def test_trm_in_float16_adapts_its_loss_scale_and_learns():
     arch = dataclasses.replace(ARCHITECTURES["trm"].tiny_config, forward_dtype="float16", mlp_t=True, L_layers=1)
     optim = OptimConfig(lr=3e-3, warmup_steps=0, weight_decay=0.0, loss_scale_growth_steps=4)

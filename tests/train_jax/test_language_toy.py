@@ -38,6 +38,7 @@ def write_tokens(folder):
         np.save(folder / f"{split}.npy", np.stack(tokens, axis=1).astype(np.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 def test_trains_evaluates_and_continues_bit_for_bit(trained, devices):
     (arrays, records), (resumed, again) = trained(f"whole {devices}"), trained(f"continued {devices}")

@@ -150,6 +150,7 @@ def test_names_and_weights_are_read(two_dirs):
     assert load_part(two_dirs[0], "test", two_dirs[1]).first_identifiers == (0,)
 
 
+@pytest.mark.slow
 def test_a_run_on_two_data_sets_trains_and_is_scored_on_one(two_dirs, tmp_path, capsys):
     run = str(tmp_path / "run")
     command = ["train", "tiny", "--data-dir", ",".join(two_dirs), "--data-weights", "3,1", "--run-dir", run]

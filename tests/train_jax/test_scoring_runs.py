@@ -73,6 +73,7 @@ def run_dir(arc, tmp_path_factory) -> str:
     return write_run(path, arc, act_steps=2, step=1, eval_batch_size=32)
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_and_its_files_score_the_same(run_dir, arc, tmp_path, capsys):
     predictions, submission = str(tmp_path / "predictions.npz"), str(tmp_path / "submission.json")
     assert main(["evaluate", run_dir, "--predictions", predictions, "--submission", submission]) == 0
