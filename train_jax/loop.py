@@ -10,7 +10,7 @@ from typing import Any
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.checkpoint import Checkpoints, has_checkpoint
+from train_jax.run.checkpoint import Checkpoints, Retention, figure_of_best, has_checkpoint
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.folder import RunFolder, open_run, write_text
@@ -51,11 +51,13 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
 
     # ---- state: as given, or from the newest checkpoint
     carry = training.initial_carry(state, batches.at(0, state))
-    checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
-    first_step, seconds = checkpoints.latest_step() or 0, 0.0
-    if first_step:
-        state, carry, notes = checkpoints.restore(first_step, state, devices.to_global(carry, 0))
-        carry, seconds = devices.local_shard(carry), notes["train_seconds"]
+    retention = Retention(config.keep_checkpoints, config.keep_every_steps)
+    checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder, retention)))
+    first_step, seconds = 0, 0.0
+    restored = checkpoints.restore_newest(state, devices.to_rows(carry), devices.row_sharding)
+    if restored is not None:
+        first_step, state, seconds = restored.step, restored.state, restored.notes["train_seconds"]
+        carry = devices.from_rows(restored.carry, carry)
     state, carry = devices.replicate(state), devices.shard(carry)
 
     # ---- the loop
@@ -65,6 +67,8 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
     steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
     feed = closing.enter_context(_feed(training, steps))
     record = Record(config, task, devices, tracker, clock, training.groups)
+    for reason in restored.damaged if restored is not None else ():
+        tracker.say(f"{reason}; continuing from step {first_step}")
     record.begin(training.objective.params, first_step, total_steps)
     with training.programs() as programs:
         state = _steps(training, programs, feed, checkpoints, evaluator, clock, record, state, carry, steps)
@@ -114,17 +118,19 @@ def _steps(
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
             log(window[:-1])
             window = window[-1:]
-        last = step == steps.stop
+        last, figures = step == steps.stop, {}
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
             with clock.paused(state):
-                record.evaluate(step, state, evaluator, limit=config.eval_examples, metrics_only=True)
+                evaluation = record.evaluate(step, state, evaluator, limit=config.eval_examples, metrics_only=True)
+                figures = evaluation.metrics
         if last or step % config.checkpoint_every_steps == 0:
             # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
             with clock.paused(state):
                 log(window)
                 window = []
-                saved = devices.to_global(state, None), devices.to_global(carry, 0)
-                checkpoints.save(step, *saved, {"train_seconds": clock.seconds})
+                saved = devices.to_global(state), devices.to_rows(carry)
+                notes = {"train_seconds": clock.seconds}
+                checkpoints.save(step, *saved, notes, value=figure_of_best(figures, config.keep_best))
     return state
 
 

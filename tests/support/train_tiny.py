@@ -42,7 +42,7 @@ def main(devices, run_dir, out, *pairs):
     common = {"data_dir": data_dir, "run_dir": run_dir, "wandb": "disabled", "eval_batch_size": 8, "sparse_lr": 1e-2}
     config = with_fields(preset("tiny"), common | fields)
     train(config, Devices(int(devices), config.compute.runner))
-    state = restore(run_dir).state
+    state = restore(run_dir, whole_state=True).state
     named = jax.tree_util.tree_leaves_with_path(state)
     if jax.process_index() == 0:
         np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named})

@@ -50,8 +50,8 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
     """Running statistics, dropout and Adam's moments continue; the weights load into the class itself."""
 
     class Stopped(Checkpoints):
-        def save(self, *args):
-            super().save(*args)
+        def save(self, *args, **kwargs):
+            super().save(*args, **kwargs)
             self.wait()
             raise KeyboardInterrupt
 

@@ -28,8 +28,8 @@ ACT_FIELDS = (
 )  # fmt: skip
 SCHEDULE_FIELDS = ("lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio")
 LOGGING_FIELDS = (
-    "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps", "debug_nans",
-    "deterministic", "wandb", "wandb_project",
+    "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "keep_checkpoints",
+    "keep_every_steps", "keep_best", "log_every_steps", "debug_nans", "deterministic", "wandb", "wandb_project",
 )  # fmt: skip
 
 
@@ -91,6 +91,13 @@ class RunConfig:
     """Test examples that evaluations during training use, the first ones; 0 takes all. The last one takes all."""
     checkpoint_every_steps: EverySteps = 1000
     """Optimizer steps between checkpoints."""
+    keep_checkpoints: Annotated[int, Range(1, 10**6)] = 2
+    """Newest checkpoints that are kept."""
+    keep_every_steps: Steps = 0
+    """Checkpoints at multiples of this are kept for good; 0 for none."""
+    keep_best: str = ""
+    """Keep also the checkpoint where this figure of the evaluation during training is highest, such as exact_accuracy,
+    or lowest with a minus in front, such as -lm_loss; empty for none."""
     log_every_steps: EverySteps = 50
     """Optimizer steps that a line of metrics averages over."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0

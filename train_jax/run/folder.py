@@ -13,7 +13,8 @@ if TYPE_CHECKING:  # it knows the models, and `trm summary` needs no torch
     from train_jax.run.config import RunConfig
 
 _MAY_CHANGE = {
-    "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps",
+    "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "keep_checkpoints",
+    "keep_every_steps", "keep_best", "log_every_steps",
     "wandb", "wandb_project", "debug_nans", "optim.max_skipped_steps",
 }  # fmt: skip
 """Fields that do not change what is learned: a run may be continued with other values."""

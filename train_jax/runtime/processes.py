@@ -52,6 +52,22 @@ def gather(arrays: dict[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:
     return {name: np.concatenate(list(array), axis=axis) for name, array in gathered.items()}
 
 
+def sum_over_processes(array: np.ndarray) -> np.ndarray:
+    """The sum of every process's host array, with NumPy's wrapping of integers. Collective."""
+    return gather({"array": array[None]}, axis=0)["array"].sum(axis=0, dtype=array.dtype)
+
+
+def any_process(flag: bool) -> bool:
+    """Whether the flag is set in any process. Collective."""
+    return bool(gather({"flag": np.array([flag])}, axis=0)["flag"].any())
+
+
+def wait_for_all(what: str) -> None:
+    """Blocks until every process is here. Collective."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
 @contextlib.contextmanager
 def all_or_none() -> Iterator[None]:
     """All processes continue, or none: a `UserError` raised inside by one process is raised in every one."""
