@@ -59,7 +59,9 @@ def attend(module_kwargs, dtype, off=()):
     return lambda *inputs: fn({}, {}, *inputs)[0]
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["ours", "without"])
+@pytest.mark.parametrize(
+    "ours", [pytest.param(True, id="ours"), pytest.param(False, id="without", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_in_float32(name, ours):
     """Values and gradients against float64, with our lowering and with PyTorch's own composition."""

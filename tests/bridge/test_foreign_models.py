@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.markers import slow_unless
 from torch import nn
 
 import bridge
@@ -22,7 +23,8 @@ def assert_parity(module, *args, **kwargs):
 
 
 def both_modes(function):
-    return pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])(function)
+    modes = [pytest.param(True, id="train"), pytest.param(False, id="eval", marks=pytest.mark.slow)]
+    return pytest.mark.parametrize("train", modes)(function)
 
 
 # ---- Hugging Face
@@ -94,7 +96,7 @@ LANGUAGE_MODELS = {"gpt2": gpt2, "llama": llama, "bert": bert}
 
 
 @both_modes
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", slow_unless("sdpa".__eq__, ["sdpa", "eager"]))
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_language_model_with_its_own_loss(name, attention, train):
     """A padded batch with labels; tied embeddings, dropout in training; the gradient is that of the model's loss."""
@@ -109,7 +111,7 @@ def test_language_model_with_its_own_loss(name, attention, train):
 
 
 @both_modes
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", slow_unless("sdpa".__eq__, ["sdpa", "eager"]))
 def test_vit_with_its_own_loss(attention, train):
     transformers = hugging_face()
     torch.manual_seed(0)
@@ -144,7 +146,7 @@ def tiny_recursive_model():
 
 
 @both_modes
-@pytest.mark.parametrize("registers", [0, 2])
+@pytest.mark.parametrize("registers", slow_unless(lambda n: not n, [0, 2]))
 def test_tiny_recursive_model_over_two_calls(registers, train):
     """All rounds but the last run under `no_grad`; outputs and latents pass detached to the next call."""
     model_class, mixer_class = tiny_recursive_model()
@@ -245,7 +247,7 @@ MODULES = {
 
 
 @both_modes
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", slow_unless(lambda name: "," not in name, MODULES))
 def test_torch_module(name, train):
     torch.manual_seed(0)
     module, args, kwargs = MODULES[name]()

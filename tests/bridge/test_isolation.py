@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo  # which PyTorch imports, and changes itself, at the first call under a mode
 from rows import ROWS
+from support.markers import slow_unless
 from torch import nn
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -65,8 +66,9 @@ def tracers():
     return [o for o in gc.get_objects() if isinstance(o, BridgeTensor)]
 
 
-def test_modules_are_as_they_were():
-    for name, row in ROWS.items():
+@pytest.mark.parametrize("part", slow_unless(lambda part: not part, range(6)))
+def test_modules_are_as_they_were(part):
+    for name, row in list(ROWS.items())[part::6]:
         module = row.build()
         before = contents(module)
         with jax.checking_leaks():

@@ -34,7 +34,12 @@ def parity(name, train=True, jit=True):
 
 
 @pytest.mark.parametrize(
-    ("train", "jit"), [(True, True), (False, True), (True, False)], ids=["train", "eval", "without jit"]
+    ("train", "jit"),
+    [
+        pytest.param(True, True, id="train"),
+        pytest.param(False, True, id="eval"),
+        pytest.param(True, False, id="without jit", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", ROWS)
 def test_meaning(name, train, jit):
@@ -42,6 +47,7 @@ def test_meaning(name, train, jit):
     assert report.ok, f"\n{report}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "name"),
     [(rule, name) for rule, names in RULES.items() for name in names],

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).with_name("compiled_process.py")
 
 
@@ -13,6 +15,7 @@ def said(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_compiler_flex_attention_and_global_tables_are_as_without_the_bridge():
     """`torch.compile` of a module with a checkpoint and its own backward, before and after a call of the bridge."""
     assert said() == said("without the bridge")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rows import ROWS
 
+pytestmark = pytest.mark.slow
 PROCESS = Path(__file__).with_name("replicas_process.py")
 
 

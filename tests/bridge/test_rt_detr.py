@@ -6,6 +6,7 @@ import torch
 import bridge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("perturbation", [0.05, 0.5])
 def test_every_gradient_of_the_score_head(perturbation):
     """At 0.05 activations are of size 1; at 0.5 the encoder's are 1e7 and its attention has scores of 1e12."""

@@ -1,7 +1,10 @@
 """Every row of the table of meanings under `checkpoint`, `vmap` and `scan`, in both modes, against PyTorch eager.
 
-`test_meaning.py` has `jit` and `grad`; `test_replicas.py` has `pmap`.
+By default each row runs under one of them in training mode; the slow tests have the rest. `test_meaning.py` has `jit`
+and `grad`; `test_replicas.py` has `pmap`.
 """
+
+import itertools
 
 import jax
 import pytest
@@ -9,6 +12,7 @@ import rules
 from rows import ROWS
 from side_by_side import call, compiled, gradient_of, in_pytorch, in_scan, inputs_of, leaves_of, objective_of, stacked
 from side_by_side import report as compare
+from support.markers import slow_unless
 
 
 def under_checkpoint(row, train):
@@ -49,14 +53,24 @@ def under_scan(row, train):
 TRANSFORMATIONS = [under_checkpoint, under_vmap, under_scan]
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("under", TRANSFORMATIONS, ids=lambda f: f.__name__)
-def test_row(under, name, train):
+def by_turns(case):
+    """One transformation for each row, in turns."""
+    under, name, train = case
+    return train and under is TRANSFORMATIONS[list(ROWS).index(name) % len(TRANSFORMATIONS)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    slow_unless(by_turns, itertools.product(TRANSFORMATIONS, ROWS, (True, False))),
+    ids=lambda case: f"{case[0].__name__}-{case[1]}-{'train' if case[2] else 'eval'}",
+)
+def test_row(case):
+    under, name, train = case
     report = under(ROWS[name], train)
     assert report.ok, f"\n{report}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "name"),
     [

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from support.markers import slow_unless
 
 import bridge
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
@@ -69,7 +70,7 @@ def verify_act_steps(module, batch, *, steps, tolerance, double=None):
     )
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_unless({"attention", "transformer"}.__contains__, VARIANTS))
 def test_outputs_loss_and_every_gradient_over_three_act_steps(variant):
     """Rungs 1 to 3, in float32. PyTorch's own float32 error is the measure where it is larger than the tolerance.
 
@@ -88,6 +89,7 @@ def test_outputs_loss_and_every_gradient_over_three_act_steps(variant):
     assert all(row.scale > 1e-6 for row in gradients), "the puzzle rows have no gradient: nothing was compared"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "mixer" in variant])
 def test_three_act_steps_of_the_mixer_in_float64(variant):
     _, module, batch = model(variant, forward_dtype="float64")
@@ -156,7 +158,7 @@ def trained(variant):
     return list(jax_training(VARIANTS[variant][0], module, config, 20))
 
 
-@pytest.mark.parametrize("variant", TRAINED)
+@pytest.mark.parametrize("variant", slow_unless("trm_singlez".__eq__, TRAINED))
 def test_one_step_then_twenty(variant):
     """Rungs 4 and 5, no exploration: the two sides draw different numbers. Puzzle rows repeat within a batch.
 
@@ -188,7 +190,7 @@ def test_one_step_then_twenty(variant):
             assert all(np.abs(state.params[name] - start[name]).max() > 5e-3 for name in start), "nothing was trained"
 
 
-@pytest.mark.parametrize("variant", TRAINED)
+@pytest.mark.parametrize("variant", slow_unless("trm_singlez".__eq__, TRAINED))
 def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
     """Rung 6."""
     _, state, objective = trained(variant)[-1]

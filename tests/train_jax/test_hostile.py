@@ -272,8 +272,8 @@ def test_the_command_line_says_it_in_one_line_with_status_2(tmp_path, capsys):
 
 def test_damaged_files_are_read_or_refused():
     """Ten thousand of them: `python -m benchmarks.fuzz_data`."""
-    ends, bad = fuzz(300, seed=2026)
+    ends, bad = fuzz(100, seed=2026)
     assert not bad, bad[0]
-    assert sum(count for (_, end), count in ends.items() if end == "read") > 10
-    assert sum(count for (_, end), count in ends.items() if end == "refused in one line") > 150
+    assert sum(count for (_, end), count in ends.items() if end == "read") > 3
+    assert sum(count for (_, end), count in ends.items() if end == "refused in one line") > 50
     assert {how.split(":")[0] for how, _ in ends} == {"build", "load", "score", "sudoku", "maze", "inspect"}

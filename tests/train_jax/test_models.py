@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.markers import slow_unless
 from support.outside_models import CellNet
 
 from train_jax import loop
@@ -30,7 +31,7 @@ def train(name, data_dir, run_dir) -> int:
     return main(["train", "tiny", "--data-dir", str(data_dir), "--run-dir", str(run_dir), *TINY, *MODELS[name]])
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "plain"])
+@pytest.mark.parametrize("name", slow_unless("thinker".__eq__, (name for name in MODELS if name != "plain")))
 def test_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
     run = tmp_path / "run"
     assert train(name, data_dir, run) == 0
@@ -46,6 +47,7 @@ def test_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
     assert len(changed) > len(initial) / 2
 
 
+@pytest.mark.slow
 def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir, monkeypatch, capsys):
     """Running statistics, dropout and Adam's moments continue; the weights load into the class itself."""
 

@@ -27,6 +27,7 @@ def inspected(made_once, data_dir):
     return dict(zip(RUNS, map(json.loads, [line for line in lines if line.startswith("{")]), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pmap", "shard_map"])
 def test_one_program_with_one_all_reduce_and_no_transfer(inspected, name):
     run = inspected[name]
@@ -35,6 +36,7 @@ def test_one_program_with_one_all_reduce_and_no_transfer(inspected, name):
     assert run["fetches"] == []
 
 
+@pytest.mark.slow
 def test_a_curriculum_compiles_each_depth_once(inspected):
     """An epoch of this data has four steps."""
     run = inspected["curriculum"]

@@ -57,6 +57,7 @@ def test_hosts_see_every_example_once_between_them(arc, hosts, monkeypatch):
     assert score_predictions(arc, predictions).figures["ARC/pass@1"] == 1.0
 
 
+@pytest.mark.slow
 def test_devices_make_no_difference(arc, tmp_path):
     for devices in (1, 4):
         run_script("evaluate_on_devices", devices, arc, tmp_path / f"{devices}.npz")

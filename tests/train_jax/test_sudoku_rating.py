@@ -162,6 +162,7 @@ def test_a_puzzle_with_two_solutions_is_named_by_its_line_and_nothing_is_written
     assert len(hash_of(tmp_path / "set")) == 64
 
 
+@pytest.mark.slow
 def test_hard_puzzles_are_a_share_of_those_that_are_generated_anyway():
     """A fixed seed and rule: what is asked for is drawn from the same puzzles, in their order."""
     geometry = GEOMETRIES[6]
@@ -180,6 +181,7 @@ def test_a_folder_of_another_difficulty_is_another_data_set(tmp_path):
         build(0)
 
 
+@pytest.mark.slow
 def test_how_many_processes_look_for_hard_puzzles_changes_none(monkeypatch):
     runs = []
     for count in (1, 3):

@@ -22,6 +22,7 @@ def difference(a, b):
     return max((float(np.abs(a[k] - b[k]).max() / max(np.abs(a[k]).max(), 1e-12)), k) for k in a if a[k].size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant",
     [("mlp_t=True", "augment=True"), ("mlp_t=False", "pos_encodings='rope'")],
@@ -39,6 +40,7 @@ def test_eight_devices_learn_the_same_as_one(tmp_path, data_dir, variant):
     assert worst <= 1e-5, f"{name} differs by {worst:.1e}"
 
 
+@pytest.mark.slow
 def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run, finished_fields, data_dir):
     command = script("train_tiny", data_dir, *run(tmp_path, "killed", 1, *finished_fields))
     killed = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL)

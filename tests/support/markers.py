@@ -1,0 +1,11 @@
+"""Which cases of a parametrized test run by default, and which only with `-m slow`."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def slow_unless(fast: Callable[[Any], bool], values: Iterable[Any]) -> list:
+    """The values for `pytest.mark.parametrize`; those for which `fast` is false are marked slow."""
+    return [value if fast(value) else pytest.param(value, marks=pytest.mark.slow) for value in values]
