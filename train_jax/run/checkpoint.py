@@ -98,12 +98,12 @@ class Checkpoints:
         self.wait()  # for the one before; then nothing else is written in this folder
         if value is not None and (self.best is None or value > self.best.value):
             self.best = Best(step, value)
-        items = _items(state, carry)
+        items = {name: _stored(arrays) for name, arrays in _items(state, carry).items()}
         notes = dict(notes) | {"checksums": {name: checksums(arrays) for name, arrays in items.items()}}
         if self.best is not None:
             notes["best"] = dataclasses.asdict(self.best)
         notes[_CHECKSUM] = _of_json(notes)
-        args = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items()}
+        args = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items() if arrays}
         self._manager.save(step, args=ocp.args.Composite(notes=ocp.args.JsonSave(notes), **args))
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
@@ -187,13 +187,14 @@ class Checkpoints:
         except Exception as error:  # whatever Orbax and JSON raise for files that are not theirs
             raise self._damaged(step, error) from error
         for item, arrays in expected.items():
-            problem = _difference(like[item], arrays)
+            problem = _difference(like[item], _stored(arrays))
             if problem:
                 raise UserError(
                     f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
                     "use the configuration it was made with, or another --run-dir"
                 )
-        return self._arrays(step, like, notes), notes
+        arrays = self._arrays(step, like, notes)
+        return {item: dict(expected[item]) | values for item, values in arrays.items()}, notes
 
     def _arrays(self, step: int, like: dict[str, dict[str, Any]], notes: dict[str, Any]) -> dict[str, dict[str, Any]]:
         try:
@@ -265,6 +266,11 @@ def _by_name(tree: Any, prefix: str) -> dict[str, Any]:
     """A flat dict, so that a checkpoint does not depend on the classes of its state."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {prefix + jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _stored(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the empty arrays, which Orbax does not save."""
+    return {name: array for name, array in arrays.items() if np.size(array)}
 
 
 def _like(tree: Any, arrays: Mapping[str, Any], prefix: str) -> Any:

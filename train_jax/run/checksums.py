@@ -35,12 +35,10 @@ def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _of_rows(array: np.ndarray, first_row: int) -> int:
-    rows = np.ascontiguousarray(array).reshape(array.shape[0] if array.ndim else 1, -1)
-    if not rows.size:
+    if not array.size:
         return 0
-    row_bytes = rows.shape[1] * rows.itemsize
-    content = rows.reshape(-1).view(np.uint8)
-    parts = (zlib.crc32(content[i * row_bytes : (i + 1) * row_bytes]) for i in range(len(rows)))
+    rows = np.ascontiguousarray(array).reshape(len(array) if array.ndim else 1, -1)
+    parts = (zlib.crc32(row.tobytes()) for row in rows)
     return sum((2 * (first_row + i) + 1) * part for i, part in enumerate(parts)) % _MODULUS
 
 
