@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.checkpoint import Checkpoints, Retention, figure_of_best, has_checkpoint
+from train_jax.run.checkpoint import Checkpoints, Retention
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
-from train_jax.run.folder import RunFolder, open_run, write_text
+from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.machine import write_machine
-from train_jax.run.record import Record
+from train_jax.run.record import Record, figure_of_best
+from train_jax.run.resume import decide_start, open_run, sole_writer
 from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
@@ -34,14 +34,14 @@ def train(config: RunConfig, devices: Devices | None = None, task: Task | None =
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
-        folder = RunFolder(Path(config.run_dir))
-        continues = folder.finished.exists() or has_checkpoint(folder)
-        state = training.initial_state(continues=continues)
-    folder = _open(training)
-    if folder.finished.exists():
-        return json.loads(folder.finished.read_text())
+    begin = decide_start(config, training.total_steps)
+    if begin.finished is not None:
+        require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
+        return begin.finished
+    with all_or_none():
+        state = training.initial_state(continues=begin.continues)
     with contextlib.ExitStack() as closing:
-        return _train(training, state, folder, closing)
+        return _train(training, state, _open(training, closing), closing)
 
 
 def _train(training: Training, state: TrainState, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, Any]:
@@ -57,6 +57,11 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
     restored = checkpoints.restore_newest(state, devices.to_rows(carry), devices.row_sharding)
     if restored is not None:
         first_step, state, seconds = restored.step, restored.state, restored.notes["train_seconds"]
+        if restored.notes["data"] != task.fingerprint:
+            raise UserError(
+                f"{config.data_dir} holds other data than the run was trained on up to step {first_step}; give "
+                "--data-dir the same data set, or use another --run-dir"
+            )
         carry = devices.from_rows(restored.carry, carry)
     state, carry = devices.replicate(state), devices.shard(carry)
 
@@ -129,7 +134,7 @@ def _steps(
                 log(window)
                 window = []
                 saved = devices.to_global(state), devices.to_rows(carry)
-                notes = {"train_seconds": clock.seconds}
+                notes = {"train_seconds": clock.seconds, "data": training.task.fingerprint}
                 checkpoints.save(step, *saved, notes, value=figure_of_best(figures, config.keep_best))
     return state
 
@@ -142,13 +147,20 @@ def _feed(training: Training, steps: range) -> Feed | OnDemand:
     return Feed(lambda number: devices.shard(batches.from_step(steps[number])), len(steps), ahead)
 
 
-def _open(training: Training) -> RunFolder:
+def _identity(training: Training) -> str:
+    return to_json(training.config) + training.task.fingerprint
+
+
+def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
     """The run's folder with the files that describe the run, checked to be the same for every process."""
     config, task, devices = training.config, training.task, training.devices
-    require_equal(to_json(config) + task.fingerprint, f"fields, or other data in {config.data_dir}")
+    require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
     with all_or_none():
+        if is_main_process():
+            closing.enter_context(sole_writer(config.run_dir))
         folder = open_run(config, writes=is_main_process())
-        if is_main_process() and not folder.finished.exists():
+        if is_main_process():
+            folder.finished.unlink(missing_ok=True)  # there are more steps to train now
             write_text(folder.data, json.dumps(task.facts, indent=1))
             parameters = sum(p.size for p in training.objective.params.values())
             write_machine(folder, devices=devices.kind, parameters=parameters)

@@ -12,9 +12,10 @@ from support.markers import slow_unless
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention, figure_of_best
+from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
 from train_jax.run.checksums import checksums
 from train_jax.run.folder import RunFolder
+from train_jax.run.record import figure_of_best
 
 ROWS = 24
 

@@ -76,7 +76,7 @@ class Checkpoints:
         self._retention, self.best = retention or Retention(), None
         options = ocp.CheckpointManagerOptions(
             create=writes,
-            read_only=not writes,
+            save_root_metadata=writes,
             cleanup_tmp_directories=writes,
             enable_async_checkpointing=True,
             preservation_policy=self if writes else None,
@@ -160,7 +160,9 @@ class Checkpoints:
 
     def restore_state(self, step: int, state: TrainState) -> TrainState:
         """The state without the carry."""
-        arrays, _ = self._read(step, _items(state, ()))
+        items = _items(state, ())
+        del items["carry"]
+        arrays, _ = self._read(step, items)
         return _like(state, {name: value for item in arrays.values() for name, value in item.items()}, _STATE)
 
     def restore_model(self, step: int, params: Arrays, buffers: Arrays, *, averaged: bool) -> tuple[Arrays, Arrays]:
@@ -232,19 +234,6 @@ class Checkpoints:
                 (self.folder / str(step)).rename(aside)
         wait_for_all("damaged checkpoints put aside")
         self._manager.reload()
-
-
-def figure_of_best(figures: Mapping[str, float], name: str) -> float | None:
-    """The value by which the best checkpoint is chosen, higher is better; `name`: of a figure, or minus and a name.
-
-    None for no name and for no figures. Raises `UserError` if the evaluation has no such figure.
-    """
-    if not name or not figures:
-        return None
-    if name.removeprefix("-") not in figures:
-        raise UserError(f"keep_best is {name}, which no evaluation has; use one of {', '.join(figures)}")
-    value = figures[name.removeprefix("-")]
-    return -value if name.startswith("-") else value
 
 
 def has_checkpoint(folder: RunFolder) -> bool:

@@ -63,6 +63,9 @@ class RunConfig:
     """Data set made by `trm build-data`, or several separated by commas to train on jointly."""
     run_dir: str
     """Folder of the run; started again with the same fields, the run continues where it stopped."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """Whether to continue the run in --run-dir: if it has a checkpoint, never (an error if there is a run), or must (an
+    error if there is no checkpoint)."""
     task: str = "puzzles"
     """What is learned: puzzles, or package.module:Class for a task of your own."""
     task_config: tyro.conf.OmitArgPrefixes[TaskConfig]

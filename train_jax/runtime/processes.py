@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,6 +62,23 @@ def sum_over_processes(array: np.ndarray) -> np.ndarray:
 def any_process(flag: bool) -> bool:
     """Whether the flag is set in any process. Collective."""
     return bool(gather({"flag": np.array([flag])}, axis=0)["flag"].any())
+
+
+def of_main_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` returns in the first process, on every process; it must fit into JSON. Collective.
+
+    A `UserError` there is raised in every process.
+    """
+    made: dict[str, Any] = {}
+    with all_or_none():
+        if is_main_process():
+            made = make()
+    if jax.process_count() == 1:
+        return made
+    text = np.frombuffer(json.dumps(made).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    padded = np.zeros(size, np.uint8) if not is_main_process() else text
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
 
 
 def wait_for_all(what: str) -> None:
