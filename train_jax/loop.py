@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from train_jax.run.resume import decide_start, open_run, sole_writer
 from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
+from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import all_or_none, is_main_process, require_equal
 from train_jax.runtime.programs import Programs
 from train_jax.runtime.stopwatch import Stopwatch
@@ -46,6 +48,7 @@ def train(config: RunConfig, devices: Devices | None = None, task: Task | None =
 
 def _train(training: Training, state: TrainState, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, Any]:
     config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
+    preemption = closing.enter_context(Preemption().watching())
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
 
@@ -76,7 +79,7 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
         tracker.say(f"{reason}; continuing from step {first_step}")
     record.begin(training.objective.params, first_step, total_steps)
     with training.programs() as programs:
-        state = _steps(training, programs, feed, checkpoints, evaluator, clock, record, state, carry, steps)
+        state = _steps(training, programs, feed, checkpoints, evaluator, preemption, clock, record, state, carry, steps)
     with clock.paused(state):
         evaluation = record.evaluate(total_steps, state, evaluator)
         figures: dict[str, Any] = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
@@ -94,6 +97,7 @@ def _steps(
     feed: Feed | OnDemand,
     checkpoints: Checkpoints,
     evaluator: Evaluator,
+    preemption: Preemption,
     clock: Stopwatch,
     record: Record,
     state: TrainState,
@@ -107,7 +111,17 @@ def _steps(
     debugger = NanDebugger(training) if config.debug_nans else None
 
     def log(dispatches: list[tuple[int, Any]]) -> None:
-        record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
+        if dispatches:
+            record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
+
+    def save(
+        step: int, state: TrainState, carry: Any, figures: Mapping[str, float] | None = None, wait: bool = True
+    ) -> None:
+        notes = {"train_seconds": clock.seconds, "data": training.task.fingerprint}
+        value = figure_of_best(figures or {}, config.keep_best)
+        checkpoints.save(step, devices.to_global(state), devices.to_rows(carry), notes, value)
+        if wait:
+            checkpoints.wait()
 
     for first in steps:
         step = min(first + steps.step, steps.stop)
@@ -115,7 +129,10 @@ def _steps(
         devices.limit_dispatch([metrics for _, metrics in window])
         if debugger is not None:
             debugger.before_step(carry, batch)
-        state, carry, metrics = programs(first, step - first, state, carry, batch, key)
+        program = programs.get(first, step - first, (state, carry, batch, key))
+        with preemption.lock:
+            state, carry, metrics = program(state, carry, batch, key)
+            preemption.after_step(step, partial(save, step, state, carry))
         if debugger is not None:
             debugger.after_step(state, metrics)
         window.append((step, metrics))
@@ -130,12 +147,11 @@ def _steps(
                 figures = evaluation.metrics
         if last or step % config.checkpoint_every_steps == 0:
             # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
-            with clock.paused(state):
+            with clock.paused(state), preemption.lock:
                 log(window)
                 window = []
-                saved = devices.to_global(state), devices.to_rows(carry)
-                notes = {"train_seconds": clock.seconds, "data": training.task.fingerprint}
-                checkpoints.save(step, *saved, notes, value=figure_of_best(figures, config.keep_best))
+                save(step, state, carry, figures, wait=False)
+        preemption.check(before_saving=partial(log, window))
     return state
 
 

@@ -96,6 +96,8 @@ class Checkpoints:
         which checkpoint is the best one, higher is better; None if it was not evaluated at this step.
         """
         self.wait()  # for the one before; then nothing else is written in this folder
+        if step in self._manager.all_steps():
+            return
         if value is not None and (self.best is None or value > self.best.value):
             self.best = Best(step, value)
         items = {name: _stored(arrays) for name, arrays in _items(state, carry).items()}
