@@ -20,6 +20,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from support.presets import with_fields  # noqa: E402
+from train_jax.errors import PreemptedError  # noqa: E402
 from train_jax.loop import train  # noqa: E402
 from train_jax.run import model  # noqa: E402
 from train_jax.run.presets import preset  # noqa: E402
@@ -50,5 +51,9 @@ def main(devices, run_dir, out, *pairs):
 
 join_processes()
 model.build_module = build_eager_to_halt
-for run in runs:
-    main(*run)
+try:
+    for run in runs:
+        main(*run)
+except PreemptedError as error:
+    print(f"trm: {error}", file=sys.stderr)
+    sys.exit(error.STATUS)
