@@ -46,11 +46,11 @@ class Benchmark:
     steps: int = 1000
     """Optimizer steps; the learning rate follows a cosine to the last of them."""
     seed: int = 0
-    """Seed of weights, batches and exploration; the puzzles stay the same."""
+    """Seed of weights, batches and exploration; the puzzles do not change."""
     only: tuple[str, ...] = ()
     """Rows to compute, by name; all by default."""
     markdown: Path | None = None
-    """Also write the table there, with date, machine and command."""
+    """Also write the table to this file, with date, machine and command."""
 
 
 class Row(NamedTuple):
@@ -61,9 +61,9 @@ class Row(NamedTuple):
     exact: dict[int, float]
     """Exact accuracy by optimizer step."""
     step_milliseconds: float
-    """Median over the run, without compilation and evaluation."""
+    """Median over the run, excluding compilation and evaluation."""
     train_seconds: float
-    """With compilation, without evaluation."""
+    """Including compilation, excluding evaluation."""
     machine: dict[str, Any]
     """Processor, cores and versions."""
 
@@ -137,7 +137,7 @@ def heading(options: Benchmark, machine: dict[str, Any]) -> str:
 
 def main(options: Benchmark) -> None:
     if unknown := set(options.only) - set(ARCHITECTURES):
-        raise SystemExit(f"no row {', '.join(unknown)}; there are {', '.join(map(repr, ARCHITECTURES))}")
+        raise SystemExit(f"no row {', '.join(unknown)}; use one of {', '.join(map(repr, ARCHITECTURES))}")
     rows = []
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         build_generated(

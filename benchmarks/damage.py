@@ -40,7 +40,7 @@ def with_value(array: np.ndarray, rng: random.Random, values: list[int]) -> np.n
 
 
 def damage_bytes(raw: bytes, rng: random.Random) -> bytes:
-    """Cut, flipped, repeated, filled in."""
+    """Cuts, flips, repeats or overwrites bytes."""
     at = rng.randrange(len(raw) + 1)
     length = rng.choice([1, 2, 8, 100])
     return rng.choice(
@@ -61,7 +61,7 @@ def damage_bytes(raw: bytes, rng: random.Random) -> bytes:
 
 
 def damage_json(raw: bytes, rng: random.Random) -> bytes:
-    """One node replaced, removed, repeated or renamed."""
+    """Replaces, removes, repeats or renames one node."""
     content = json.loads(raw)
     node = content
     while True:
@@ -89,7 +89,7 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
 
 
 def damage_table(raw: bytes, rng: random.Random) -> bytes:
-    """A row, a column or a cell replaced, removed, repeated, exchanged or quoted."""
+    """Replaces, removes, repeats, exchanges or quotes a row, a column or a cell."""
     rows = [line.split(b",") for line in raw.split(b"\n")]
     row = rng.randrange(len(rows) - 1)
     column = rng.randrange(len(rows[row]))
@@ -126,7 +126,7 @@ def damage_array(path: Path, rng: random.Random) -> str:
 
 
 def damage(path: Path, rng: random.Random) -> str:
-    """Damages a file in place; returns how."""
+    """Damages a file in place; returns a description of the damage."""
     if rng.random() < 0.02:
         path.unlink()
         if rng.random() < 0.5:

@@ -1,11 +1,11 @@
-"""Builders, batches and votes against the published ones, on the same work, one after the other in one run.
+"""Compares builders, batches and votes with the published ones, for the same work, in one run.
 
     python -m benchmarks.data --published PATH --arc DIR [--num-aug 100] [--full] [--markdown docs/data.md]
 
-PATH is the folder of the published code, DIR that of the official ARC files. The published code needs its own packages
-(pydantic, and numba for its evaluator) within reach of this Python. Every measurement is a process of its own, repeated
-in turns, the fastest of each side counts; the clock starts after imports. `--full` adds our build and our vote with
-1000 augmentations, for which the published builder needs more memory than most laptops have.
+PATH is the folder of the published code, DIR the folder of the official ARC files. The published code needs its own
+packages (pydantic, and numba for its evaluator) in this Python environment. Every measurement is a separate process;
+the two sides alternate, and the fastest run of each side counts. The time excludes imports. `--full` adds our build and
+our vote with 1000 augmentations, for which the published builder needs more memory than most laptops have.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
 
 HEADING = "## Speed"
-"""Of the page that `--markdown` names, everything from here on is replaced."""
+"""The section of the page `--markdown` that is replaced, up to the end of the page."""
 SUBSETS = ("training", "evaluation", "concept")
 BATCHES = 40
 SUDOKUS, SUDOKU_AUGMENTATIONS = 1000, 200
 AUGMENTED_IN_MEMORY = 100_000
 BUSY = 1.0
-"""Load average above which the table says that it was not made alone."""
+"""Load average above which the table notes that other work was running."""
 
 OURS = {
     "arc": """
@@ -88,7 +88,7 @@ class Row(NamedTuple):
 
     work: str
     amount: float
-    """Examples, of which the rate is shown."""
+    """Number of examples, for the rate."""
     ours: dict[str, Any]
     theirs: dict[str, Any] | None
 
@@ -118,13 +118,13 @@ def run_ours(program: str, *arguments: Any) -> dict[str, Any]:
 
 
 def fastest(times: int, *runs: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """The fastest of each, run in turns so that a busy minute hits all of them."""
+    """Returns the fastest run of each; the runs alternate, so that other load affects all of them."""
     reports = [[run(time) for run in runs] for time in range(times)]
     return [min(each, key=lambda report: report["seconds"]) for each in zip(*reports, strict=True)]
 
 
 def in_memory(puzzles: PuzzleSet) -> None:
-    """Reads the files once, so that nobody waits for the disk."""
+    """Reads the files once, so that no measurement includes disk access."""
     for tokens in (puzzles.inputs, puzzles.labels):
         tokens.max()
 
@@ -213,7 +213,7 @@ def sampler_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 def predictions_of(directory: Path, path: Path) -> int:
-    """Answers of which half are right and the others off in one cell; returns how many there are."""
+    """Writes answers of which half are correct and the others have one wrong cell; returns their number."""
     test = load_split(directory, "test")
     owners = np.repeat(np.arange(test.num_puzzles), np.diff(test.puzzle_indices))
     rng = np.random.default_rng(0)
@@ -258,10 +258,10 @@ def main() -> None:
     parser.add_argument("--published", required=True, help="folder of the published code")
     parser.add_argument("--arc", required=True, help="folder of the official ARC files")
     parser.add_argument("--num-aug", type=int, default=100, help="augmentations of a puzzle, for both")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each, of which the fastest counts")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each measurement, of which the fastest counts")
     parser.add_argument("--full", action="store_true", help="ours with 1000 augmentations too (8 GB of disk)")
     parser.add_argument("--scratch", help="folder for the data sets; by default a temporary one")
-    parser.add_argument("--markdown", help="page whose last section, Speed, is written anew")
+    parser.add_argument("--markdown", help="page whose last section, Speed, is replaced")
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
     lines = [
@@ -276,10 +276,10 @@ def main() -> None:
     load = f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
     note = (
         f"{datetime.date.today()}, {processor()}, {load}, Python {platform.python_version()}, numpy {np.__version__}; "
-        f"the fastest of {options.repeat} runs, in turns."
+        f"the fastest of {options.repeat} alternating runs."
     )
     if load_before > BUSY:
-        note += " Other work ran beside it: ratios and CPU seconds hold, seconds are to be measured again in quiet."
+        note += " Other work was running: ratios and CPU seconds are valid; repeat the seconds on an idle machine."
     print(note)
     if options.markdown:
         page = Path(options.markdown)

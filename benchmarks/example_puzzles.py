@@ -1,4 +1,4 @@
-"""Runs without a data set: random examples of the sizes that the architecture's configuration has."""
+"""Runs without a data set: random examples with the sizes in the architecture's configuration."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from train_jax.tasks.puzzles.task import PuzzleTask
 
 
 class ExamplePuzzles(PuzzleTask):
-    """The puzzle task on `models_torch.registry.example_batch`, with the step as its seed."""
+    """The puzzle task with batches of `models_torch.registry.example_batch`, with the step as the seed."""
 
     def __init__(self, config: RunConfig):
         self.arch: Any = config.arch
@@ -30,6 +30,6 @@ class ExamplePuzzles(PuzzleTask):
 
 
 def example_run(model: str, arch: Any, **fields: Any) -> RunConfig:
-    """A run of `arch.batch_size` examples a step unless `fields` say otherwise; it has no folders."""
+    """Returns a run without folders; `arch.batch_size` examples per step unless `fields` has another number."""
     common = {"data_dir": "", "run_dir": "", "task_config": PuzzleConfig(), "global_batch_size": arch.batch_size}
     return RunConfig(model=model, arch=arch, **(common | fields))

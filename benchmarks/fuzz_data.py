@@ -1,10 +1,10 @@
-"""Gives damaged files to the readers: each must be read, or refused in one line without anything written.
+"""Reads damaged files: each must be read, or rejected with one line, and then nothing may be written.
 
     python -m benchmarks.fuzz_data [--cases 10000] [--seed 0]
 
 A case damages one file of a small ARC source, table of Sudokus or mazes, data set or predictions file (bytes, JSON
-structure, arrays, rows and cells), then runs what a user would run. Prints how the cases ended; exit status 1 if one
-ended in anything but success or a user's error.
+structure, arrays, rows and cells), then runs the commands of a user. Prints the results; exits with status 1 if a case
+ends in anything but success or a `UserError`.
 """
 
 import argparse
@@ -57,7 +57,7 @@ BUILD_TABLES: dict[str, Callable[[Path, Path], bool]] = {
 
 
 class Setting:
-    """Whole files to damage, and what a user does with them."""
+    """The valid files to damage, and the commands that read them."""
 
     def __init__(self, folder: Path):
         self.source, self.data = folder / "source", folder / "data"
@@ -107,7 +107,7 @@ class Setting:
         build_arc(output, source, subsets=subsets, test_subsets=subsets[1:], num_aug=2, seed=0, workers=1)
 
     def targets(self) -> dict[str, list[Path]]:
-        """By what is run: the files that may be damaged for it."""
+        """Maps each command to the files that may be damaged for it."""
         arrays = [Path(split) / f"all__{field}.npy" for split in ("train", "test") for field in FIELDS]
         metadata = [Path(split) / "dataset.json" for split in ("train", "test")]
         tables = [Path("train.csv"), Path("test.csv")]
@@ -151,7 +151,7 @@ def listing(folder: Path) -> set[str]:
 
 
 def run_case(setting: Setting, rng: random.Random, folder: Path) -> tuple[str, str]:
-    """One case in an empty folder: (what was damaged and how, how it ended). A bad end is a text of several lines."""
+    """Runs one case in an empty folder; returns (damage, result). A failure is a text of several lines."""
     what = rng.choice(["build", "build", "load", "load", "score", "sudoku", "maze", "inspect", "inspect"])
     whole = {"build": setting.source, **setting.tables}.get(what, setting.data)
     if what == "inspect":
@@ -178,12 +178,12 @@ def run_case(setting: Setting, rng: random.Random, folder: Path) -> tuple[str, s
 def fuzz(
     cases: int, seed: int, progress: Callable[[int], None] = lambda done: None
 ) -> tuple[collections.Counter, list[str]]:
-    """How many cases ended how, by kind; and the bad ends, each with the number that repeats it."""
+    """Runs all cases; returns the number of each result by kind, and the failures with their case numbers."""
     ends: collections.Counter[tuple[str, str]] = collections.Counter()
     bad = []
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
-        warnings.simplefilter("error")  # a warning is a line too many
-        warnings.simplefilter("ignore", ResourceWarning)  # numpy leaves a file open whose header it cannot read
+        warnings.simplefilter("error")  # a warning would be a second line
+        warnings.simplefilter("ignore", ResourceWarning)  # NumPy does not close a file whose header it cannot read
         setting = Setting(Path(scratch) / "whole")
         for case in range(cases):
             rng = random.Random(f"{seed} {case}")
@@ -209,7 +209,7 @@ def main() -> int:
         print(f"{how:<20} {end:<24} {count:>7}")
     for text in bad[:10]:
         print(text)
-    print(f"{options.cases} cases in {time.monotonic() - started:.0f} s: {len(bad)} bad ends")
+    print(f"{options.cases} cases in {time.monotonic() - started:.0f} s: {len(bad)} failures")
     return bool(bad)
 
 

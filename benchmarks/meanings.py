@@ -1,11 +1,11 @@
-"""What torchax alone makes of each meaning of PyTorch, beside what the bridge makes of it; prints a table in Markdown.
+"""Compares torchax alone and the bridge with PyTorch for each row of the table of semantics; prints a Markdown table.
 
     python -m benchmarks.meanings
 
 The rows are those of the tests (`tests/bridge/rows_*.py`), in training mode, one call, differentiated by `jax.grad`.
-An error is the largest difference from PyTorch eager, relative to the leaf's largest entry, of a gradient to the
-largest of all; a gradient or buffer that is not there at all counts as 1. torchax runs in a process of its own, in its
-most favourable form: `JittableModule.functional_call` with a fresh key, new tensors on its device, buffers read back.
+An error is the largest difference from PyTorch eager, relative to the largest entry of the leaf, or for gradients to
+the largest entry of all gradients. A missing gradient or buffer counts as 1. torchax runs in a separate process, in its
+most favourable form: `JittableModule.functional_call` with a new key, new tensors on its device, and buffers read back.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ ROWS = importlib.import_module("rows").ROWS
 
 Leaves = dict[str, np.ndarray]
 Errors = dict[str, float]
-"""`output`, `gradient`, `buffer` -> the largest error of its leaves."""
+"""Maps `output`, `gradient` and `buffer` to the largest error of its leaves."""
 ALONE = "--torchax-alone"
 KINDS = ("output", "gradient", "buffer")
 
 
 def tensors(value: Any) -> Iterator[Any]:
-    """The tensors inside whatever a module returns."""
+    """Yields the tensors in the result of a module."""
     if torch.is_tensor(value):
         yield value
     elif dataclasses.is_dataclass(value):
@@ -56,7 +56,7 @@ def tensors(value: Any) -> Iterator[Any]:
 
 
 def mapped(value: Any, leaf: Callable) -> Any:
-    """The same containers with other tensors or arrays."""
+    """Returns the same containers with other tensors or arrays."""
     if torch.is_tensor(value) or isinstance(value, jax.Array):
         return leaf(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -136,7 +136,7 @@ def errors(actual: dict[str, Leaves], expected: dict[str, Leaves]) -> Errors:
 
 
 def torchax_alone() -> dict[str, Errors | str]:
-    """Row -> errors, or what happens instead."""
+    """Maps each row to its errors, or to a description of the failure."""
     results: dict[str, Errors | str] = {}
     for name, row in ROWS.items():
         expected = in_pytorch(row)
@@ -152,7 +152,7 @@ def torchax_alone() -> dict[str, Errors | str]:
 
 
 def draws_of_torchax(row: Any) -> str:
-    """Whether two calls of the jitted function draw different numbers: what PyTorch drew cannot be compared with."""
+    """Returns whether two calls of the jitted function draw different numbers; PyTorch's cannot be compared."""
     states, function = torchax.extract_jax(row.build().train())
     call = jax.jit(function)
     args, _ = mapped(row.example(), lambda t: jnp.asarray(t.numpy()))

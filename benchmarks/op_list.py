@@ -60,21 +60,21 @@ OPS: dict[str, str] = {
     "random": """bernoulli nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d normal rand_like
         randint randn randn_like uniform multinomial""",
 }
-"""Kind -> names in PyTorch's database, all of a name's variants included."""
+"""Maps a kind to names in PyTorch's database; a name includes all of its variants."""
 
 NOT_LISTED: dict[str, tuple[str, ...]] = {
     "FFTs, complex numbers and windows; complex samples are not run at all, see tests/bridge/test_complex.py": (
         "fft.", "stft", "istft", "conj", "resolve_", "view_as_", "complex", "real", "imag", "angle", "polar", "cdouble",
         "cfloat", "chalf", "H", "mH", "isreal", "signal.windows.", "vdot",
     ),
-    "special functions: of some JAX has none, of others no derivative": (
+    "special functions: JAX lacks some of them, or their derivatives": (
         "special.", "i0", "igamma", "mvlgamma", "polygamma", "erfcx",
     ),
-    "factorisations, least squares and what is made of them": (
+    "factorisations, least squares and functions composed of them": (
         "linalg.", "cholesky", "lu", "qr", "geqrf", "ormqr", "svd", "pca_", "pinverse", "triangular_solve", "logdet",
         "matrix_exp", "cov", "corrcoef",
     ),
-    "masked reductions, made of operations that are listed": ("masked.",),
+    "masked reductions, composed of listed operations": ("masked.",),
     "copies of views, and private or in-place forms of operations that are listed": (
         "_softmax_backward_data", "_native_batch", "_batch_norm", "_unsafe", "_chunk_cat", "unsafe_", "resize_",
         "alias_copy", "as_strided_", "diagonal_copy", "expand_copy", "narrow_copy", "permute_copy", "squeeze_copy",
@@ -88,13 +88,13 @@ NOT_LISTED: dict[str, tuple[str, ...]] = {
     "random numbers": ("cauchy", "exponential", "geometric", "log_normal", "randint_like", "nn.functional.rrelu",
         "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool"),
 }  # fmt: skip
-"""Why entries of the database are not in `OPS` -> how their names begin; all others are listed as rare."""
+"""Maps the reason why entries are not in `OPS` to the beginnings of their names; other entries are listed as rare."""
 
 RARE = "rare in models of this field"
 
 
 def not_listed(names: Iterable[str]) -> dict[str, list[str]]:
-    """Entries that are not in `OPS`, by the reason."""
+    """Returns the entries that are not in `OPS`, by reason."""
     listed = {name for names_of_kind in OPS.values() for name in names_of_kind.split()}
     groups: dict[str, list[str]] = {reason: [] for reason in (*NOT_LISTED, RARE)}
     for name in names:
@@ -105,17 +105,17 @@ def not_listed(names: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-_TIES = "PyTorch leaves open which of equal entries it picks, and the int64 and bool samples have equals"
+_TIES = "PyTorch does not specify which of equal entries it returns, and the int64 and bool samples have equal entries"
 
 GAPS: dict[str, str] = {
-    "as_strided.partial_views": "the sample reaches memory outside its input; an array in JAX has none",
+    "as_strided.partial_views": "the sample reads memory outside its input, which a JAX array does not have",
     "digamma": "the gradient is JAX's `polygamma`, which loses digits in float32 near the poles",
     "kthvalue": _TIES,
     "lgamma": "JAX's `lgamma` loses digits in float32 near its zeros at 1 and 2",
     "mode": _TIES,
-    "nn.functional.ctc_loss": "no lowering: PyTorch's is one kernel with a backward of its own",
-    "nn.functional.multi_head_attention_forward": "the sample saturates the softmax: rounding alone",
-    "tensor_split": "PyTorch insists on int64 for sections given as a tensor, and JAX has 32 bits unless x64 is on",
+    "nn.functional.ctc_loss": "no lowering: in PyTorch it is one kernel with its own backward",
+    "nn.functional.multi_head_attention_forward": "the sample saturates the softmax, so only rounding remains",
+    "tensor_split": "PyTorch requires int64 for sections given as a tensor, but JAX has 32 bits unless x64 is enabled",
     "topk": _TIES,
 }
-"""Op, or op and variant -> why some of its samples fail, in words."""
+"""Maps an op, or an op with its variant, to the reason why some of its samples fail."""

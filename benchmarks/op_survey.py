@@ -1,10 +1,10 @@
-"""PyTorch's own op database through the bridge: values and gradients of the ops that models of this field use.
+"""Runs PyTorch's op database through the bridge: values and gradients of the ops that are common in this field.
 
     python -m benchmarks.op_survey [--op NAME] [--samples-per-op N] [--markdown docs/op_survey.md]
 
-Every sample input of `torch.testing`'s database runs in PyTorch eager and, under `jax.jit`, through the bridge. Outputs
-and the gradient of every float input are compared at 1e-5 of the leaf's largest entry, or 8 times what PyTorch's own
-float32 differs from its float64 where that is more. Random draws are PyTorch's, replayed.
+Every sample input of the database in `torch.testing` runs in PyTorch eager and, under `jax.jit`, through the bridge.
+Outputs and the gradient of every float input are compared. The tolerance is 1e-5 of the largest entry of the leaf, or 8
+times the difference of PyTorch's float32 and float64 results if that is larger. PyTorch's random numbers are replayed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from bridge.parity import Row
 
 TOLERANCE = 1e-5
 SETTINGS: Any = {"tolerance": TOLERANCE, "input_gradients": False, "int64": "wrap"}
-"""Of `verify`: what takes a gradient is a parameter here, and the samples' integers are small."""
+"""Options of `verify`: inputs with gradients are parameters here, and the integers in the samples are small."""
 
 
 class Call(nn.Module):
-    """The op as a module: its differentiable inputs are parameters, its other tensors the arguments of `forward`.
+    """An op as a module: differentiable inputs are parameters, other tensors are arguments of `forward`.
 
-    `process` is the database's own: it takes from the outputs what is well defined (of eigenvectors, not the sign).
+    `process` is a function of the database that removes undefined parts of the outputs, such as signs of eigenvectors.
     """
 
     def __init__(self, op: Callable, args: tuple, kwargs: dict, process: Callable = lambda out: out):
@@ -66,32 +66,32 @@ class Call(nn.Module):
         leaves = [value if kind == "constant" else homes[kind][value] for kind, value in self.recipe]
         args, kwargs = tree_unflatten(leaves, self.structure)
         out = self.process(self.op(*args, **kwargs))
-        # A result that is an input itself, or a list subclass, comes back as a plain tensor or tuple.
+        # A result that is an input itself, or a subclass of list, is returned as a plain tensor or tuple.
         return tuple(out) if isinstance(out, (tuple, list)) else out
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What the samples of one op (or one variant of it) came to."""
+    """The results of the samples of one op, or of one variant of it."""
 
     name: str
     kind: str
     total: int = 0
     passed: int = 0
     without_jit: int = 0
-    """Of those passed: samples whose shapes depend on values, which pass outside `jit` only."""
+    """Passed samples whose shapes depend on values; they pass only outside `jit`."""
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
 def database() -> list[Any]:
     module: Any = importlib.import_module("torch.testing._internal.common_methods_invocations")
-    # Its own version saves the state of every accelerator's generator, and torchax declares one that has none.
+    # The original version saves the generator of every accelerator, but torchax declares one without a generator.
     module.wrapper_set_seed = seeded
     return module.op_db
 
 
 def entries(wanted: str | None = None, rest: bool = False) -> Iterator[tuple[str, str, Any]]:
-    """(kind, name with variant, database entry) of every listed op, with `rest` of all others, or of `wanted` alone."""
+    """Yields (kind, name with variant, database entry) of every listed op; `rest`: of all others, `wanted`: of one."""
     kinds = {name: kind for kind, names in OPS.items() for name in names.split()}
     for entry in database():
         if (wanted is None and (entry.name in kinds) != rest) or wanted in (entry.name, full_name(entry)):
@@ -108,7 +108,7 @@ def full_name(entry: Any) -> str:
 
 
 def samples(entry: Any, limit: int) -> Iterator[tuple[tuple, dict, Callable]]:
-    """Up to `limit` float32 samples spread over the database's, two of int64, two of bool where the op takes them."""
+    """Yields up to `limit` evenly spaced float32 samples and, if the op supports them, two of int64 and two of bool."""
     for dtype, count in ((torch.float32, limit), (torch.int64, 2), (torch.bool, 2)):
         if dtype not in entry.dtypes:
             continue
@@ -121,7 +121,7 @@ def samples(entry: Any, limit: int) -> Iterator[tuple[tuple, dict, Callable]]:
 
 
 def widened(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The same sample in float64."""
+    """Returns the same sample in float64."""
 
     def widen(t: torch.Tensor) -> torch.Tensor:
         return t.detach().double().requires_grad_(t.requires_grad) if t.dtype == torch.float32 else t
@@ -130,12 +130,12 @@ def widened(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def within(row: Row) -> bool:
-    """Inputs and cotangents are of order 1 and float32 rounds that to 1e-7: no leaf is judged as smaller than 1e-2."""
+    """Inputs and cotangents are of order 1, which float32 rounds to 1e-7, so the scale of a leaf is at least 1e-2."""
     return row.error * row.scale <= row.tolerance * max(row.scale, 1e-2)
 
 
 def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[str | None, bool]:
-    """(why this sample fails, or `None`; whether it ran under `jit`)."""
+    """Returns (reason of the failure or `None`, whether the sample ran under `jit`)."""
     module = Call(op, args, kwargs, process)
     jit = True
     try:
@@ -148,7 +148,7 @@ def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[
             report = bridge.verify(module, *module.inputs, **SETTINGS, jit=False)
         if not all(map(within, report.rows)):
             wide = Call(op, *widened(args, kwargs), process)
-            with contextlib.suppress(RuntimeError):  # the op refuses one of the widened inputs
+            with contextlib.suppress(RuntimeError):  # the op does not accept one of the float64 inputs
                 report = bridge.verify(module, *module.inputs, **SETTINGS, jit=jit, double=wide)
     except Exception as error:
         return f"{type(error).__name__}: {error}".split(" in the module", 1)[0].split("\n", 1)[0][:240], jit
@@ -167,7 +167,7 @@ def survey(wanted: str | None, limit: int, rest: bool = False) -> Iterator[Outco
             try:
                 with torch.no_grad():
                     entry.op(*args, **kwargs)
-            except Exception:  # PyTorch itself refuses the sample
+            except Exception:  # PyTorch itself raises an error
                 continue
             why, jit = reason(entry.op, args, kwargs, process)
             outcome.total += 1
@@ -183,9 +183,9 @@ class Options:
     """Survey the bridge with PyTorch's own op database."""
 
     op: str | None = None
-    """One op of the database, with or without its variant; every listed op if not given."""
+    """One op of the database, with or without its variant; by default every listed op."""
     rest: bool = False
-    """The ops that are not listed instead of those that are."""
+    """Run the ops that are not listed instead."""
     samples_per_op: int = 6
     """Float32 samples of each op (or variant)."""
     markdown: Path | None = None
@@ -225,7 +225,7 @@ def gap(name: str) -> str | None:
 
 
 def not_run() -> list[str]:
-    """What of the database is not among the figures, and why."""
+    """Returns the section about the entries of the database that were not run."""
     everything = database()
     absent = not_listed(dict.fromkeys(entry.name for entry in everything))
     names = {name for group in absent.values() for name in group}
@@ -233,11 +233,11 @@ def not_run() -> list[str]:
     lines = [
         "## Not run",
         "",
-        f"The database has {len(everything)} entries (a name with variants counts for each). The figures are of "
-        f"{len(everything) - count} that models of this field use; {count} are in none of them, and no statement is "
-        "made about those. `python -m benchmarks.op_survey --rest` runs them.",
+        f"The database has {len(everything)} entries (every variant of a name is an entry). The results above are for "
+        f"the {len(everything) - count} entries that are common in models of this field. The other {count} were not "
+        "run; `python -m benchmarks.op_survey --rest` runs them.",
         "",
-        "| why not | entries |",
+        "| reason | entries |",
         "|---|---|",
     ]
     return [*lines, *(f"| {why} | {', '.join(f'`{n}`' for n in group)} |" for why, group in absent.items()), ""]
@@ -247,10 +247,10 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
     lines = [
         "# Op survey",
         "",
-        "PyTorch's own op database (`torch.testing._internal.common_methods_invocations.op_db`) through the bridge:",
-        "outputs and the gradient of every float input, float32, with some int64 and bool samples, under `jax.jit`,",
-        "compared at 1e-5 of the leaf's largest entry (or 8 times PyTorch's own float32-to-float64 difference, where",
-        "that is more).",
+        "PyTorch's op database (`torch.testing._internal.common_methods_invocations.op_db`) was run through the bridge",
+        "under `jax.jit`, in float32, with some int64 and bool samples. Outputs and the gradient of every float input",
+        "were compared with PyTorch eager. The tolerance is 1e-5 of the largest entry of the leaf, or 8 times the",
+        "difference of PyTorch's float32 and float64 results if that is larger.",
         "",
         "```bash",
         f"python -m benchmarks.op_survey --markdown {options.markdown}",
@@ -271,8 +271,8 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
         lines += [
             "## Outside `jit` only",
             "",
-            "The shape of the result depends on the values of an input, which `jit` does not know. Samples that pass",
-            f"with concrete inputs: {names}.",
+            "The shape of the result depends on the values of an input, which are unknown under `jit`. These samples",
+            f"pass with concrete inputs: {names}.",
             "",
         ]
     lines += not_run()

@@ -1,11 +1,11 @@
-"""Overhead of the bridge: the bridged TRM train step against the same mathematics written by hand in `jax.numpy`.
+"""Overhead of the bridge: compares the TRM train step with a hand-written implementation in `jax.numpy`.
 
     python -m benchmarks.overhead [--batch-size 4] [--pairs 15]
 
-Both sides run the trainer's own step (optimizer, EMA, puzzle rows) with different objectives, at the baseline's size in
-float32. FLOPs and bytes are the compiler's estimates. The steps alternate in one process, so that a noisy machine slows
-both, and the ratio is the median of the pairs' ratios. Tracing and lowering are measured on the published baseline
-(bfloat16, 192 examples on a device), without the module's export.
+Both sides run the step of the trainer (optimizer, EMA, puzzle rows) with different objectives, with the size of the
+baseline in float32. FLOPs and bytes are estimates of the compiler. The steps alternate in one process, so that other
+load affects both, and the ratio is the median of the ratios of pairs. Tracing and lowering are measured for the
+published baseline (bfloat16, 192 examples per device), without the export of the module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VARIANTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Measure the bridge against JAX by hand."""
+    """Compare the bridge with hand-written JAX."""
 
     batch_size: int = 4
     """Examples in a measured step."""
@@ -73,7 +73,7 @@ def trainings(config: TRMConfig) -> dict[str, Training]:
 
 
 class Measured:
-    """The train step of one side with a state of its own."""
+    """The train step of one side, with its own state."""
 
     def __init__(self, training: Training):
         devices = training.devices
@@ -89,7 +89,7 @@ class Measured:
         return time.perf_counter() - start
 
     def cost(self) -> tuple[float, float]:
-        """GFLOP and gigabytes of the compiled step, by the compiler's count."""
+        """Returns GFLOP and gigabytes of the compiled step, as estimated by the compiler."""
         lowered = jax.jit(lambda *a: self._step(*a)).lower(*self._state, self._batch, self._key)
         cost: Any = lowered.compile().cost_analysis()
         return cost["flops"] / 1e9, cost["bytes accessed"] / 1e9

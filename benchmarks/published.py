@@ -1,7 +1,7 @@
-"""Runs the published TRM builders, sampler and evaluator, each in a process of its own, from a folder the user gives.
+"""Runs the published TRM builders, sampler and evaluator in separate processes, from a folder that the user gives.
 
-Nothing of that code is here: these are the few lines that call it. Its command-line library is not needed and left out;
-its data sets' download is replaced by local tables.
+This file only contains the code that calls them. Their command-line library is replaced by a stub, and the download of
+their data sets by local tables.
 """
 
 import json
@@ -18,7 +18,7 @@ command_line.ArgParser = lambda: types.SimpleNamespace(command=lambda **_: lambd
 sys.modules["argdantic"] = command_line
 
 def peak_bytes():
-    # Not getrusage: there a process inherits the peak of the one that started it.
+    # Not getrusage, because a process inherits the peak of its parent there.
     with open("/proc/self/status") as status:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 
@@ -101,11 +101,11 @@ np.save(sys.argv[2], np.stack(found))
 measured(lambda: None)
 """,
 }
-"""What is run of the published code, by name; arguments in the order that the programs take them."""
+"""The programs that call the published code, by name; arguments are in the order of `sys.argv`."""
 
 
 def run(published: str | Path, program: str, *arguments: Any) -> dict[str, Any]:
-    """`seconds` and `cpu_seconds` of the work itself, `peak_bytes` of the process, and what was `found`."""
+    """Returns `seconds` and `cpu_seconds` of the work, `peak_bytes` of the process, and the result, `found`."""
     folder = str(Path(published).resolve())
     paths = [folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}

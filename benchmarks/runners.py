@@ -1,9 +1,9 @@
-"""`pmap` and `jit(shard_map)` with one and with eight steps in a dispatch: milliseconds per step of a tiny TRM.
+"""Measures `pmap` and `jit(shard_map)` with one and with eight steps per dispatch: milliseconds per step of a tiny TRM.
 
     python -m benchmarks.runners [--devices 1 8] [--steps 64]
 
-The model is so small that nearly all of the time is overhead. The variants alternate in one process for each number of
-devices (virtual ones on a CPU); figures are medians of the rounds.
+The model is so small that nearly all of the time is overhead. For each number of devices (virtual devices on a CPU),
+the variants alternate in one process; the results are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class Options:
     """Measure the runners."""
 
     devices: tuple[int, ...] = (1, 8)
-    """Numbers of devices, each in a process of its own; virtual ones on a CPU."""
+    """Numbers of devices, each in a separate process; virtual devices on a CPU."""
     steps: int = 64
     """Steps in a round."""
     rounds: int = 7
     """Rounds of every variant."""
     here: bool = False
-    """Measure in this process, on the devices it has."""
+    """Measure in this process, on its devices."""
 
 
 VARIANTS = [(runner, dispatch) for dispatch in (1, 8) for runner in ("pmap", "shard_map")]
 
 
 def make_round(runner: Any, dispatch: int, steps: int) -> Callable[[], float]:
-    """A function that runs `steps` steps, `dispatch` in each dispatch, and returns the milliseconds of one step."""
+    """Returns a function that runs `steps` steps, `dispatch` per dispatch, and returns the milliseconds per step."""
     import jax
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
@@ -88,7 +88,7 @@ def main(options: Options) -> None:
     if options.here:
         measure(options)
         return
-    print("| devices | " + " | ".join(f"{r}, {t} a dispatch" for r, t in VARIANTS) + " |")
+    print("| devices | " + " | ".join(f"{r}, {t} per dispatch" for r, t in VARIANTS) + " |")
     print("|---" * (len(VARIANTS) + 1) + "|", flush=True)
     for count in options.devices:
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"

@@ -1,12 +1,12 @@
-"""Do two commits train to the same weights, bit for bit? Uses the command line only, so that any two can be compared.
+"""Checks whether two commits train to the same weights, bit for bit; only uses the command line of both.
 
     python -m benchmarks.same_weights record after.json                     this checkout
-    python -m benchmarks.same_weights record before.json --checkout ../old  another one, same interpreter
+    python -m benchmarks.same_weights record before.json --checkout ../old  another checkout, same interpreter
     python -m benchmarks.same_weights compare before.json after.json
 
 Every preset that a CPU can train and every architecture, with attention and with the MLP mixer, is trained for a few
 steps on 1 and on 8 virtual devices and exported. Half of the cases export the averaged weights, the other half the raw
-ones (`--optim.ema-decay 0`). The file holds a SHA-256 of each tensor's bytes.
+weights (`--optim.ema-decay 0`). The file contains the SHA-256 of every tensor.
 """
 
 import argparse
@@ -37,7 +37,7 @@ COMMON = [
 
 
 def cases() -> Iterator[tuple[str, str, list[str]]]:
-    """(name, preset, arguments)"""
+    """Yields (name, preset, arguments)."""
     for preset in DATA:
         yield f"{preset}, EMA", preset, []
         yield f"{preset}, raw weights", preset, ["--optim.ema-decay", "0"]
@@ -48,7 +48,7 @@ def cases() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def record(checkout: Path, only: str) -> dict[str, dict[str, str]]:
-    """Case -> tensor -> hash."""
+    """Trains all cases; returns case -> tensor -> hash."""
     hashes = {}
     with tempfile.TemporaryDirectory() as scratch:
         for preset, options in DATA.items():
@@ -80,7 +80,7 @@ def trm(checkout: Path, arguments: list[str], devices: int = 1) -> None:
 
 
 def compare(before: dict, after: dict) -> int:
-    """Prints every case that differs; returns how many do."""
+    """Prints every case that differs; returns their number."""
     different = 0
     for case in sorted(before.keys() | after.keys()):
         old, new = before.get(case, {}), after.get(case, {})

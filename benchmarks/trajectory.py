@@ -1,26 +1,26 @@
-"""Training in bfloat16: the difference between JAX and PyTorch, against the differences between PyTorch's own seeds.
+"""Training in bfloat16: compares the difference between JAX and PyTorch with the differences between PyTorch's seeds.
 
     python -m benchmarks.trajectory [--seeds N] [--svg docs/trajectory_bf16.svg]
 
 The runs of `tests/train_jax/test_trajectory.py` in bfloat16: a hundred steps, ACT carry, exploration, puzzle rows.
-Seeds differ in exploration only; weights, batches and puzzles are the same. That is the smallest difference that a seed
-can make in PyTorch, and so its narrowest spread; a row of the table has seeds that also change weights and puzzle
-order. For every seed, PyTorch in bfloat16, PyTorch in float32 and JAX in bfloat16 explore with the same random numbers.
+Seeds only differ in exploration; weights, batches and puzzles are the same. This is the smallest possible effect of a
+seed in PyTorch, and so the narrowest spread. One row of the table has seeds that also change weights and puzzle order.
+For every seed, PyTorch in bfloat16, PyTorch in float32 and JAX in bfloat16 explore with the same random numbers.
 
-Rounding first changes the loss a little; then it changes whether a puzzle counts as solved, which halting learns, so
-that the loss jumps; then it changes which sequences halt, and from there on the batches differ. Therefore:
+Rounding first changes the loss slightly. Then it changes whether a puzzle is solved, which is the target of the halting
+head, so that the loss jumps. Then it changes which sequences halt, and after that the batches differ. Therefore:
 
-- the distance of two runs is that of the running means of their losses over ten steps, relative to the second run's:
-  its mean over all steps, and its largest value;
-- a run is inside at a step where it lies between the lowest and the highest of PyTorch's *other* seeds, for single
-  steps (strict) and for running means. PyTorch's run of the same seed is measured in the same way for comparison: one
-  of N equivalent runs is the lowest or the highest, and so outside, at two of N steps.
+- the distance of two runs is computed from running means of their losses over ten steps, relative to the second run:
+  the mean over all steps, and the largest value;
+- a run is inside at a step if it is between the lowest and the highest of PyTorch's *other* seeds, for single steps
+  (strict) and for running means. PyTorch's run of the same seed is measured in the same way for comparison: one of N
+  equivalent runs is the lowest or the highest, and so outside, at two of N steps.
 
 JAX is within the spread if its distance from PyTorch's run of the same seed is at most the distance between two seeds
 of PyTorch, in the mean (over all seeds, over all pairs) and in the largest value (of any seed, of any pair), and if its
 running means are inside at least as often as those of PyTorch's worst seed.
 
-The row of JAX without gradient mode shows that a run can fail this test.
+The row of JAX without the rule of gradient mode shows that this test can fail.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class Curves(NamedTuple):
 
     jax: Losses
     jax_leaky: Losses
-    """The first seed only: gradients flow through what is computed under `torch.no_grad`."""
+    """The first seed only, with gradients through operations under `torch.no_grad`."""
     torch: Losses
     torch_float32: Losses
     torch_other: Losses
-    """Seeds of the weights and of the order of the puzzles too."""
+    """Seeds also change the weights and the order of the puzzles."""
 
 
 def train(cases: Sequence[str], seeds: int, root: Path) -> dict[str, Curves]:
-    """All runs, two processes at a time. JAX runs first, because it records the random numbers."""
+    """Runs all jobs, two processes at a time. JAX runs first, because it records the random numbers."""
     write_puzzles(root / "data", size=4, count=64, num_empty=1)
     jobs = {case: _jobs(case, seeds, root) for case in cases}
     for side in ("jax", "torch"):
@@ -91,7 +91,7 @@ def train(cases: Sequence[str], seeds: int, root: Path) -> dict[str, Curves]:
 
 
 def _jobs(case: str, seeds: int, root: Path) -> dict[str, Jobs]:
-    """The runs of one architecture under the names of `Curves`."""
+    """Returns the jobs of one architecture by the names of `Curves`."""
     folder = root / case.replace(" ", "-")
     config = in_dtype(tiny_run(CASES[case], root / "data"), "bfloat16")
     exact = in_dtype(config, "float32")
@@ -115,23 +115,23 @@ def _losses(jobs: Jobs) -> Losses:
 
 
 def smoothed(losses: Losses) -> Losses:
-    """Running means; the first is that of the first ten steps."""
+    """Returns running means; the first one is the mean of the first ten steps."""
     return np.lib.stride_tricks.sliding_window_view(losses, SMOOTHED_STEPS, axis=-1).mean(-1)
 
 
 def relative_distance(ours: Losses, theirs: Losses) -> Losses:
-    """The distance of the running means of each pair of runs at each step, relative to `theirs`."""
+    """Returns the distance of the running means of each pair of runs at each step, relative to `theirs`."""
     return np.abs(smoothed(ours) / smoothed(theirs) - 1)
 
 
 def pairs(losses: Losses) -> tuple[Losses, Losses]:
-    """All ordered pairs of two seeds."""
+    """Returns all ordered pairs of two seeds."""
     first, second = zip(*permutations(losses, 2), strict=True)
     return np.stack(first), np.stack(second)
 
 
 class Distance(NamedTuple):
-    """Over all steps and all pairs of runs, relative to the loss."""
+    """The distance over all steps and all pairs of runs, relative to the loss."""
 
     mean: float
     largest: float
@@ -146,14 +146,14 @@ def distance(ours: Losses, theirs: Losses) -> Distance:
 
 
 class Inside(NamedTuple):
-    """The share of steps at which a run lies among PyTorch's other seeds: average of all runs, and the least."""
+    """The share of steps at which a run is inside PyTorch's other seeds: mean and minimum over the runs."""
 
     mean: float
     least: float
 
 
 def inside(runs: Losses, seeds: Losses) -> Inside:
-    """Of each run among all of `seeds` except the one with its own index."""
+    """Compares each run with all `seeds` except the one with the same index."""
     others = [np.delete(seeds, number, axis=0) for number in range(len(seeds))]
     shares = [np.mean((o.min(0) <= run) & (run <= o.max(0))) for run, o in zip(runs, others, strict=True)]
     return Inside(float(np.mean(shares)), float(np.min(shares)))
@@ -166,7 +166,7 @@ def within_the_spread(curves: Curves) -> bool:
 
 
 def cells(curves: Curves) -> dict[str, str]:
-    """The figures of one architecture by the names of their rows."""
+    """Returns the cells of one architecture by the names of their rows."""
     single = [inside(runs, curves.torch) for runs in (curves.jax, curves.torch)]
     means = [inside(smoothed(runs), smoothed(curves.torch)) for runs in (curves.jax, curves.torch)]
     distances = {

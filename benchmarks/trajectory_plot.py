@@ -12,11 +12,11 @@ from train_jax.report.picture import card
 from train_jax.report.plots import Band, Series, plot
 
 WIDTH, HEIGHT, MARGIN, TITLE = 430, 230, 24, 58
-"""Of a panel, between panels, above them; in pixels."""
+"""Sizes of a panel, of the space between panels and of the space above them, in pixels."""
 
 
 def picture(curves_by_case: Mapping[str, Curves]) -> str:
-    """A standalone SVG with a row for each architecture: the losses of the first seed, and the distances of all."""
+    """Returns a standalone SVG with one row per architecture: losses of the first seed, and distances of all seeds."""
     panels = [
         (MARGIN + column * (WIDTH + MARGIN), TITLE + row * (HEIGHT + MARGIN), "", panel)
         for row, (case, curves) in enumerate(curves_by_case.items())

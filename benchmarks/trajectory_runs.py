@@ -1,4 +1,4 @@
-"""The same training run in PyTorch and in JAX, each side in a process of its own, and how far their results differ."""
+"""Runs the same training in PyTorch and in JAX, in separate processes, and compares the results."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from train_jax.tasks.puzzles.writing import write_dataset
 
 Side = Literal["torch", "jax"]
 ROOT = Path(__file__).parents[1]
-"""`tests/support/torch_trajectory.py` and `tests/support/jax_trajectory.py` there define what a job is."""
+"""The format of a job is defined by `tests/support/torch_trajectory.py` and `tests/support/jax_trajectory.py` there."""
 Results = dict[str, np.ndarray]
-"""The output of a job: figures of every step by name, `STEP/params/NAME`, `STEP/ema/NAME`, `STEP/table/weights`."""
+"""The output of a job: metrics of every step by name, `STEP/params/NAME`, `STEP/ema/NAME`, `STEP/table/weights`."""
 
 STEPS = 100
 BATCH_SIZE = 16
@@ -64,7 +64,7 @@ CASES = {
 
 
 def tiny_run(case: Case, data_dir: Path, **changes: Any) -> RunConfig:
-    """A run of the case; `changes` are of the architecture."""
+    """Returns a run of the case; `changes` are fields of the architecture."""
     fields = {
         "hidden_size": 32,
         "num_heads": 4,
@@ -89,14 +89,14 @@ def tiny_run(case: Case, data_dir: Path, **changes: Any) -> RunConfig:
 
 
 def in_dtype(config: RunConfig, dtype: str) -> RunConfig:
-    """The same run in another number format."""
+    """Returns the same run with another dtype."""
     return dataclasses.replace(config, arch=dataclasses.replace(config.arch, forward_dtype=dtype))
 
 
 def write_puzzles(folder: Path, *, size: int, count: int, num_empty: int) -> None:
-    """Sudokus with only so many empty cells: a tiny model learns to solve them in few steps, and halts early.
+    """Writes Sudokus with few empty cells, so that a tiny model learns to solve them in few steps and halts early.
 
-    Unlike a Sudoku data set they have several identifiers, so that there are puzzle rows to learn.
+    Unlike in a Sudoku data set, they have several identifiers, so that puzzle embeddings are trained.
     """
     rng, geometry = np.random.default_rng(0), geometry_of_size(size)
     dug = generate(count, geometry.cells // 2, geometry, rng, progress=lambda *_: None)
@@ -111,9 +111,9 @@ def write_puzzles(folder: Path, *, size: int, count: int, num_empty: int) -> Non
 
 
 def write_start(path: Path, config: RunConfig, *, seed: int) -> None:
-    """The state that both sides start from: the module's own, except for its halting head.
+    """Writes the initial state of both sides: that of the module, except for its halting head.
 
-    An untrained model never halts early, and exploration, which only delays halting, would change nothing.
+    An untrained model never halts early, so exploration, which only delays halting, would have no effect.
     """
     torch.manual_seed(seed)
     arch = sized(in_dtype(config, "float32").arch, PuzzleTask(config), config.global_batch_size)
@@ -133,18 +133,18 @@ def job(folder: Path, name: str, config: RunConfig, **more: Any) -> dict[str, An
 
 
 def start_jobs(side: Side, jobs: Sequence[dict[str, Any]], folder: Path) -> subprocess.Popen:
-    """One process that runs these jobs one after the other."""
+    """Starts a process that runs these jobs one after the other."""
     listed = folder / f"{side}-{jobs[0]['out'].replace('/', '-')}.json"
     listed.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", f"support.{side}_trajectory", str(listed.absolute())]
-    # The packages come before `tests`, where a folder is called `bridge`, too.
+    # The packages come before `tests`, which also contains a folder called `bridge`.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=ROOT, env=environment, **output)
 
 
 def finish(process: subprocess.Popen) -> None:
-    """Waits for it. Raises RuntimeError with its output if it failed."""
+    """Waits for the process. Raises RuntimeError with its output if it failed."""
     output, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{process.args} ended with {process.returncode}:\n{output}")
@@ -155,11 +155,11 @@ def load_results(job: dict[str, Any]) -> Results:
 
 
 def loss_differences(ours: Results, theirs: Results) -> np.ndarray:
-    """Of every step, relative to `theirs`."""
+    """Returns the difference at every step, relative to `theirs`."""
     return np.abs(ours["loss"] - theirs["loss"]) / np.abs(theirs["loss"])
 
 
 def worst_leaf(ours: Results, theirs: Results, kind: str, step: int = STEPS) -> tuple[float, str]:
-    """The largest difference in a leaf, relative to its largest entry, and which leaf that is."""
+    """Returns the largest difference in a leaf, relative to its largest entry, and the name of the leaf."""
     names = [name for name in theirs if name.startswith(f"{step}/{kind}/")]
     return max((float(np.abs(ours[n] - theirs[n]).max() / np.abs(theirs[n]).max()), n) for n in names)

@@ -1,8 +1,8 @@
-"""TRM written by hand in plain JAX: the rival against which the bridged PyTorch module is measured.
+"""TRM written by hand in plain JAX, the reference for the cost of the bridged PyTorch module.
 
-The same mathematics as `models_torch/trm.py` with its loss head, as one function of a flat dict of parameters
-under the PyTorch names, with `stop_gradient` where PyTorch has `no_grad` and `detach`. Loops are unrolled, as
-tracing the PyTorch module unrolls them.
+It computes the same as `models_torch/trm.py` with its loss head, as one function of a flat dict of parameters with the
+PyTorch names, with `stop_gradient` in place of `no_grad` and `detach`. Loops are unrolled, as in the traced PyTorch
+module.
 """
 
 # ruff: noqa: N815 (z_H is the field's name)
@@ -26,7 +26,7 @@ IGNORE_LABEL_ID = -100
 
 
 class Carry(NamedTuple):
-    """What lives on between ACT steps; the same five things as in PyTorch, flat."""
+    """The state between ACT steps; the same five fields as in PyTorch, flat."""
 
     z_H: Latent
     z_L: Latent
@@ -36,11 +36,11 @@ class Carry(NamedTuple):
 
 
 def initial_carry(batch: dict[str, Array], config: TRMConfig) -> Carry:
-    """All halted, so that the first step takes up its whole batch."""
+    """Returns a carry with all sequences halted, so that the first step loads its whole batch."""
     batch_size = batch["inputs"].shape[0]
     shape = (batch_size, config.positions, config.hidden_size)
     return Carry(
-        z_H=jnp.zeros(shape, config.forward_dtype),  # two arrays: a buffer can be donated once only
+        z_H=jnp.zeros(shape, config.forward_dtype),  # two arrays, because a buffer can be donated only once
         z_L=jnp.zeros(shape, config.forward_dtype),
         steps=jnp.zeros(batch_size, jnp.int32),
         halted=jnp.ones(batch_size, bool),
@@ -49,7 +49,7 @@ def initial_carry(batch: dict[str, Array], config: TRMConfig) -> Carry:
 
 
 def take_up(carry: Carry, batch: dict[str, Array]) -> dict[str, Array]:
-    """The examples of the coming ACT step: those of `batch` where the last one halted."""
+    """Returns the examples of the next ACT step: those of `batch` where the last one halted."""
 
     def pick(new: Array, old: Array) -> Array:
         return jnp.where(carry.halted.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -58,13 +58,13 @@ def take_up(carry: Carry, batch: dict[str, Array]) -> dict[str, Array]:
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """PyTorch's layout: `weight` is (out, in); computes in `x`'s dtype."""
+    """Applies a linear layer in PyTorch's layout, `weight` (out, in), in the dtype of `x`."""
     out = x @ weight.T.astype(x.dtype)
     return out if bias is None else out + bias.astype(x.dtype)
 
 
 def rms_norm(x: Array, epsilon: float) -> Array:
-    """In float32, over the last axis."""
+    """RMS norm over the last axis, computed in float32."""
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
 
@@ -76,7 +76,7 @@ def swiglu(x: Array, params: Params, name: str) -> Array:
 
 
 def rotate(x: Float[Array, "batch seq heads head_dim"], theta: float) -> Float[Array, "batch seq heads head_dim"]:
-    """Rotary positions: channel i turns with channel i + head_dim / 2."""
+    """Rotary positions: channel i is rotated with channel i + head_dim / 2."""
     seq, head_dim = x.shape[1], x.shape[3]
     frequencies = 1 / theta ** (jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angles = jnp.outer(jnp.arange(seq, dtype=jnp.float32), frequencies)[:, None, :]
@@ -97,7 +97,7 @@ def attention(x: Latent, params: Params, name: str, config: TRMConfig) -> Latent
 
 
 def level(z: Latent, injection: Latent, params: Params, config: TRMConfig) -> Latent:
-    """The one network of TRM."""
+    """The network of TRM."""
     z, epsilon = z + injection, config.rms_norm_eps
     for index in range(config.L_layers):
         name = f"{INNER}L_level.layers.{index}"
@@ -183,10 +183,10 @@ def act_step(
 def token_losses(
     logits: Float[Array, "batch seq vocab"], labels: Int[Array, "batch seq"], loss_type: str
 ) -> Float[Array, "batch seq"]:
-    """Cross-entropy of each token in float32, 0 where the label is ignored."""
+    """Cross-entropy of each token in float32, 0 if the label is ignored."""
     logits = logits.astype(jnp.float32)
     if loss_type == "stablemax_cross_entropy":
-        # The inner `where` keeps the unused branch away from its pole at 1, whose gradient would be NaN.
+        # The inner `where` avoids the pole of the unused branch at 1, whose gradient would be NaN.
         score = jnp.where(logits < 0, 1 / (1 - jnp.where(logits < 0, logits, 0)), logits + 1)
         log_probs = jnp.log(score) - jnp.log(score.sum(axis=-1, keepdims=True))
     else:
@@ -210,10 +210,10 @@ def loss_fn(
     config: TRMConfig,
     train: bool = True,
 ) -> tuple[Float[Array, ""], tuple[Carry, dict[str, Array]]]:
-    """The loss summed over the batch, the new carry, and the metrics as sums and counts.
+    """Returns the loss summed over the batch, the new carry, and the metrics as sums and counts.
 
-    `params` holds the parameters and the buffers `H_init` and `L_init` (which get no gradient; keep them out of
-    the optimizer). `puzzle_rows` are the rows of the puzzle table for `take_up(carry, batch)`.
+    `params` contains the parameters and the buffers `H_init` and `L_init` (which get no gradient and must not be
+    optimized). `puzzle_rows` are the rows of the puzzle table for `take_up(carry, batch)`.
     """
     carry, outputs = act_step(params, puzzle_rows, carry, batch, key, config, train)
     logits, q_halt, labels = outputs["logits"], outputs["q_halt_logits"], carry.data["labels"]

@@ -1,9 +1,9 @@
-"""The cost of a TRM train step on large grids, with attention in a window and with full attention.
+"""Measures a TRM train step on large grids, with attention in a window and with full attention.
 
     python -m benchmarks.windows [--sides 30 50] [--windows 0 7]
 
-One block, one H-cycle of two L-cycles, float32. FLOPs, memory accesses and temporary memory are the compiler's
-estimates; milliseconds are medians, the windows of one grid alternate in one process.
+The model has one block and one H-cycle of two L-cycles, in float32. FLOPs, memory accesses and temporary memory are
+estimates of the compiler. Milliseconds are medians; the windows of one grid alternate in one process.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Options:
     """Measure attention windows."""
 
     sides: tuple[int, ...] = (30, 50)
-    """Cells on a side of the grids."""
+    """Numbers of rows of the grids."""
     windows: tuple[int, ...] = (0, 7)
     """Width of the attention window in cells; 0 for full attention."""
     batch_size: int = 2
     """Grids in a batch."""
     hidden_size: int = 128
-    """Channels; heads have 32 of them."""
+    """Number of channels; heads have 32 channels."""
     rounds: int = 5
-    """Timed steps of each."""
+    """Number of timed steps of each."""
 
 
 class Step:
@@ -66,7 +66,7 @@ class Step:
         self._program: Any = training.parallel_step().lower(*self._state, *self._rest).compile()
 
     def counted(self) -> tuple[float, float, float]:
-        """GFLOP, gigabytes accessed, MiB of temporary memory."""
+        """Returns GFLOP, gigabytes accessed and MiB of temporary memory."""
         cost, memory = self._program.cost_analysis(), self._program.memory_analysis()
         return cost["flops"] / 1e9, cost["bytes accessed"] / 1e9, memory.temp_size_in_bytes / 2**20
 
@@ -78,7 +78,7 @@ class Step:
 
 
 def main(options: Options) -> None:
-    print("| grid | window | GFLOP | GB accessed | MiB temporary | ms a step |\n|---|---|---|---|---|---|")
+    print("| grid | window | GFLOP | GB accessed | MiB temporary | ms per step |\n|---|---|---|---|---|---|")
     for side in options.sides:
         steps = [Step(options, side, window) for window in options.windows]
         times = [[step.milliseconds() for step in steps] for _ in range(options.rounds + 1)][1:]

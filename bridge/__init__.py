@@ -6,7 +6,7 @@
 Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
-from bridge import custom_functions, generators, internals, recomputation
+from bridge import custom_functions, generators, interception, internals, recomputation
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
@@ -36,3 +36,4 @@ internals.check()
 custom_functions.install()
 recomputation.install()
 generators.install()
+interception.install()

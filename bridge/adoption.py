@@ -221,7 +221,7 @@ class Adopted:
             return self._again(host, made)
         meta = blank(real.shape, real.stride(), real.dtype)
         with _unnoted():  # known before the call: it belongs to no region of recomputation
-            return fresh(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad)
+            return fresh(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
 
     def _again(self, host: Host, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):

@@ -63,6 +63,8 @@ class Attributes:
             for registry in _REGISTRIES:
                 self._add_dict(f"{name}.{registry}", getattr(module, registry), False, known[id(module)])
             self._add_dict(name, module.__dict__, False, set(_REGISTRIES))
+            if module._parameters:
+                self._add_flags(f"{name}.requires_grad", module._parameters)
         for name, module in modules.items():
             for key, value in list(module.__dict__.items()):
                 if key not in _REGISTRIES:
@@ -78,6 +80,18 @@ class Attributes:
             contents.update(values)
 
         self._holders[path] = _Holder(read, write, shared, read())
+
+    def _add_flags(self, path: str, parameters: Mapping[str, Any]) -> None:
+        """Whether each parameter is frozen, which a call may change as well."""
+
+        def read() -> dict:
+            return {name: p.requires_grad for name, p in parameters.items() if p is not None}
+
+        def write(values: dict) -> None:
+            for name, wanted in values.items():
+                parameters[name].requires_grad_(wanted)
+
+        self._holders[path] = _Holder(read, write, False, read())
 
     def _add_sequence(self, path: str, contents: Any, shared: bool) -> None:
         def write(values: dict) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -90,7 +90,8 @@ class Call:
             twin.__dict__["forward"] = functools.partial(recomputed, twin.forward)
         tree = list(copies.values())
         for name, number in request.overrides.items():
-            override(self._module, tree, name, start_graph(fresh(jnp.asarray(number), tracked=True), recording))
+            tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
+            override(self._module, tree, name, start_graph(tensor, recording))
         tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
         self._slots = _fill(original, copies, tensors)
         if request.train is not None:
@@ -111,6 +112,8 @@ class Call:
         args, kwargs = convert((request.args, request.kwargs), self._to_torch)
 
         def to_jax(value: Any) -> Any:
+            if isinstance(value, Iterator):
+                raise dispatch.error("the call returns an iterator, whose code would run after it", "return a list")
             return dispatch.adopt(value).value if isinstance(value, torch.Tensor) else value
 
         before = self._versions()
@@ -142,7 +145,7 @@ class Call:
         integers = self._dispatch.integers
         if integers is not None and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
-        tensor = fresh(jnp.asarray(value), tracked=self.recording == GRAPH_FROM_INPUTS)
+        tensor = fresh(jnp.asarray(value), tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
         if integers is not None:
             integers.input(tensor)
         return start_graph(tensor, self.recording)
@@ -161,7 +164,7 @@ class Call:
                 tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
             else:
                 meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
-                tensor = fresh(array, meta, tracked=trained)
+                tensor = fresh(array, meta, tracked=trained, leaf=True)
             state[name] = tensor
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             self._dispatch.stand_in(real, start_graph(tensor, self.recording))

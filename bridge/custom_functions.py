@@ -92,6 +92,7 @@ class _Notes:
         self, ctx: Context, inputs: list[BridgeTensor], outputs: list[BridgeTensor], state: list[BridgeTensor]
     ):
         self.arrays: list[jax.Array] = []
+        self._state_cells = [(t, t._cell) for t in state]
         self.cells = list(dict.fromkeys(t._cell for t in state))
         """Those of parameters and buffers, which a backward that calls modules reads without having saved them."""
         own = {id(t) for t in state}
@@ -117,6 +118,9 @@ class _Notes:
         """Parameters and buffers hold what they held at the call; then they were arrays of another trace."""
         tensors = list(self._own.values())
         with contextlib.ExitStack() as stack:
+            for tensor, cell in self._state_cells:  # another one where it has been frozen since
+                stack.callback(setattr, tensor, "_cell", tensor._cell)
+                tensor._cell = cell
             for cell, array in zip(self.cells, arrays[self._saved :], strict=True):
                 stack.enter_context(cell.holding(array))
             if recording:

@@ -25,11 +25,13 @@ from bridge.generators import draw, generator_of
 from bridge.integers import REMEDY, Integers, RangeError, checked, fitting
 from bridge.internals import (
     DispatchMode,
+    HigherOrderOperator,
     Tracer,
     below_autograd,
     below_modes,
     decomposition,
     is_composite,
+    schema_name,
     torchax_lowering,
 )
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
@@ -75,6 +77,8 @@ class Survey:
 
 class Dispatch(DispatchMode):
     """One traced call: its random key, its tensors, its submodules' names."""
+
+    supports_higher_order_operators = True  # comes to `__torch_dispatch__`, and is refused by name
 
     def __init__(
         self,
@@ -147,6 +151,8 @@ class Dispatch(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            raise self.error(f"`{func.name()}` takes functions, which has no translation", _UNSUPPORTED_REMEDY)
         try:
             args = self._adopted.without_values(func, args, kwargs) or args
             if self._is_constant(func, args, kwargs):
@@ -309,6 +315,9 @@ class Dispatch(DispatchMode):
     def _reshape_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
         target = args[0]
+        if schema_name(func) == "aten::set_":
+            raise NotImplementedError("it gives a tensor the memory of another one")
+        _refuse_write_into_leaf(target)
         view = self._view(functional_op(func), args, kwargs)
         with below_modes():
             func(*args, **kwargs)  # PyTorch's own record of the shape
@@ -319,8 +328,11 @@ class Dispatch(DispatchMode):
         target, functional, args, kwargs = functional_of(func, args, kwargs)
         inputs: list[BridgeTensor] = []
         map_tensors((args, *kwargs.values()), _value(inputs))
+        _refuse_write_into_leaf(target)
         check_write(func, target, args, kwargs)
         source = self._compute(functional, args, kwargs, like=target)
+        if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
+            source = self.adopt(source)
         if not isinstance(source, BridgeTensor) or source.shape != target.shape:
             raise NotImplementedError("an in-place operation that changes the shape")
         value = source.value.astype(jax_dtype(target.dtype))
@@ -407,6 +419,13 @@ class Dispatch(DispatchMode):
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
 _UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
+
+
+def _refuse_write_into_leaf(target: BridgeTensor) -> None:
+    """Raise what PyTorch raises for a write with gradients on: the leaf would no longer be one."""
+    if target.requires_grad and target._cell.leaf is not None and torch.is_grad_enabled():
+        what = "a leaf Variable" if target.is_leaf else "a view of a leaf Variable"
+        raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
 
 
 def _value(seen: list[BridgeTensor]) -> Callable[[BridgeTensor], jax.Array]:

@@ -4,7 +4,9 @@ import importlib.util
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import torch
@@ -23,6 +25,29 @@ class BridgeError(RuntimeError):
 
 class BridgeWarning(UserWarning):
     """The translation goes on, but something is not what PyTorch would have done; said once per place."""
+
+
+class Refusing(Protocol):
+    """A traced call."""
+
+    def error(self, what: str, remedy: str) -> BridgeError:
+        """The error that the call ends with, even where code inside of it catches it."""
+        ...
+
+
+UNDER_WAY: list[tuple[int, Refusing]] = []
+"""The calls that are being traced, each with its thread, in the order in which they began."""
+
+
+def refusal(what: str, remedy: str) -> BridgeError:
+    """The error of this thread's call.
+
+    A thread without one may have been started inside a call, which would not notice if it ended here: then it is the
+    error of every call that is being traced.
+    """
+    own = [call for thread, call in UNDER_WAY if thread == threading.get_ident()]
+    errors = [call.error(what, remedy) for call in own[-1:] or [call for _, call in tuple(UNDER_WAY)]]
+    return errors[-1] if errors else BridgeError(f"{what} {where_in_module({})}. Remedy: {remedy}.")
 
 
 def where_in_module(names: Mapping[int, str]) -> str:

@@ -87,12 +87,6 @@ class Functions(TorchFunctionMode):
             )
         return result
 
-    def _set_part(self, func: Any, args: tuple, kwargs: dict) -> None:
-        """`x.real = …` as the write that it is."""
-        tensor, value = args
-        part = tensor.real if func == _SET_REAL else tensor.imag
-        part.copy_(value)
-
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(holds_traced, args)):
             return self._plain(func, args, kwargs)
@@ -146,16 +140,18 @@ def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
 
 
 # Equal whenever they are looked up, but not identical.
-_SET_REAL = torch.Tensor.real.__set__  # pyright: ignore[reportAttributeAccessIssue]
-_SET_IMAG = torch.Tensor.imag.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_GET_IS_LEAF = torch.Tensor.is_leaf.__get__  # pyright: ignore[reportAttributeAccessIssue]
+_GET_GRAD_FN = torch.Tensor.grad_fn.__get__  # pyright: ignore
 _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.data.__get__: BridgeTensor.detach,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.Tensor.data.__get__: lambda tensor: tensor.data,  # pyright: ignore[reportAttributeAccessIssue]
     _DATA_SET: _set_data,
     _GET_REQUIRES_GRAD: lambda tensor: tensor.requires_grad,
     _SET_REQUIRES_GRAD: _set_requires_grad,
+    _GET_IS_LEAF: lambda tensor: tensor.is_leaf,
+    _GET_GRAD_FN: lambda tensor: tensor.grad_fn,
     torch.Tensor.requires_grad_: BridgeTensor.requires_grad_,
     torch.Tensor.detach_: _detach_in_place,
     torch.detach_: _detach_in_place,
@@ -166,7 +162,6 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(CONSTRUCTORS, Functions._construct),
-    **dict.fromkeys((_SET_REAL, _SET_IMAG), Functions._set_part),
     **dict.fromkeys((torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr), Functions._memory),
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)

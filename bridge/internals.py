@@ -22,6 +22,7 @@ import torch.autograd.function
 import torch.utils.checkpoint
 from jax.core import Tracer as Tracer
 from torch import nn
+from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401 (for the other files)
 from torch.utils._pytree import tree_map_only as tree_map_only
 
@@ -95,6 +96,7 @@ _NAMES = {
         "ops.aten.add.Tensor._schema",
         "ops.aten.add.Tensor._overloadname",
         "Tensor._backward_hooks",
+        "autograd.functional._grad_preprocess",
     ),
     torchax: (
         "default_env",
@@ -190,7 +192,8 @@ def overload_name(op: Any) -> str:
 
 def storage_id(tensor: torch.Tensor) -> int:
     """The same for all tensors that share memory."""
-    return tensor.untyped_storage()._cdata
+    with torch._C.DisableTorchFunction():  # which is on where PyTorch's C++ comes here by itself, as from `x.real = …`
+        return tensor.untyped_storage()._cdata
 
 
 def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
@@ -243,6 +246,27 @@ def gradient_hooks(module: nn.Module) -> list[str]:
     if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
         hooked.append("every module")
     return hooked
+
+
+def run_before(owner: Any, name: str, check: Callable[..., None]) -> None:
+    """Call `check` with the same arguments before each call of a function of PyTorch's."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, checked)
+
+
+def run_before_functional(check: Callable[[tuple, bool], None]) -> None:
+    """Call `check(inputs, create_graph)` before a function of `torch.autograd.functional` takes a derivative."""
+
+    def with_graph(inputs: tuple, create_graph: bool, need_graph: bool) -> None:
+        check(inputs, create_graph)
+
+    run_before(torch.autograd.functional, "_grad_preprocess", with_graph)
 
 
 def replace_checkpoint(while_tracing: Callable[[], bool], checkpoint: Callable[..., Any]) -> None:

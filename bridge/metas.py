@@ -75,15 +75,26 @@ def meta_of_strided(
 
 def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
     """Raise what PyTorch raises for an in-place operation that does not fit its target in shape or dtype."""
-    if schema_name(func).endswith("_"):
-        scratch = blank(target.shape, target._meta.stride(), target.dtype)
-        kwargs = _on_meta({k: map_tensors(v, _twin) for k, v in kwargs.items()})
+    if not schema_name(func).endswith("_"):
+        return
+    if any(n > 1 and s == 0 for n, s in zip(target.shape, target._meta.stride(), strict=True)):
+        # Elements that share memory, of which the meta device says nothing.
+        kwargs = {k: map_tensors(v, _zeros) for k, v in kwargs.items()}
         with below_dispatch():
-            func(scratch, *map_tensors(args[1:], _twin), **kwargs)
+            func(*map_tensors(args, _zeros), **kwargs)
+        return
+    scratch = blank(target.shape, target._meta.stride(), target.dtype)
+    kwargs = _on_meta({k: map_tensors(v, _twin) for k, v in kwargs.items()})
+    with below_dispatch():
+        func(scratch, *map_tensors(args[1:], _twin), **kwargs)
 
 
 def _twin(tensor: BridgeTensor) -> torch.Tensor:
     return tensor._meta
+
+
+def _zeros(tensor: BridgeTensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor._meta.stride(), dtype=tensor.dtype).zero_()
 
 
 def _on_meta(kwargs: dict) -> dict:

@@ -36,10 +36,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
+from torch import nn
 
 from bridge.arrays import torch_dtype
+from bridge.errors import refusal
 from bridge.internals import NO_TORCH_FUNCTION, below_modes, engine_leaf, is_parameter, make_wrapper, mark_as_parameter
+from bridge.memory import elements, positions
 
 
 @jax.custom_jvp
@@ -103,9 +107,16 @@ class Storage:
 class Cell:
     """One autograd identity over a storage: the same values as the storage, and a gradient path of its own."""
 
-    __slots__ = ("__weakref__", "_array", "_seen", "live", "storage", "tracked")
+    __slots__ = ("__weakref__", "_array", "_seen", "leaf", "live", "storage", "thawed", "tracked")
 
-    def __init__(self, storage: Storage, array: jax.Array, tracked: bool, live: bool = True):
+    def __init__(
+        self,
+        storage: Storage,
+        array: jax.Array,
+        tracked: bool,
+        live: bool = True,
+        leaf: tuple[View, ...] | None = None,
+    ):
         self.storage = storage
         self._array = array
         self._seen = storage.version
@@ -113,6 +124,10 @@ class Cell:
         """What PyTorch's `requires_grad` is."""
         self.live = live
         """Whether the array may carry a tangent."""
+        self.leaf = leaf
+        """The views of the tensor that is a leaf of PyTorch's graph, where the cell is tracked and no result."""
+        self.thawed: Cell | None = None
+        """Of a frozen leaf: the cell that it has again once it requires grad."""
         REGION.note(self)
 
     @property
@@ -130,6 +145,7 @@ class Cell:
         """Replace the base array. `tracked`, `live`: what the new value is by itself."""
         old = self.read()
         if grad_enabled:
+            self.leaf = None if tracked else self.leaf
             self.tracked = self.tracked or tracked
             self.live = self.live or live
         elif self.live and _differentiable(old):
@@ -166,8 +182,15 @@ class Cell:
         self.storage.version += 1
         self._seen = self.storage.version
 
-    def as_leaf(self) -> Cell:
-        return Cell(self.storage, self.read(), True, live=self.live)
+    def as_leaf(self, views: tuple[View, ...]) -> Cell:
+        return Cell(self.storage, self.read(), True, live=self.live, leaf=views)
+
+    def frozen(self) -> Cell:
+        """The same memory without a gradient, as long as the leaf does not require one."""
+        cell = Cell(self.storage, self.storage.array, False, live=False)
+        cell._seen = -1  # reads the memory at its first use: the program does not depend on when the leaf was frozen
+        cell.thawed = self
+        return cell
 
     def _keep_path(self, value: jax.Array) -> jax.Array:
         if self.live and _differentiable(value):
@@ -179,6 +202,10 @@ def stop_gradient(array: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(array) if _differentiable(array) else array
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, eq=False)
 class View:
     """One step from a tensor to a view of it: how to read the view, how to write it back."""
@@ -186,6 +213,26 @@ class View:
     get: Callable[[jax.Array], jax.Array]
     put: Callable[[jax.Array, jax.Array], jax.Array]
     """(the viewed array, the view's new value) -> the viewed array's new value"""
+    repeats: Callable[[], bool] = _never
+    """Whether several elements of the view are one element of the viewed array; then `put` cannot be used."""
+
+
+_NO_LEAF = (
+    "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in a subgraph "
+    "that doesn't require differentiation use var_no_grad = var.detach()."
+)
+
+
+class Node:
+    """Stands for the `grad_fn` of a result: there is one, and nothing more can be said of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise refusal(
+            f"`grad_fn.{name}` asks for PyTorch's graph, which a traced call does not have",
+            "write what a hook does to a gradient as the backward of a torch.autograd.Function, or leave it out",
+        )
 
 
 class BridgeTensor(torch.Tensor):
@@ -219,7 +266,11 @@ class BridgeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # pyright: ignore
-        raise RuntimeError(f"{func} met a tensor of the bridge outside the call that made it")
+        raise refusal(
+            f"`{func}` met a traced tensor outside the call that made it: after its end, in another thread, or where a "
+            "tensor of another class is made of it",
+            "compute in the thread that runs forward, on plain tensors, and return the results",
+        )
 
     @property
     def value(self) -> jax.Array:
@@ -239,15 +290,34 @@ class BridgeTensor(torch.Tensor):
 
     def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Write through the views into the cell's base."""
-        stages = [self._cell.read()]
-        for view in self._views[:-1]:
-            stages.append(view.get(stages[-1]))
-        for view, stage in zip(reversed(self._views), reversed(stages), strict=True) if self._views else ():
-            value = view.put(stage, value)
+        if any(view.repeats() for view in self._views):
+            value = self._put_by_position(value)
+        else:
+            stages = [self._cell.read()]
+            for view in self._views[:-1]:
+                stages.append(view.get(stages[-1]))
+            for view, stage in zip(reversed(self._views), reversed(stages), strict=True) if self._views else ():
+                value = view.put(stage, value)
         self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, live=live)
 
+    def _put_by_position(self, value: jax.Array) -> jax.Array:
+        """The base with `value` where PyTorch has the tensor in memory.
+
+        Raises `NotImplementedError` where two elements of the tensor are at one position, or count other numbers than
+        the base does.
+        """
+        layout, here = self._cell.storage.layout, positions(self._meta)
+        index = None
+        if layout is not None and layout.dtype == self._meta.dtype and not layout.is_complex():
+            index = elements(layout, here)
+        if index is None or np.unique(here).size != here.size:
+            raise NotImplementedError("a write into elements that share memory; clone the tensor first")
+        base = self._cell.read()
+        return jnp.reshape(jnp.reshape(base, -1).at[index].set(value), base.shape)
+
     def detach_in_place(self) -> None:
-        self._cell = self._cell.detached()
+        """A leaf is frozen by it: it may require grad again."""
+        self._cell = self._cell.frozen() if self.requires_grad and self.is_leaf else self._cell.detached()
         self._cache = None
 
     def become(self, other: BridgeTensor) -> None:
@@ -256,11 +326,16 @@ class BridgeTensor(torch.Tensor):
 
     def replace(self, other: BridgeTensor) -> None:
         """`self.data = other`: another value, the same gradient path, and no tie to the old memory."""
-        value, old = other.value, self.value
-        tracked, live = self._cell.tracked, self._cell.live
-        array = regraft(value, old) if live and _differentiable(old) else stop_gradient(value)
-        self._cell = Cell(Storage(array, self._meta), array, tracked, live=live)
+        frozen = self._cell.thawed is not None
+        if frozen:
+            self.requires_grad_(True)
+        value, old, cell = other.value, self.value, self._cell
+        array = regraft(value, old) if cell.live and _differentiable(old) else stop_gradient(value)
+        leaf = () if self.is_leaf else None
+        self._cell = Cell(Storage(array, self._meta), array, cell.tracked, live=cell.live, leaf=leaf)
         self._views, self._cache = (), None
+        if frozen:
+            self.requires_grad_(False)
 
     # What Python code asks of a tensor's autograd state. PyTorch's own engine is not involved, so it cannot answer.
 
@@ -277,37 +352,66 @@ class BridgeTensor(torch.Tensor):
         """Whether a gradient can reach it, PyTorch's or one that JAX is asked for."""
         return (self._cell.tracked or self._cell.live) and differentiable(self._meta.dtype)
 
-    def requires_grad_(self, requires_grad: bool = True) -> BridgeTensor:
-        """Frozen from here on, or a leaf. No change where it is so already.
+    @property
+    def is_leaf(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return not self.requires_grad or self._cell.leaf is self._views
 
-        A leaf keeps what gradient path it has: PyTorch sees none in it, but JAX may differentiate by the input or
-        buffer that it is or comes from, which in PyTorch would have required grad before.
+    @property
+    def grad_fn(self) -> Node | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self.is_leaf else Node()
+
+    def requires_grad_(self, requires_grad: bool = True) -> BridgeTensor:
+        """A leaf, frozen until it requires grad again or trained. No change where it is so already.
+
+        What becomes a leaf keeps what gradient path it has: PyTorch sees none in it, but JAX may differentiate by the
+        input or buffer that it is or comes from, which in PyTorch would have required grad before. Raises PyTorch's
+        `RuntimeError` for the result of an operation, and for integers.
         """
-        if requires_grad != self.requires_grad:
-            if requires_grad:
-                self._cell = self._cell.as_leaf()
-            else:
-                self.detach_in_place()
-            if RECORDING.on:
-                engine_leaf(self, requires_grad)
+        if requires_grad == self.requires_grad:
+            return self
+        if not self.is_leaf:
+            raise RuntimeError(_NO_LEAF)
+        if not differentiable(self._meta.dtype):
+            raise RuntimeError("only Tensors of floating point dtype can require gradients")
+        if requires_grad:
+            self._cell = self._cell.thawed or self._cell.as_leaf(self._views)
+        else:
+            self._cell = self._cell.frozen()
+        self._cache = None
+        if RECORDING.on:
+            engine_leaf(self, requires_grad)
         return self
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.detach()
+        # Made without PyTorch, which counts the writes through it with those of `self`.
+        return BridgeTensor(self._cell.detached(), self._meta, self._views)
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         if not isinstance(other, BridgeTensor) or other.shape != self.shape or other.dtype != self.dtype:
-            raise RuntimeError("`.data = …` with another shape, dtype or kind of tensor cannot be translated")
+            raise refusal("`.data = …` gives a tensor another shape, dtype or kind", "assign a new tensor instead")
         self.replace(other)
 
     def tolist(self) -> Any:
         # PyTorch refuses subclasses; element by element it is an `.item()`, with its answer or its error.
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
 
-    def __format__(self, spec: str) -> str:
-        return self.item().__format__(spec) if spec and not self.dim() else super().__format__(spec)
+    def as_subclass(self, cls: type) -> torch.Tensor:
+        """Without its modes PyTorch would make one."""
+        if cls is torch.Tensor:
+            return self.view_as(self)
+        raise refusal(
+            f"`as_subclass({cls.__name__})` gives a traced tensor a behaviour of its own, which would be lost",
+            "call functions of PyTorch instead of overriding them",
+        )
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return nn.Parameter if is_parameter(self) else torch.Tensor
+
+    def __format__(self, spec: str) -> str:  # without `super()`, which does not go with a property `__class__`
+        return self.item().__format__(spec) if spec and not self.dim() else torch.Tensor.__format__(self, spec)
 
     def __copy__(self) -> torch.Tensor:
         """A leaf over the same memory, as PyTorch's."""
@@ -323,14 +427,16 @@ class BridgeTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.reshape(-1)[:1].tolist()  # an `.item()`, with its error
-        raise RuntimeError("a tensor of a traced call cannot be pickled")
+        raise refusal("a tensor of the call is pickled", "return it, and pickle the result")
 
     def jax(self) -> jax.Array:
         """The array inside: libraries ask torchax's tensors for it to see whether they are being traced."""
         return self.value
 
     def __repr__(self, *, tensor_contents=None) -> str:
-        return f"BridgeTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
+        return (
+            f"BridgeTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad}, traced)"
+        )
 
 
 def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
@@ -351,11 +457,15 @@ def fresh(
     *,
     tracked: bool = False,
     live: bool = True,
+    leaf: bool = False,
 ) -> BridgeTensor:
-    """A tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array."""
+    """A tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array.
+
+    `leaf`: one that requires grad, if it is `tracked`, is a leaf and no result of an operation.
+    """
     if meta is None:
         meta = blank(array.shape, None, torch_dtype(array.dtype))
-    return BridgeTensor(Cell(Storage(array, meta), array, tracked, live), meta)
+    return BridgeTensor(Cell(Storage(array, meta), array, tracked, live, () if leaf else None), meta)
 
 
 def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from bridge.dispatch import Dispatch
+from bridge.errors import UNDER_WAY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
 from bridge.precision import products_of_pytorch
@@ -36,6 +37,8 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
     recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
     state = state_of_python()
+    entry = threading.get_ident(), dispatch
+    UNDER_WAY.append(entry)
     try:
         with default_generator_as(CallGenerator()), products_of_pytorch(), dispatch, Functions(dispatch):
             yield
@@ -53,4 +56,5 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         if dispatch.failed is not None:
             raise dispatch.failed
     finally:
+        UNDER_WAY.remove(entry)
         _ACTIVE.dispatch, RECORDING.on = before, recorded

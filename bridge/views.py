@@ -1,5 +1,7 @@
 """How each of PyTorch's view operations reads its base and writes back to it."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +60,9 @@ def view_steps(  # noqa: C901 (one case for each view operation)
         dim = (rest[1] if len(rest) > 1 else kwargs.get("dim", 0)) % len(shape)
         return _split(dim, [out.shape[dim] for out in outs])
     if func is aten.expand.default:
-        return [View(lambda x: jnp.broadcast_to(x, outs[0].shape), _no_overlapping_write)]
+        wide = tuple(outs[0].shape)
+        repeats = functools.partial(operator.ne, outs[0].numel(), base.numel())
+        return [View(lambda x: jnp.broadcast_to(x, wide), lambda x, new: jnp.reshape(new, x.shape), repeats)]
     if func is aten.as_strided.default:
         return [_as_strided(base, outs[0])]
     if func is aten.view.dtype:
@@ -147,10 +151,6 @@ def _split(dim: int, sizes: list[int]) -> list[View]:
     return [piece(i) for i in range(len(sizes))]
 
 
-def _no_overlapping_write(x: jax.Array, new: jax.Array) -> jax.Array:
-    raise RuntimeError("in-place write to an expanded tensor, whose elements share memory; call .clone() first")
-
-
 def _by_index_map(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[View]:
     """Any other view: run it in PyTorch on the numbers of the elements, and gather and scatter by them."""
     with below_modes():
@@ -178,11 +178,12 @@ def _as_strided(base: BridgeTensor, out: torch.Tensor) -> View:
     own = np.isin(positions(out), positions(base._meta))
     if own.all():
         return view
-    return View(lambda x: jnp.where(own, view.get(x), stop_gradient(view.get(x))), view.put)
+    return View(lambda x: jnp.where(own, view.get(x), stop_gradient(view.get(x))), view.put, view.repeats)
 
 
 def _gather(index: np.ndarray) -> View:
     return View(
         lambda x: jnp.reshape(x, -1)[index],
         lambda x, new: jnp.reshape(jnp.reshape(x, -1).at[index].set(new), x.shape),
+        lambda: np.unique(index).size != index.size,
     )

@@ -23,10 +23,10 @@ class ACTCarry:
 
 
 class ACT(nn.Module):
-    """Halting around an `Inner`: a call is one ACT step for every sequence of the batch.
+    """Adds halting to an `Inner`: a call is one ACT step for every sequence of the batch.
 
-    A sequence that halted in the last step is replaced by the example at its index in `batch`; the others continue
-    with their current example. In evaluation no sequence halts before `halt_max_steps`, so a batch ends as a whole.
+    A sequence that halted in the previous step is replaced by the example at its index in `batch`; other sequences keep
+    their current example. In evaluation no sequence halts before `halt_max_steps`, so all sequences halt together.
     """
 
     def __init__(self, config: ArchitectureConfig, inner: Inner):
@@ -35,7 +35,7 @@ class ACT(nn.Module):
         self.inner = inner
 
     def initial_carry(self, batch: dict[str, Tensor]) -> ACTCarry:
-        """A carry with every sequence halted, so that the first step loads its whole batch; the rest is zeros."""
+        """Returns a carry of zeros with every sequence halted, so that the first step loads the whole batch."""
         batch_size, device = batch["inputs"].shape[0], batch["inputs"].device
         return ACTCarry(
             inner_carry=self.inner.empty_carry(batch_size, device),
@@ -45,7 +45,7 @@ class ACT(nn.Module):
         )
 
     def forward(self, carry: ACTCarry, batch: dict[str, Tensor]) -> tuple[ACTCarry, dict[str, Tensor]]:
-        """One ACT step; `batch` has `inputs`, `labels` and `puzzle_identifiers`."""
+        """Runs one ACT step; `batch` has `inputs`, `labels` and `puzzle_identifiers`."""
         replaced = carry.halted
         data = {
             key: torch.where(replaced.view(-1, *[1] * (value.ndim - 1)), batch[key], value)
@@ -73,7 +73,7 @@ class ACT(nn.Module):
         steps: Int[Tensor, "batch"],
         at_limit: Bool[Tensor, "batch"],
     ) -> Bool[Tensor, "batch"]:
-        """Halting in training: at the limit or by the halting head, but not before a random minimum of steps."""
+        """Decides halting in training: at the limit or by the halting head, after a random minimum of steps."""
         prefers_halting = q_halt > 0 if self.config.no_ACT_continue else q_halt > q_continue
         explores = torch.rand_like(q_halt) < self.config.halt_exploration_prob
         minimum_steps = torch.randint_like(steps, low=2, high=self.config.halt_max_steps + 1)
@@ -82,7 +82,7 @@ class ACT(nn.Module):
     def _continue_target(
         self, inner_carry: Any, data: dict[str, Tensor], at_limit: Bool[Tensor, "batch"]
     ) -> PerSequence:
-        """The Q-learning target of `q_continue`, in [0, 1]: the larger value of the next step, or its `q_halt` at
-        the limit."""
+        """Returns the Q-learning target of `q_continue`, in [0, 1]: the larger value of the next step, or its `q_halt`
+        at the limit."""
         _, _, (next_halt, next_continue), _ = self.inner(inner_carry, data)
         return torch.sigmoid(torch.where(at_limit, next_halt, torch.maximum(next_halt, next_continue)))

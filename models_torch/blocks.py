@@ -8,7 +8,7 @@ from models_torch.local_attention import LocalAttention
 
 
 class Block(nn.Module):
-    """Mixes positions (by attention or by an MLP over them), then channels; post-norm after each residual sum."""
+    """Mixes positions (by attention or by an MLP over positions), then channels; with post-norm."""
 
     def __init__(self, config: ArchitectureConfig):
         super().__init__()
@@ -22,7 +22,7 @@ class Block(nn.Module):
     def forward(self, x: Latent, cos_sin: CosSin | None) -> Latent:
         epsilon = self.config.rms_norm_eps
         if self.config.mlp_t:
-            # As published, this norm runs over positions too, not over channels.
+            # In the published code, this norm is also over positions, not over channels.
             x_t = x.transpose(1, 2)
             x = rms_norm(x_t + self.mlp_t(x_t), epsilon).transpose(1, 2)
         else:
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 def attention(config: ArchitectureConfig) -> Attention:
-    """Attention over all positions, or within `attention_window` where it is set."""
+    """Returns attention over all positions, or within `attention_window` if it is set."""
     sizes = config.hidden_size, config.head_dim, config.num_heads
     if not config.attention_window:
         return Attention(*sizes, config.num_heads)

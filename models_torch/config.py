@@ -35,9 +35,9 @@ class ModelConfig:
     Raises ValueError for a field outside its declared range (`models_torch/ranges.py`); so does every subclass.
     """
 
-    batch_size: Annotated[int, Range(1, 2**20)] = 1  # sequences in a training batch on one device; the trainer sets it
-    seq_len: SeqLen = 1  # tokens of a sequence, puzzle positions not counted; the data set decides
-    vocab_size: Annotated[int, Range(1, 2**24)] = 2  # tokens, padding included; the data set decides
+    batch_size: Annotated[int, Range(1, 2**20)] = 1  # sequences per training batch on one device; set by the trainer
+    seq_len: SeqLen = 1  # tokens of a sequence without puzzle positions; set by the data set
+    vocab_size: Annotated[int, Range(1, 2**24)] = 2  # number of tokens, including padding; set by the data set
     forward_dtype: ForwardDtype = "bfloat16"  # float32, bfloat16, float16 or float64; parameters are always float32
 
     def __post_init__(self):
@@ -45,7 +45,7 @@ class ModelConfig:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`forward_dtype` as PyTorch's object."""
+        """`forward_dtype` as a `torch.dtype`."""
         return getattr(torch, self.forward_dtype)
 
 
@@ -53,31 +53,31 @@ class ModelConfig:
 class ACTConfig(ModelConfig):
     """The fields of a puzzle model with adaptive computation time and of its loss head."""
 
-    num_puzzle_identifiers: Rows = 1  # rows of the puzzle table, the blank one included; the data set decides
+    num_puzzle_identifiers: Rows = 1  # rows of the puzzle table, including the blank one; set by the data set
     halt_max_steps: Annotated[int, Range(1, 4096)] = 16  # ACT steps after which a sequence always halts
     loss_type: LossType = "stablemax_cross_entropy"  # stablemax_cross_entropy or softmax_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureConfig(ACTConfig):
-    """The fields that every architecture here has: blocks, positions, puzzle table, halting."""
+    """The fields of every built-in architecture: blocks, positions, puzzle table, halting."""
 
     hidden_size: Channels = 512  # channels
-    num_heads: Heads = 8  # attention heads; without effect on the MLP mixer
-    expansion: Expansion = 4.0  # MLP width in multiples of its input, before the SwiGLU's two thirds
-    mlp_multiple_of: Channels = 256  # MLP widths are rounded up to a multiple of this many channels
-    mlp_t: bool = False  # mix positions by an MLP over them instead of attention
-    attention_window: Window = 0  # side of the square of cells that a cell attends to, besides puzzle positions; 0: all
+    num_heads: Heads = 8  # attention heads; no effect on the MLP mixer
+    expansion: Expansion = 4.0  # MLP width in multiples of its input, before the factor 2/3 of SwiGLU
+    mlp_multiple_of: Channels = 256  # MLP widths are rounded up to a multiple of this number
+    mlp_t: bool = False  # mix positions by an MLP over positions instead of attention
+    attention_window: Window = 0  # side of the square of cells that a cell attends to; 0: all cells
 
     pos_encodings: PositionEncodings = "rope"  # none, rope or learned; rope has no effect on the MLP mixer
     rope_theta: Annotated[float, Range(1, 1e9)] = 10000.0  # longest rotary wavelength, in positions over 2 pi
     rms_norm_eps: Annotated[float, Range(0, 1)] = 1e-5  # added to a mean square
 
     puzzle_emb_ndim: Annotated[int, Range(0, 2**20)] = 512  # channels of a puzzle embedding; 0 for no puzzle table
-    puzzle_emb_len: PuzzleEmbLen = 0  # positions in front of the tokens; 0 for as many as the puzzle embedding fills
+    puzzle_emb_len: PuzzleEmbLen = 0  # positions before the tokens; 0: the number that the puzzle embedding fills
 
     halt_exploration_prob: Annotated[float, Range(0, 1)] = 0.1  # share of steps that draw a random minimum of ACT steps
-    no_ACT_continue: bool = False  # halt on q_halt > 0; False: on q_halt > q_continue, bootstrapped (HRM)
+    no_ACT_continue: bool = False  # halt if q_halt > 0; False: if q_halt > q_continue, bootstrapped (HRM)
     cycle_penalty: LossWeight = 0.0  # weight in the loss of the answer's mean squared change over its last H-cycle
 
     def __post_init__(self):
@@ -93,13 +93,13 @@ class ArchitectureConfig(ACTConfig):
         if not self.head_dim:
             smallest = 2 if self.pos_encodings == "rope" else 1
             raise ValueError(
-                f"hidden_size {self.hidden_size} leaves no channel for each of {self.num_heads} heads; "
+                f"hidden_size {self.hidden_size} is too small for {self.num_heads} heads; "
                 f"use at most {max(1, self.hidden_size // smallest)} heads"
             )
         if self.pos_encodings == "rope" and self.head_dim % 2:
             raise ValueError(
-                f"hidden_size {self.hidden_size} gives {self.num_heads} heads of {self.head_dim} channels, and rope "
-                f"turns channels in pairs; use a hidden_size of {(self.head_dim + 1) * self.num_heads}"
+                f"hidden_size {self.hidden_size} gives {self.num_heads} heads of {self.head_dim} channels, but rope "
+                f"needs an even number; use a hidden_size of {(self.head_dim + 1) * self.num_heads}"
             )
 
     def _check_window(self) -> None:
@@ -109,20 +109,20 @@ class ArchitectureConfig(ACTConfig):
             raise ValueError(f"attention_window is {self.attention_window}; use {ODD}")
         if self.mlp_t:
             raise ValueError(
-                f"attention_window {self.attention_window} has no effect without attention, which mlp_t replaces; "
+                f"attention_window {self.attention_window} needs attention, which mlp_t replaces; "
                 "use mlp_t False, or attention_window 0"
             )
         if self.side**2 != self.seq_len:
             raise ValueError(
-                f"attention_window {self.attention_window} needs a square grid, and {self.seq_len} tokens are not one; "
+                f"attention_window {self.attention_window} needs a square grid, but {self.seq_len} is not a square; "
                 "use attention_window 0"
             )
 
     def _check_puzzle_positions(self) -> None:
         if self.puzzle_emb_len and not self.puzzle_emb_ndim:
             raise ValueError(
-                f"puzzle_emb_len {self.puzzle_emb_len} has no vector to hold with puzzle_emb_ndim 0; "
-                "use puzzle_emb_len 0, or a puzzle_emb_ndim"
+                f"puzzle_emb_len {self.puzzle_emb_len} has no effect with puzzle_emb_ndim 0; "
+                "use puzzle_emb_len 0, or a larger puzzle_emb_ndim"
             )
         capacity = self.puzzle_positions * self.hidden_size
         if self.puzzle_emb_ndim > capacity:
@@ -138,12 +138,12 @@ class ArchitectureConfig(ACTConfig):
 
     @property
     def side(self) -> int:
-        """Cells on a side of the grid, if it is a square."""
+        """Number of rows and columns of a square grid."""
         return math.isqrt(self.seq_len)
 
     @property
     def puzzle_positions(self) -> int:
-        """Positions in front of the tokens that hold the puzzle embedding."""
+        """Number of positions before the tokens, which contain the puzzle embedding."""
         return self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size)
 
     @property

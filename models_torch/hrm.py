@@ -1,8 +1,8 @@
 """The Hierarchical Reasoning Model (arXiv 2506.21734): a high-level and a low-level module, one step of gradient.
 
 The low-level module updates `z_L` `L_cycles` times from the input embeddings and `z_H`, then the high-level module
-updates `z_H` once from `z_L`; an ACT step does so `H_cycles` times. Unlike in TRM the two modules have separate
-weights, and only the very last update of each has gradients.
+updates `z_H` once from `z_L`. An ACT step does this `H_cycles` times. Unlike in TRM, the two modules have separate
+weights, and only the last update of each module in an ACT step has gradients.
 """
 
 # ruff: noqa: N815 (z_H is the field's name)
@@ -30,7 +30,7 @@ class HRMConfig(ArchitectureConfig):
 
 @dataclass
 class HRMInnerCarry:
-    """The latents of the high-level module, which gives the answer, and of the low-level module."""
+    """The latents of the high-level module, which is the answer, and of the low-level module."""
 
     z_H: Latent
     z_L: Latent
@@ -52,7 +52,7 @@ class HRMInner(Inner):
         return HRMInnerCarry(z_H=self.H_init, z_L=self.L_init)
 
     def update_low_level(self, z_L: Latent, injection: Latent, updates: int, cos_sin: CosSin | None) -> Latent:
-        """`z_L` after that many updates of the low-level module with the same `injection`."""
+        """Updates `z_L` `updates` times by the low-level module, with the same `injection`."""
         for _ in range(updates):
             z_L = self.L_level(z_L + injection, cos_sin)
         return z_L
@@ -60,7 +60,7 @@ class HRMInner(Inner):
     def deep_recursion(
         self, carry: HRMInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[HRMInnerCarry, Latent, Latent]:
-        """`H_cycles` H-cycles; only the last update of each latent has gradients (the paper's "one-step gradient")."""
+        """Runs `H_cycles` H-cycles; only the last update of each latent has gradients ("one-step gradient")."""
         z_H, z_L = carry.z_H, carry.z_L
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):

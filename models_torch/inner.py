@@ -1,4 +1,4 @@
-"""The part that architectures share inside the halting: input embeddings, initial latents, output heads."""
+"""The common part of the architectures: input embeddings, initial latents and output heads."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ Latents = TypeVar("Latents")
 
 
 def map_latents(function: Callable[..., Tensor], latents: Latents, *others: Any) -> Latents:
-    """Applies `function` to each field of the dataclass `latents` and the fields of the same name of `others`."""
+    """Applies `function` to each field of the dataclass `latents` and the same field of `others`."""
     names = [field.name for field in dataclasses.fields(latents)]  # pyright: ignore[reportArgumentType]
     return type(latents)(**{name: function(*(getattr(each, name) for each in (latents, *others))) for name in names})
 
@@ -49,7 +49,7 @@ class Inner(nn.Module):
         self.embed_tokens = CastEmbedding(config.vocab_size, hidden, init_std, dtype)
         self.lm_head = CastLinear(hidden, config.vocab_size)
         self.q_head = CastLinear(hidden, 2, bias=True)
-        # The halt probability starts near 0: an untrained model that halts would never reach a second ACT step.
+        # The halt probability is near 0 initially; otherwise an untrained model would never reach a second ACT step.
         nn.init.zeros_(self.q_head.weight)
         nn.init.constant_(self.q_head.get_parameter("bias"), -5)
 
@@ -64,26 +64,25 @@ class Inner(nn.Module):
             self.embed_pos = CastEmbedding(config.positions, hidden, init_std, dtype)
 
     def new_initial_latent(self) -> nn.Buffer:
-        """The initial value of one latent: one random vector for all positions, a buffer that is never trained."""
+        """Returns the initial value of a latent: a random vector for all positions, in a buffer that is not trained."""
         latent = truncated_normal_(torch.empty(self.config.hidden_size), 1.0)
         return nn.Buffer(latent.to(self.config.torch_dtype))
 
     def initial_latents(self) -> Any:
-        """The carry whose latents are the buffers `X_init`, each of shape (hidden,)."""
+        """Returns the carry with the buffers `X_init` as latents, each of shape (hidden,)."""
         raise NotImplementedError
 
     def deep_recursion(
         self, carry: Any, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[Any, Latent, Latent]:
-        """The updates of the latents in one ACT step, with the gradients that the architecture prescribes.
+        """Updates the latents in one ACT step, with the gradients of the architecture.
 
-        Returns the new carry, the latent that is read out as the answer, and the value of that latent before the last
-        H-cycle, without gradients.
+        Returns the new carry, the latent of the answer, and the detached value of that latent before the last H-cycle.
         """
         raise NotImplementedError
 
     def embed(self, inputs: Int[Tensor, "batch seq"], puzzle_identifiers: Int[Tensor, "batch"]) -> Latent:
-        """The input embeddings: the puzzle embedding, zero-padded to fill its positions, then the token embeddings."""
+        """Returns the puzzle embedding, zero-padded to fill its positions, followed by the token embeddings."""
         embeddings = self.embed_tokens(inputs)
         if self.puzzle_emb is not None:
             puzzle = self.puzzle_emb(puzzle_identifiers)
@@ -91,26 +90,27 @@ class Inner(nn.Module):
             puzzle = F.pad(puzzle, (0, capacity - self.config.puzzle_emb_ndim))
             embeddings = torch.cat((puzzle.unflatten(-1, (-1, self.config.hidden_size)), embeddings), dim=1)
         if self.embed_pos is not None:
-            # The sum of two independent terms has twice the variance of one.
+            # The sum of two independent terms has twice the variance of one term.
             embeddings = math.sqrt(0.5) * (embeddings + self.embed_pos.embedding_weight.to(embeddings.dtype))
         return self.embed_scale * embeddings
 
     def empty_carry(self, batch_size: int, device: torch.device) -> Any:
-        """A carry of zeros in the shapes and dtypes of the latents."""
+        """Returns a carry of zeros with the shapes and dtypes of the latents."""
         shape = (batch_size, self.config.positions, self.config.hidden_size)
         return map_latents(lambda z: torch.zeros(shape, dtype=z.dtype, device=device), self.initial_latents())
 
     def reset_carry(self, reset: Bool[Tensor, "batch"], carry: Latents) -> Latents:
-        """The carry with the initial latents for the sequences in `reset`."""
+        """Returns the carry with initial latents for the sequences in `reset`."""
         reset = reset.view(-1, 1, 1)
         return map_latents(lambda z, initial: torch.where(reset, initial, z), carry, self.initial_latents())
 
     def forward(
         self, carry: Any, data: dict[str, Tensor]
     ) -> tuple[Any, Float[Tensor, "batch seq vocab"], tuple[PerSequence, PerSequence], PerSequence | None]:
-        """One ACT step: detached new carry, logits of the tokens, float32 logits of halting and of continuing.
+        """Runs one ACT step.
 
-        Last, the mean squared change of the answer over the last H-cycle; None where `cycle_penalty` is 0.
+        Returns the detached new carry, the logits of the tokens, float32 logits of halting and continuing, and the mean
+        squared change of the answer over the last H-cycle (None if `cycle_penalty` is 0).
         """
         cos_sin = None if self.rotary_emb is None else self.rotary_emb()
         input_embeddings = self.embed(data["inputs"], data["puzzle_identifiers"])

@@ -1,7 +1,7 @@
 """The layers of every architecture: linear and embedding layers that cast, RMS norm, SwiGLU, rotary, attention.
 
-Weights are kept in float32 and cast in the forward pass, so that the optimizer works in full precision whatever
-`forward_dtype` is. Parameter names are those of published TRM checkpoints.
+Weights are stored in float32 and cast in the forward pass, so that the optimizer works in full precision for any
+`forward_dtype`. Parameter names are those of published TRM checkpoints.
 """
 
 import torch
@@ -19,7 +19,7 @@ _STD_OF_UNIT_NORMAL_CUT_AT_2 = 0.8796256610342398
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32; unchanged if it is float64."""
+    """Casts `x` to float32; a float64 tensor is not changed."""
     return x if x.dtype == torch.float64 else x.to(torch.float32)
 
 
@@ -36,7 +36,7 @@ def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
+    """Returns the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 
@@ -78,10 +78,10 @@ class CastEmbedding(nn.Module):
 class SwiGLU(nn.Module):
     """A gated MLP, `down(silu(gate) * up)`, with gate and up in one matrix.
 
-    The hidden width is two thirds of `expansion * features`, so that the three matrices have as many parameters as the
-    two of a plain MLP, rounded up to a multiple of `multiple_of`. Published checkpoints use 256; at small widths that
-    rounding dominates (37 positions with expansion 4 give 99, rounded to 256), so tiny models use a smaller multiple.
-    Raises ValueError where the width rounds to 0.
+    The hidden width is two thirds of `expansion * features`, so that its three matrices have as many parameters as the
+    two of a plain MLP, rounded up to a multiple of `multiple_of`. Published checkpoints use 256. For small widths this
+    rounding dominates (37 positions with expansion 4 give 99, rounded up to 256), so tiny models use a smaller
+    multiple. Raises ValueError if the width is 0.
     """
 
     def __init__(self, features: int, expansion: float, multiple_of: int = 256):
@@ -89,7 +89,7 @@ class SwiGLU(nn.Module):
         width = round_up(round(expansion * features * 2 / 3), multiple_of)
         if not width:
             raise ValueError(
-                f"expansion {expansion} leaves no channel in an MLP over {features} features; "
+                f"expansion {expansion} gives an MLP of width 0 for {features} features; "
                 f"use more than {0.75 / features:.3g}"
             )
         self.gate_up_proj = CastLinear(features, 2 * width)
@@ -118,7 +118,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x: Float[Tensor, "batch seq heads head_dim"], cos_sin: CosSin) -> Float[Tensor, "batch seq heads head_dim"]:
-    """Rotates each pair of channels by the angle of its position, in the dtype of the cosines; returned in that of `x`.
+    """Rotates each pair of channels by the angle of its position, computed in the dtype of the cosines.
 
     A pair is channel i and channel i + head_dim / 2, not two adjacent channels.
     """
@@ -128,7 +128,7 @@ def rotate(x: Float[Tensor, "batch seq heads head_dim"], cos_sin: CosSin) -> Flo
 
 
 class Attention(nn.Module):
-    """Full (not causal) multi-head attention; grouped-query attention where `num_key_value_heads` is smaller.
+    """Multi-head attention without a causal mask; grouped-query attention if `num_key_value_heads` is smaller.
 
     One matrix projects to the heads of queries, keys and values, in this order.
     Raises ValueError if the query heads do not divide over the key/value heads.
@@ -158,5 +158,5 @@ class Attention(nn.Module):
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def attend(self, query: Heads, key: Heads, value: Heads) -> Heads:
-        """Scaled dot-product attention of each head."""
+        """Computes the scaled dot-product attention of each head."""
         return F.scaled_dot_product_attention(query, key, value, enable_gqa=self.num_key_value_heads != self.num_heads)

@@ -1,6 +1,7 @@
 """Windowed attention for large grids: a cell attends to the cells around it and to the puzzle positions.
 
-Puzzle positions attend to all positions. The weights are those of full attention, so either can load the other's.
+Puzzle positions attend to all positions. The weights have the names and shapes of full attention, so checkpoints are
+interchangeable.
 """
 
 import torch
@@ -14,14 +15,14 @@ from models_torch.layers import Attention, Heads
 class LocalAttention(Attention):
     """Attention over `puzzle_positions` global positions followed by the cells of a square grid in row-major order.
 
-    A row of cells attends to the `window` rows around it, with the cells too far to the left or right masked out: dense
-    products of `window / side` of the full size, where a mask alone would save nothing.
+    A row of cells attends to the `window` rows around it; cells too far to the left or right are masked. The dense
+    products have `window / side` of the full size; a mask of full attention would not reduce the computation.
     """
 
     def __init__(
         self, hidden_size: int, head_dim: int, num_heads: int, *, window: int, side: int, puzzle_positions: int
     ):
-        """`window`: cells on a side of the window, odd; `side`: cells on a side of the grid."""
+        """`window` is the side of the window in cells, an odd number; `side` is the side of the grid."""
         super().__init__(hidden_size, head_dim, num_heads, num_heads)
         self.window, self.side, self.puzzle_positions = window, side, puzzle_positions
         self.visible = nn.Buffer(visible_cells(window, side, puzzle_positions), persistent=False)
@@ -40,11 +41,11 @@ class LocalAttention(Attention):
         return torch.cat((F.scaled_dot_product_attention(query[:, :, :first], key, value), cells), dim=2)
 
     def grid_rows(self, cells: Heads) -> Float[Tensor, "batch side heads side head_dim"]:
-        """The rows of the grid as separate sequences."""
+        """Splits the cells into the rows of the grid."""
         return cells.unflatten(2, (self.side, self.side)).transpose(1, 2)
 
     def neighbourhoods(self, x: Heads) -> Float[Tensor, "batch side heads keys head_dim"]:
-        """The keys (or values) of each grid row: the puzzle positions, then the rows around it, zeros past the edge."""
+        """Returns the keys (or values) of each grid row: puzzle positions, then the rows around it, padded by zeros."""
         first, radius = self.puzzle_positions, self.window // 2
         cells = F.pad(x[:, :, first:].unflatten(2, (self.side, self.side)), (0, 0, 0, 0, radius, radius))
         nearby = torch.cat([cells[:, :, i : i + self.side] for i in range(self.window)], dim=3)
@@ -53,7 +54,7 @@ class LocalAttention(Attention):
 
 
 def visible_cells(window: int, side: int, puzzle_positions: int) -> Bool[Tensor, "side 1 side keys"]:
-    """The attention mask of each grid row over its `LocalAttention.neighbourhoods`; axis 1 broadcasts over heads."""
+    """Returns the attention mask of each grid row over its `neighbourhoods`; axis 1 broadcasts over heads."""
     radius = window // 2
     index = torch.arange(side)
     rows = index[:, None] + torch.arange(-radius, radius + 1)

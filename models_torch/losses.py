@@ -15,7 +15,7 @@ IGNORE_LABEL_ID = -100
 
 def log_stablemax(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
     """Logarithm of stablemax (arXiv 2501.04697): softmax with `x + 1` (x >= 0) or `1 / (1 - x)` (x < 0) for `exp`."""
-    # Without the clamp the unused branch divides by zero at a logit of exactly 1 (common in bf16) and
+    # Without the clamp, the unused branch divides by zero at a logit of exactly 1 (common in bfloat16), and
     # `where` turns its infinite gradient into NaN.
     score = torch.where(logits < 0, 1 / (1 - logits.clamp(max=0)), logits + 1)
     return score.log() - score.sum(dim=-1, keepdim=True).log()
@@ -25,7 +25,7 @@ def _cross_entropy(
     log_probs: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int
 ) -> Float[Tensor, "*batch"]:
     counted = labels != ignore_index
-    # `gather` needs a valid class index where the label is ignored, too.
+    # `gather` needs a valid class index for ignored labels too.
     safe_labels = torch.where(counted, labels, 0).to(torch.long)
     picked = log_probs.gather(-1, safe_labels.unsqueeze(-1)).squeeze(-1)
     return -torch.where(counted, picked, 0)
@@ -34,10 +34,10 @@ def _cross_entropy(
 def stablemax_cross_entropy(
     logits: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int = IGNORE_LABEL_ID
 ) -> Float[Tensor, "*batch"]:
-    """Cross-entropy of each token under stablemax, 0 where the label is `ignore_index`.
+    """Cross-entropy of each token under stablemax, 0 if the label is `ignore_index`.
 
-    Computed in float32, where the published code uses float64: TPUs have no float64, and JAX silently replaces it by
-    float32 unless x64 is enabled. Both agree to float32 rounding because nothing here cancels.
+    Computed in float32; the published code uses float64, but TPUs have no float64, and JAX silently uses float32
+    unless x64 is enabled. Both agree to float32 rounding, because there is no cancellation.
     """
     return _cross_entropy(log_stablemax(at_least_float32(logits)), labels, ignore_index)
 
@@ -45,7 +45,7 @@ def stablemax_cross_entropy(
 def softmax_cross_entropy(
     logits: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int = IGNORE_LABEL_ID
 ) -> Float[Tensor, "*batch"]:
-    """Cross-entropy of each token under softmax in float32, 0 where the label is `ignore_index`."""
+    """Cross-entropy of each token under softmax in float32, 0 if the label is `ignore_index`."""
     return _cross_entropy(F.log_softmax(at_least_float32(logits), dim=-1), labels, ignore_index)
 
 
@@ -56,15 +56,15 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 class ACTLossHead(nn.Module):
-    """A model with adaptive computation time together with its loss and metrics.
+    """A model with adaptive computation time, with its loss and metrics.
 
-    The loss is a *sum* over the batch of each sequence's mean token loss over its labels that are not ignored, plus
-    half of the halting loss, plus `cycle_penalty` times `cycle_change` where the model returns it. The trainer divides
-    by the global batch size, so the gradient does not depend on how the batch is split over devices.
+    The loss is the *sum* over the batch of each sequence's mean token loss (over labels that are not ignored), plus
+    half of the halting loss, plus `cycle_penalty` times `cycle_change` if the model returns it. The trainer divides by
+    the global batch size, so the gradient does not depend on the sharding of the batch.
 
     The model takes `(carry, batch)` and returns `(carry, outputs)`. The carry has `halted`, `steps` and
-    `current_data["labels"]`. The outputs have `logits` and `q_halt_logits`; where halting is bootstrapped,
-    `q_continue_logits` and `target_q_continue`; for the penalty, `cycle_change` of shape (batch,).
+    `current_data["labels"]`. The outputs have `logits` and `q_halt_logits`; with bootstrapped halting also
+    `q_continue_logits` and `target_q_continue`; with the penalty also `cycle_change` of shape (batch,).
     """
 
     def __init__(self, model: nn.Module, loss_type: str, cycle_penalty: float = 0.0):
@@ -76,13 +76,13 @@ class ACTLossHead(nn.Module):
         self.cycle_penalty = cycle_penalty
 
     def initial_carry(self, batch: dict[str, Tensor]) -> Any:
-        """The model's carry before the first ACT step, for batches of the shapes of `batch`."""
+        """Returns the model's carry before the first ACT step, for batches with the shapes of `batch`."""
         return self.model.initial_carry(batch)
 
     def forward(
         self, carry: Any, batch: dict[str, Tensor], return_keys: Sequence[str] = ()
     ) -> tuple[Any, Float[Tensor, ""], dict[str, Tensor], dict[str, Tensor], Bool[Tensor, ""]]:
-        """One ACT step: new carry, summed loss, metrics, detached outputs named in `return_keys`, whether all halted.
+        """Runs one ACT step; returns carry, summed loss, metrics, detached outputs in `return_keys`, and `all_halted`.
 
         `return_keys` may name outputs of the model and `preds`, the most likely token at each position. The metrics
         `accuracy`, `exact_accuracy`, `q_halt_accuracy` and `steps` are sums over the `count` sequences that halted in

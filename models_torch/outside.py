@@ -1,6 +1,6 @@
-"""A model from outside the project, named `package.module:Class`: imported, constructed, wrapped for training.
+"""Models of the user, named `package.module:Class`: imports, constructs and wraps them for training.
 
-The class is used as it is. The following rules decide how; docs/architectures.md shows them with examples.
+The class is not changed. It is used by the following rules; docs/architectures.md shows examples.
 
 Construction. The *values* are the fields of the configuration (`batch_size`, `seq_len`, `vocab_size`, `forward_dtype`,
 `num_puzzle_identifiers`, `halt_max_steps`, `loss_type`) and everything in `options`. The first rule that
@@ -47,7 +47,7 @@ METRICS = ("count", "accuracy", "exact_accuracy", "lm_loss")
 
 @dataclass(frozen=True, kw_only=True)
 class OutsideConfig(ACTConfig):
-    """The configuration of a module from outside the project."""
+    """The configuration of a model of the user."""
 
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the class, as a JSON object
 
@@ -55,11 +55,11 @@ class OutsideConfig(ACTConfig):
         super().__post_init__()
         for name in constructor_values(self).keys() & self.options.keys():
             # The trainer would use one of the two values and the module the other.
-            raise ValueError(f"options name {name}, which is a field of its own; the class is given arch.{name}")
+            raise ValueError(f"options name {name}, which is a separate field; set arch.{name} instead")
 
 
 def constructor_values(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a configuration, without `options`, that are offered to the class."""
+    """Returns the fields of a configuration that the class can get, without `options`."""
     return {each.name: getattr(config, each.name) for each in fields(config) if each.name != "options"}
 
 
@@ -71,13 +71,13 @@ class OneStep(nn.Module):
         self.inner = inner
 
     def initial_carry(self, batch: dict[str, Tensor]) -> ACTCarry:
-        """A carry with every sequence halted and no latents."""
+        """Returns a carry with every sequence halted and no latents."""
         count, device = batch["inputs"].shape[0], batch["inputs"].device
         ones = torch.ones(count, dtype=torch.int32, device=device)
         return ACTCarry((), ones, ones.bool(), {key: torch.zeros_like(value) for key, value in batch.items()})
 
     def forward(self, carry: ACTCarry, batch: dict[str, Tensor]) -> tuple[ACTCarry, dict[str, Tensor]]:
-        """The logits of the module, and halting logits of 0, whose loss is a constant."""
+        """Returns the logits of the module, and halting logits of 0, whose loss is constant."""
         logits = self.inner(batch["inputs"])
         q_halt = torch.zeros(logits.shape[0], device=logits.device)
         return ACTCarry((), carry.steps, carry.halted, batch), {"logits": logits, "q_halt_logits": q_halt}
@@ -89,9 +89,9 @@ def is_outside(name: str) -> bool:
 
 
 def find(name: str) -> type[nn.Module]:
-    """The class that `package.module:Class` names, imported from PYTHONPATH or the current folder.
+    """Imports the class `package.module:Class` from PYTHONPATH or the current folder.
 
-    Raises ValueError if it cannot be imported or is no `nn.Module` class.
+    Raises ValueError if it cannot be imported or is not an `nn.Module` class.
     """
     module_name, _, class_name = name.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -101,14 +101,16 @@ def find(name: str) -> type[nn.Module]:
     except Exception as error:
         raise ValueError(
             f"model {name!r}: {module_name!r} cannot be imported ({_one_line(error)}); "
-            "put its folder on PYTHONPATH, or start in it"
+            "add its folder to PYTHONPATH, or run in this folder"
         ) from error
     model_class = getattr(module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
         modules = [n for n in classes if issubclass(vars(module)[n], nn.Module)]
         available = ", ".join(modules) or "none"
-        raise ValueError(f"model {name!r}: {module_name} has no nn.Module class {class_name!r}; it has {available}")
+        raise ValueError(
+            f"model {name!r}: {module_name} has no nn.Module class {class_name!r}; use one of: {available}"
+        )
     return model_class
 
 
@@ -134,9 +136,9 @@ def takes_one_dict(model_class: type[nn.Module]) -> bool:
 
 
 def build_model(name: str, config: ModelConfig) -> nn.Module:
-    """The module that the class constructs, by the rules above.
+    """Constructs the module by the rules above.
 
-    Raises ValueError where the class is not there or refuses its arguments.
+    Raises ValueError if the class cannot be imported or raises an error.
     """
     model_class = find(name)
     values = constructor_values(config) | getattr(config, "options", {})
@@ -149,19 +151,20 @@ def build_model(name: str, config: ModelConfig) -> nn.Module:
         return construct(**values) if keywords else construct(values)
     except Exception as error:
         raise ValueError(
-            f"{name} refused {values} ({_one_line(error)}); give what it needs in --arch.options, a JSON object"
+            f"{name} cannot be constructed with {values} ({_one_line(error)}); set its arguments in --arch.options, a "
+            "JSON object"
         ) from error
 
 
 def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
-    """The module of `build_model` with a loss head, tried on a small batch.
+    """Adds a loss head to the result of `build_model`, and runs it on a small batch.
 
-    Raises ValueError where the module does not keep the contract above.
+    Raises ValueError if the module does not have the interface above.
     """
     if is_plain(type(model)):
         if config.halt_max_steps != 1:
             raise ValueError(
-                f"halt_max_steps is {config.halt_max_steps}, and {name} has no initial_carry to go on from; use 1"
+                f"halt_max_steps is {config.halt_max_steps}, but {name} has no initial_carry for further steps; use 1"
             )
         model = OneStep(model)
     head = model if is_loss_head(type(model)) else ACTLossHead(model, config.loss_type)
@@ -182,12 +185,12 @@ def _is_mapping(annotation: Any) -> bool:
 
 
 def _keyword_arguments(name: str, model_class: type[nn.Module], config: ModelConfig) -> dict[str, Any]:
-    """The arguments of rule 3. Raises ValueError for options that it does not take and arguments that it lacks."""
+    """Returns the arguments of rule 3. Raises ValueError for unknown options and missing arguments."""
     parameters = inspect.signature(model_class).parameters
     options = getattr(config, "options", {})
     surplus = [key for key in options if key not in parameters]
     if surplus and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise ValueError(f"{name} takes no {', '.join(surplus)}; its arguments are {', '.join(parameters) or 'none'}")
+        raise ValueError(f"{name} takes no {', '.join(surplus)}; use its arguments: {', '.join(parameters) or 'none'}")
     fields_named = {key: value for key, value in constructor_values(config).items() if key in parameters}
     arguments = fields_named | options
     if missing := [p.name for p in _required_parameters(model_class) if p.name not in arguments]:
@@ -199,7 +202,7 @@ def _keyword_arguments(name: str, model_class: type[nn.Module], config: ModelCon
 
 
 def _try(name: str, head: nn.Module, config: ACTConfig) -> None:
-    """One ACT step in evaluation mode on two sequences of zeros, so that a broken contract fails before tracing."""
+    """Runs one ACT step in evaluation mode on two sequences of zeros, so that interface errors occur before tracing."""
     batch = {
         "inputs": torch.zeros(2, config.seq_len, dtype=torch.int32),
         "labels": torch.zeros(2, config.seq_len, dtype=torch.int32),
@@ -223,22 +226,22 @@ def _try(name: str, head: nn.Module, config: ACTConfig) -> None:
     expected = {"loss": (), "preds": (2, config.seq_len), "q_halt_logits": (2,)}
     if tuple(leading) != (2, config.seq_len) or classes < config.vocab_size:
         shape = (*leading, classes)
-        raise ValueError(f"{name} gives logits of shape {shape}, expected (2, {config.seq_len}, {config.vocab_size})")
+        raise ValueError(f"{name} returns logits of shape {shape}, expected (2, {config.seq_len}, {config.vocab_size})")
     if shapes != expected:
-        raise ValueError(f"{name} gives outputs of shapes {shapes}, expected {expected}")
+        raise ValueError(f"{name} returns outputs of shapes {shapes}, expected {expected}")
     if missing := [key for key in METRICS if key not in metrics]:
         raise ValueError(
-            f"{name} gives no metric {', '.join(missing)}; `ACTLossHead` in models_torch/losses.py has them"
+            f"{name} returns no metric {', '.join(missing)}; add the metrics of `ACTLossHead` in models_torch/losses.py"
         )
     if halted and config.halt_max_steps > 1:
         raise ValueError(
-            f"{name} halts after one step of evaluation, expected to go on to halt_max_steps, which is "
+            f"{name} halts after one step of evaluation, expected to run to halt_max_steps, which is "
             f"{config.halt_max_steps}; change it, or use halt_max_steps 1"
         )
 
 
 def _one_line(error: Exception) -> str:
-    """An error in one line, with the line of the user's code that raised it."""
+    """Formats an error in one line, with the line of the user's code that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
     own = [f for f in frames if not f.filename.startswith("<") and "site-packages" not in f.filename]
     where = f", {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""

@@ -1,6 +1,6 @@
-"""Declared ranges of configuration fields, and the one function that checks them.
+"""Declared ranges of configuration fields, and the function that checks them.
 
-A frozen dataclass declares what each field accepts in the field's own annotation:
+A frozen dataclass declares the accepted values of a field in its annotation:
 
     lr: Annotated[float, Range(0, 1)] = 1e-4
     optimizer: Annotated[str, Choices(("adamw", "lion"))] = "adamw"
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a field accepts: from `low` to `high`, both included. NaN and infinities are always refused."""
+    """The numbers that a field accepts: from `low` to `high`, inclusive. NaN and infinities are never accepted."""
 
     low: float
     high: float = math.inf
@@ -27,20 +27,22 @@ class Range:
     low_excluded: bool = False
     high_excluded: bool = False
     expected: str = ""  # replaces the bounds in an error message: "use {expected}"
-    why: str = ""  # why there is no finite bound; required where one is missing
+    why: str = ""  # the reason for a missing bound; required if one is missing
 
     def __post_init__(self):
         if not (math.isfinite(self.low) and math.isfinite(self.high)) and not self.why:
-            raise ValueError(f"a range from {self.low} to {self.high} has no finite bound; say why, or give one")
+            raise ValueError(
+                f"a range from {self.low} to {self.high} has no finite bound; give a bound, or the reason in `why`"
+            )
 
     def accepts(self, value: Any) -> bool:
-        """Whether the number `value` lies in the range."""
+        """Returns whether the number `value` is in the range."""
         above = self.low < value if self.low_excluded else self.low <= value
         below = value < self.high if self.high_excluded else value <= self.high
         return above and below and _is_finite(value)
 
     def advice(self, value: Any, kind: str) -> str:
-        """What to use instead of `value`; `kind` is "value" or "whole number", `value` None where it is no number."""
+        """Returns what to use instead of `value` (None if not a number); `kind` is "value" or "whole number"."""
         if self.expected:
             return self.expected
         open_ended = self.low_excluded or self.high_excluded
@@ -63,9 +65,9 @@ class Choices:
 
 @dataclass(frozen=True)
 class FieldRule:
-    """What one field accepts, as its annotation declares it."""
+    """The values that a field accepts, from its annotation."""
 
-    base: Any  # bool, int, float, str or another type; of a tuple that of its elements
+    base: Any  # bool, int, float, str or another type; for a tuple the type of its elements
     declared: Range | Choices | None
     optional: bool  # whether None is accepted
     repeated: bool  # whether the field is a tuple, each of whose elements is checked
@@ -74,8 +76,8 @@ class FieldRule:
 def check_ranges(config: Any) -> None:
     """Checks every field of the dataclass instance `config` against its declared range; nested dataclasses are skipped.
 
-    Raises ValueError in one line for a value that is refused: "L_cycles is 0; use at least 1". Raises TypeError for a
-    class that declares an int or a float without a `Range`.
+    Raises ValueError with one line for an invalid value: "L_cycles is 0; use at least 1". Raises TypeError for a class
+    that declares an int or a float without a `Range`.
     """
     for name, rule in field_rules(type(config)).items():
         value = getattr(config, name)
@@ -88,7 +90,7 @@ def check_ranges(config: Any) -> None:
 
 @cache
 def field_rules(config_class: type) -> dict[str, FieldRule]:
-    """What each field of a dataclass accepts, by its name.
+    """Returns the rule of each field of a dataclass, by name.
 
     Raises TypeError for an int or a float without a `Range`.
     """
@@ -114,7 +116,7 @@ def _rule(hint: Any) -> FieldRule:
 
 
 def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
-    """The type inside `Annotated` and `| None`, the metadata, and whether None is accepted."""
+    """Returns the type inside `Annotated` and `| None`, the metadata, and whether None is accepted."""
     metadata, optional = [], False
     while True:
         arguments = get_args(hint)
@@ -129,7 +131,7 @@ def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
 
 
 def _advice(value: Any, rule: FieldRule) -> str:
-    """What to use instead of `value`, empty where it is accepted."""
+    """Returns what to use instead of `value`; empty if it is accepted."""
     if value is None and rule.optional:
         return ""
     if rule.base is bool:

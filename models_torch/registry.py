@@ -1,6 +1,6 @@
-"""Models by name: their configuration classes and constructors, a tiny configuration and an example batch.
+"""Models by name: configuration classes, constructors, tiny configurations and an example batch.
 
-A name is one of `ARCHITECTURES`, or `package.module:Class` for a module from outside the project (`outside.py`).
+A name is one of `ARCHITECTURES`, or `package.module:Class` for a model of the user (`outside.py`).
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ ARCHITECTURES = {
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture called `name`. Raises ValueError with the known names if there is none."""
+    """Returns the architecture called `name`. Raises ValueError for an unknown name."""
     if name not in ARCHITECTURES:
         raise ValueError(
             f"unknown architecture {name!r}; use one of {', '.join(ARCHITECTURES)}, "
@@ -70,22 +70,22 @@ def architecture(name: str) -> Architecture:
 
 
 def config_class(name: str) -> type[ACTConfig]:
-    """The configuration class of the model called `name`; does not import modules from outside."""
+    """Returns the configuration class of the model called `name`; does not import models of the user."""
     return outside.OutsideConfig if outside.is_outside(name) else architecture(name).config_class
 
 
 def build_model(name: str, config: ModelConfig) -> nn.Module:
-    """A new module without loss head; call `torch.manual_seed` first for reproducible weights.
+    """Builds a module without loss head; call `torch.manual_seed` first for reproducible weights.
 
-    Raises ValueError for a module from outside that cannot be imported or constructed.
+    Raises ValueError for a model of the user that cannot be imported or constructed.
     """
     return outside.build_model(name, config) if outside.is_outside(name) else architecture(name).model(config)
 
 
 def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
-    """The module of `build_model` with the ACT loss head; a module from outside may be a loss head already.
+    """Adds the ACT loss head to the result of `build_model`, unless a model of the user is a loss head itself.
 
-    Raises ValueError for a module from outside that does not keep the contract of `models_torch/outside.py`.
+    Raises ValueError for a model of the user without the interface in `models_torch/outside.py`.
     """
     if outside.is_outside(name):
         return outside.with_loss_head(name, model, config)
@@ -93,12 +93,12 @@ def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
 
 
 def build(name: str, config: ACTConfig) -> nn.Module:
-    """A new module with the ACT loss head: `build_model`, then `with_loss_head`; raises what they raise."""
+    """Builds a module with the ACT loss head: `build_model`, then `with_loss_head`; raises their errors."""
     return with_loss_head(name, build_model(name, config), config)
 
 
 def example_batch(config: ACTConfig, batch_size: int, seed: int) -> dict[str, Tensor]:
-    """A random int32 batch of the sizes of `config`; about one label in eight is ignored, as in padding."""
+    """Returns a random int32 batch with the sizes of `config`; about one label in eight is ignored, like padding."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(high: int, *shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The puzzle table: one learned embedding for each puzzle; a step updates only the rows of its batch."""
+"""The puzzle table: one learned embedding per puzzle; a step updates only the rows of its batch."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ from models_torch.layers import truncated_normal_
 class SparseEmbedding(nn.Module):
     """An embedding table that is too large for a dense gradient, trained through a copy of the batch's rows.
 
-    `weights` is the table: a persistent buffer and not a parameter, so that no optimizer and no EMA processes it. In
-    training the rows of the batch are copied into `local_weights`, a leaf that requires grad, and their indices into
-    `local_ids`. After `backward()`, `local_weights.grad` has one gradient for each example (a puzzle that occurs twice
-    has two, to be summed); the trainer writes the updated rows back into `weights`. In evaluation the rows are read
-    from the table.
+    `weights` is the table: a persistent buffer instead of a parameter, so that no optimizer or EMA processes it. In
+    training, the rows of the batch are copied to `local_weights`, a leaf that requires grad, and their indices to
+    `local_ids`. After `backward()`, `local_weights.grad` has one gradient per example (a puzzle that occurs twice has
+    two, which must be summed); the trainer writes the updated rows to `weights`. In evaluation, rows are read from the
+    table.
 
     Training batches have exactly `batch_size` sequences; evaluation batches may have any number.
     """
@@ -37,8 +37,8 @@ class SparseEmbedding(nn.Module):
         return self.local_weights.to(self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SparseEmbedding":
-        # `.cuda()` and `.to()` replace a buffer by a non-leaf copy, which collects no `.grad`: the puzzle rows would
-        # silently never train.
+        # `.cuda()` and `.to()` replace a buffer by a non-leaf copy, which gets no `.grad`; without the following lines
+        # the puzzle table would silently never be trained.
         super()._apply(fn, recurse)
         self.local_weights = nn.Buffer(self.local_weights.detach().requires_grad_(), persistent=False)
         return self

@@ -1,7 +1,7 @@
-"""The baseline without recursion inside an ACT step: a plain transformer, repeated by the halting alone.
+"""The baseline without recursion inside an ACT step: a plain transformer that is applied once per ACT step.
 
-Published as `transformers_baseline`, an ablation of HRM: one latent, no cycles; an ACT step adds the input embeddings
-to the latent and applies all blocks once, every one of them with gradients.
+It is published as `transformers_baseline`, an ablation of HRM, with one latent and no cycles. An ACT step adds the
+input embeddings to the latent and applies all blocks once, all with gradients.
 """
 
 # ruff: noqa: N815 (z_H is the field's name)
@@ -28,7 +28,7 @@ class TransformerConfig(ArchitectureConfig):
 
 @dataclass
 class TransformerInnerCarry:
-    """The only latent, read out as the answer."""
+    """The only latent, which is also the answer."""
 
     z_H: Latent
 
@@ -49,7 +49,7 @@ class TransformerInner(Inner):
     def deep_recursion(
         self, carry: TransformerInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[TransformerInnerCarry, Latent, Latent]:
-        """A recursion of depth one: the latent plus the input embeddings, once through all blocks."""
+        """Adds the input embeddings to the latent and applies all blocks once."""
         z_H = self.H_level(carry.z_H + input_embeddings, cos_sin)
         return TransformerInnerCarry(z_H), z_H, carry.z_H
 

@@ -26,8 +26,8 @@ class TRMConfig(ArchitectureConfig):
     L_layers: Layers = 2  # blocks in the network
     H_cycles: Cycles = 3  # H-cycles in an ACT step; only the last one has gradients
     L_cycles: Cycles = 6  # updates of z_L in an H-cycle
-    puzzle_emb_len: PuzzleEmbLen = 16  # positions in front of the tokens; 0 for as many as the puzzle embedding fills
-    no_ACT_continue: bool = True  # halt on q_halt > 0; False: on q_halt > q_continue, bootstrapped (HRM)
+    puzzle_emb_len: PuzzleEmbLen = 16  # positions before the tokens; 0: the number that the puzzle embedding fills
+    no_ACT_continue: bool = True  # halt if q_halt > 0; False: if q_halt > q_continue, bootstrapped (HRM)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class TRMInner(Inner):
     def latent_recursion(
         self, z_H: Latent, z_L: Latent, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[Latent, Latent]:
-        """One H-cycle: `L_cycles` updates of `z_L`, then one of `z_H`."""
+        """Runs one H-cycle: `L_cycles` updates of `z_L`, then one of `z_H`."""
         for _ in range(self.config.L_cycles):
             z_L = self.L_level(z_L + (z_H + input_embeddings), cos_sin)
         return self.L_level(z_H + z_L, cos_sin), z_L
@@ -63,7 +63,7 @@ class TRMInner(Inner):
     def deep_recursion(
         self, carry: TRMInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[TRMInnerCarry, Latent, Latent]:
-        """`H_cycles` H-cycles; only the last has gradients, the earlier ones improve the latents at no memory."""
+        """Runs `H_cycles` H-cycles; only the last one has gradients, the earlier ones run under `torch.no_grad`."""
         z_H, z_L = carry.z_H, carry.z_L
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):

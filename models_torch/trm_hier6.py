@@ -1,6 +1,7 @@
 """TRM with six latent reasoning features (arXiv 2510.04871, "multi-scale z") instead of one.
 
-The i-th update of an H-cycle reads the sum of all six, the answer and the input embeddings, and replaces only the i-th.
+The i-th update of an H-cycle reads the sum of all six features, the answer and the input embeddings, and replaces only
+the i-th feature.
 """
 
 # ruff: noqa: N815 (z_L1 is the field's name)
@@ -21,13 +22,13 @@ NUM_Z_L = 6
 
 @dataclass(frozen=True, kw_only=True)
 class TRMHier6Config(TRMConfig):
-    """As `TRMConfig`; with fewer than six `L_cycles` the last features keep their initial value."""
+    """Like `TRMConfig`; with fewer than six `L_cycles`, the last features keep their initial values."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.L_cycles > NUM_Z_L:
             raise ValueError(
-                f"L_cycles is {self.L_cycles}, and each has a latent of its own; use at most {NUM_Z_L}, or model trm"
+                f"L_cycles is {self.L_cycles}, but each needs its own latent; use at most {NUM_Z_L}, or model trm"
             )
 
 
@@ -74,7 +75,7 @@ class TRMHier6Inner(Inner):
     def latent_recursion(
         self, z_H: Latent, z_Ls: tuple[Latent, ...], input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[Latent, tuple[Latent, ...]]:
-        """One H-cycle: one update of each of the first `L_cycles` features, then one of `z_H` from their sum."""
+        """Runs one H-cycle: an update of each of the first `L_cycles` features, then of `z_H` from their sum."""
         for i in range(self.config.L_cycles):
             z_L = self.L_level(reduce(torch.add, z_Ls) + (z_H + input_embeddings), cos_sin)
             z_Ls = (*z_Ls[:i], z_L, *z_Ls[i + 1 :])
@@ -83,7 +84,7 @@ class TRMHier6Inner(Inner):
     def deep_recursion(
         self, carry: TRMHier6InnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[TRMHier6InnerCarry, Latent, Latent]:
-        """`H_cycles` H-cycles; only the last has gradients, as in TRM."""
+        """Runs `H_cycles` H-cycles; only the last one has gradients, as in TRM."""
         z_H = carry.z_H
         z_Ls = (carry.z_L1, carry.z_L2, carry.z_L3, carry.z_L4, carry.z_L5, carry.z_L6)
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """TRM with one latent (arXiv 2510.04871, "single z"): the answer and the latent reasoning feature are the same tensor.
 
-An H-cycle updates the latent `L_cycles` times from the input embeddings, then once without them; it is read out as the
+An H-cycle updates the latent `L_cycles` times from the input embeddings, then once without them. The latent is also the
 answer.
 """
 
@@ -19,7 +19,7 @@ from models_torch.trm import TRMConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TRMSingleZConfig(TRMConfig):
-    """As `TRMConfig`; `L_cycles` counts the updates with the input embeddings, and one without ends each H-cycle."""
+    """Like `TRMConfig`; `L_cycles` counts the updates with the input embeddings, without the last one of an H-cycle."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class TRMSingleZInner(Inner):
         return TRMSingleZInnerCarry(z_L=self.L_init)
 
     def latent_recursion(self, z_L: Latent, input_embeddings: Latent, cos_sin: CosSin | None) -> Latent:
-        """One H-cycle: `L_cycles` updates with the input embeddings, then one without them."""
+        """Runs one H-cycle: `L_cycles` updates with the input embeddings, then one without them."""
         for _ in range(self.config.L_cycles):
             z_L = self.L_level(z_L + input_embeddings, cos_sin)
         return self.L_level(z_L, cos_sin)
@@ -51,7 +51,7 @@ class TRMSingleZInner(Inner):
     def deep_recursion(
         self, carry: TRMSingleZInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[TRMSingleZInnerCarry, Latent, Latent]:
-        """`H_cycles` H-cycles; only the last has gradients, as in TRM."""
+        """Runs `H_cycles` H-cycles; only the last one has gradients, as in TRM."""
         z_L = carry.z_L
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):

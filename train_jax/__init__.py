@@ -1,4 +1,4 @@
-"""Trains PyTorch modules in JAX. `load_run(path)` gives a trained model that predicts."""
+"""Trains PyTorch modules in JAX. `load_run(path)` loads a trained model for prediction."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["load_run"]
 
 
 def load_run(path: str) -> Predictor:
-    """The newest checkpoint of the run in the folder `path`, with its averaged weights, ready to predict.
+    """Loads the averaged weights of the latest checkpoint of the run in the folder `path`, for prediction.
 
     Raises `train_jax.errors.UserError` if there is no run or no checkpoint.
     """
-    from train_jax.tasks.puzzles.solving import Predictor  # loads JAX and PyTorch, which `trm --help` does without
+    from train_jax.tasks.puzzles.solving import Predictor  # imports JAX and PyTorch, which `trm --help` does not need
 
     return Predictor.load(path)

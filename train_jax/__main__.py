@@ -1,6 +1,6 @@
-"""`trm STAGE …`: imports the stage and passes it the remaining arguments; a `UserError` is one line and exit status 2.
+"""`trm STAGE …`: imports the stage and passes it the remaining arguments. A `UserError` is one line and exit status 2.
 
-Nothing heavy is imported before the stage is known, so that `trm --help` and `trm --version` answer at once.
+Only the stage imports torch and JAX, so that `trm --help` and `trm --version` are fast.
 """
 
 import importlib
@@ -12,16 +12,16 @@ from train_jax.version import version_text
 
 GROUPS = {
     "data": {
-        "build-data": "make a data set (sudoku, maze, arc), or inspect one",
+        "build-data": "build a data set (sudoku, maze, arc), or inspect one",
     },
     "training": {
         "train": "train a model, or continue a run: trm train PRESET [--field value …]",
-        "summary": "print a run's accuracy, training time and files",
+        "summary": "print the accuracy, training time and files of a run",
         "sweep": "list and show the experiments",
     },
     "evaluation": {
         "evaluate": "score a run on its test set with its EMA weights",
-        "score": "count the votes in predictions files for an ARC data set",
+        "score": "count the votes in files of predictions for an ARC data set",
         "solve": "show a run's answer to one puzzle after every ACT step",
     },
     "results": {
@@ -29,7 +29,7 @@ GROUPS = {
         "report": "write a run's HTML report",
     },
 }
-"""Stages by the part of the work that they belong to, in the order of `trm --help`."""
+"""The stages by group, in the order of `trm --help`."""
 
 STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}
 
@@ -76,7 +76,7 @@ def _run(argv: list[str]) -> int:
         print(version_text())
         return 0
     if name not in STAGES:
-        raise UserError(f"unknown stage {name!r}; one of {', '.join(STAGES)}")
+        raise UserError(f"unknown stage {name!r}; use one of {', '.join(STAGES)}")
     stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
     stage.cli(argv[1:])
     return 0

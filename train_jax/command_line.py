@@ -1,4 +1,4 @@
-"""Parses a stage's arguments into its dataclass with tyro, and reports mistakes in one line."""
+"""Parses the arguments of a stage into its dataclass with tyro; errors are one line."""
 
 import contextlib
 import io
@@ -14,15 +14,15 @@ from train_jax.errors import UserError, option_error
 from train_jax.help_pages import pages_of, print_pages, requested_page
 
 WIDE = "5000"
-"""Columns: wide enough that tyro wraps no message."""
+"""Columns, so that tyro does not wrap messages."""
 
 
 def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any] = tyro.cli, **more: Any) -> Any:
-    """Parses the arguments with `tyro.cli` or another of its readers, and checks every field against its range.
+    """Parses the arguments with `tyro.cli` or another of tyro's functions, and checks the range of every field.
 
-    `--help` prints and exits; `--help PAGE` prints one page of a class with `HELP_PAGES`. Raises `UserError` where tyro
-    would print a box, and for a value out of its range. A configuration with a `check` method or a `__post_init__`
-    checks itself.
+    `--help` prints the help and exits; `--help PAGE` prints one page of a class with `HELP_PAGES`. Raises `UserError`
+    for arguments that tyro rejects and for values out of range. A configuration with a `check` method or a
+    `__post_init__` checks itself.
     """
     page = requested_page(command, argv)
     if page is not None and pages_of(command):
@@ -58,9 +58,10 @@ def _wide() -> Iterator[None]:
 
 
 def _one_line(box: str) -> str:
-    """The message of tyro's box, the options it proposes or explains, and where to read more.
+    """Converts tyro's error box to one line: the message, the proposed options, and the command for help.
 
-    Sections lie between rules, the title first; boxes are drawn with spaces and hyphens where stdout knows no Unicode.
+    Sections are separated by rules, and the first one is the title. Without Unicode on stdout, boxes consist of spaces
+    and hyphens.
     """
     sections: list[list[str]] = [[]]
     for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():

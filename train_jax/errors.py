@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: the message names the value, what was expected and the remedy, in one line."""
+    """A mistake of the user; the message contains the value, the expected value and the remedy, in one line."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
@@ -22,13 +22,13 @@ class PreemptedError(Exception):
 
 
 def option_error(error: ValueError) -> UserError:
-    """What `check_ranges` says of a field ("num_aug is -1; use at least 0"), of the option of that name."""
+    """Converts an error of `check_ranges` ("num_aug is -1; use at least 0") to one with the name of the option."""
     name, _, rest = str(error).partition(" ")
     return UserError(f"--{name.replace('_', '-')} {rest}")
 
 
 def brief(value: Any) -> str:
-    """A value from somebody's file as a message may show it: nothing long, and of a list only what it begins with."""
+    """Formats an untrusted value for a message: shortened, and only the first elements of a list."""
     if isinstance(value, list):
         shown = [repr(each)[:20] if isinstance(each, int | float | str) else type(each).__name__ for each in value[:3]]
         return f"[{', '.join(shown)}{', …' * (len(value) > 3)}]"

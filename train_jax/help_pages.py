@@ -1,6 +1,6 @@
-"""`--help` of a stage with many fields, in pages that fit a screen.
+"""`--help` in pages that fit on a screen, for stages with many fields.
 
-A configuration class declares its pages in `HELP_PAGES`; a field that none of them names is on the first page.
+A configuration class declares its pages in `HELP_PAGES`; fields that are on none of them are on the first page.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ class HelpPage:
 
     title: str
     fields: tuple[str, ...]
-    """Fields such as "seed", all fields of a nested dataclass such as "optim", or single ones such as "optim.lr"."""
+    """Fields such as "seed", all fields of a nested dataclass such as "optim", or single fields such as "optim.lr"."""
 
 
 def pages_of(command: Any) -> Mapping[str, HelpPage]:
-    """The pages that a configuration class declares, apart from the first."""
+    """Returns the pages that a configuration class declares, without the first page."""
     return getattr(command, "HELP_PAGES", {})
 
 
 def requested_page(command: Any, argv: list[str]) -> str | None:
-    """The word after `--help`; None without `--help`, empty for the first page.
+    """Returns the page after `--help`; None without `--help`, empty for the first page.
 
-    Raises `UserError` for a word that names no page.
+    Raises `UserError` for an unknown page.
     """
     index = next((index for index, word in enumerate(argv) if word in ("-h", "--help")), None)
     if index is None:
@@ -49,7 +49,7 @@ def requested_page(command: Any, argv: list[str]) -> str | None:
 def print_pages(
     command: Any, page: str, *, default: Any, description: str, prog: str, reader: Callable[..., Any], **more: Any
 ) -> None:
-    """Prints one page of a configuration class, or all of them, by tyro's `reader`."""
+    """Prints one or all pages of a configuration class; `reader` is a function of tyro."""
     pages = pages_of(command)
     for name in ("", *pages) if page == ALL else (page,):
         shown = _showing(default, lambda field, name=name: page_of(pages, field) == name)
@@ -63,14 +63,14 @@ def print_pages(
 
 
 def page_of(pages: Mapping[str, HelpPage], field: str) -> str:
-    """The page of a field, "" for the first: the page that names it, or else the page that names what it is part of."""
+    """Returns the page that names a field or the dataclass that contains it; "" for the first page."""
     part = field.partition(".")[0]
     names = {each: name for name, page in pages.items() for each in page.fields}
     return names.get(field, names.get(part, ""))
 
 
 def leaf_fields(config: Any, prefix: str = "") -> Iterator[str]:
-    """Every field of a configuration by its dotted name, the fields of nested dataclasses in their place."""
+    """Yields the dotted name of every field of a configuration, including the fields of nested dataclasses."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -80,9 +80,9 @@ def leaf_fields(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _showing(config: Any, visible: Callable[[str], bool], prefix: str = "") -> Any:
-    """The configuration as a subclass whose fields are suppressed in the help unless `visible(dotted name)`.
+    """Returns the configuration as a subclass with help only for fields with `visible(dotted name)`.
 
-    tyro reads the help texts from the source of the class that declares a field; the subclass names that source.
+    tyro reads help texts from the source of the class that declares a field; the subclass refers to that source.
     """
     hints = get_type_hints(type(config), include_extras=True)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -98,7 +98,7 @@ def _showing(config: Any, visible: Callable[[str], bool], prefix: str = "") -> A
         "__doc__": type(config).__doc__,
         "__module__": type(config).__module__,
         "__qualname__": type(config).__qualname__,
-        "__post_init__": lambda self: None,  # the values are checked, and their classes are others here
+        "__post_init__": lambda self: None,  # no checks: the values are valid, but have other classes here
     }
     return dataclasses.dataclass(frozen=True, kw_only=True)(type(type(config).__name__, (type(config),), body))(
         **values

@@ -1,4 +1,4 @@
-"""The order of events in a run, for any task: restore, then step, log, evaluate, save; again from where it stopped."""
+"""The training loop, for any task: restore, then step, log, evaluate and save."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from train_jax.tasks.task import Evaluator, Task
 
 
 def train(config: RunConfig, devices: Devices | None = None, task: Task | None = None) -> dict[str, Any]:
-    """Trains until the run is finished; returns the figures of the last evaluation. A finished run returns at once.
+    """Trains until the run is finished; returns the metrics of the final evaluation, at once for a finished run.
 
-    Raises `UserError` for a configuration or data that cannot be trained, before a folder is made.
+    Raises `UserError`, before a folder is created, for a configuration or data that cannot be trained.
     """
     with all_or_none():
         check_debugging(config)
@@ -52,7 +52,7 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
 
-    # ---- state: as given, or from the newest checkpoint
+    # ---- state: the given one, or from the latest checkpoint
     carry = training.initial_carry(state, batches.at(0, state))
     retention = Retention(config.keep_checkpoints, config.keep_every_steps)
     checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder, retention)))
@@ -104,7 +104,7 @@ def _steps(
     carry: Any,
     steps: range,
 ) -> TrainState:
-    """Every step of the run and the events between them; returns the last state."""
+    """Runs the remaining steps and the events between them; returns the last state."""
     config, devices = training.config, training.devices
     key = devices.random_key(config.seed)
     window: list[tuple[int, Any]] = []
@@ -136,7 +136,7 @@ def _steps(
         if debugger is not None:
             debugger.after_step(state, metrics)
         window.append((step, metrics))
-        # A full window is fetched one dispatch late: the devices always have a step to run.
+        # A full window is fetched one dispatch late, so that the devices always have a step to run.
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
             log(window[:-1])
             window = window[-1:]
@@ -183,6 +183,7 @@ def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
     with all_or_none():
         if not folder.machine.exists():
             raise UserError(
-                f"{folder.path} does not show the files that the first process wrote; use a --run-dir that all share"
+                f"{folder.path} does not contain the files that the first process wrote; use a --run-dir that all "
+                "processes share"
             )
     return folder

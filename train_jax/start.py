@@ -1,4 +1,4 @@
-"""Makes everything that a run computes with, in one place: task, module, optimizer, compiled steps, first state."""
+"""Builds the components of a run: task, module, optimizer, train steps and initial state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from train_jax.tasks.task import Task, task_class
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A run ready to train, before anything is compiled and without a folder."""
+    """The components of a run, before anything is compiled or written."""
 
     config: RunConfig
     task: Task
@@ -48,10 +48,10 @@ class Training:
         return Batches(self.task, self.devices, total_steps=self.total_steps, steps_per_dispatch=dispatch)
 
     def initial_state(self, *, continues: bool = False) -> TrainState:
-        """The state before the first step, on the host; a copy, so that a donated one is not reused.
+        """Returns the initial state on the host; a copy, because steps donate their state.
 
-        `continues`: a checkpoint replaces its values, so `config.init_from` is not read. Otherwise raises `UserError`
-        for weights there that do not fit.
+        If `continues`, a checkpoint will replace the values, so `config.init_from` is not read. Otherwise raises
+        `UserError` if the weights in `config.init_from` do not fit.
         """
         params, buffers = jax.tree.map(jnp.copy, (self.objective.params, self.objective.buffers))
         state = new_state(
@@ -65,12 +65,12 @@ class Training:
         return initial_weights(state, self.objective, "" if continues else self.config.init_from)
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
-        """The carry before the first step, with a device axis; `batch`: as `Devices.split_batch` returns it."""
+        """Returns the initial carry with a device axis; `batch` is a result of `Devices.split_batch`."""
         carry = self.devices.parallel_map(self.objective.initial_carry)
         return carry(state.params, state.buffers, self.devices.shard(batch))
 
     def train_step(self, objective: Objective | None = None) -> TrainStep:
-        """The step of one device; `objective`: of another stage."""
+        """Returns the step of one device; `objective` is that of another stage."""
         config = self.config
         objective = objective or self.objective
         options = StepOptions(
@@ -85,13 +85,13 @@ class Training:
         return make_train_step(objective, self.optimizer, config.optim, options)
 
     def parallel_step(self, objective: Objective | None = None) -> Any:
-        """The step over all devices, of as many optimizer steps as a dispatch has; not compiled yet."""
+        """Returns the step over all devices, with all optimizer steps of a dispatch; not yet compiled."""
         step = self.train_step(objective)
         dispatch = self.config.compute.steps_per_dispatch
         return self.devices.parallel_train_step(step if dispatch == 1 else several_steps(step))
 
     def programs(self) -> Programs:
-        """The steps of all stages, to be compiled when they are needed."""
+        """Returns the steps of all stages, which are compiled when they are needed."""
 
         def step_at(stage: Any) -> Any:
             if stage is None or self.task.arch_at(stage) == self.config.arch:
@@ -105,7 +105,7 @@ class Training:
 def start(config: RunConfig, task: Task | None = None, devices: Devices | None = None) -> Training:
     """Opens the data, builds the module and checks that the run can be trained. Writes nothing.
 
-    Raises `UserError` with one line for whatever is wrong with the configuration or the data.
+    Raises `UserError` for invalid configurations and data.
     """
     devices = devices or Devices(runner=config.compute.runner)
     task = task or task_class(config.task)(config)
@@ -115,22 +115,22 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
     total_steps = config.steps or epochs_to_steps(task.examples_per_epoch, config.epochs, config.global_batch_size)
     objective = build_objective(config, task, part_size(config, devices))
     training = Training(config, task, devices, total_steps, objective, dense_optimizer(config.optim, total_steps))
-    training.train_step()  # raises what is wrong with optimizer, schedules and groups
-    jax.eval_shape(training.optimizer.init, trainable(objective.params, config.optim))  # no state yet, only its errors
+    training.train_step()  # raises the errors of optimizer, schedules and groups
+    jax.eval_shape(training.optimizer.init, trainable(objective.params, config.optim))  # only for its errors
     return training
 
 
 def part_size(config: RunConfig, devices: Devices) -> int:
-    """Examples that a device processes at once."""
+    """Returns the number of examples that a device processes at once."""
     local_batch, parts = devices.local_batch_size(config.global_batch_size), config.compute.accumulation_steps
     if local_batch % parts:
         raise UserError(
             f"compute.accumulation_steps {parts} does not divide the {local_batch} examples on a device; "
-            "use a divisor of that"
+            f"use a divisor of {local_batch}"
         )
     return local_batch // parts
 
 
 def scales_loss(config: RunConfig) -> bool:
-    """Whether gradients would underflow in the run's number format without loss scaling."""
+    """Returns whether gradients in the run's `forward_dtype` need loss scaling."""
     return getattr(config.arch, "forward_dtype", None) == "float16"

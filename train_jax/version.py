@@ -1,4 +1,4 @@
-"""The version of this package, the commit it was built from, and the packages that it is pinned together with.
+"""The version of this package, the commit that it was built from, and the versions of its pinned dependencies.
 
 Reads package metadata only: neither torch nor jax is imported.
 """
@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).parents[1]
 
 
 def version_text() -> str:
-    """What `trm --version` prints: one line for each of version, commit, Python and the pinned packages."""
+    """Returns the text of `trm --version`: one line for version, commit, Python and every pinned package."""
     recorded = installed_version(DISTRIBUTION)
     lines = {"trm": recorded or "not installed (run from a checkout)", "commit": commit(recorded)}
     lines["python"] = platform.python_version()
@@ -23,7 +23,7 @@ def version_text() -> str:
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version that was recorded when `distribution` was installed; None if it is not installed."""
+    """Returns the version in the metadata of an installed distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -31,7 +31,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def commit(recorded: str | None, checkout: Path = CHECKOUT) -> str:
-    """`git describe` of the checkout, else the commit recorded in the version (`0.1.0.dev7+g1a2b3c4`)."""
+    """Returns `git describe` of the checkout, otherwise the commit in the version (`0.1.0.dev7+g1a2b3c4`)."""
     described = _git_describe(checkout)
     if described is not None:
         return f"{described} (checkout)"
@@ -39,12 +39,12 @@ def commit(recorded: str | None, checkout: Path = CHECKOUT) -> str:
     name = local.split(".")[0]
     if not name.startswith("g"):
         return "not recorded"
-    # setuptools-scm adds the day of the build after a dot where the tree had changes that were not committed.
+    # setuptools-scm appends the date of the build after a dot if the tree had uncommitted changes.
     return f"{name[1:]}{'-dirty' * ('.' in local)} (recorded at build)"
 
 
 def _git_describe(checkout: Path) -> str | None:
-    # An installed package may lie inside somebody else's repository, so only a .git beside it counts.
+    # An installed package may be inside another repository, so only the .git folder of the checkout itself counts.
     if not (checkout / ".git").exists():
         return None
     command = ["git", "-C", str(checkout), "describe", "--tags", "--always", "--dirty"]

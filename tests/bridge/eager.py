@@ -27,6 +27,20 @@ class Call(nn.Module):
         return self.function(*args) if self.module is None else self.function(self.module, *args)
 
 
+class Restored(nn.Module):
+    """Starts each call with the same weights: PyTorch keeps what `forward` writes."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module, self.state = module, {n: p.detach().clone() for n, p in module.named_parameters()}
+
+    def forward(self, *args: Any) -> Any:
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                parameter.copy_(self.state[name])
+        return self.module(*args)
+
+
 def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
     """Raise `AssertionError` unless all agree. JAX's gradient of a complex array is the conjugate of PyTorch's."""
     free = [i for i, x in enumerate(inputs) if x.dtype.is_floating_point or x.is_complex()]

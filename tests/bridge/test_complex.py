@@ -46,6 +46,15 @@ def parts_set(z):
     return y
 
 
+def parts_of_a_fresh_tensor_set(x):
+    y = torch.zeros(x.shape, dtype=C)
+    y.real = x.sin()
+    y.imag = 2.0
+    y.imag[0] = x[0]
+    y.real = y.imag.clone() * x
+    return y
+
+
 def short_time(x):
     window = torch.hann_window(8)
     spectrum = torch.stft(x.reshape(-1), 8, window=window, return_complex=True)
@@ -78,6 +87,7 @@ REAL = {
     ),
     "angle": lambda x: torch.angle(torch.complex(x, x.cos())),
     "complex exponential": lambda x: torch.exp(1j * x).real,
+    "parts of a fresh tensor set": parts_of_a_fresh_tensor_set,
     "float to complex": lambda x: x.to(C) * 1j,
 }
 COMPLEX = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn
+from eager import Call, Restored, compare, randn
 from torch import nn
 
 import bridge
@@ -64,23 +64,7 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_is_pytorch_s(name):
     torch.manual_seed(0)
-    module = Call(RIGHT[name], nn.Linear(4, 4))
-    before = copy.deepcopy(module.state_dict())
-    compare(Restored(module, before), [X])
-
-
-class Restored(nn.Module):
-    """Starts each call with the same weights: PyTorch keeps what `forward` writes."""
-
-    def __init__(self, module, state):
-        super().__init__()
-        self.module, self.state = module, state
-
-    def forward(self, *args):
-        with torch.no_grad():
-            for name, parameter in self.module.named_parameters():
-                parameter.copy_(self.state[name])
-        return self.module(*args)
+    compare(Restored(Call(RIGHT[name], nn.Linear(4, 4))), [X])
 
 
 def test_keywords_of_one_hot():

@@ -1,10 +1,13 @@
 """Memory as PyTorch has it: strides, offsets, and several state tensors over one storage."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from eager import Call, compare
 from torch import nn
 
 import bridge
@@ -190,3 +193,76 @@ def test_a_buffer_given_apart_from_the_one_it_views():
         reference.column.copy_(state["column"])
     # `column` crosses `row`, and is given with the old value there.
     close(out, reference(X).detach())
+
+
+# ---- writes where elements share memory
+
+
+def one_of_several(x):
+    y = x * 2
+    y.expand(1, 3, 4)[0, 1].add_(1)
+    y[:1].expand(3, 4)[2].mul_(x[0])
+    y.expand(3, 4).mul_(x)
+    y.unfold(1, 2, 1)[:, 0].add_(x[:, :2])
+    y.as_strided((2, 3), (4, 0))[:, 1].exp_()
+    return y
+
+
+def cleared(x):
+    y, z = x * 2, x * 3
+    y[0].zero_()
+    z.zero_()
+    return y + z
+
+
+@pytest.mark.parametrize("call", [one_of_several, cleared])
+def test_each_element_is_written_once(call):
+    compare(Call(call), [X])
+
+
+SHARED = {
+    "add": lambda y: y.expand(2, 3, 4).add_(1),
+    "copy": lambda y: y[0].expand(3, 4).copy_(torch.ones(3, 4)),
+    "item": lambda y: y[:1].expand(3, 4).__setitem__((slice(None), 0), 1.0),
+    "scatter": lambda y: y.expand(2, 3, 4).scatter_(0, torch.zeros(1, 3, 4, dtype=torch.long), 1.0),
+    "constant": lambda y: torch.zeros(4).expand(3, 4).add_(y),
+    "strided": lambda y: y.as_strided((3, 2), (0, 1)).mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_elements_that_share_memory_are_refused_as_in_pytorch(name):
+    """Code may catch the error, as it may there."""
+
+    def call(x):
+        y = x * 2
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor") as caught:
+            SHARED[name](y)
+        assert type(caught.value) is RuntimeError
+        return y
+
+    compare(Call(call), [X])
+
+
+UNDEFINED = {
+    "unfold": lambda y: y.unfold(1, 2, 1).add_(1),
+    "as_strided": lambda y: y.as_strided((3, 2), (1, 1)).mul_(2),
+    "fill": lambda y: y.expand(2, 3, 4).fill_(7.0),
+    "zero": lambda y: y.expand(2, 3, 4).zero_(),
+    "masked": lambda y: y.expand(2, 3, 4).masked_fill_(torch.tensor([True, False, True, False]), 1.0),
+    "complex": lambda y: torch.view_as_real(torch.complex(y, y).expand(2, 3, 4))[0].add_(1),
+}
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_elements_that_share_memory_where_pytorch_goes_on(name):
+    """Element after element, with a result that depends on their order."""
+
+    def call(x):
+        y = x * 2
+        with contextlib.suppress(Exception):
+            UNDEFINED[name](y)
+        return y
+
+    with pytest.raises(bridge.BridgeError, match=r"has no translation \(a write into elements that share memory"):
+        bridge.export(Call(call))({}, {}, jnp.asarray(X.numpy()))

@@ -90,7 +90,7 @@ def test_weights_of_full_attention_load():
         ({"attention_window": 3, "mlp_t": True}, "use mlp_t False, or attention_window 0"),
         (
             {"attention_window": 3, "seq_len": 15},
-            "needs a square grid, and 15 tokens are not one; use attention_window 0",
+            "needs a square grid, but 15 is not a square; use attention_window 0",
         ),
         ({"cycle_penalty": -1.0}, "cycle_penalty is -1.0; use at least 0"),
     ],

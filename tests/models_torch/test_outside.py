@@ -53,7 +53,7 @@ def test_a_dict_has_all_values_and_options_repeat_no_field():
     head, _ = make("Thinker", halt_max_steps=7, options={"width": 8, "more": None})
     fields = {"halt_max_steps": 7, "loss_type": "stablemax_cross_entropy", "width": 8, "more": None}
     assert head.model.config == SIZES | fields
-    with pytest.raises(ValueError, match="options name halt_max_steps, which is a field of its own"):
+    with pytest.raises(ValueError, match="options name halt_max_steps, which is a separate field"):
         OutsideConfig(options={"halt_max_steps": 2})
 
 
@@ -99,15 +99,15 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("nowhere:Net", {}, r"'nowhere' cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\); put"),
-        ("Net", {}, "support.outside_models has no nn.Module class 'Net'; it has CellNet, Thinker, "),
+        ("nowhere:Net", {}, r"'nowhere' cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\); add"),
+        ("Net", {}, "support.outside_models has no nn.Module class 'Net'; use one of: CellNet, Thinker, "),
         ("a_function", {}, "has no nn.Module class 'a_function'"),
         ("ThinkerCarry", {}, "has no nn.Module class 'ThinkerCarry'"),
         (":Net", {}, "'' cannot be imported"),
-        ("CellNet", {"options": {"depth": 3}}, "takes no depth; its arguments are vocab_size, seq_len"),
-        ("Thinker", {}, r"refused {.*} \(KeyError: 'width', outside_models.py:\d+\); give .*options"),
-        ("CellNet", {"halt_max_steps": 4}, "halt_max_steps is 4, and .* has no initial_carry .*; use 1"),
-        ("TooFewLogits", {}, r"gives logits of shape \(2, 16, 5\), expected \(2, 16, 6\)"),
+        ("CellNet", {"options": {"depth": 3}}, "takes no depth; use its arguments: vocab_size, seq_len"),
+        ("Thinker", {}, r"cannot be constructed with {.*} \(KeyError: 'width', outside_models.py:\d+\); set .*options"),
+        ("CellNet", {"halt_max_steps": 4}, "halt_max_steps is 4, but .* has no initial_carry .*; use 1"),
+        ("TooFewLogits", {}, r"returns logits of shape \(2, 16, 5\), expected \(2, 16, 6\)"),
         ("Fails", {}, r"not run on inputs of shape \(2, 16\) \(RuntimeError: .*outside_models.py:\d+\)"),
         ("Hasty", {"halt_max_steps": 3, "options": {"width": 8}}, "halts after one step of evaluation"),
     ],

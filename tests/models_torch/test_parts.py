@@ -187,9 +187,7 @@ def test_the_bare_model_is_the_same_model_without_loss_head(name):
 
 
 def test_an_mlp_without_channels_says_what_to_use():
-    with pytest.raises(
-        ValueError, match=r"expansion 0.01 leaves no channel in an MLP over 32 features; use more than 0.02"
-    ):
+    with pytest.raises(ValueError, match=r"expansion 0.01 gives an MLP of width 0 for 32 features; use more than 0.02"):
         make_head("trm", expansion=0.01)
     make_head("trm", expansion=0.024)
 

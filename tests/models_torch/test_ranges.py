@@ -99,7 +99,7 @@ def test_a_number_without_a_range_is_a_mistake_in_the_class():
 
 @pytest.mark.parametrize("bounds", [(0,), (-math.inf, 1), (0, math.nan)])
 def test_a_range_without_a_finite_bound_says_why(bounds):
-    with pytest.raises(ValueError, match="has no finite bound; say why, or give one"):
+    with pytest.raises(ValueError, match="has no finite bound; give a bound, or the reason"):
         Range(*bounds)
 
 

@@ -1,4 +1,4 @@
-"""Small ARC files in the official form, and where the published code and the official files are."""
+"""Small ARC files in the official format, and the folders of the published code and the official files."""
 
 import json
 import os
@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 PUBLISHED = os.environ.get("TRM_PUBLISHED")
-"""Folder of the published TRM code, for the tests that run it beside ours."""
+"""Folder of the published TRM code, for the tests that compare with it."""
 OFFICIAL = os.environ.get("ARC_DATA")
-"""Folder of the official ARC files, for the tests on all of them."""
+"""Folder of the official ARC files, for the tests that read all of them."""
 
 SUBSETS = {"training": 6, "evaluation": 5, "concept": 4}
-"""How many puzzles each has."""
+"""The number of puzzles of each subset."""
 
 
 def random_grid(rng: np.random.RandomState, largest: int = 8) -> list[list[int]]:
@@ -20,7 +20,7 @@ def random_grid(rng: np.random.RandomState, largest: int = 8) -> list[list[int]]
 
 
 def random_puzzle(rng: np.random.RandomState, largest: int = 8) -> tuple[dict, list]:
-    """A puzzle as a challenges file has it, and the solutions of its test examples."""
+    """Returns a puzzle in the format of a challenges file, and the solutions of its test examples."""
     demonstrations = [
         {"input": random_grid(rng, largest), "output": random_grid(rng, largest)} for _ in range(rng.randint(1, 5))
     ]
@@ -38,8 +38,8 @@ def write_files(folder: Path, subset: str, challenges: dict, solutions: dict | N
 
 
 def write_source(folder: Path, seed: int = 0) -> Path:
-    """Three subsets of a few puzzles; one puzzle fills the canvas."""
-    rng = np.random.RandomState(seed)  # its numbers never change, so that hashes may be written down
+    """Writes three subsets of a few puzzles; one puzzle fills the canvas."""
+    rng = np.random.RandomState(seed)  # stable over NumPy versions, so that tests can contain hashes
     for subset, count in SUBSETS.items():
         puzzles = {f"{subset}{number}": random_puzzle(rng, 30 if number == 0 else 8) for number in range(count)}
         if subset == "concept":

@@ -1,4 +1,4 @@
-"""ARC data sets of small files, and what is in them."""
+"""Builds ARC data sets from small files, and reads their contents."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def identifiers(directory: Path) -> list[str]:
 
 
 def in_corner(tokens: np.ndarray) -> np.ndarray:
-    """The canvases with their grids moved to the upper left corner."""
+    """Returns the canvases with their grids moved to the upper left corner."""
     canvases = tokens.reshape(-1, 30, 30)
     in_place = np.zeros_like(canvases)
     for before, after in zip(canvases, in_place, strict=True):
@@ -46,14 +46,14 @@ def in_corner(tokens: np.ndarray) -> np.ndarray:
 
 
 def originals(tokens: np.ndarray, names: list[str]) -> list[list]:
-    """The grids behind the canvases, one name for each, every augmentation undone."""
+    """Returns the grids of the canvases with their augmentations inverted; there is one name per canvas."""
     corner = in_corner(tokens)
     grids, rows, cols = undo(corner, *sizes_of(corner), parse_names(names)[1])
     return [grid.reshape(30, 30)[:r, :c].tolist() for grid, r, c in zip(grids, rows, cols, strict=True)]
 
 
 def examples_by_name(puzzles: PuzzleSet, names: list[str]) -> dict[str, list[tuple[list, list]]]:
-    """Puzzle name -> its examples as the grids of the original."""
+    """Maps the name of each puzzle to its examples, as grids of the original."""
     counts = np.diff(puzzles.puzzle_indices)
     of_example = [names[identifier] for identifier in np.repeat(puzzles.puzzle_identifiers, counts)]
     pairs = list(zip(originals(puzzles.inputs, of_example), originals(puzzles.labels, of_example), strict=True))
@@ -65,7 +65,7 @@ def examples_by_name(puzzles: PuzzleSet, names: list[str]) -> dict[str, list[tup
 
 
 def copied(folder: Path, source: Path, **subsets: str) -> Path:
-    """Files of subsets under other names."""
+    """Copies the files of subsets to other names."""
     for subset, original in subsets.items():
         read = [
             json.loads((source / f"arc-agi_{original}_{kind}.json").read_text()) for kind in ("challenges", "solutions")

@@ -1,4 +1,4 @@
-"""Predictions on a small ARC set."""
+"""Predictions for a small ARC data set."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ AUGMENTATIONS = 11
 
 
 def write_arc_set(folder: Path) -> Path:
-    """Five tested puzzles of one to three test inputs, eleven augmentations each."""
+    """Builds a data set of five test puzzles with one to three test inputs and eleven augmentations each."""
     build_arc(
         folder / "set",
         write_source(folder / "files"),
@@ -30,7 +30,7 @@ def write_arc_set(folder: Path) -> Path:
 
 
 def perfect(directory: Path) -> Predictions:
-    """The labels as answers, in the order of the data set."""
+    """Returns the labels as answers, in the order of the data set."""
     test = load_split(directory, "test")
     owners = np.repeat(np.arange(test.num_puzzles), np.diff(test.puzzle_indices))
     sure = np.zeros(test.num_examples, np.float32)
@@ -38,7 +38,7 @@ def perfect(directory: Path) -> Predictions:
 
 
 def set_answer(predictions: Predictions, row: int, names: list[str], grid: list[list[int]], logit: float = 0.0) -> None:
-    """Makes `grid`, a grid of the original puzzle, the answer in `row`: drawn as that row's augmentation shows it."""
+    """Sets the answer in `row` to `grid`, a grid of the original puzzle, transformed by the augmentation of the row."""
     _, symmetries = parse_names([names[predictions.puzzle_identifiers[row]]])
     corner = Places(np.zeros((1, 1), int), np.zeros((1, 1), int))
     predictions.preds[row] = render([np.array(grid, np.uint8)], symmetries, corner)[0]
@@ -48,7 +48,7 @@ def set_answer(predictions: Predictions, row: int, names: list[str], grid: list[
 def rows_by_test_input(
     predictions: Predictions, names: list[str], puzzles: list[Puzzle]
 ) -> dict[tuple[str, int], list[int]]:
-    """(puzzle, number of its test input) -> the rows that ask it."""
+    """Maps (puzzle, number of its test input) to the rows with this input."""
     rows: dict[tuple[str, int], list[int]] = {}
     test_inputs_seen: dict[int, int] = {}
     for row, identifier in enumerate(predictions.puzzle_identifiers.tolist()):
@@ -64,7 +64,7 @@ def copy(predictions: Predictions) -> Predictions:
 
 
 def noisy(arc: Path, seed: int) -> Predictions:
-    """A few grids to each question, the solution among them, some with stray tokens; many ranks tie."""
+    """Returns a few answers to each input, including the solution, some with extra tokens; many ranks tie."""
     predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
     rng = np.random.default_rng(seed)
     for rows in rows_by_test_input(predictions, names, puzzles).values():

@@ -1,4 +1,4 @@
-"""Every architecture with its tiny configuration, in the variants that tests run, and ways to drive it."""
+"""Tiny configurations of every architecture, and functions that run them."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ EVERY_VARIANT = pytest.mark.parametrize("name", VARIANTS)
 
 
 def make_head(name: str, **changes) -> tuple[ACTLossHead, ArchitectureConfig]:
-    """A tiny variant with its loss head; halting head and puzzle table are not the zeros that they start as."""
+    """Returns a tiny variant with its loss head; halting head and puzzle table are not zero as initially."""
     model = name.removesuffix("-mixer")
     config = dataclasses.replace(registry.ARCHITECTURES[model].tiny_config, **(VARIANTS[name] | changes))
     torch.manual_seed(0)
@@ -29,19 +29,19 @@ def make_head(name: str, **changes) -> tuple[ACTLossHead, ArchitectureConfig]:
 
 
 def set_halting(head: ACTLossHead, q_halt: float, q_continue: float = 0.0) -> None:
-    """Makes the halting logits constant."""
+    """Sets the halting logits to constants."""
     torch.nn.init.zeros_(head.model.inner.q_head.weight)
     with torch.no_grad():
         head.model.inner.q_head.bias.copy_(torch.tensor([q_halt, q_continue]))
 
 
 def latents(inner_carry) -> dict[str, Tensor]:
-    """The latents of a carry by name."""
+    """Returns the latents of a carry by name."""
     return {field.name: getattr(inner_carry, field.name) for field in dataclasses.fields(inner_carry)}
 
 
 def run_steps(head: ACTLossHead, config: ArchitectureConfig, count: int) -> list:
-    """The carries after each of `count` ACT steps, on another example batch each."""
+    """Returns the carries after each of `count` ACT steps, with a different example batch in each step."""
     carry, carries = head.initial_carry(registry.example_batch(config, config.batch_size, seed=0)), []
     for step in range(count):
         carry, *_ = head(carry, registry.example_batch(config, config.batch_size, seed=step))

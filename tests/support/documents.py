@@ -1,4 +1,4 @@
-"""HTML pages as tests read them: well-formed, reaching nothing outside, their visible words, their tables."""
+"""Checks HTML pages: well-formed, without external references; returns their visible text and their tags."""
 
 from html.parser import HTMLParser
 
@@ -6,7 +6,7 @@ VOID = {"meta", "br", "path", "rect", "circle"}
 
 
 class Balanced(HTMLParser):
-    """Fails on a tag that is closed by another or never, and on what reaches outside; keeps the text."""
+    """Fails on unbalanced tags and external references; collects the text."""
 
     def __init__(self, document: str):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Run in a process of its own: evaluates a toy model on so many virtual devices and saves its predictions.
+"""A script: evaluates a toy model on virtual devices and saves its predictions.
 
 python -m support.evaluate_on_devices DEVICES DATA_DIR OUT.npz
 """
@@ -23,7 +23,7 @@ from train_jax.tasks.puzzles.predictions import Predictions, save_predictions  #
 
 
 def eval_step(state, batch):
-    """Right for two identifiers of three, otherwise one cell is wrong; halting logits differ by identifier."""
+    """Answers two of three identifiers correctly, the third with a wrong cell; halting logits depend on identifiers."""
     identifiers = batch["puzzle_identifiers"]
     answer = jnp.maximum(batch["labels"], 0)
     answer = answer.at[:, 0].set(jnp.where(identifiers % 3 == 0, 2 + identifiers % 7, answer[:, 0]))

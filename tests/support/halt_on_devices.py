@@ -1,4 +1,4 @@
-"""Run in a process of its own: the toy model of `support.halting_toy` halts early on so many virtual devices.
+"""A script: evaluates the toy model of `support.halting_toy` with early halting on virtual devices.
 
 python -m support.halt_on_devices DEVICES BATCH_SIZE OUT
 """

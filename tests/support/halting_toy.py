@@ -1,4 +1,4 @@
-"""A toy model whose answers and halting logits are known: both are looked up in tables by puzzle identifier."""
+"""A toy model with known answers and halting logits, from tables by puzzle identifier."""
 
 import types
 from typing import Any
@@ -30,7 +30,7 @@ CONTINUE = HALT[:, ::-1] - 0.25
 RIGHT_CELLS = np.array(
     [[6, 6, 6, 6], [5, 6, 6, 6], [3, 4, 5, 6], [0, 0, 6, 5], [6, 6, 6, 3], [1, 6, 1, 1], [2, 2, 2, 2]]
 )
-"""So many leading cells equal the solution, which is 3 everywhere; the others hold 10 plus the ACT step from 0."""
+"""Number of leading cells that equal the solution, 3 in every cell; the others are 10 plus the ACT step from 0."""
 NO_ARRAYS: Any = ()
 STATE = TrainState(
     step=NO_ARRAYS,
@@ -43,7 +43,7 @@ STATE = TrainState(
 
 
 class ToyObjective:
-    """Has the interface of an `Objective`; its carry is the number of the ACT step."""
+    """An `Objective` whose carry is the number of the ACT step."""
 
     def __init__(self, bootstrapped: bool = False):
         self.task = types.SimpleNamespace(bootstrapped_halting=bootstrapped)
@@ -83,7 +83,7 @@ def evaluate(
     threshold: float | None = None,
     bootstrapped: bool = False,
 ) -> Evaluation:
-    """`threshold`: the halting probability above which a sequence halts; None to run all steps."""
+    """Evaluates the toy; a sequence halts above the halting probability `threshold`, None runs all steps."""
     objective: Any = ToyObjective(bootstrapped)
     puzzles = make_puzzles(identifiers)
     evaluator = Evaluator(objective, puzzles, devices, max_steps=STEPS, batch_size=batch_size, halt_threshold=threshold)

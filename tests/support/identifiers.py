@@ -1,4 +1,4 @@
-"""Identifiers of a Python file, read from its syntax tree."""
+"""Reads the identifiers of a Python file from its syntax tree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every identifier with its line: names, attributes, arguments, keywords, functions, classes, imports."""
+    """Yields every identifier with its line: names, attributes, arguments, keywords, functions, classes, imports."""
     line = 1
     for node in ast.walk(tree):
         line = getattr(node, "lineno", line)
@@ -21,7 +21,7 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def wide_uses(tree: ast.AST, name: str, most_lines: int) -> list[int]:
-    """Lines of `name` except as a local variable whose uses in one function span at most `most_lines` lines."""
+    """Returns the lines of `name`, except as a local variable whose uses span at most `most_lines` lines."""
     lines = {line for identifier, line in identifiers(tree) if identifier == name}
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):

@@ -1,4 +1,4 @@
-"""Imports between the modules under a directory, read from their syntax trees."""
+"""Reads the imports between the modules in a directory from their syntax trees."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def direct_imports(path: Path, *, in_functions: bool = True) -> set[str]:
-    """Dotted names that a file imports, without those under `if TYPE_CHECKING:`.
+    """Returns the dotted names that a file imports, except under `if TYPE_CHECKING:`.
 
-    `from a import b` gives `a.b`, whether that is a module or not.
+    `from a import b` is `a.b`, even if `b` is not a module.
     """
     return set(_imports(ast.parse(path.read_text()), in_functions))
 
@@ -30,15 +30,15 @@ def _imports(node: ast.AST, in_functions: bool) -> Iterator[str]:
 
 
 def packages(path: Path) -> set[str]:
-    """The top-level packages that a file imports."""
+    """Returns the top-level packages that a file imports."""
     return {name.split(".")[0] for name in direct_imports(path)}
 
 
 class ImportGraph:
     """The modules of a package in the folder `root`.
 
-    An import of a module also runs the `__init__.py` of the packages around it, but calls no function in them: there,
-    imports inside functions are not followed.
+    An import of a module also runs the `__init__.py` of its parent packages, but calls none of their functions, so
+    imports inside these functions are not followed.
     """
 
     def __init__(self, root: Path, package: str):
@@ -46,7 +46,7 @@ class ImportGraph:
         self._imported: dict[tuple[str, bool], list[tuple[str, bool]]] = {}
 
     def chain(self, module: str, target: str) -> list[str]:
-        """The shortest chain of imports from `module` to `target` or a module in it; empty if there is none."""
+        """Returns the shortest chain of imports from `module` to `target` or a submodule; empty if there is none."""
         start = module, True
         previous: dict[tuple[str, bool], tuple[str, bool] | None] = {start: None}
         queue = [start]
@@ -64,7 +64,7 @@ class ImportGraph:
         return []
 
     def _imported_by(self, module: str, in_functions: bool) -> list[tuple[str, bool]]:
-        """Modules of the package that are imported, and whether the functions in them may be called."""
+        """Returns imported modules of the package, and whether their functions may be called."""
         key = module, in_functions
         if key not in self._imported:
             modules = set()
@@ -77,6 +77,6 @@ class ImportGraph:
 
 
 def dotted(root: Path, path: Path) -> str:
-    """The name of the module in `path`, seen from the folder `root`."""
+    """Returns the dotted name of the module in `path`, relative to the folder `root`."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

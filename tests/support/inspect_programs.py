@@ -1,8 +1,8 @@
-"""Run in a process of its own: trains on virtual devices; prints what was compiled and fetched, a line of JSON a run.
+"""A script: trains on virtual devices and prints the compiled programs and transfers, one line of JSON per run.
 
 python -m support.inspect_programs DATA_DIR DEVICES RUN_DIR [field=value …] [-- DEVICES RUN_DIR [field=value …] …]
 
-Several runs in one process, one after the other, save the imports.
+Several runs share one process, which saves the time of the imports.
 """
 
 import ast
@@ -27,11 +27,11 @@ from train_jax.runtime.devices import Devices  # noqa: E402
 
 texts, fetches, calls = [], [], []
 inside = False
-main_thread = threading.current_thread()  # others compile and make batches
+main_thread = threading.current_thread()  # other threads compile and prepare batches
 
 
 class Watched(start.Programs):
-    """Records every program's text, and every array fetched to the host during a dispatch."""
+    """Records the text of every program, and every array that is fetched to the host during a dispatch."""
 
     def _call(self, *args):
         global inside
@@ -47,7 +47,7 @@ class Watched(start.Programs):
         super().__exit__(*exception)
 
 
-plain = array.ArrayImpl._value.fget  # CPU arrays need no transfer, so no transfer guard sees them
+plain = array.ArrayImpl._value.fget  # CPU arrays need no transfer, so a transfer guard does not detect them
 
 
 def fetched(self):

@@ -1,9 +1,9 @@
-"""Run in a process of its own: the training step on virtual devices, under `pmap`; also records its random numbers.
+"""A script: runs the training step on virtual devices with `pmap`, and records its random numbers.
 
 python -m support.jax_trajectory JOBS.json
 
-Jobs as in `torch_trajectory.py`, except that `draws` is written here. `leaky`: gradients flow through what is computed
-under `torch.no_grad`.
+Jobs have the format of `torch_trajectory.py`, except that `draws` is written here. With `leaky`, operations under
+`torch.no_grad` have gradients.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from train_jax.tasks.puzzles.task import PuzzleTask  # noqa: E402
 
 
 def train(config, weights, seed, devices, snapshots):
-    """The same figures under the same names as in PyTorch."""
+    """Trains and returns the same results with the same names as in PyTorch."""
     task = PuzzleTask(config)
     module = build_module(config, task, devices.local_batch_size(config.global_batch_size))
     if config.arch.forward_dtype == "float64":
@@ -60,7 +60,7 @@ def train(config, weights, seed, devices, snapshots):
 
 
 class Exploration(nn.Module):
-    """Draws the random numbers that the halting of `models_torch/act.py` draws in a step, in the same order."""
+    """Draws the random numbers of the halting in `models_torch/act.py` for one step, in the same order."""
 
     def __init__(self, halt_max_steps):
         super().__init__()
@@ -71,7 +71,7 @@ class Exploration(nn.Module):
 
 
 def random_numbers(config, seed):
-    """The random numbers of every step for the whole batch, from the step's key and through the same bridge."""
+    """Returns the random numbers of every step for the whole batch, from the key of the step."""
     fn = bridge.export(Exploration(config.arch.halt_max_steps))
     rows = config.global_batch_size
     wide = config.arch.forward_dtype == "float64"

@@ -1,4 +1,4 @@
-"""Calls of every ATen operation that has a lowering of ours, and how to run them in PyTorch and in JAX."""
+"""Calls of every ATen operation with a lowering in the bridge, and functions that run them in PyTorch and in JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from bridge.lowerings import FUNCTIONS, LOWERINGS
 
 aten = torch.ops.aten
 TOLERANCE = 1e-5
-"""Float32, one operation."""
+"""Tolerance for one operation in float32."""
 
 
 def numbers(*shape, seed=0):
@@ -135,7 +135,7 @@ CASES = {
         for reduce in ("sum", "prod", "mean", "amax", "amin")
         for include in (True, False)
     ],
-    # PyTorch has no gradient of the first.
+    # PyTorch has no gradient for the first argument.
     aten.scatter.reduce: [((X.int(), 0, INDEX, Y[:2].int()), {"reduce": r}) for r in ("add", "multiply")],
     aten.index_put.default: [
         ((X, [torch.tensor([2, 0]), None], Y[:2]), {}),
@@ -151,13 +151,13 @@ CASES = {
     aten.searchsorted.Tensor: [((X.sort(1).values, Y), {"right": True}), ((X[0].sort().values, Y), {})],
     aten.searchsorted.Scalar: [((X[0].sort().values, 0.25), {})],
 }
-"""Op -> (arguments, keywords) of its samples, in float64."""
+"""Maps an op to (arguments, keywords) of its samples, in float64."""
 
 UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
-"""Ops that promise a shape and no values."""
+"""Ops whose values are undefined; only the shape is compared."""
 
 WORKSPACE = {aten._linalg_det.default: 1, aten._linalg_slogdet.default: 2, aten._linalg_solve_ex.default: 1}
-"""Op -> how many of its outputs are results; the others serve PyTorch's own backward."""
+"""Maps an op to the number of outputs that are results; the others are for PyTorch's backward."""
 
 ELSEWHERE = {
     aten._efficientzerotensor.default,
@@ -172,12 +172,12 @@ ELSEWHERE = {
     aten.max_pool2d_with_indices_backward.default,
     aten.max_pool3d_with_indices_backward.default,
 }
-"""These have tests of their own: `test_lowerings.py` for those that PyTorch has in float32 only, and
+"""Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
 `test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`."""
 
 
 class Op(nn.Module):
-    """One call of one op; the floating arguments are given at the call."""
+    """One call of one op; the floating-point arguments are arguments of `forward`."""
 
     def __init__(self, op, args, kwargs):
         super().__init__()
@@ -188,7 +188,9 @@ class Op(nn.Module):
         args = [next(rest) if is_free(a) else a for a in self.args]
         out = FUNCTIONAL.get(self.op, self.op)(*args, **self.kwargs)
         out = tuple(out)[: WORKSPACE.get(self.op, 9)] if isinstance(out, (tuple, list)) else (out,)
-        return tuple(abs(o) for o in out) if self.op is aten._linalg_eigh.default else out  # a vector's sign is free
+        return (
+            tuple(abs(o) for o in out) if self.op is aten._linalg_eigh.default else out
+        )  # the sign of an eigenvector is arbitrary
 
 
 FUNCTIONAL = {op: function for function, op in FUNCTIONS.items() if op in LOWERINGS}
@@ -199,7 +201,7 @@ def is_free(value):
 
 
 def in_pytorch(op, args, kwargs):
-    """Outputs and the gradients of every floating argument, in float64."""
+    """Returns outputs and the gradients of every floating-point argument, in float64."""
     leaves = [a.clone().requires_grad_() for a in args if is_free(a)]
     outputs = Op(op, args, kwargs)(*leaves)
     total = sum((o * weights(o.shape)).sum() for o in outputs if o.requires_grad)

@@ -1,4 +1,4 @@
-"""Modules as a user outside the project would write them, for `--model package.module:Class`."""
+"""Models of a user, for `--model package.module:Class`."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class CellNet(nn.Module):
-    """Plain: inputs to logits, with running statistics and dropout."""
+    """A plain module: inputs to logits, with running statistics and dropout."""
 
     def __init__(self, vocab_size, seq_len, hidden=16, dropout=0.1):
         super().__init__()
@@ -33,7 +33,7 @@ class ThinkerCarry:
 
 
 class Thinker(nn.Module):
-    """Adaptive computation time, a carry of its own class, configured by one dict."""
+    """A model with adaptive computation time and its own carry class, configured by one dict."""
 
     def __init__(self, config_dict: dict):
         super().__init__()
@@ -69,7 +69,7 @@ class Thinker(nn.Module):
 
 
 class ThinkerWithLoss(Thinker):
-    """With a loss head of its own: called with keywords, `return_keys` required."""
+    """A model with its own loss head, which is called with keywords and requires `return_keys`."""
 
     def forward(self, return_keys, **model_kwargs):
         carry, outputs = super().forward(**model_kwargs)
@@ -87,7 +87,7 @@ class ThinkerWithLoss(Thinker):
 
 
 class Hasty(Thinker):
-    """Breaks the contract: halts early in evaluation."""
+    """Violates the interface: halts early in evaluation."""
 
     def forward(self, carry, batch):
         carry, outputs = super().forward(carry, batch)
@@ -96,7 +96,7 @@ class Hasty(Thinker):
 
 
 class TooFewLogits(nn.Module):
-    """Breaks the contract: no logit for the last token."""
+    """Violates the interface: no logit for the last token."""
 
     def __init__(self, vocab_size):
         super().__init__()
@@ -107,7 +107,7 @@ class TooFewLogits(nn.Module):
 
 
 class Fails(nn.Module):
-    """Cannot run on its inputs."""
+    """Raises an error for its inputs."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules from outside the project by the signature of their constructor; each keeps what it was constructed with."""
+"""Models of a user with different signatures of the constructor; each stores its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Embedder(nn.Module):
-    """Plain: one embedding of size (vocab_size, vocab_size)."""
+    """A plain module: one embedding of size (vocab_size, vocab_size)."""
 
     def keep(self, values):
         self.values = dict(values)
@@ -38,7 +38,7 @@ class AnnotatedMapping(Embedder):
 
 
 class FromConfig(Embedder):
-    """Has an object for its configuration, which the classmethod makes."""
+    """The configuration is an object, which the classmethod creates."""
 
     def __init__(self, config):
         super().__init__()
@@ -71,7 +71,7 @@ class OpenEnded(Embedder):
 
 
 class TwoDicts(Embedder):
-    """Two required parameters are keyword arguments, whatever their annotation."""
+    """Two required parameters are keyword arguments, whatever their annotations."""
 
     def __init__(self, sizes: dict, vocab_size: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Presets with other values for some fields, wherever in the configuration they are."""
+"""Presets with other values for some fields, at any level of the configuration."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ PARTS = ("arch", "compute", "optim", "task_config")
 
 
 def with_fields(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
-    """The same run with these values of its own fields and of those of its parts; names are unique among them."""
+    """Returns the same run with other values of its fields and of nested fields, whose names are unique."""
     rest, changes = dict(fields), {}
     for part in PARTS:
         values = getattr(config, part)

@@ -1,4 +1,4 @@
-"""Puzzle sets in memory whose examples say which row they are."""
+"""Puzzle sets in memory whose examples contain their row."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
 
 
 def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:
-    """An example's first token tells its row."""
+    """Returns a puzzle set; the first token of an example is its row."""
     group_indices = np.concatenate([[0], np.cumsum(puzzles_in_group)])
     puzzle_indices = np.concatenate([[0], np.cumsum(examples_in_puzzle)])
     rows = np.arange(puzzle_indices[-1])

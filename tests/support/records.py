@@ -1,4 +1,4 @@
-"""`recipe.json` of a data set that a test has built."""
+"""Reads the `recipe.json` of a data set."""
 
 from pathlib import Path
 

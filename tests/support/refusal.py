@@ -1,4 +1,4 @@
-"""How a reader refuses a file."""
+"""Checks the error of a reader for a bad file."""
 
 import tracemalloc
 import warnings
@@ -10,7 +10,7 @@ from train_jax.errors import UserError
 
 
 def refusal(folder: Path, call, *, limit_bytes: int = 2**24) -> str:
-    """How `call` refuses: in one short line, without a warning, without much memory, and with nothing written."""
+    """Returns the error of `call`: one short line, without warnings, large allocations or written files."""
     before = sorted(folder.rglob("*")), sorted(Path.cwd().iterdir())
     tracemalloc.start()
     try:

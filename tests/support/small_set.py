@@ -1,4 +1,4 @@
-"""A data set of three puzzles that belongs to no kind, as arrays and as files to be damaged."""
+"""A data set of three puzzles of no known kind, as arrays and as files to damage."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ RECIPE = {"maker": "test", "seed": 1}
 
 
 def arrays() -> dict[str, np.ndarray]:
-    """Two groups of two and one puzzles, with two, one and two examples."""
+    """Returns the arrays of two groups, of two puzzles and of one; the puzzles have two, one and two examples."""
     inputs = np.arange(20, dtype=np.uint8).reshape(5, 4) % 6
     return {
         "inputs": inputs,

@@ -1,4 +1,4 @@
-"""Rows in the form of the public Sudoku-Extreme tables."""
+"""Rows in the format of the public Sudoku-Extreme tables."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""References for our optimizers: PyTorch's own where it has one, otherwise the paper's algorithm in PyTorch."""
+"""References for the optimizers: those of PyTorch if they exist, otherwise the paper's algorithm in PyTorch."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ SHAPES = {
 
 
 def rate(step, peak, config, total_steps):
-    """The published schedule at the `step`-th step, the first being 1, in float64."""
+    """Returns the published schedule at step `step`, counted from 1, in float64."""
     if step < config.warmup_steps:
         return peak * step / config.warmup_steps
     progress = (step - config.warmup_steps) / (total_steps - config.warmup_steps)
@@ -60,7 +60,7 @@ class AdamATan2:
 
 
 class TorchOptimizers:
-    """PyTorch's own optimizers, with one learning rate."""
+    """PyTorch's optimizers with one learning rate."""
 
     def __init__(self, *optimizers):
         self.optimizers = optimizers
@@ -82,7 +82,7 @@ def muon(params, config):
 
 
 def counterpart(config, params):
-    """`params`: tensors by name. Returns an object with `step(lr)` that reads their `.grad`."""
+    """Returns an object with `step(lr)` that reads the `.grad` of `params`, tensors by name."""
     every = list(params.values())
     match config.optimizer:
         case "adamw":
@@ -101,14 +101,14 @@ def counterpart(config, params):
 
 @contextlib.contextmanager
 def muon_in_float32():
-    """Without the rounding to bfloat16 inside `torch.optim.Muon`, which is far coarser than the tolerance."""
+    """Removes the rounding to bfloat16 in `torch.optim.Muon`, which is much larger than the tolerance."""
     with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
         yield
 
 
 @torch.no_grad()
 def trajectory(config, start, gradients, *, peak, total_steps):
-    """The parameters after each step, as NumPy. `start`: arrays by name; `gradients`: one such dict for each step."""
+    """Returns the parameters after each step as NumPy arrays; `gradients` has one dict per step, like `start`."""
     params = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in start.items()}
     optimizer = counterpart(config, params)
     for number, step in enumerate(gradients, 1):
@@ -123,7 +123,7 @@ def trajectory(config, start, gradients, *, peak, total_steps):
 
 @torch.no_grad()
 def sparse_sign_sgd(table, ids, gradients, lr, weight_decay):
-    """The published rule for puzzle rows, row by row: sum, sign, decay of the rows that occur."""
+    """The published rule for the puzzle table, row by row: sum, sign, and decay of the rows that occur."""
     table = torch.tensor(table)
     for row in sorted(set(ids.tolist())):
         total = torch.tensor(gradients[ids == row]).sum(0)

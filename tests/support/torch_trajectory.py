@@ -1,10 +1,10 @@
-"""Run in a process of its own: a plain PyTorch training loop, as users of this model write it; without JAX.
+"""A script: a plain PyTorch training loop without JAX.
 
 python -m support.torch_trajectory JOBS.json
 
-A job has `config` (a `RunConfig` as JSON, whose seed is that of the batches), `start` (a state dict as NumPy arrays),
-`seed` (of exploration), `snapshots` (after which steps to save everything), `out`, and perhaps `draws`: the results of
-`rand_like` and `randint_like` at each step. Without it PyTorch draws by itself.
+A job has `config` (a `RunConfig` as JSON, with the seed of the batches), `start` (a state dict as NumPy arrays), `seed`
+(of exploration), `snapshots` (the steps after which everything is saved), `out`, and optionally `draws`, the results of
+`rand_like` and `randint_like` at each step. Without `draws`, PyTorch draws random numbers.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from train_jax.tasks.puzzles.mixture import load_mixture
 
 
 def train(config, start, draws, snapshots):
-    """Every metric of every step, and parameters, EMA and puzzle table after the steps in `snapshots`."""
+    """Trains; returns the metrics of every step, and parameters, EMA and puzzle table at the steps in `snapshots`."""
     data = load_mixture(config.data_dir, "train")
     module = build_module(config, data.metadata, start)
     params, optim = dict(module.named_parameters()), config.optim
@@ -75,7 +75,7 @@ def build_module(config, metadata, start):
 
 @contextlib.contextmanager
 def replayed(draws, step):
-    """`rand_like` and `randint_like` return what was recorded for this step, each of them once."""
+    """Patches `rand_like` and `randint_like` to return the values recorded for this step, each value once."""
     if draws is None:
         yield
         return
@@ -92,7 +92,7 @@ def replayed(draws, step):
 
 
 def read_config(path):
-    """The fields of a `RunConfig`, whose own module imports JAX."""
+    """Reads the fields of a `RunConfig` from JSON, because its module imports JAX."""
     fields = json.loads(Path(path).read_text())
     arch, optim = config_class(fields["model"])(**fields["arch"]), from_fields(fields["optim"])
     return SimpleNamespace(**(fields | {"arch": arch, "optim": optim}))

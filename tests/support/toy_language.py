@@ -1,4 +1,4 @@
-"""A language model of a few lines as a task of its own: packed tokens, no carry, no halting, a loss per token."""
+"""A small language model as a separate task: packed tokens, no carry, no halting, a loss per token."""
 
 import dataclasses
 import hashlib
@@ -34,14 +34,14 @@ class TokenModel(nn.Module):
 
 
 class Logarithm(nn.Module):
-    """NaN for negative inputs."""
+    """Returns NaN for negative inputs."""
 
     def forward(self, x):
         return torch.log(x)
 
 
 class UnstableModel(TokenModel):
-    """Fails in a submodule, at the first step."""
+    """Computes NaN in a submodule, at the first step."""
 
     def __init__(self, vocab_size: int, width: int = 16):
         super().__init__(vocab_size, width)
@@ -52,7 +52,7 @@ class UnstableModel(TokenModel):
 
 
 class TokenLoss(nn.Module):
-    """Summed cross-entropy and the sum of token weights; the model has no carry."""
+    """Returns the summed cross-entropy and the sum of token weights; the model has no carry."""
 
     def __init__(self, model):
         super().__init__()

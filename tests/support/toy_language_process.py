@@ -1,8 +1,8 @@
-"""Run in a process of its own: trains the toy language model on virtual devices, whole or stopped and continued.
+"""A script: trains the toy language model on virtual devices, uninterrupted or stopped and continued.
 
 python -m support.toy_language_process DATA_DIR DEVICES RUN_DIR OUT.npz [STOPS_AT] [-- DEVICES RUN_DIR OUT.npz …]
 
-Several runs in one process, one after the other, save the imports.
+Several runs share one process, which saves the time of the imports.
 """
 
 import itertools
@@ -51,7 +51,7 @@ class KilledError(Exception):
 
 
 def stop_at(stop, config, devices):
-    """Stops as a killed process would: after a checkpoint, before the run is finished."""
+    """Stops like a killed process: after a checkpoint, before the run is finished."""
     save = Checkpoints.save
 
     def save_and_stop(self, step, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""Run in a process of its own: the training step on eight virtual devices, with gradients taken from the batch.
+"""A script: runs the training step on eight virtual devices, with gradients given by the batch.
 
 python -m support.toy_training OUT.npz
 """
@@ -18,7 +18,7 @@ from train_jax.optim.config import OptimConfig
 DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50
 BAD = 20
 ALL_GOOD = "frozen"
-"""In every other case a batch with a NaN comes before step BAD."""
+"""In every second case, a batch with a NaN precedes step BAD."""
 BASE = OptimConfig(lr=1e-2, sparse_lr=5e-3, warmup_steps=5, lr_min_ratio=0.1, weight_decay=0.3, ema_decay=0.9)
 CASES = {
     "adamw": BASE,
@@ -33,7 +33,7 @@ TABLE = "puzzle_emb.weights"
 
 @dataclasses.dataclass
 class Carry:
-    """What a row adds to the loss, and the fields of an ACT carry."""
+    """A term that each row adds to the loss, and the fields of an ACT carry."""
 
     value: torch.Tensor
     steps: torch.Tensor
@@ -41,7 +41,7 @@ class Carry:
 
 
 class Toy(nn.Module):
-    """A loss linear in every parameter: the gradient of each is the sum over the batch of the array of its name."""
+    """A loss that is linear in every parameter: its gradient is the sum over the batch of the array of that name."""
 
     def __init__(self, local_batch):
         super().__init__()
@@ -72,7 +72,7 @@ class Toy(nn.Module):
 
 
 def batches():
-    """Rows repeat within a device and across devices."""
+    """Returns batches whose rows repeat within a device and across devices."""
     rng = np.random.default_rng(0)
     for step in range(STEPS):
         scale = 10 ** -(step % 4)
@@ -115,7 +115,9 @@ def main(out):
     for case, config in CASES.items():
         optimizer = dense_optimizer(config, STEPS)
         step = devices.parallel_train_step(make_train_step(objective, optimizer, config, options))
-        params, buffers = jax.tree.map(jnp.copy, (objective.params, objective.buffers))  # the steps' are donated
+        params, buffers = jax.tree.map(
+            jnp.copy, (objective.params, objective.buffers)
+        )  # copies, because the steps donate their state
         state = devices.replicate(new_state(params, buffers, optimizer, trainable=trainable(params, config)))
         first = devices.split_batch(next(batches()))
         carry = devices.shard(devices.parallel_map(objective.initial_carry)(state.params, state.buffers, first))
@@ -141,7 +143,7 @@ def named(prefix, tree):
 
 
 def with_nan(batch):
-    """One number of one example on one device is NaN."""
+    """Sets one number of one example on one device to NaN."""
     batch = {name: array.copy() for name, array in batch.items()}
     batch["model.inner.q_head.bias"][11, 0] = np.nan
     return batch

@@ -1,9 +1,9 @@
-"""Run in a process of its own: trains the tiny preset on so many virtual devices and saves what it learned.
+"""A script: trains the tiny preset on virtual devices and saves the trained state.
 
 python -m support.train_tiny DATA_DIR DEVICES RUN_DIR OUT.npz [field=value …] [-- DEVICES RUN_DIR OUT.npz …]
 
-Several runs in one process, one after the other, save the imports. With `JAX_COORDINATOR_ADDRESS` and the other
-variables of `train_jax.runtime.processes` it is one of several processes.
+Several runs share one process, which saves the time of the imports. With `JAX_COORDINATOR_ADDRESS` and the other
+variables of `train_jax.runtime.processes`, it is one of several processes.
 """
 
 import ast
@@ -32,7 +32,7 @@ build_module = model.build_module
 
 
 def build_eager_to_halt(*args, **kwargs):
-    """Exploration delays halting; a new model halts only at the limit, and nothing would be delayed."""
+    """Builds a model that tends to halt, because exploration has no effect on a new model, which never halts early."""
     module = build_module(*args, **kwargs)
     module.get_parameter("model.inner.q_head.bias").data.fill_(1.0)
     return module

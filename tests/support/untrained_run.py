@@ -1,4 +1,4 @@
-"""A run's folder as training leaves it, with its first weights: nothing is trained."""
+"""Writes the folder of a finished run with initial weights, without training."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from train_jax.tasks.puzzles.presets import PRESETS
 
 
 def write_run(path: Path, data_dir: Path, *, act_steps: int, step: int, zero_params: bool = False, **fields) -> str:
-    """A small model on the data set; with `zero_params` only the averaged weights are not zero."""
+    """Writes the run of a small model; with `zero_params`, only the averaged weights are not zero."""
     config = PRESETS["tiny"]
     arch = dataclasses.replace(config.arch, H_cycles=1, L_cycles=1, halt_max_steps=act_steps)
     config = dataclasses.replace(config, arch=arch, data_dir=str(data_dir), run_dir=str(path), **fields)

@@ -24,7 +24,7 @@ def source(tmp_path_factory) -> Path:
 
 def test_a_tested_puzzle_in_a_subset_that_is_trained_on_is_refused(tmp_path, source):
     files = copied(tmp_path / "files", source, evaluation="evaluation", more="evaluation")
-    message = "puzzle evaluation0 of the test subset evaluation is also in more, with its solutions; leave more out"
+    message = "puzzle evaluation0 of the test subset evaluation is also in more, whose solutions are trained"
     for subsets in (("evaluation", "more"), ("more", "evaluation")):
         with pytest.raises(UserError, match=message):
             build(tmp_path / "set", files, subsets=subsets)
@@ -76,12 +76,12 @@ def test_what_cannot_be_asked_for_is_said_and_nothing_is_written(tmp_path, sourc
         ({"num_aug": -1}, "--num-aug is -1; use at least 0"),
         ({"seed": 2**32}, "--seed is 4294967296; use at most 4294967295"),
         ({"test_subsets": ("concept2",)}, "--test-subsets concept2 is not among --subsets training evaluation concept"),
-        ({"subsets": ("concept", "concept")}, "--subsets concept concept: expected different names"),
-        ({"subsets": ("../x", "evaluation")}, "subset '../x' is not a name"),
+        ({"subsets": ("concept", "concept")}, "--subsets concept concept: expected at least one name, each once"),
+        ({"subsets": ("../x", "evaluation")}, "subset '../x' is not a valid name"),
         ({"subsets": ("concept", "nothing"), "test_subsets": ("concept",)}, "_nothing_challenges.json is missing"),
         ({"subsets": ("concept",), "output_dir": None}, "--subsets concept needs --output-dir"),
-        ({"source": str(tmp_path / "none")}, "none_training_challenges.json is missing; give --source the folder"),
-        ({"num_aug": 900_000}, "GB of (room|memory)"),
+        ({"source": str(tmp_path / "none")}, "none_training_challenges.json is missing; set --source to the folder"),
+        ({"num_aug": 900_000}, "GB of (free space|memory)"),
     ):
         with monkeypatch.context() as patched:
             if options == {"num_aug": 900_000}:
@@ -104,7 +104,7 @@ def test_the_command_line_builds_and_says_what_is_in_it(tmp_path, source):
     command = [sys.executable, "-m", "train_jax", "build-data", "arc", "--source", str(source), "--num-aug", "3"]
     where = ["--output-dir", str(tmp_path / "set")]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    for expected in ("built in", "was already there"):
+    for expected in ("built in", "already exists"):
         shown = subprocess.run([*command, *where], capture_output=True, text=True, env=environment)
         assert (shown.returncode, shown.stderr) == (0, "")
         assert f"{tmp_path / 'set'} {expected}" in shown.stdout
@@ -114,4 +114,4 @@ def test_the_command_line_builds_and_says_what_is_in_it(tmp_path, source):
     assert f"sha256 {record(tmp_path / 'set')['content_sha256']}" in shown.stdout
     failed = subprocess.run([*command, *where, "--seed", "1"], capture_output=True, text=True, env=environment)
     assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (2, "", 1)
-    assert "another recipe (seed is 42, asked for 1)" in failed.stderr
+    assert "other options (seed is 42, requested 1)" in failed.stderr

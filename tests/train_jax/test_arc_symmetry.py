@@ -54,7 +54,7 @@ def test_a_name_tells_the_symmetry_and_nothing_else_is_read_as_one():
         "a|||b",
         "a|||t1|||x|||t1|||0123456789",
     ):
-        with pytest.raises(UserError, match="is neither a name nor an augmented one"):
+        with pytest.raises(UserError, match="is invalid, expected NAME or NAME"):
             parse_names([bad])
 
 

@@ -264,6 +264,6 @@ def test_a_data_set_of_another_kind_is_said_and_no_run_is_begun(folders, tmp_pat
     assert trm(["train", "tiny", "--augment", "--data-dir", both, "--run-dir", str(run), "--wandb", "disabled"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(
-        f"trm: --augment: {tmp_path / 'other'} holds sequences of 2 tokens from a vocabulary of 100, which have no "
+        f"trm: --augment: {tmp_path / 'other'} contains sequences of 2 tokens from a vocabulary of 100, expected "
     )
     assert said.count("\n") == 1 and not run.exists()

@@ -62,20 +62,20 @@ def test_the_defaults_of_every_size_can_be_met(tmp_path, monkeypatch, capsys):
         assert (load_split(directory, "train").num_groups, load_split(directory, "test").num_groups) == (train, test)
         assert f"{empty} of {size**2} cells empty" in capsys.readouterr().out
     cli(["sudoku"])
-    assert "data/sudoku-9x9 was already there" in capsys.readouterr().out
+    assert "data/sudoku-9x9 already exists" in capsys.readouterr().out
 
 
 def test_options_that_do_not_go_together_are_said(tmp_path):
     for config, message in (
-        (SudokuData(size=5), "a Sudoku of size 5 is not known; use one of 4, 6, 9"),
+        (SudokuData(size=5), "a Sudoku of size 5 is not supported; use one of 4, 6, 9"),
         (SudokuData(num_train=0), "--num-train is 0; use at least 1"),
         (SudokuData(num_aug=-1), "--num-aug is -1; use at least 0"),
         (SudokuData(seed=-1), "--seed is -1; use at least 0"),
         (SudokuData(subsample_size=5), "--subsample-size 5 needs --source"),
         (SudokuData(min_difficulty=-5), "--min-difficulty is -5; use at least 0"),
         (SudokuData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
-        (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables hold 9x9 Sudokus"),
-        (SudokuData(source=str(tmp_path / "none")), "none is not there; give a folder or a bucket"),
+        (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables contain 9x9 Sudokus"),
+        (SudokuData(source=str(tmp_path / "none")), "none does not exist; give a folder or a bucket"),
         (SudokuData(source=str(tmp_path)), "train.csv is missing"),
     ):
         with pytest.raises(UserError, match=message):
@@ -118,7 +118,7 @@ def test_difficulty_filters_both_tables_and_the_subsample_only_train(tmp_path, p
     assert len(kept) == 4
     assert all(row in cells_of(public_rows[20:30], 1) for row in kept)
     for changes, message in (
-        ({"subsample_size": 11}, "--subsample-size 11 of 10 train puzzles"),
+        ({"subsample_size": 11}, "--subsample-size 11: there are 10 train puzzles"),
         ({"min_difficulty": 99}, "train.csv has no puzzle of at least difficulty 99; use a lower --min-difficulty"),
     ):
         with pytest.raises(UserError, match=message):
@@ -132,7 +132,7 @@ def test_a_changed_table_is_another_recipe(tmp_path, public_rows):
     main(options)
     with (tables / "test.csv").open("a") as file:
         file.write(public_rows[0] + "\n")
-    with pytest.raises(UserError, match="another recipe"):
+    with pytest.raises(UserError, match="other options"):
         main(options)
 
 
@@ -145,8 +145,8 @@ def broken(row: str, column: int, change) -> str:
 BAD_ROWS = [
     (lambda row: broken(row, 1, lambda text: text[:-1]), "the question has 80 cells, expected 81"),
     (lambda row: broken(row, 2, lambda text: text + "1"), "the answer has 82 cells, expected 81"),
-    (lambda row: broken(row, 1, lambda text: "x" + text[1:]), "the question holds a character that is neither"),
-    (lambda row: broken(row, 1, lambda text: "\xff" + text[1:]), "the question holds a character that is neither"),
+    (lambda row: broken(row, 1, lambda text: "x" + text[1:]), "the question contains a character that is neither"),
+    (lambda row: broken(row, 1, lambda text: "\xff" + text[1:]), "the question contains a character that is neither"),
     (lambda row: broken(row, 2, lambda text: "0" + text[1:]), "the answer is not a solved Sudoku"),
     (lambda row: broken(row, 2, lambda text: text[1] + text[0] + text[2:]), "the answer is not a solved Sudoku"),
     (lambda row: broken(row, 2, lambda text: text[:80] + ":"), "the answer is not a solved Sudoku"),
@@ -190,7 +190,7 @@ def test_a_table_without_header_or_rows_is_said(tmp_path, public_rows):
     for text, message in (
         ("", "line 1: expected the header source,question,answer,rating"),
         (public_rows[0] + "\n", "line 1: expected the header source,question,answer,rating"),
-        ("source,question,answer,rating\n", "has a header and no rows"),
+        ("source,question,answer,rating\n", "has no rows below its header"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
@@ -210,7 +210,7 @@ def test_the_hub_is_asked_by_its_own_client_and_its_absence_is_said(tmp_path, pu
 
     monkeypatch.setattr(client, "hf_hub_download", unreachable, raising=False)
     with pytest.raises(
-        UserError, match=r"train.csv of someone/some-sudokus could not be fetched .*\(no route to host\)"
+        UserError, match=r"train.csv of someone/some-sudokus could not be downloaded .*\(no route to host\)"
     ):
         main(options)
     tables = write_tables(tmp_path / "csv", public_rows, public_rows)
@@ -244,10 +244,10 @@ def test_the_command_line_builds_helps_and_fails_in_one_line(tmp_path, public_ro
     rows = [*public_rows[:3], "made,1,2,3"]
     folder = write_tables(tmp_path / "csv", rows, rows)
     for arguments, message in (
-        (["--size", "7"], "a Sudoku of size 7 is not known; use one of 4, 6, 9"),
+        (["--size", "7"], "a Sudoku of size 7 is not supported; use one of 4, 6, 9"),
         (
             ["--size", "6", "--output-dir", str(tmp_path / "set")],
-            "a data set of another recipe (size is 4, asked for 6)",
+            "a data set with other options (size is 4, requested 6)",
         ),
         (["--source", str(folder), "--output-dir", str(tmp_path / "x")], "train.csv line 5: the question has 1 cells"),
     ):

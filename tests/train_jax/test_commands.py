@@ -29,7 +29,7 @@ def test_help_lists_every_stage_without_torch_and_jax():
 
 
 def test_unknown_stage_and_preset(capsys):
-    assert "unknown stage 'trian'; one of build-data" in mistake(capsys, "trian")
+    assert "unknown stage 'trian'; use one of build-data" in mistake(capsys, "trian")
     assert "unknown preset 'nope'; use one of sudoku-extreme" in mistake(capsys, "train", "nope")
     assert "needs a preset" in mistake(capsys, "train")
 
@@ -118,7 +118,7 @@ def test_a_broken_config(capsys, tmp_path):
         ("train tiny --arch.attention-window 4", "attention_window is 4; use an odd number"),
         ("evaluate", "The run, as `trm train` made it. (required); see trm evaluate --help"),
         ("build-data", "Expected one of {sudoku, maze, arc, inspect}; see trm build-data --help"),
-        ("build-data soduku", "'soduku'; one of sudoku, maze, arc, inspect"),
+        ("build-data soduku", "'soduku'; use one of sudoku, maze, arc, inspect"),
         ("build-data sudoku --size", "'--size'. Expected 1 values; see trm build-data sudoku --help"),
     ],
 )

@@ -84,10 +84,10 @@ def test_help_shows_the_fields_of_the_model(capsys):
     [
         (["--model", "gru"], "unknown architecture 'gru'; use one of trm, trm_singlez, trm_hier6, hrm, transformer"),
         (["--model", "nowhere:Net"], "'nowhere' cannot be imported (ModuleNotFoundError"),
-        (["--model", "support.outside_models:Nought"], "has no nn.Module class 'Nought'; it has CellNet, Thinker"),
-        (["--model", OUTSIDE], "support.outside_models:Thinker refused {'batch_size': 16, "),
-        (["--model", PLAIN, "--arch.halt-max-steps", "2"], "has no initial_carry to go on from"),
-        (["--model", PLAIN, "--arch.options", '{"depth": 1}'], "takes no depth; its arguments are"),
+        (["--model", "support.outside_models:Nought"], "has no nn.Module class 'Nought'; use one of: CellNet, Thinker"),
+        (["--model", OUTSIDE], "support.outside_models:Thinker cannot be constructed with {'batch_size': 16, "),
+        (["--model", PLAIN, "--arch.halt-max-steps", "2"], "has no initial_carry for further steps"),
+        (["--model", PLAIN, "--arch.options", '{"depth": 1}'], "takes no depth; use its arguments"),
         (["--model", "hrm", "--arch.puzzle-emb-ndim", "99"], "puzzle_emb_ndim 99 does not fit"),
     ],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_options_that_are_not_a_json_object_are_an_error():
 
 
 def test_the_configuration_must_be_that_of_the_model():
-    with pytest.raises(UserError, match="model hrm is configured by HRMConfig, not by TRMConfig"):
+    with pytest.raises(UserError, match="model hrm needs HRMConfig, found TRMConfig"):
         dataclasses.replace(preset("tiny"), model="hrm")
 
 

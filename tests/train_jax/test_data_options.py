@@ -47,10 +47,10 @@ def test_a_number_out_of_its_range_is_one_line(command, name, tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SudokuData(num_train=10**9), "takes about 4"),
-        (SudokuData(num_aug=10**6 - 1), "takes about 1"),
-        (MazeData(num_test=10**9), "takes about 5,4"),
-        (MazeData(num_train=10**6, augment=True), "takes about 18"),
+        (SudokuData(num_train=10**9), "needs about 4"),
+        (SudokuData(num_aug=10**6 - 1), "needs about 1"),
+        (MazeData(num_test=10**9), "needs about 5,4"),
+        (MazeData(num_train=10**6, augment=True), "needs about 18"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_before_the_work(tmp_path, monkeypatch, config, message):
@@ -58,11 +58,13 @@ def test_sizes_that_do_not_fit_are_refused_before_the_work(tmp_path, monkeypatch
     for module, work in ((sudoku_dataset, "generate"), (maze_dataset, "generate")):
         monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("the work was begun"))
     monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**9)
-    with pytest.raises(UserError, match=rf"{message}[\d,.]* GB of memory while it is built, 1.0 GB are available; use"):
+    with pytest.raises(UserError, match=rf"{message}[\d,.]* GB of memory, 1.0 GB are available; use"):
         main(config)
     monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**15)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
-    with pytest.raises(UserError, match=r"has 1.0 GB of room, expected at least .* GB; make room, choose another"):
+    with pytest.raises(
+        UserError, match=r"has 1.0 GB of free space, expected at least .* GB; free some space, choose another"
+    ):
         main(config)
     assert not list(tmp_path.iterdir())
 
@@ -72,11 +74,13 @@ def test_augmentations_of_arc_that_do_not_fit_are_refused_before_the_work(tmp_pa
     monkeypatch.setattr(arc_dataset, "draw", lambda *_: pytest.fail("the work was begun"))
     config = ArcData(str(source), output_dir=tmp_path / "set", num_aug=900_000)
     monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**9)
-    with pytest.raises(UserError, match=r"takes about 3.4 GB of memory .*; use a smaller --num-aug"):
+    with pytest.raises(UserError, match=r"needs about 3.4 GB of memory, .*; use a smaller --num-aug"):
         main(config)
     monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**15)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(UserError, match=r"0.0 GB of room, expected at least 111.8 GB.* or use a smaller --num-aug"):
+    with pytest.raises(
+        UserError, match=r"0.0 GB of free space, expected at least 111.8 GB.* or use a smaller --num-aug"
+    ):
         main(config)
     assert [path.name for path in tmp_path.iterdir()] == ["files"]
 

@@ -42,7 +42,7 @@ def test_the_submodule_is_named(config):
 
 
 def test_without_it_the_run_stops_after_too_many_skipped_steps(config):
-    with pytest.raises(UserError, match="2 steps in a row up to step 2 had a loss or gradient that is not finite"):
+    with pytest.raises(UserError, match="2 consecutive steps up to step 2 had a loss or gradient that is not finite"):
         train(config)
 
 

@@ -112,7 +112,7 @@ def test_rules_of_mazes():
         "a wall, the start or the goal overwritten": edited(solution, c6=PATH),
         "no path marked": maze,
         "start and goal not joined": edited(maze, c1=PATH),
-        "cells marked that are not on the way": edited(solution, c1=PATH),
+        "marked cells that are not on the path": edited(solution, c1=PATH),
         "a longer path than needed": around,
     }
     kind = MazeKind(5)
@@ -180,16 +180,16 @@ def test_the_section_says_all_of_it():
         "by empty cells empty cells puzzles failed share 8 5 4 80.00% 9 1 0 0.00%",
         "a row with a digit twice 2 50.00%",
         "none: another solution of the puzzle 1 25.00%",
-        "Framed, the highest: row 2, column 4, wrong in 100.00% of 1.",
+        "The highest rate is framed: row 2, column 4, wrong in 100.00% of 1.",
         "Test example 2 2 of 16 cells wrong; 2 cells left empty",
         "From the fewest to the most empty cells",
     ):
         assert part in text, part
     solved = dataclasses.replace(answers, predictions=answers.labels[None].repeat(2, axis=0))
     text = words(failure_section(solved, by_act_step(solved)))
-    assert "Nowhere: all 6 test puzzles are solved." in text and "Failed" not in text and "Solved" in text
+    assert "All 6 test puzzles are solved." in text and "Failed" not in text and "Solved" in text
     unknown = dataclasses.replace(answers, data=dataclasses.replace(answers.data, vocab_size=77))
-    assert "Not shown: the data set holds no Sudoku" in words(failure_section(unknown, by_act_step(unknown)))
+    assert "Not shown: the data set contains neither" in words(failure_section(unknown, by_act_step(unknown)))
 
 
 def test_the_name_of_an_arc_task_stands_beside_its_example():
@@ -236,28 +236,30 @@ def test_a_page_in_every_state(run_dir):
     text = words(document)
     assert "script" not in Balanced(document).tags
     assert "At 0.5, where training halts, 62.50% are solved after 1.50 steps on average." in text
-    assert "At 0.9 halting loses nothing: 75.00% are solved after 2.00 steps on average." in text
+    assert "At 0.9 the accuracy does not decrease: 75.00% are solved after 2.00 steps on average." in text
     assert "halt probability above 0.9 2.00 75.00% 90.00%" in text and "all after 3 3.00 70.00% 90.00%" in text
     assert "at step 1,200 of training, threshold 0.9: 75.00% exact after 2.00 steps on average; 3.50 were" in text
     assert "4 of 6 test puzzles are not solved" in text
     folder.halted_early("test").write_text("{}")
     folder.halting_curve("test").unlink()
     text = words(page(measure(str(run_dir))))
-    assert "Not shown: it takes an evaluation on the whole test set" in text and "Computed that way" not in text
+    assert (
+        "Not shown: it needs an evaluation on the whole test set" in text and "Measured with early halting" not in text
+    )
     with np.load(folder.predictions("test")) as arrays:
         predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
     np.savez(folder.predictions("test"), predictions=predictions[-1:], q_halt_logits=logits[-1:])
     text = words(page(measure(str(run_dir))))
     assert "only the answers after ACT step 2 are kept" in text and "4 of 6 test puzzles are not solved" in text
-    with pytest.raises(UserError, match="too large to keep every answer"):
+    with pytest.raises(UserError, match="not kept for large test sets"):
         picture(measure(str(run_dir)))
     config = json.loads(folder.config.read_text())
     folder.config.write_text(json.dumps(config | {"data_dir": f"{config['data_dir']},{config['data_dir']}"}))
-    assert words(page(measure(str(run_dir)))).count("Not shown: answers are shown for runs on one data set") == 2
+    assert words(page(measure(str(run_dir)))).count("Not shown: answers are shown only for runs on one data set") == 2
     folder.config.write_text(json.dumps(config))
     folder.predictions("test").unlink()
     text = words(page(measure(str(run_dir))))
     assert text.count("Not shown: the run has not been evaluated on its whole test set") == 2
     folder.halting_curve("test").write_text("[]")
-    with pytest.raises(UserError, match=r"halting_curve.json holds no halting curve.*; remove it"):
+    with pytest.raises(UserError, match=r"halting_curve.json is invalid \(no halting curve.*; remove it"):
         measure(str(run_dir))

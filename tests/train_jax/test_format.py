@@ -60,7 +60,7 @@ def test_several_sets_are_joined(data_set):
 def test_a_missing_data_set_names_the_place_and_the_command(tmp_path):
     expected = (
         f"no data set at {tmp_path}/none/train (dataset.json is missing); "
-        f"make one with `trm build-data sudoku --output-dir {tmp_path}/none`"
+        f"build one with `trm build-data sudoku --output-dir {tmp_path}/none`"
     )
     with pytest.raises(UserError) as caught:
         load_split(tmp_path / "none", "train")
@@ -74,10 +74,10 @@ def test_a_missing_data_set_names_the_place_and_the_command(tmp_path):
         ({"seq_len": "4"}, "dataset.json: seq_len is '4', expected int"),
         ({"vocab_size": True}, "dataset.json: vocab_size is True, expected int"),
         ({"vocab_size": 0}, "dataset.json: vocab_size is 0, expected at least 1"),
-        ({"vocab_size": 5}, r"all__inputs.npy: holds \[5\], expected values from 0 to 4"),
+        ({"vocab_size": 5}, r"all__inputs.npy: contains \[5\], expected values from 0 to 4"),
         ({"seq_len": 5}, r"all__inputs.npy: shape \(5, 4\), expected \[examples, 5\]"),
-        ({"total_groups": 3}, "dataset.json: total_groups is 3, but group_indices hold 2 groups"),
-        ({"num_puzzle_identifiers": 2}, r"all__puzzle_identifiers.npy: holds \[2\], expected values from 0 to 1"),
+        ({"total_groups": 3}, "dataset.json: total_groups is 3, expected 2 as in group_indices"),
+        ({"num_puzzle_identifiers": 2}, r"all__puzzle_identifiers.npy: contains \[2\], expected values from 0 to 1"),
         ({"sets": []}, r"dataset.json: sets is \[\], expected names"),
         ({"sets": ["none"]}, "none__inputs.npy is missing"),
     ],
@@ -93,16 +93,16 @@ def test_metadata_that_does_not_fit_is_said(data_set, changes, message):
     ("field", "array", "message"),
     [
         ("inputs", np.zeros((5, 4), np.float32), "dtype float32, expected an integer type"),
-        ("inputs", np.array([[None] * 4] * 5), "not an array"),
-        ("inputs", np.zeros((4, 4), np.uint8), r"all__labels.npy: shape \(5, 4\), but inputs have \(4, 4\)"),
-        ("inputs", np.full((5, 4), -1), r"holds \[-1\], expected values from 0 to 5"),
-        ("labels", np.full((5, 4), 6), r"all__labels.npy: holds \[6\]"),
-        ("puzzle_indices", np.array([0, 2, 3, 4]), "starts from 0 to the number of examples, 5"),
-        ("puzzle_indices", np.array([1, 2, 3, 5]), "starts from 0 to the number of examples, 5"),
+        ("inputs", np.array([[None] * 4] * 5), "is not a valid array"),
+        ("inputs", np.zeros((4, 4), np.uint8), r"all__labels.npy: shape \(5, 4\), expected \(4, 4\)"),
+        ("inputs", np.full((5, 4), -1), r"contains \[-1\], expected values from 0 to 5"),
+        ("labels", np.full((5, 4), 6), r"all__labels.npy: contains \[6\]"),
+        ("puzzle_indices", np.array([0, 2, 3, 4]), "vector from 0 to the number of examples, 5"),
+        ("puzzle_indices", np.array([1, 2, 3, 5]), "vector from 0 to the number of examples, 5"),
         ("puzzle_indices", np.array([0, 3, 3, 5]), r"entry \[2\] does not exceed the one before it"),
         ("puzzle_indices", np.array([0, 5]), "2 entries, expected one more than the 3 puzzle_identifiers"),
-        ("puzzle_indices", np.array(5), "starts from 0"),
-        ("group_indices", np.array([0, 2, 5]), "starts from 0 to the number of puzzles, 3"),
+        ("puzzle_indices", np.array(5), "vector from 0"),
+        ("group_indices", np.array([0, 2, 5]), "vector from 0 to the number of puzzles, 3"),
         ("puzzle_identifiers", np.zeros((3, 1), int), r"shape \(3, 1\), expected \[puzzles\]"),
     ],
 )
@@ -115,10 +115,10 @@ def test_arrays_that_do_not_fit_are_said(data_set, field, array, message):
 
 def test_broken_files_are_said(data_set):
     (data_set / "train/all__labels.npy").write_bytes(b"")
-    with pytest.raises(UserError, match=r"all__labels.npy: not an array"):
+    with pytest.raises(UserError, match=r"all__labels.npy is not a valid array"):
         load_split(data_set, "train")
     (data_set / "train/dataset.json").write_text("{")
-    with pytest.raises(UserError, match=r"dataset.json: not JSON"):
+    with pytest.raises(UserError, match=r"dataset.json is not valid JSON"):
         load_split(data_set, "train")
 
 
@@ -195,7 +195,7 @@ def test_the_same_recipe_is_left_alone_and_another_is_refused(data_set):
     other = {**RECIPE, "seed": 2}
     for call in (lambda: is_built(data_set, other), lambda: write_dataset(data_set, splits(), [], other)):
         with pytest.raises(
-            UserError, match=r"another recipe \(seed is 1, asked for 2\); choose another --output-dir or"
+            UserError, match=r"other options \(seed is 1, requested 2\); choose another --output-dir or"
         ):
             call()
     assert {path: path.stat().st_mtime_ns for path in data_set.rglob("*")} == times
@@ -209,7 +209,7 @@ def test_overwrite_replaces_a_data_set_and_nothing_else(data_set, tmp_path):
     assert recorded is not None
     assert recorded["recipe"] == other
     (data_set / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"holds thesis.tex, which is no part of a data set"):
+    with pytest.raises(UserError, match=r"contains thesis.tex, which is not part of a data set"):
         write_dataset(data_set, splits(), [], RECIPE, overwrite=True)
     assert (data_set / "thesis.tex").exists()
     with pytest.raises(UserError, match="is a file; choose another --output-dir"):
@@ -218,7 +218,9 @@ def test_overwrite_replaces_a_data_set_and_nothing_else(data_set, tmp_path):
 
 def test_a_data_set_from_elsewhere_is_not_replaced_unasked(data_set):
     (data_set / "recipe.json").unlink()
-    with pytest.raises(UserError, match=r"not made here .* choose another --output-dir or pass --overwrite"):
+    with pytest.raises(
+        UserError, match=r"without a valid recipe.json.* choose another --output-dir or pass --overwrite"
+    ):
         is_built(data_set, RECIPE)
     assert not is_built(data_set, RECIPE, overwrite=True)
 

@@ -28,16 +28,16 @@ from train_jax.tasks.puzzles.writing import is_built, write_dataset
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
 NO_JSON, NO_NAME, NOT_A = (
-    "not JSON that can be read",
-    "is no puzzle name",
+    "is not valid JSON",
+    "is not a valid puzzle name",
     "puzzle a: expected an object with train and test",
 )
 ODD_NAMES = ("../../etc/passwd", "/etc/passwd", "..", "", "<blank>", "a\nb", "a\n", "a|||t0|||0123456789")
 CHALLENGES = [
     ("", NO_JSON), ('{"a": 1', NO_JSON), ("[" * 100_000, f"{NO_JSON} (maximum recursion depth exceeded"),
     ('{"a":' * 100_000, f"{NO_JSON} (maximum recursion"), ('{"a": %s}' % ("9" * 5000), f"{NO_JSON} (Exceeds the limit"),
-    ('{"x": {}, "x": {}}', f"{NO_JSON} ('x' occurs twice in an object)"), ({}, "holds no puzzles"),
-    ([], "expected puzzles by name, found a list"), ({"x" * 65: GOOD}, NO_NAME),
+    ('{"x": {}, "x": {}}', f"{NO_JSON} ('x' occurs twice in an object)"), ({}, "contains no puzzles"),
+    ([], "expected an object of puzzles by name, found a list"), ({"x" * 65: GOOD}, NO_NAME),
     *(({name: GOOD}, f"{name!r} {NO_NAME}") for name in ODD_NAMES),
     ({"a": []}, f"{NOT_A}, found list"), ({"a": {"train": GOOD["train"]}}, f"{NOT_A}, found ['train']"),
     ({"a": GOOD | {"more": []}}, "['more', 'test', 'train']"), ({"a": GOOD | {"train": {}}}, "a: train is a dict"),
@@ -48,17 +48,18 @@ CHALLENGES = [
     ({"a": GOOD | {"test": [{"input": [[1]], "x": 1}]}}, "found ['input', 'x']"),
 ]  # fmt: skip
 SOLUTIONS = [
-    ([], "expected puzzles by name"), ({}, "puzzle a: expected a list of 1 solutions, found none"), ("{", "not JSON"),
-    ({"a": []}, "found 0"), ({"a": [[[1]], [[1]]]}, "found 2"), ({"a": {"0": [[1]]}}, "found none"),
+    ([], "expected an object of puzzles by name"), ({}, "puzzle a: expected a list of 1 solutions, found none"),
+    ("{", "is not valid JSON"), ({"a": []}, "found 0"), ({"a": [[[1]], [[1]]]}, "found 2"),
+    ({"a": {"0": [[1]]}}, "found none"),
 ]  # fmt: skip
 GRIDS = [
     (3, "is not a list of rows"), ([1, 2], "is not a list of rows"), ({"0": [1]}, "is not a list of rows"),
     ([], "has 0 rows and 0 columns, expected 1 to 30 of each"), ([[]], "has 1 rows and 0 columns"),
     ([[0]] * 31, "has 31 rows and 1 columns"), ([[0] * 31], "has 1 rows and 31 columns"),
     ([[0]] * 10_000, "has 10000 rows"), ([[0, 1], [0]], "row 2 has 1 cells, expected 2 as in the first"),
-    ([[0], [0, 1]], "row 2 has 2 cells, expected 1 as in"), ([[0, 10]], "row 1 holds 10, expected colours 0 to 9"),
-    *(([[0, cell]], f"row 1 holds {cell!r}") for cell in (-1, 2**64, True, 1.0, float("nan"), None, "1", [1])),
-    ([[0, {}]], "row 1 holds a dict"),
+    ([[0], [0, 1]], "row 2 has 2 cells, expected 1 as in"), ([[0, 10]], "row 1 contains 10, expected colours 0 to 9"),
+    *(([[0, cell]], f"row 1 contains {cell!r}") for cell in (-1, 2**64, True, 1.0, float("nan"), None, "1", [1])),
+    ([[0, {}]], "row 1 contains a dict"),
 ]  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def test_arc_files_of_odd_sizes_and_types_are_refused(tmp_path, monkeypatch):
     path.rmdir()
     monkeypatch.setattr(arc_json, "LARGEST_FILE_BYTES", 2**20)
     path.write_text("[" + "[]," * (2**20 // 3 - 2) + "[]]")  # empty lists take the most memory for their size
-    assert "expected puzzles by name, found a list" in refused(limit_bytes=40 * 2**20)
+    assert "expected an object of puzzles by name, found a list" in refused(limit_bytes=40 * 2**20)
 
 
 @pytest.fixture
@@ -155,14 +156,14 @@ def test_arrays_with_tricks_and_truncated_ones_are_refused(data_set, field, cont
     path = data_set / "train" / f"all__{field}.npy"
     path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[:-1][:content])
     message = refusal(data_set, lambda: load_split(data_set, "train"), limit_bytes=2**20)
-    assert f"{field}.npy: not an array" in message or f"{field}.npy: dtype" in message
+    assert f"{field}.npy is not a valid array" in message or f"{field}.npy: dtype" in message
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", "[" * 100_000, '"x"'])
 def test_identifiers_and_recipes_with_tricks_are_not_read(data_set, content):
     (data_set / "identifiers.json").write_text(content)
     message = refusal(data_set, lambda: read_identifiers(data_set))
-    assert "identifiers.json: not JSON" in message or "identifiers.json: expected a list of names" in message
+    assert "identifiers.json is not valid JSON" in message or "identifiers.json: expected a list of names" in message
     (data_set / "recipe.json").write_text(content)
     assert read_recipe(data_set) is None and load_split(data_set, "train").kind is None
 
@@ -200,10 +201,10 @@ def test_links_to_what_has_no_end_are_not_read(data_set, tmp_path, target):
         lambda: read_task(data_set / "task.json"),
         lambda: MazeKind(5).read(tmp_path / target, data_dir=""),
     ):
-        assert "cannot be read (it is no ordinary file); " in refusal(data_set, call)
+        assert "cannot be read (it is not a regular file); " in refusal(data_set, call)
     assert "no data set at" in refusal(data_set, lambda: load_split(data_set, "train"))
     assert read_recipe(data_set) is None
-    with pytest.raises(DamagedError, match="no ordinary file"):
+    with pytest.raises(DamagedError, match="not a regular file"):
         read_whole(tmp_path / target, largest_bytes=9)
 
 
@@ -212,7 +213,7 @@ ROWS = {"sudoku": f"made,{'.' * 40}{SUDOKU[40:]},{SUDOKU},3", "maze": f",S G{'#'
 HEADER = b"source,question,answer,rating\n"
 NO_HEADER, NO_PUZZLE = "line 1: expected the header", "line 2: the question "
 TABLES = {
-    "nothing": (b"", NO_HEADER), "binary": (bytes(range(256)) * 9, NO_HEADER), "no rows": (HEADER, "and no rows"),
+    "nothing": (b"", NO_HEADER), "binary": (bytes(range(256)) * 9, NO_HEADER), "no rows": (HEADER, "has no rows"),
     "UTF-16": (HEADER.decode().encode("utf-16"), NO_HEADER), "BOM": (HEADER.decode().encode("utf-8-sig"), NO_HEADER),
     "other columns": (b"question,answer\n1,2\n", f"{NO_HEADER} source,question,answer,rating; use"),
     "zeros": (HEADER + b",\0,\0,\0\n", f"{NO_PUZZLE}has 1 cells"), "odd": (HEADER + b",{odd},{odd},1\n", NO_PUZZLE),

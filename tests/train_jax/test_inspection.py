@@ -168,13 +168,13 @@ def test_examples_are_drawn_and_nothing_is_written(whole_sets, capsys):
 
 def test_sets_from_elsewhere_and_of_unknown_kinds_are_inspected_too(sets, capsys):
     (sets["sudoku"] / "recipe.json").unlink()
-    assert inspect(sets["sudoku"], silent)["data set"]["recipe"] == "none: not made here"
+    assert inspect(sets["sudoku"], silent)["data set"]["recipe"] == "none: not built by this project"
     for split in ("train", "test"):
         path = sets["sudoku"] / split / "dataset.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 40}))
     facts = inspect(sets["sudoku"], silent)
     assert facts["data set"]["kind"] == "sequences of 36 tokens from a vocabulary of 40"
-    assert facts[LEAKS]["the same under the puzzle's symmetries"] == "not known for this kind of puzzle"
+    assert facts[LEAKS]["the same under the puzzle's symmetries"] == "unknown for this kind of puzzle"
     main(Inspect(sets["sudoku"]))
     assert "example 0" not in capsys.readouterr().out
 

@@ -53,14 +53,14 @@ def test_a_key_rebuilds_its_kind_and_no_other(kind):
         (
             (16, 6, "maze-4"),
             (16, 6, "sudoku-4x4"),
-            "the data holds 4x4 mazes, the run was trained on 4x4 Sudokus; give",
+            "the data contains 4x4 mazes, expected 4x4 Sudokus as in training; give",
         ),
         (
             (81, 11, ""),
             (16, 6, ""),
-            "the data holds 9x9 Sudokus, the run was trained on 4x4 Sudokus; give a --data-dir",
+            "the data contains 9x9 Sudokus, expected 4x4 Sudokus as in training; give a --data-dir",
         ),
-        ((16, 7, MIXED), (16, 6, MIXED), "of 16 tokens from a vocabulary of 7, the run was trained on sequences of 16"),
+        ((16, 7, MIXED), (16, 6, MIXED), "of 16 tokens from a vocabulary of 7, expected sequences of 16"),
     ],
 )
 def test_a_model_is_scored_on_the_kind_of_puzzle_that_it_was_trained_on(given, trained, refused):

@@ -252,7 +252,7 @@ def test_two_cells_as_near_that_do_not_touch_are_no_path():
 def test_mazes_that_cannot_be_had_are_said_with_a_remedy(monkeypatch):
     monkeypatch.setattr(maze_generator, "PATIENCE", 4096)
     with pytest.raises(
-        UserError, match=r"0 of 5 mazes of 6x6 .* of more than 30 steps came out of .*the longest had 2\d"
+        UserError, match=r"0 of 5 mazes of 6x6 .* of more than 30 steps were generated in .*the longest path has 2\d"
     ):
         made(6, 5, 30)
     with pytest.raises(UserError, match=r"mazes of 5x5 .* use a lower --min-path, fewer mazes or a larger --size"):
@@ -272,9 +272,9 @@ def test_parse_reads_what_text_of_writes_and_what_people_type():
     ("text", "message"),
     [
         ("", "the maze has 1 lines, expected 4 to 50"),
-        ("\n" * 5, r"line 1 of the maze has 0 cells, expected 5, .* write '\.' for open cells where blanks"),
+        ("\n" * 5, r"line 1 of the maze has 0 cells, expected 5, .* write '\.' for open cells at the end"),
         (RING.replace("#S...#", "#S... #"), "line 2 of the maze has 7 cells, expected 6"),
-        (RING.replace("S", "x"), "'x' at line 2, column 2 of the maze; write '#' for a wall"),
+        (RING.replace("S", "x"), "'x' at line 2, column 2 of the maze is invalid; write '#' for a wall"),
         (RING.replace("S", "\x1b"), r"'\\x1b' at line 2, column 2"),
         (RING.replace("S", "."), "the maze has 0 starts, expected one; write 'S' in one cell"),
         (RING.replace("....", ".GG."), "the maze has 3 goals, expected one"),

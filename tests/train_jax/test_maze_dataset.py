@@ -96,7 +96,7 @@ def test_the_command_line_builds_and_fails_in_one_line(tmp_path, capsys):
     captured = capsys.readouterr()
     error = captured.err.strip().splitlines()[-1]
     assert captured.out == "" and error.startswith(
-        "trm: 0 of 14 mazes of 6x6 with a shortest path of more than 33 steps"
+        "trm: only 0 of 14 mazes of 6x6 with a shortest path of more than 33 steps"
     )
     assert not (tmp_path / "x").exists()
 

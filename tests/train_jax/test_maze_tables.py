@@ -69,8 +69,8 @@ def test_min_path_filters_both_tables_and_the_subsample_only_train(tmp_path, pub
     assert load_split(tmp_path / "set", "train").num_groups == 2
     assert load_split(tmp_path / "set", "test").num_groups == longer
     for changes, message in (
-        ({"subsample_size": 31, "min_path": None}, "--subsample-size 31 of 30 train puzzles"),
-        ({"min_path": 99}, "train.csv has no maze whose path has more than 99 steps; use a lower --min-path"),
+        ({"subsample_size": 31, "min_path": None}, "--subsample-size 31: there are 30 train puzzles"),
+        ({"min_path": 99}, "train.csv has no maze with a path of more than 99 steps; use a lower --min-path"),
     ):
         with pytest.raises(UserError, match=message):
             main(MazeData(**{**vars(options), "output_dir": tmp_path / "other", **changes}))
@@ -104,11 +104,11 @@ def detour(row: str) -> str:
 BAD_ROWS = [
     (lambda row: broken(row, 1, lambda text: text[:-1]), "the question has 63 cells, expected 64"),
     (lambda row: broken(row, 2, lambda text: text + " "), "the answer has 65 cells, expected 64"),
-    (lambda row: broken(row, 1, lambda text: text.replace("S", "x")), "the question is not made of"),
-    (lambda row: broken(row, 1, lambda text: text.replace("S", "\xff")), "the question is not made of"),
-    (lambda row: broken(row, 1, lambda text: text.replace("S", "#")), "the question is not made of"),
-    (lambda row: broken(row, 1, lambda text: text.replace("#", "G", 1)), "the question is not made of"),
-    (lambda row: broken(row, 1, lambda text: text.replace(" ", "o", 1)), "the question is not made of"),
+    (lambda row: broken(row, 1, lambda text: text.replace("S", "x")), "the question does not consist of"),
+    (lambda row: broken(row, 1, lambda text: text.replace("S", "\xff")), "the question does not consist of"),
+    (lambda row: broken(row, 1, lambda text: text.replace("S", "#")), "the question does not consist of"),
+    (lambda row: broken(row, 1, lambda text: text.replace("#", "G", 1)), "the question does not consist of"),
+    (lambda row: broken(row, 1, lambda text: text.replace(" ", "o", 1)), "the question does not consist of"),
     (lambda row: broken(row, 2, lambda text: text.replace("#", " ", 1)), "the answer is not the question with some"),
     (lambda row: broken(row, 2, lambda text: text.replace("o", "x", 1)), "the answer is not the question with some"),
     (lambda row: broken(row, 2, lambda text: text.replace("o", " ", 1)), "the answer is not a shortest path"),
@@ -139,9 +139,7 @@ def test_tables_that_do_not_go_together_are_said(tmp_path, public_rows):
     smaller = generate(3, 6, 5, "walls", np.random.default_rng(0), lambda *_: None)
     others = [",".join(["", *(text_of(array[i]).replace("\n", "") for array in smaller), "1"]) for i in range(3)]
     folder = write_tables(tmp_path / "csv", public_rows, others)
-    with pytest.raises(
-        UserError, match=r"mazes of 64 cells in train.csv and of 36 in test.csv; use tables of one size"
-    ):
+    with pytest.raises(UserError, match=r"have 64 cells in train.csv and 36 in test.csv, expected the same number"):
         main(MazeData(output_dir=tmp_path / "set", source=str(folder)))
     (folder / "train.csv").write_text("source,question,answer,rating\n,####,####,1\n")
     with pytest.raises(UserError, match=r"line 2: the question has 4 cells, expected a square of 4x4 to 50x50"):

@@ -72,7 +72,8 @@ def test_rows_are_dealt_out_by_weight_and_by_default_for_equal_passes(parts, wei
 
 def test_a_part_without_a_row_is_said(parts):
     with pytest.raises(
-        UserError, match=r"a batch of 8 has no row for a data set of weight 0.01; use a larger batch or"
+        UserError,
+        match=r"a batch of 8 has no row for the data set of weight 0.01, expected at least one; use a larger batch or",
     ):
         mixture_of(parts, [1, 0.01]).train_batch(seed=0, step=0, batch_size=8)
 
@@ -144,7 +145,7 @@ def test_names_and_weights_are_read(two_dirs):
             load_mixture(",".join(two_dirs), "train", weights)
     with pytest.raises(UserError, match="names no data set"):
         load_mixture(" , ", "train")
-    with pytest.raises(UserError, match="nothing is none of the data sets that the run was trained on; use one of"):
+    with pytest.raises(UserError, match="nothing is not a data set that the run was trained on; use one of"):
         load_part(",".join(two_dirs), "test", "nothing")
     assert load_part(two_dirs[0], "test", two_dirs[1]).first_identifiers == (0,)
 
@@ -158,6 +159,6 @@ def test_a_run_on_two_data_sets_trains_and_is_scored_on_one(two_dirs, tmp_path, 
     assert main(["evaluate", run, "--data-dir", two_dirs[1]]) == 0
     assert "count            8" in capsys.readouterr().out
     assert main(["evaluate", run, "--data-dir", "elsewhere"]) == 2
-    assert "is none of the data sets that the run was trained on" in capsys.readouterr().err
+    assert "is not a data set that the run was trained on" in capsys.readouterr().err
     assert main([*command[:5], "1,1", *command[6:], *small, "--steps", "2"]) == 2
     assert "data_weights 3,1 there, 1,1 requested" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_a_group_may_have_a_rule_of_its_own():
 def test_the_first_group_that_matches_takes_a_parameter_and_an_empty_one_is_refused():
     params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
     groups = (ParameterGroup("layers.*"), ParameterGroup(r".*\.bias"))
-    with pytest.raises(UserError, match=r"no trained parameter belongs to '\.\*\\\\\.bias'"):
+    with pytest.raises(UserError, match=r"the pattern '\.\*\\\\\.bias' matches no trained parameter"):
         group_labels(params, dataclasses.replace(CONFIG, groups=groups))
     labels = group_labels(params, dataclasses.replace(CONFIG, groups=groups[::-1]))
     assert labels["layers.0.bias"] == "group 0" and labels["layers.0.weight"] == "group 1"

@@ -157,8 +157,11 @@ def test_a_run_with_answers_but_no_metrics_is_reported(run_dir):
     ("spoil", "reason"),
     [
         (lambda f, p, q: rewrite(f.config, data_dir="gone"), "no data set at gone/test"),
-        (lambda f, p, q: rewrite(f.evaluation("test"), exact_accuracy=0.5), "0.9167 exact, not 0.5000"),
-        (lambda f, p, q: np.savez(f.predictions("test"), predictions=p[:, 1:], q_halt_logits=q), "(11, 16) tokens"),
+        (lambda f, p, q: rewrite(f.evaluation("test"), exact_accuracy=0.5), "exact accuracy 0.9167"),
+        (
+            lambda f, p, q: np.savez(f.predictions("test"), predictions=p[:, 1:], q_halt_logits=q),
+            "(11, 16), the test set",
+        ),
         (lambda f, p, q: f.predictions("test").write_bytes(b"PK"), "cannot be read"),
     ],
 )
@@ -167,7 +170,7 @@ def test_answers_are_shown_only_beside_the_set_they_belong_to(run_dir, data_dir,
     text = words(page(measure(str(run_dir))))
     assert "Not shown: " in text and reason in text
     assert "A puzzle solved" not in text
-    with pytest.raises(UserError, match="no picture without the answers"):
+    with pytest.raises(UserError, match="--picture needs the answers"):
         picture(measure(str(run_dir)))
 
 
@@ -204,7 +207,7 @@ def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
     assert "4x4 Sudoku: 91.7% of 12 unseen puzzles solved after 2 min 5 s of training" in text
     assert "ACT step 1, 2 wrong" in text and "ACT step 3, solved" in text
     assert text.count("input") == 1
-    with pytest.raises(UserError, match="is not a folder; give --picture a path in one that is there"):
+    with pytest.raises(UserError, match="is not a folder; give --picture a file in an existing folder"):
         main(Report(str(run_dir), picture=tmp_path / "nowhere" / "picture.svg"))
 
 

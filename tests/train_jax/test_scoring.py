@@ -109,7 +109,7 @@ def test_several_evaluations_vote_together(arc, tmp_path):
     files = [tmp_path / "0.npz", tmp_path / "1.npz"]
     both = Predictions(*(np.concatenate(pair) for pair in zip(noisy(arc, 0), noisy(arc, 1), strict=True)))
     assert score(arc, files) == score_predictions(arc, [both])
-    with pytest.raises(UserError, match="a file is given twice"):
+    with pytest.raises(UserError, match="a file is given more than once"):
         score(arc, [files[0], files[0]])
 
 

@@ -100,19 +100,21 @@ def mistake(capsys, *argv: str) -> str:
 def test_what_cannot_be_written_is_said_before_the_work(run_dir, arc, data_dir, tmp_path, capsys):
     nowhere = str(tmp_path / "no" / "file")
     for option in ("--predictions", "--submission"):
-        assert "no is not a folder; give a file in one that is there" in mistake(
+        assert "no is not a folder; give a file in an existing folder" in mistake(
             capsys, "evaluate", run_dir, option, nowhere
         )
     here = str(tmp_path / "s.json")
     said = mistake(capsys, "evaluate", run_dir, "--submission", here, "--split", "train")
     assert "is for the test split of one ARC data set" in said
-    assert "no predictions to score" in mistake(capsys, "score", str(arc))
+    assert "no files of predictions" in mistake(capsys, "score", str(arc))
     good = tmp_path / "good.npz"
     save_predictions(good, perfect(arc))
-    assert "test_puzzles.json is missing; votes are counted on ARC data sets" in mistake(
+    assert "test_puzzles.json is missing; voting needs an ARC data set" in mistake(
         capsys, "score", str(data_dir), str(good)
     )
-    assert f"{nowhere} holds no predictions (No such file or directory)" in mistake(capsys, "score", str(arc), nowhere)
+    assert f"{nowhere} contains no predictions (No such file or directory)" in mistake(
+        capsys, "score", str(arc), nowhere
+    )
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -129,9 +131,7 @@ def test_files_that_hold_no_predictions_are_said(arc, tmp_path):
     }
     for content in cases.values():
         path.write_bytes(content)
-        with pytest.raises(
-            UserError, match=r"bad.npz holds no predictions \(.*\); `trm evaluate --predictions` writes"
-        ):
+        with pytest.raises(UserError, match=r"bad.npz contains no predictions \(.*\); use a file of `trm evaluate"):
             load_predictions(path)
     for changes, message in (
         ({"preds": good.preds[:-1]}, "preds is uint8"),
@@ -146,16 +146,16 @@ def test_files_that_hold_no_predictions_are_said(arc, tmp_path):
             load_predictions(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("inputs.npy", whole)
-    with pytest.raises(UserError, match="holds no predictions"):
+    with pytest.raises(UserError, match="contains no predictions"):
         load_predictions(path)
 
 
 def test_predictions_of_another_data_set_are_said(arc):
     good = perfect(arc)
     for changes, message in (
-        ({"puzzle_identifiers": good.puzzle_identifiers + 1000}, r"the data set has 0 to 180; give the data set that"),
+        ({"puzzle_identifiers": good.puzzle_identifiers + 1000}, r"the data set has 0 to 180; give the data set of"),
         ({"puzzle_identifiers": good.puzzle_identifiers - 1000}, "identifiers -"),
-        ({"inputs": good.inputs + np.uint8(1), "preds": good.preds}, "from 0 to 12, expected ARC's 900 from 0 to 11"),
+        ({"inputs": good.inputs + np.uint8(1), "preds": good.preds}, "from 0 to 12, expected 900 from 0 to 11"),
         ({"inputs": good.inputs[:, :81], "preds": good.preds[:, :81]}, "are 81 tokens"),
     ):
         with pytest.raises(UserError, match=message):
@@ -169,4 +169,4 @@ def test_predictions_that_unpack_to_too_much_are_not_unpacked(tmp_path, monkeypa
     predictions.save_predictions(path, bomb)
     assert path.stat().st_size < 2**20
     message = refusal(tmp_path, lambda: predictions.load_predictions(path), limit_bytes=2**20)
-    assert "holds no predictions (134," in message and "bytes unpacked, expected at most 1,048,576" in message
+    assert "contains no predictions (134," in message and "bytes unpacked, expected at most 1,048,576" in message

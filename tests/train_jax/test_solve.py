@@ -88,13 +88,16 @@ def test_a_mistake_is_one_line_and_status_2(run_dir, data_dir, tmp_path, capsys)
     for arguments, message in (
         ([str(tmp_path / "none")], "no run at "),
         ([str(empty.path)], "has no checkpoint yet; train it with `trm train`"),
-        ([run_dir, "--puzzle", "." * 36], "the Sudoku is 6x6, the model was trained on 4x4; give one of 16 cells"),
+        ([run_dir, "--puzzle", "." * 36], "the Sudoku is 6x6, expected 4x4 as in training; give a Sudoku of 16"),
         ([run_dir, "--puzzle", "11" + "." * 14], "digit 1 more than once in row 1"),
         ([run_dir, "--puzzle", "123. ...4 .... ...."], "the 4x4 Sudoku given has no solution; correct the givens"),
         ([run_dir, "--index", "6"], f"--index 6: the test set in {data_dir} has puzzles 0 to 5"),
         ([run_dir, "--index", "-1"], "--index is -1; use at least 0"),
         ([run_dir, "--data-dir", "gone"], "; or give --puzzle TEXT or --file FILE, or another --data-dir"),
-        ([run_dir, "--puzzle", "." * 16, "--index", "1"], "--puzzle and --index name two puzzles; give one of them"),
+        (
+            [run_dir, "--puzzle", "." * 16, "--index", "1"],
+            "--puzzle and --index both select a puzzle; give only one of them",
+        ),
     ):
         assert trm(["solve", *arguments]) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -169,7 +172,7 @@ def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys)
         del example["output"]
     path.write_text(json.dumps(task))
     main(Solve(arc_run, file=path))
-    assert "whether that is correct is not known" in capsys.readouterr().out.splitlines()[-1]
+    assert "it is unknown whether the answer is correct" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_dir, arc_data, tmp_path, capsys):
@@ -183,7 +186,11 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
     for run, arguments, message in (
         (maze_run, ["--file", str(tmp_path / "none.txt")], "cannot be read (No such file or directory)"),
         (maze_run, ["--file", str(tmp_path)], "cannot be read (Is a directory)"),
-        (maze_run, ["--file", written("binary", b"\xff\xfe\x00")], "is no text; give a text file with one puzzle"),
+        (
+            maze_run,
+            ["--file", written("binary", b"\xff\xfe\x00")],
+            "is not UTF-8 text; give a text file with one puzzle",
+        ),
         (
             maze_run,
             ["--file", written("long", "." * 2**21)],
@@ -192,25 +199,25 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
         (
             maze_run,
             ["--file", written("six", "\n".join(["S.G###"] + ["######"] * 5))],
-            "the maze is 6x6, the model was",
+            "the maze is 6x6, expected a 5x5 maze",
         ),
-        (maze_run, ["--file", written("shut", MAZE.replace("#.G", "##G"))], "has no way from start to goal; open one"),
+        (maze_run, ["--file", written("shut", MAZE.replace("#.G", "##G"))], "no path from start to goal; remove walls"),
         (maze_run, ["--puzzle", "." * 25], "the maze has 1 lines, expected 4 to 50"),
-        (maze_run, ["--puzzle", MAZE, "--file", "x"], "--puzzle and --file name two puzzles"),
-        (maze_run, ["--html", "/none/x.html"], "/none is not a folder; give a file in one that is there"),
+        (maze_run, ["--puzzle", MAZE, "--file", "x"], "--puzzle and --file both select a puzzle"),
+        (maze_run, ["--html", "/none/x.html"], "/none is not a folder; give a file in an existing folder"),
         (maze_run, ["--gif", "/none/x.gif"], "/none is not a folder"),
         (
             maze_run,
             ["--data-dir", str(arc_data)],
-            "holds ARC puzzles; give a --data-dir of 5x5 mazes",
+            "contains ARC puzzles, expected 5x5 mazes as in training; give a --data-dir of 5x5 mazes",
         ),
         (run_dir, ["--file", written("sudoku", "12" * 8)], "digit 1 more than once"),
         (arc_run, ["--puzzle", "1" * 16], "trained on ARC puzzles; give --file TASK.json instead of --puzzle"),
-        (arc_run, ["--file", written("unknown.json", json.dumps(task))], "puzzle unknown is none of those in"),
+        (arc_run, ["--file", written("unknown.json", json.dumps(task))], "puzzle unknown is not in"),
         (arc_run, ["--file", written(f"{known}.json", json.dumps(task)), "--index", "1"], "test examples 0 to 0"),
-        (arc_run, ["--file", written("bad.json", "{")], "not JSON that can be read"),
-        (arc_run, ["--file", written("odd name.json", json.dumps(task))], "'odd name' is no puzzle name"),
-        (arc_run, ["--file", written("grid.json", json.dumps({**task, "test": [{"input": [[10]]}]}))], "holds 10"),
+        (arc_run, ["--file", written("bad.json", "{")], "is not valid JSON"),
+        (arc_run, ["--file", written("odd name.json", json.dumps(task))], "'odd name' is not a valid puzzle name"),
+        (arc_run, ["--file", written("grid.json", json.dumps({**task, "test": [{"input": [[10]]}]}))], "contains 10"),
     ):
         assert trm(["solve", run, *arguments]) == 2, arguments
         captured = capsys.readouterr()

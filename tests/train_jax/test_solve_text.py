@@ -92,7 +92,7 @@ def test_the_last_line_says_whether_and_why_not():
 def test_puzzles_of_no_known_kind_are_refused():
     words = Metadata(900, 7, 0, None, 0, 1, 1, 1.0, 1, ("all",))
     with pytest.raises(
-        UserError, match="sequences of 900 tokens from a vocabulary of 7, which are no Sudokus, mazes or"
+        UserError, match="sequences of 900 tokens from a vocabulary of 7, but `trm solve` can only show"
     ):
         known_kind(words, "the run was trained on")
 
@@ -111,9 +111,9 @@ def test_maze_answers_are_checked_by_the_rules():
     assert kind.mistakes(maze, solution, None) == []
     assert kind.mistakes(maze, maze, solution) == ["7 of 25 cells wrong", "no path marked"]
     gap = np.where(np.arange(25) == 12, OPEN, solution)
-    assert kind.mistakes(maze, gap, None) == ["the 6 cells marked do not join start and goal"]
+    assert kind.mistakes(maze, gap, None) == ["the 6 cells marked do not connect start and goal"]
     aside = np.where(np.arange(25) == 16, PATH, solution)
-    assert kind.mistakes(maze, aside, None) == ["1 of the 8 cells marked are not on the way"]
+    assert kind.mistakes(maze, aside, None) == ["1 of the 8 cells marked are not on the path"]
     through = np.where(np.isin(np.arange(25), [2, 4]), PATH, solution)
     assert kind.mistakes(maze, through, solution)[:2] == ["2 of 25 cells wrong", "1 walls or ends overwritten"]
     ring = parse_maze("S..\n.#.\n..G\n".replace("\n", "##\n") + "#####\n#####")
@@ -135,7 +135,7 @@ def test_arc_answers_are_checked_as_they_are_read_in_voting():
     other = kind.values(canvas_of(np.array([[1, 2], [3, 5]], np.uint8)))
     assert kind.mistakes(values, other, values) == ["1 of 4 cells wrong"]
     wide = kind.values(canvas_of(np.array([[1, 2, 3]], np.uint8)))
-    assert kind.mistakes(values, wide, values) == ["a grid of 1x3 where 2x2 is right"]
+    assert kind.mistakes(values, wide, values) == ["the grid is 1x3, expected 2x2"]
     scribbled = values.copy()
     scribbled[8] = 7  # beyond the grid, where nothing is read
     assert kind.mistakes(values, scribbled, values) == []

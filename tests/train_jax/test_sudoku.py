@@ -135,10 +135,10 @@ def test_generation_is_determined_by_the_seed():
 @pytest.mark.parametrize(
     ("size", "count", "num_empty", "message"),
     [
-        (9, 5, 70, "70 empty cells of 81: a 9x9 Sudoku with one solution has 1 to 64; use --num-empty 64"),
-        (9, 5, 0, "0 empty cells of 81: .* use --num-empty 1 "),
-        (6, 5, 28, r"28 empty cells were reached by \d+ of the last 512 6x6 grids.*use --num-empty 2\d"),
-        (4, 3000, 8, r"only \d+ of 3000 different 4x4 puzzles with 8 empty cells were made.*ask for fewer"),
+        (9, 5, 70, "--num-empty 70: a 9x9 Sudoku with one solution has 1 to 64 empty cells; use --num-empty 64"),
+        (9, 5, 0, "--num-empty 0: .* use --num-empty 1 "),
+        (6, 5, 28, r"--num-empty 28: \d+ of the last 512 6x6 grids reach it.*use --num-empty 2\d"),
+        (4, 3000, 8, r"only \d+ of 3000 different 4x4 puzzles with 8 empty cells were generated.*use fewer"),
     ],
 )
 def test_what_cannot_be_generated_is_said_with_a_remedy(size, count, num_empty, message):

@@ -91,11 +91,11 @@ def test_easier_puzzles_are_left_out_and_the_distribution_is_told(tmp_path, caps
 
 def test_what_is_too_hard_is_said_with_a_remedy(tmp_path, capsys):
     for arguments, message in (
-        (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are so hard"),
-        (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or leave --num-empty out"),
+        (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are that hard"),
+        (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or omit --num-empty"),
         (["--size", "4", "--min-difficulty", "-1"], "--min-difficulty is -1; use at least 0"),
         (["--min-difficulty", "-1", "--source", "x/y"], "--min-difficulty is -1; use at least 0"),
-        (["--min-difficulty", "5", "--num-empty", "70"], "70 empty cells of 81"),
+        (["--min-difficulty", "5", "--num-empty", "70"], "70: a 9x9 Sudoku"),
     ):
         assert trm(["build-data", "sudoku", "--output-dir", str(tmp_path / "set"), *arguments]) == 2
         said = capsys.readouterr().err
@@ -177,7 +177,7 @@ def test_a_folder_of_another_difficulty_is_another_data_set(tmp_path):
         main(SudokuData(output_dir=where, size=4, num_train=9, num_test=1, num_empty=8, min_difficulty=min_difficulty))
 
     build(None)
-    with pytest.raises(UserError, match=r"min_difficulty is None, asked for 0"):
+    with pytest.raises(UserError, match=r"min_difficulty is None, requested 0"):
         build(0)
 
 

@@ -79,5 +79,5 @@ def test_boxes_of_6x6_are_two_rows_by_three_columns():
     assert geometry.units[12].tolist() == [0, 1, 2, 6, 7, 8]
     assert geometry.units[17].tolist() == [27, 28, 29, 33, 34, 35]
     assert contradiction_in(np.eye(6, dtype=np.uint8).ravel(), geometry) == "digit 1 more than once in box 1"
-    with pytest.raises(UserError, match="a Sudoku of size 5 is not known; use one of 4, 6, 9"):
+    with pytest.raises(UserError, match="a Sudoku of size 5 is not supported; use one of 4, 6, 9"):
         geometry_of_size(5)

@@ -1,4 +1,4 @@
-"""One replica's gradients: of its share of the batch at once, or accumulated over several parts of it."""
+"""The gradients of one replica, computed at once or accumulated over several parts of its examples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from train_jax.errors import UserError
 
 
 class Gradients(NamedTuple):
-    """Gradients over one replica's examples, with everything else that the forward pass returned."""
+    """Gradients for the examples of one replica, with the other results of the forward pass."""
 
     dense: Arrays
     """Gradients of the trainable dense parameters."""
     rows: Arrays
     """Gradients of the sparse tables' rows, one for each example."""
     row_ids: Arrays
-    """The row numbers that `rows` belong to."""
+    """The row indices of `rows`."""
     loss: jax.Array
     """Summed over the examples."""
     weight: jax.Array | None
@@ -33,7 +33,7 @@ class Gradients(NamedTuple):
 
 
 Keys = Callable[[Any, int], bridge.ShardedKey]
-"""(part, number of parts) -> the random key of that part's rows."""
+"""Returns the random key of a part: (part, number of parts) -> key."""
 
 
 def compute_gradients(
@@ -49,12 +49,12 @@ def compute_gradients(
     parts: int = 1,
     overrides: Mapping[str, Any] | None = None,
 ) -> Gradients:
-    """The gradient of `scale` times the loss by the parameters in `trainable` and the rows of the sparse tables.
+    """Computes the gradient of `scale` times the loss with respect to `trainable` and the rows of the sparse tables.
 
-    The loss is the sum over the examples, divided by `global_batch_size` unless the task gives a weight; that one is
-    known after the sum over all replicas, and the step divides by it. With `parts` the examples are processed in that
-    many equal parts, one after the other, which needs less memory: gradients are summed, every example draws the random
-    numbers that it would have drawn, and buffers that the module writes pass from part to part.
+    The loss is the sum over the examples, divided by `global_batch_size` unless the task returns a weight. A weight is
+    known only after the sum over all replicas, so the step divides by it. With `parts`, the examples are processed in
+    this number of equal parts, one after the other, which needs less memory. Gradients are summed, the random numbers
+    of an example do not depend on `parts`, and buffers that the module writes are passed from part to part.
     """
 
     def of_part(buffers: Arrays, carry: Any, batch: Batch, rng: bridge.ShardedKey) -> Gradients:
@@ -70,7 +70,7 @@ def compute_gradients(
     if parts == 1:
         return of_part(state.buffers, carry, batch, keys(0, 1))
 
-    tables = {table.weights for table in objective.tables}  # read only: no copy for each part
+    tables = {table.weights for table in objective.tables}  # read-only, so not part of the scan's carry
     writable = {name: array for name, array in state.buffers.items() if name not in tables}
     written: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""Skips steps whose loss or gradients are not finite, and keeps the loss scale of float16."""
+"""Skips steps whose loss or gradients are not finite, and updates the loss scale of float16."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 FIRST_SCALE = 2.0**15
-"""The largest power of two that float16 holds."""
+"""The largest power of two in float16."""
 LARGEST_SCALE = 2.0**24
 
 
@@ -15,18 +15,18 @@ class Guard(NamedTuple):
     """Counters of skipped steps, and the loss scale."""
 
     skipped_steps: Int[Array, ""]
-    """In the whole run, int32."""
+    """Skipped steps in the whole run, int32."""
     consecutive_skipped: Int[Array, ""]
-    """Since the last good step, int32."""
+    """Skipped steps since the last good step, int32."""
     loss_scale: Float[Array, ""]
-    """The factor of the loss before differentiation, divided out of the gradients afterwards; 1 unless in float16."""
+    """The factor of the loss before differentiation; the gradients are divided by it. 1 unless in float16."""
     steps_at_scale: Int[Array, ""]
     """Good steps since the scale last changed, int32."""
 
 
 def new_guard(scales_loss: bool) -> Guard:
     def zero() -> Int[Array, ""]:
-        return jnp.zeros((), jnp.int32)  # one array for each field, because they are donated
+        return jnp.zeros((), jnp.int32)  # one array per field, because they are donated
 
     return Guard(zero(), zero(), jnp.full((), FIRST_SCALE if scales_loss else 1.0, jnp.float32), zero())
 
@@ -35,19 +35,19 @@ class FiniteCheck(NamedTuple):
     """Whether a step is applied."""
 
     good: Bool[Array, ""]
-    """The state is updated; otherwise it stays as it is, except for its guard."""
+    """Whether the state is updated; otherwise only its guard changes."""
     carry_good: Bool[Array, ""]
-    """The carry is kept; otherwise it is reset, so that the next step starts new examples everywhere."""
+    """Whether the carry is kept; otherwise it is reset, so that the next step starts new examples."""
     guard: Guard
     metrics: dict[str, Array]
 
 
 def check_finite(guard: Guard, loss: Float[Array, ""], norms: list[Array], growth_steps: int | None) -> FiniteCheck:
-    """Whether a step is applied, by its summed loss and the norms of its gradients, all equal on every device.
+    """Decides whether a step is applied, from its summed loss and gradient norms, which are equal on every device.
 
-    `growth_steps`: good steps after which the loss scale doubles; None without loss scaling. After a bad step the
-    latents may be NaN, and the example that caused it would return until it halts: hence the reset of the carry. Where
-    only the gradients overflow float16 and the loss scale can still be halved, the latents are valid and are kept.
+    `growth_steps` is the number of good steps after which the loss scale doubles; None without loss scaling. After a
+    bad step the carry is reset, because its latents may be NaN and the example that caused them would stay until it
+    halts. If only the gradients overflow float16 and the loss scale can be halved, the latents are valid and are kept.
     """
     loss_good = jnp.isfinite(loss)
     good = jnp.all(jnp.array([loss_good, *(jnp.isfinite(norm).all() for norm in norms)]))
@@ -63,9 +63,9 @@ def check_finite(guard: Guard, loss: Float[Array, ""], norms: list[Array], growt
 
 
 def _rescaled(guard: Guard, good: Bool[Array, ""], growth_steps: int) -> Guard:
-    """The loss scale for the next step, as PyTorch's `GradScaler`: half after an overflow, twice after `growth_steps`.
+    """Updates the loss scale like PyTorch's `GradScaler`: halved after an overflow, doubled after `growth_steps`.
 
-    Unlike there it stays between 1 and `LARGEST_SCALE`: at 1 the scale is not what overflows.
+    Unlike there, it stays between 1 and `LARGEST_SCALE`; at 1 an overflow is not caused by the scale.
 
     References:
       Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org/abs/1710.03740, section 3.2
@@ -77,6 +77,6 @@ def _rescaled(guard: Guard, good: Bool[Array, ""], growth_steps: int) -> Guard:
 
 
 def where_tree(condition: Bool[Array, ""], after: Any, before: Any) -> Any:
-    """`after` where `condition` holds, otherwise `before`, bit for bit."""
-    # Leaves that are the same object are skipped: a large array that only passes through costs nothing.
+    """Returns `after` if `condition` holds, otherwise `before`, bit for bit."""
+    # Leaves that are the same object need no select, which saves a copy of large unchanged arrays.
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(condition, a, b.astype(a.dtype)), after, before)

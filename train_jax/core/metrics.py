@@ -1,6 +1,6 @@
-"""Metrics of a step beside those of the task: norms by parameter group, skipped steps; and their sums over a window.
+"""Metrics of a step in addition to those of the task (norms by parameter group, skipped steps), and sums over a window.
 
-On the device there are few arrays, because each one costs time to hand over; the host gives them names.
+The device returns few arrays, because each array has a cost per dispatch; the host converts them to named metrics.
 """
 
 import itertools
@@ -16,17 +16,17 @@ from jaxtyping import Array, Float
 from train_jax.core.state import Arrays
 
 Groups = dict[str, tuple[str, ...]]
-"""Qualified names of parameters by the name of their group."""
+"""Maps the name of a group to the qualified names of its parameters."""
 
 Metrics = dict[str, jax.Array]
 
 _LAST = ("lr", "param_norm", "sparse_grad_norm", "consecutive_skipped", "loss_scale")
 _LAST_BY_GROUP = ("grad_norm", "update_norm")
-"""Metrics of which a window shows the last step; all others are sums over examples or counts."""
+"""Metrics of which a window logs the last step; all others are sums over examples or counts."""
 
 
 def parameter_groups(names: Iterable[str]) -> Groups:
-    """By the first part of their qualified names that they do not all share: `embed_tokens`, `L_level`, `lm_head`, …"""
+    """Groups parameters by the first part of their names that is not common to all: `embed_tokens`, `lm_head`, …"""
     parts = [name.split(".") for name in names]
     shared = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False)))
     groups: dict[str, list[str]] = {}
@@ -36,19 +36,19 @@ def parameter_groups(names: Iterable[str]) -> Groups:
 
 
 def norms_by_group(arrays: Arrays, groups: Groups) -> Float[Array, "groups"]:
-    """The global norm of each group; not finite if an entry is not, or if the sum of squares overflows float32."""
+    """Returns the global norm of each group; not finite if an entry is not, or if the squares overflow float32."""
     squares = [sum(jnp.sum(jnp.square(arrays[name])) for name in names) for names in groups.values()]
     return jnp.sqrt(jnp.array(squares, float))
 
 
 def window_sums(steps: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
-    """The task's metrics summed over the steps of a window, `skipped_steps` among them."""
+    """Sums the metrics of the task and `skipped_steps` over the steps of a window."""
     names = [name for name in steps[-1] if name not in (*_LAST, *_LAST_BY_GROUP)]
     return {name: sum(step[name] for step in steps) for name in names}
 
 
 def optimizer_figures(last: dict[str, np.ndarray], groups: Groups) -> dict[str, float]:
-    """Rates and norms of the last step of a window, the norms in all and by parameter group."""
+    """Returns learning rates and norms (total and by parameter group) of the last step of a window."""
     figures = {name: float(last[name]) for name in _LAST if name in last}
     for name in _LAST_BY_GROUP:
         norms = last[name]

@@ -1,4 +1,4 @@
-"""An exported module and a batch to loss sums, metrics, carry and buffers; what they mean is the task's business."""
+"""Computes the loss sums, metrics, carry and buffers of an exported module for a batch, as defined by the task."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from train_jax.core.state import Arrays
 Batch = dict[str, jax.Array]
 
 Call = Callable[..., tuple[Any, Arrays]]
-"""The module with its state filled in: `(*args, method="forward", **kwargs) -> (outputs, buffers)`."""
+"""The module with bound state: `(*args, method="forward", **kwargs) -> (outputs, buffers)`."""
 
 
 class SparseTable(NamedTuple):
-    """The qualified names of one sparse embedding: its rows, the rows used by the batch, and their row numbers."""
+    """The qualified names of the tensors of a sparse embedding: the table, the rows of the batch, and their indices."""
 
     weights: str
     local_weights: str
@@ -26,12 +26,11 @@ class SparseTable(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """The result of one call of the module in training mode, summed over one replica's examples."""
+    """The result of one call of the module in training mode, summed over the examples of one replica."""
 
     loss: jax.Array
     weight: jax.Array | None
-    """What the loss of all replicas is divided by after summing, such as a number of tokens; None: the global batch
-    size, which is known beforehand."""
+    """The divisor of the loss, summed over all replicas, such as a number of tokens; None for the global batch size."""
     metrics: dict[str, jax.Array]
     """Sums and counts."""
     carry: Any
@@ -52,7 +51,7 @@ class TrainingTask(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A module with its loss head as the training step sees it."""
+    """An exported module with its loss head."""
 
     fn: bridge.Functional
     task: TrainingTask
@@ -65,12 +64,12 @@ class Objective:
 
     @property
     def buffers(self) -> Arrays:
-        """All other state, sparse tables included, except the row numbers of the batch."""
+        """All other state, including sparse tables, except the row indices of the batch."""
         return {name: array for name, array in self.fn.buffers.items() if name not in self._local_ids}
 
     @property
     def local_rows(self) -> Arrays:
-        """The leaves that the module fills with the batch's rows; their own values are never read."""
+        """The leaves that the module fills with the rows of the batch; their initial values are never read."""
         return {table.local_weights: self.fn.params[table.local_weights] for table in self.tables}
 
     @property
@@ -90,12 +89,12 @@ class Objective:
         rng: Any,
         overrides: Mapping[str, Any] | None = None,
     ) -> LossSums:
-        """The loss in training mode; `rows`: of `local_rows`; `overrides`: numbers in the module's attributes."""
+        """Computes the loss in training mode; `rows` are the values of `local_rows`, `overrides` module attributes."""
         call = self.call(params | rows, buffers, rng=rng, train=True, overrides=overrides)
         return self.task.loss(call, carry, batch)
 
     def call(self, params: Arrays, buffers: Arrays, **options: Any) -> Call:
-        """The module with this state; `options` as `bridge.Functional` takes them."""
+        """Binds the module to this state; `options` are arguments of `bridge.Functional`."""
         state = self.local_rows | params, buffers | self._local_ids
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, Arrays]:
@@ -110,7 +109,7 @@ class Objective:
 
 
 def sparse_tables(fn: bridge.Functional) -> tuple[SparseTable, ...]:
-    """The sparse embeddings of a module, by the tensor names that published checkpoints and ours use."""
+    """Returns the sparse embeddings of a module, recognized by the tensor names of published checkpoints."""
     tables = []
     for name in fn.params:
         prefix, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Sums over all devices, by one collective or leaf by leaf."""
+"""Sums over all devices, with one collective or one per leaf."""
 
 from typing import Any, Literal
 
@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 AXIS = "devices"
-"""The mesh axis that the batch is split over."""
+"""The mesh axis over which the batch is sharded."""
 
 Reduction = Literal["flat", "leaves"]
-"""`flat`: all leaves as one vector in one collective, which is fastest for small models but copies every gradient.
-`leaves`: one collective for each leaf, which XLA may combine and overlap, without the copy; for large models."""
+"""`flat` sums all leaves as one vector in one collective, which is fastest for small models but copies every gradient.
+`leaves` uses one collective per leaf, without the copy, which XLA may combine and overlap; for large models."""
 
 
 def sum_over_devices(tree: Any, reduction: Reduction = "flat") -> Any:
-    """The sum of every leaf over all devices. `flat` casts counts to float, which is exact up to 2^24."""
+    """Sums every leaf over all devices. `flat` casts counts to float, which is exact up to 2^24."""
     if reduction == "leaves":
         return jax.tree.map(lambda leaf: jax.lax.psum(_countable(leaf), AXIS), tree)
     leaves, structure = jax.tree.flatten(tree)

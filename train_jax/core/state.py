@@ -13,14 +13,14 @@ Arrays = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
-    """Everything that training changes except the carry of the examples in work; the same on every device."""
+    """Everything that training changes except the carry; replicated on every device."""
 
     step: jax.Array
     """Optimizer steps taken, int32. Steps that the guard skipped are not counted."""
     params: Arrays
-    """Dense parameters, float32 masters."""
+    """Dense parameters in float32."""
     ema: Arrays
-    """Their exponential moving average under the same names; empty if the run keeps none."""
+    """The exponential moving average of `params` by the same names; empty if the run has none."""
     opt_state: optax.OptState
     buffers: Arrays
     """All other state tensors of the module, sparse tables included. Not averaged."""
@@ -28,7 +28,7 @@ class TrainState(NamedTuple):
 
     @property
     def eval_params(self) -> Arrays:
-        """The parameters to evaluate and to export: the moving average, or the parameters themselves without one."""
+        """The parameters to evaluate and export: the moving average or, without one, the parameters."""
         return self.ema or self.params
 
 
@@ -41,7 +41,7 @@ def new_state(
     keeps_ema: bool = True,
     scales_loss: bool = False,
 ) -> TrainState:
-    """The state before the first step; `trainable`: the parameters that `optimizer` updates, all by default."""
+    """Returns the initial state; `trainable` are the parameters that `optimizer` updates, all by default."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,

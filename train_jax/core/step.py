@@ -1,4 +1,4 @@
-"""One training step: a pure function of state, carry, batch and key that names one mesh axis and knows no task."""
+"""The training step: a pure function of state, carry, batch and key, for any task, with one mesh axis."""
 
 from __future__ import annotations
 
@@ -29,38 +29,40 @@ TrainStep = Callable[[TrainState, Any, Batch, jax.Array], tuple[TrainState, Any,
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """What a training step has to know beside its objective and optimizer."""
+    """The options of a training step in addition to its objective and optimizer."""
 
     total_steps: int
     global_batch_size: int
     device_count: int
     scales_loss: bool = False
-    """Whether to scale the loss, as gradients in float16 need."""
+    """Whether to scale the loss, which gradients in float16 need."""
     accumulation_steps: int = 1
-    """Parts in which a replica processes its share of the batch."""
+    """Number of parts in which a replica processes its examples."""
     reduction: Reduction = "flat"
     """How gradients are summed over devices."""
     overrides: Mapping[str, optax.Schedule] = dataclasses.field(default_factory=dict)
-    """Numbers in the module's attributes that change with the step, by dotted path."""
+    """Schedules of numeric module attributes, by dotted path."""
 
 
 def make_train_step(
     objective: Objective, optimizer: optax.GradientTransformation, config: OptimConfig, options: StepOptions
 ) -> TrainStep:
-    """`(state, carry, batch, key) -> (state, carry, metrics)`; carry and batch are one replica's share.
+    """Returns the step `(state, carry, batch, key) -> (state, carry, metrics)` of one replica.
 
-    A step whose loss or gradients are not finite leaves the state as it was, except for its guard.
+    A step with a non-finite loss or gradient changes only the guard of the state.
     """
     trained = trainable(objective.params, config)
     if not trained and not objective.tables:
-        raise UserError(f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table")
+        raise UserError(
+            f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table; freeze less"
+        )
     update = _make_update(optimizer, config, options.total_steps)
     dense_rate = learning_rate(config.lr, config, options.total_steps)
     groups = parameter_groups(trained)
     growth_steps = config.loss_scale_growth_steps if options.scales_loss else None
 
     def train_step(state: TrainState, carry: Any, batch: Batch, key: jax.Array) -> tuple[TrainState, Any, Metrics]:
-        # Skipped steps count: the numbers that one drew may be what made it fail.
+        # Skipped steps count, because their random numbers may have caused the failure.
         key = jax.random.fold_in(key, state.step + state.guard.skipped_steps)
 
         def keys(part: Any, parts: int) -> bridge.ShardedKey:
@@ -107,7 +109,7 @@ def make_train_step(
 
 
 def several_steps(train_step: TrainStep) -> TrainStep:
-    """The same over batches stacked along a new leading axis, in one dispatch; metrics are returned stacked."""
+    """Scans the step over batches stacked along a new leading axis, in one dispatch; metrics are stacked too."""
 
     def train_steps(state: TrainState, carry: Any, batches: Batch, key: jax.Array) -> tuple[TrainState, Any, Metrics]:
         def scan_body(before: tuple[TrainState, Any], batch: Batch) -> tuple[tuple[TrainState, Any], Metrics]:
@@ -121,7 +123,7 @@ def several_steps(train_step: TrainStep) -> TrainStep:
 
 
 def _make_update(optimizer: optax.GradientTransformation, config: OptimConfig, total_steps: int) -> Callable[..., Any]:
-    """`(state, good, dense, sparse, buffers) -> (state, updates)`: the state after the step, or as it was."""
+    """Returns `(state, good, dense, sparse, buffers) -> (state, updates)`; the state is unchanged unless `good`."""
     sparse_rate = learning_rate(config.sparse_lr, config, total_steps)
 
     def update(
@@ -135,7 +137,7 @@ def _make_update(optimizer: optax.GradientTransformation, config: OptimConfig, t
             params=state.params | trained,
             ema=update_ema(state.ema, trained, config.ema_decay) if state.ema else {},
             opt_state=opt_state,
-            # Sparse tables are large and change in few rows: bad rows are dropped instead of keeping a whole copy.
+            # Sparse tables are large and few rows change, so rows of a bad step are dropped instead of a select.
             buffers={n: b if n in sparse else _agree(buffers[n], b) for n, b in state.buffers.items()},
             guard=state.guard,
         )
@@ -151,7 +153,7 @@ def _make_update(optimizer: optax.GradientTransformation, config: OptimConfig, t
 
 
 def _sum_sparse_gradients(objective: Objective, ids: Arrays, rows: Arrays) -> dict[str, RowGradients]:
-    """For each sparse table, by its name, the gradients of the rows in the global batch."""
+    """Returns the gradients of the rows in the global batch, for each sparse table by name."""
     return {
         table.weights: sum_by_row(
             *jax.lax.all_gather((ids[table.local_ids], rows[table.local_weights]), AXIS, tiled=True)
@@ -161,7 +163,7 @@ def _sum_sparse_gradients(objective: Objective, ids: Arrays, rows: Arrays) -> di
 
 
 def _agree(after: jax.Array, before: jax.Array) -> jax.Array:
-    """A buffer after the step; one that the replicas wrote is their mean (statistics) or maximum (counters)."""
+    """Returns a buffer after the step: if it was written, the mean (statistics) or maximum (counters) over replicas."""
     if after is before:
         return before
     return jax.lax.pmean(after, AXIS) if jnp.issubdtype(after.dtype, jnp.floating) else jax.lax.pmax(after, AXIS)

@@ -1,4 +1,4 @@
-"""Experiments as runs: the configuration of an id, what differs from the baseline, and how long it trains."""
+"""The configuration of an experiment, its differences from the baseline, and its number of steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from train_jax.runtime.batch_size import epochs_to_steps
 
 EVAL_EVERY_STEPS = 5000
 LONG_WARMUP = 0.1
-"""Share of the steps above which a warm-up is remarked on."""
+"""Share of the steps above which a warm-up causes a warning."""
 
 
 def experiment(experiment_id: str) -> Experiment:
-    """Raises `UserError` for an unknown id."""
+    """Returns an experiment. Raises `UserError` for an unknown id."""
     if experiment_id not in EXPERIMENTS:
         near = [known for known in EXPERIMENTS if known.startswith(experiment_id[:5])]
         raise UserError(
@@ -28,11 +28,11 @@ def experiment(experiment_id: str) -> Experiment:
 
 
 def named_run(name: str, base: str | None = None) -> RunConfig:
-    """The run that a preset or an experiment id names; `base`: apply the experiment to another preset."""
+    """Returns the run of a preset or experiment id; an experiment can be applied to another preset, `base`."""
     if name in EXPERIMENTS:
         return experiment_run(name, base)
     if base is not None:
-        raise UserError(f"--preset {base} is for experiments, and {name} is a preset already; leave it out")
+        raise UserError(f"--preset {base} is for experiments, but {name} is a preset; omit --preset")
     if name not in all_presets():
         raise UserError(
             f"unknown preset {name!r}; use one of {', '.join(all_presets())}, or an experiment of `trm sweep list`"
@@ -41,7 +41,7 @@ def named_run(name: str, base: str | None = None) -> RunConfig:
 
 
 def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
-    """The configuration of an experiment. On another preset than the baseline's only the listed changes are made."""
+    """Returns the configuration of an experiment; on a preset `base`, only the changes of the table are made."""
     row = experiment(experiment_id)
     changes: dict[str, Any] = {"run_dir": f"runs/{row.group}/{experiment_id}", **row.changes}
     if base is None:
@@ -50,21 +50,23 @@ def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """The same run with other values, by dotted field name. Raises `UserError` for a field that it does not have."""
+    """Returns the same run with other values, by dotted field name. Raises `UserError` for an unknown field."""
     nested: dict[str, dict[str, Any]] = {}
     flat: dict[str, Any] = {}
     for name, value in changes.items():
         owner, _, field = name.rpartition(".")
         target = getattr(config, owner) if owner else config
         if not hasattr(target, field):
-            raise UserError(f"{name} is not a field of this run ({config.model}, {config.task})")
+            raise UserError(
+                f"{name} is not a field of a run with model {config.model} and task {config.task}; use another --preset"
+            )
         (nested.setdefault(owner, {}) if owner else flat)[field] = value
     parts = {owner: dataclasses.replace(getattr(config, owner), **values) for owner, values in nested.items()}
     return dataclasses.replace(config, **flat, **parts)
 
 
 def differences(config: RunConfig, reference: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Dotted field name -> (value in `reference`, value in `config`), where they differ."""
+    """Returns the fields that differ: dotted name -> (value in `reference`, value in `config`)."""
     return _differences(dataclasses.asdict(reference), dataclasses.asdict(config))
 
 
@@ -81,11 +83,11 @@ def _differences(before: dict[str, Any], after: dict[str, Any], prefix: str = ""
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How long a run trains."""
+    """The length of a training run."""
 
     steps: int
     warmup_share: float
-    """Of the steps, those in which the learning rate still rises."""
+    """Share of the steps in which the learning rate increases."""
     examples: int
 
     def lines(self) -> list[str]:
@@ -100,6 +102,6 @@ class Plan:
 
 
 def plan(config: RunConfig, examples_per_epoch: float) -> Plan:
-    """The plan of a run on data with so many examples in an epoch."""
+    """Returns the plan of a run, for data with `examples_per_epoch`."""
     steps = config.steps or epochs_to_steps(examples_per_epoch, config.epochs, config.global_batch_size)
     return Plan(steps, min(config.optim.warmup_steps / steps, 1.0), steps * config.global_batch_size)

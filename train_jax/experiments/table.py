@@ -1,7 +1,6 @@
-"""The literal table of experiments: for each id, the fields that differ from the baseline, and its data set.
+"""The table of experiments: for each id, the fields that differ from the baseline, and the data set.
 
-The baseline is the preset `sudoku-extreme` with an evaluation every 5 000 steps. `docs/experiments.md` says what the
-table can and cannot answer.
+The baseline is the preset `sudoku-extreme` with an evaluation every 5 000 steps.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ class Experiment:
     changes: Mapping[str, Any]
     """Fields of `RunConfig` by dotted name."""
     puzzles: int = 1000
-    """Training puzzles of its data set: `trm build-data sudoku --subsample-size`."""
+    """Number of training puzzles: `trm build-data sudoku --subsample-size`."""
     augmentations: int = 1000
-    """Augmentations of each: `--num-aug`."""
+    """Augmentations per puzzle: `--num-aug`."""
 
     @property
     def data_dir(self) -> str:
-        """Where its data set is expected."""
+        """The expected folder of the data set."""
         if (self.puzzles, self.augmentations) == (1000, 1000):
             return "data/sudoku-extreme"
         return f"data/sudoku-extreme-{self.puzzles}-aug-{self.augmentations}"
 
 
 GROUPS = {
-    "baseline": "the run that all others are compared with",
+    "baseline": "the reference of all comparisons",
     "exp01": "model size",
     "exp02a": "L-cycles",
     "exp02b": "H-cycles",
@@ -65,7 +64,7 @@ OPTIMIZERS = (
     ("lion", 0.9, 0.99),
 )
 LEARNING_RATES = ((3e-5, 1.0), (1e-4, 1.0), (3e-4, 1.0), (1e-4, 0.1), (1e-4, 0.01))
-"""(learning rate, its last value as a share)"""
+"""(learning rate, share of it at the last step)"""
 
 
 def _model_size(size: tuple[int, int]) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from train_jax.plugins import is_plugin, load_plugin
 
 
 def dense_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
-    """Clipping by the global norm, then for each group the update rule, decoupled weight decay and learning rate.
+    """Returns clipping by the global norm, then, for each group, update rule, decoupled weight decay and learning rate.
 
-    The weight decay is `lr * weight_decay * p` with the p from before the step, for every optimizer here: PyTorch's
-    `p *= 1 - lr * weight_decay` first and Optax's one sum are equal up to rounding. Clipping omits the 1e-6 that
+    For every optimizer here, the weight decay is `lr * weight_decay * p` with the value of p before the step. PyTorch
+    applies `p *= 1 - lr * weight_decay` first, which is equal up to rounding. Clipping omits the 1e-6 that
     `torch.nn.utils.clip_grad_norm_` adds to the norm.
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
@@ -33,7 +33,7 @@ def dense_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTran
 
 
 def group_labels(params: Arrays, config: OptimConfig) -> dict[str, str]:
-    """The group of each parameter. Raises `UserError` for a group that no parameter belongs to."""
+    """Returns the group of each parameter. Raises `UserError` for a group without parameters."""
     labels = {}
     for name in params:
         numbers = (n for n, group in enumerate(config.groups) if re.fullmatch(group.pattern, name))
@@ -41,8 +41,8 @@ def group_labels(params: Arrays, config: OptimConfig) -> dict[str, str]:
     for number, group in enumerate(config.groups):
         if params and _label(number) not in labels.values():
             raise UserError(
-                f"optim.groups: no trained parameter belongs to {group.pattern!r}; parameters are called "
-                f"{', '.join(list(params)[:3])}, …, and the first group that matches takes a parameter"
+                f"optim.groups: the pattern {group.pattern!r} matches no trained parameter that an earlier group does "
+                f"not match; use one that matches names such as {', '.join(list(params)[:3])}, …"
             )
     return labels
 
@@ -52,7 +52,7 @@ def _label(number: int | None) -> str:
 
 
 def trainable(params: Arrays, config: OptimConfig) -> Arrays:
-    """The dense parameters that are trained: all but those that `config.freeze` matches.
+    """Returns the dense parameters that are trained: all except those that `config.freeze` matches.
 
     Raises `UserError` for a pattern that matches no parameter.
     """
@@ -61,7 +61,8 @@ def trainable(params: Arrays, config: OptimConfig) -> Arrays:
     trained = {name: array for name, array in params.items() if not re.fullmatch(config.freeze, name)}
     if len(trained) == len(params) and params:
         raise UserError(
-            f"optim.freeze {config.freeze!r} matches no parameter; they are called {', '.join(list(params)[:3])}, …"
+            f"optim.freeze {config.freeze!r} matches no parameter; use one that matches names such as "
+            f"{', '.join(list(params)[:3])}, …"
         )
     return trained
 
@@ -75,8 +76,8 @@ def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientT
 
 
 def update_rule(config: OptimConfig) -> optax.GradientTransformation:
-    """The direction of the update, before weight decay and learning rate."""
-    # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the correction, as PyTorch does.
+    """Returns the update rule without weight decay and learning rate."""
+    # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the bias correction, as in PyTorch.
     adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)
     match config.optimizer:
         case "adamw":

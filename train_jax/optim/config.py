@@ -1,4 +1,4 @@
-"""How parameters are updated: the optimizer's fields, with their ranges, for all parameters and for groups of them."""
+"""The configuration of the optimizer, for all parameters and for parameter groups."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Epsilon = Annotated[float, Range(0, 1)]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """Fields of `OptimConfig` that differ for some parameters; None keeps the value of all others."""
+    """Fields of `OptimConfig` for a group of parameters; None keeps the common value."""
 
     pattern: str
-    """A regular expression that matches the whole qualified name of each parameter of the group. A parameter belongs to
+    """Regular expression that matches the whole qualified name of each parameter of the group. A parameter belongs to
     the first group that matches."""
     optimizer: str | None = None
     lr: LearningRate | None = None
@@ -48,15 +48,15 @@ class ParameterGroup:
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    """How parameters are updated. Raises `UserError` for a value out of its range."""
+    """The configuration of the optimizer. Raises `UserError` for a value out of its range."""
 
     optimizer: str = "adamw"
     """Update rule of the dense parameters: adamw, adam_atan2, lion, muon, or package.module:function for your own.
-    `muon` orthogonalizes hidden matrices; embeddings and heads stay with AdamW."""
+    `muon` orthogonalizes hidden matrices; embeddings and heads use AdamW."""
     lr: LearningRate = 1e-4
     """Learning rate of the dense parameters after warm-up."""
     warmup_steps: Steps = 2000
-    """Optimizer steps over which the learning rates grow linearly from 0."""
+    """Optimizer steps over which the learning rates increase linearly from 0."""
     decay: Decay = "cosine"
     """Shape of the decay to `lr_min_ratio`."""
     decay_share: Share = 1.0
@@ -64,7 +64,7 @@ class OptimConfig:
     lr_min_ratio: Share = 1.0
     """The learning rate of the last step as a share of `lr`; 1 keeps it constant."""
     beta1: BelowOne = 0.9
-    """Decay of the first moment; for `lion` the share of the momentum in the sign that is taken."""
+    """Decay of the first moment; for `lion` the weight of the momentum inside the sign."""
     beta2: BelowOne = 0.95
     """Decay of the second moment; for `lion` of the momentum."""
     eps: Epsilon = 1e-8
@@ -78,8 +78,8 @@ class OptimConfig:
     groups: tuple[ParameterGroup, ...] = ()
     """Other values for some parameters, as JSON: '[{"pattern": "embed_tokens.*", "lr": 0.2, "weight_decay": 0}]'."""
     freeze: str = ""
-    """Dense parameters that are not trained, as a regular expression that matches their whole qualified names; '.*'
-    trains the sparse tables alone. Their average stays as it is, too."""
+    """Regular expression that matches the whole qualified names of dense parameters that are not trained; '.*' trains
+    only the sparse tables. Their average does not change either."""
     sparse_lr: LearningRate = 1e-4
     """Learning rate of sparse tables such as the puzzle embedding (sign SGD), with the same schedule."""
     sparse_weight_decay: WeightDecay = 1.0
@@ -88,9 +88,9 @@ class OptimConfig:
     """Decay per step of the averaged weights that are evaluated and exported; 0 keeps no average and evaluates the raw
     weights."""
     max_skipped_steps: Count = 20
-    """Steps in a row with a loss or gradient that is not finite after which the run stops; each of them is skipped."""
+    """Consecutive steps with a non-finite loss or gradient after which the run stops; such steps are skipped."""
     loss_scale_growth_steps: Count = 2000
-    """Good steps after which the loss scale of float16 doubles; it halves at every overflow."""
+    """Finite steps after which the loss scale of float16 doubles; it halves at every overflow."""
 
     def __post_init__(self):
         _check(self, "optim.")
@@ -102,7 +102,7 @@ class OptimConfig:
         _check_pattern("freeze", self.freeze)
 
     def of_group(self, group: ParameterGroup) -> OptimConfig:
-        """This configuration with the group's values."""
+        """Returns this configuration with the values of the group."""
         values = dataclasses.asdict(group)
         del values["pattern"]
         return dataclasses.replace(
@@ -111,7 +111,7 @@ class OptimConfig:
 
 
 def from_fields(values: dict[str, Any]) -> OptimConfig:
-    """An `OptimConfig` from JSON. Raises TypeError for fields that it does not have."""
+    """Returns an `OptimConfig` from JSON values. Raises TypeError for unknown fields."""
     groups: Any = tuple(ParameterGroup(**group) for group in values.get("groups", ()))
     return OptimConfig(**(values | {"groups": groups}))
 

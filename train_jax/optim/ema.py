@@ -4,5 +4,5 @@ from train_jax.core.state import Arrays
 
 
 def update_ema(ema: Arrays, params: Arrays, decay: float) -> Arrays:
-    """One step of the moving average of `params`; averages of other parameters stay as they are."""
+    """Updates the moving average of `params`; averages of other parameters do not change."""
     return ema | {name: decay * ema[name] + (1 - decay) * array for name, array in params.items()}

@@ -12,11 +12,11 @@ from train_jax.core.state import Arrays
 
 
 def scale_by_muon(momentum: float) -> optax.GradientTransformation:
-    """Nesterov momentum made orthogonal, scaled to the length of an AdamW step so that both take one learning rate.
+    """Orthogonalized Nesterov momentum, scaled to the RMS of an AdamW step so that both use the same learning rate.
 
-    Rows are outputs, as PyTorch stores weights. `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` does the same with
-    bfloat16 inside; here it is the gradient's dtype. `optax.contrib.muon` does not fit: it corrects the bias of
-    momentum and gradient differently, which changes the direction of the first steps, and updates embeddings by NAdamW.
+    Rows are outputs, as in PyTorch's weights. `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` is equal except that
+    it computes in bfloat16 instead of the gradient's dtype. `optax.contrib.muon` differs: its bias correction of
+    momentum and gradient changes the direction of the first steps, and it updates embeddings by NAdamW.
 
     References:
       Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
@@ -33,7 +33,7 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
 
 
 def _orthogonal(matrix: Float[Array, "out in"]) -> Float[Array, "out in"]:
-    """Five Newton-Schulz steps: the same singular vectors, all singular values near 1."""
+    """Orthogonalizes a matrix by five Newton-Schulz steps, which move its singular values close to 1."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T
     x = x / jnp.maximum(jnp.linalg.norm(x), 1e-7)
@@ -47,7 +47,7 @@ _EMBEDDING_OR_HEAD = re.compile(r"(^|\.)(\w*embed\w*|(\w+_)?emb|(\w+_)?heads?)(\
 
 
 def muon_labels(params: Arrays) -> dict[str, str]:
-    """`muon` for hidden matrices; `adamw` for embeddings and heads, recognized by name, and for all other shapes."""
+    """Labels hidden matrices `muon`; embeddings and heads (recognized by name) and all other shapes `adamw`."""
     return {
         name: "muon" if array.ndim == 2 and not _EMBEDDING_OR_HEAD.search(name) else "adamw"
         for name, array in params.items()

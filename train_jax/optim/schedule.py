@@ -9,10 +9,10 @@ from train_jax.optim.config import OptimConfig
 
 
 def learning_rate(peak: float, config: OptimConfig, total_steps: int) -> optax.Schedule:
-    """The learning rate as a function of the optimizer steps taken.
+    """Returns the learning rate as a function of the number of completed optimizer steps.
 
-    The first step already has `1 / warmup_steps` of the peak, as in the published TRM, which increments its counter
-    before it computes the rate.
+    The first step uses `1 / warmup_steps` of the peak, as in the published TRM, which increments its counter before it
+    computes the learning rate.
     """
     floor = config.lr_min_ratio
     begin = total_steps - round(config.decay_share * (total_steps - config.warmup_steps))

@@ -9,19 +9,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class RowGradients(NamedTuple):
-    """Gradients of some rows of a table, one for each row."""
+    """Gradients of some rows of a table."""
 
     ids: Int[Array, "examples"]
-    """Every row of the batch once; unused entries hold a number past the end of any table."""
+    """Every row of the batch once; unused entries are past the end of any table."""
     sums: Float[Array, "examples width"]
 
     def only_if(self, condition: Bool[Array, ""]) -> "RowGradients":
-        """The same gradients where `condition` holds, otherwise none."""
+        """Returns the same gradients if `condition` holds, otherwise none."""
         return self._replace(ids=jnp.where(condition, self.ids, _past_the_end(self.ids)))
 
 
 def sum_by_row(ids: Int[Array, "examples"], gradients: Float[Array, "examples width"]) -> RowGradients:
-    """One gradient for each row that occurs: the sum over its examples."""
+    """Sums the gradients of the examples of each row."""
     order = jnp.argsort(ids)
     ids, gradients = ids[order], gradients[order]
     is_first = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
@@ -37,7 +37,7 @@ def _past_the_end(ids: Int[Array, "examples"]) -> int:
 def sparse_sign_sgd(
     table: Float[Array, "rows width"], gradients: RowGradients, lr: ArrayLike, weight_decay: float
 ) -> Float[Array, "rows width"]:
-    """Sign SGD with decoupled weight decay on the rows that have a gradient; all others stay, bit for bit."""
-    # Reading a row past the end is clamped, writing one is dropped.
+    """Applies sign SGD with decoupled weight decay to the rows that have a gradient; other rows do not change."""
+    # Indices past the end are clamped in the gather and dropped in the scatter.
     rows = table[gradients.ids] * (1 - lr * weight_decay) - lr * jnp.sign(gradients.sums)
     return table.at[gradients.ids].set(rows.astype(table.dtype), mode="drop")

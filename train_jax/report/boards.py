@@ -1,4 +1,4 @@
-"""Grids of puzzles as SVG text, and a strip of them that shows every ACT step of one puzzle."""
+"""Draws grids of puzzles as SVG, and a strip with the grid after every ACT step of a puzzle."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -13,7 +13,7 @@ from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 
 class Run(NamedTuple):
-    """Of one cell or several in a row: left, top, width."""
+    """Left, top and width of one or more adjacent cells of a row."""
 
     x: float
     y: float
@@ -21,7 +21,7 @@ class Run(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A drawing with what is written below it."""
+    """A drawing with its caption and note."""
 
     drawing: Markup
     caption: str
@@ -38,8 +38,11 @@ def board(
     changed: Mask | None = None,
     side: float | None = None,
 ) -> Markup:
-    """An `<svg>` of the grid, its longer side `side` pixels: givens bold, wrong cells framed and red, changed ones
-    underlined and tinted, the path of a maze dotted. An empty cell that is wrong is a dot."""
+    """Returns an `<svg>` of the grid; its longer side has `side` pixels.
+
+    Givens are bold, wrong cells are framed and red, changed cells are underlined and tinted, and the path of a maze is
+    dotted. An empty cell that is wrong is shown as a dot.
+    """
     none = np.zeros(len(grid), bool)
     fixed, wrong, changed = (none if mask is None else mask for mask in (fixed, wrong, changed))
     cell = ((side or (132 if kind.box else 190)) - 2) / max(kind.rows, kind.cols)
@@ -63,8 +66,7 @@ def board(
 
 
 def board_at(trace: Trace, step: int | None, *, label: str, side: float | None = None, changes: bool = True) -> Markup:
-    """The board after ACT step `step`, 0 for the inputs, None for the solution; `changes`: marks what differs from the
-    step before."""
+    """Draws the grid after ACT step `step`; 0 is the input, None the solution. `changes` marks the changed cells."""
     fixed = trace.given_cells if trace.kind.fills_inputs else None
     if step is None:
         assert trace.solution is not None
@@ -74,13 +76,15 @@ def board_at(trace: Trace, step: int | None, *, label: str, side: float | None =
 
 
 def strip(trace: Trace) -> Markup:
-    """The inputs, the grid after every ACT step (once for steps that change nothing) and, unless it was reached, the
-    solution: an HTML `<div>` of figures."""
+    """Returns an HTML `<div>` with the input, the grid after every ACT step, and the solution unless it was reached.
+
+    Consecutive steps without a change share one figure.
+    """
     figures = [Figure(board_at(trace, 0, label="input"), "input")]
     for stretch in trace.stretches:
         wrong = int(trace.wrong(stretch.first).sum())
         notes = [] if trace.solution is None else [f"{wrong} wrong" if wrong else "correct"]
-        # The last step of the stretch: the one in which the model was most sure of this grid, or gave it up.
+        # The halting probability of the last step with this grid.
         notes.append(f"halt {halting_probability(trace.q_halt_logits[stretch.last - 1]):.2f}")
         caption = str(stretch).replace("-", "\u2013")
         drawing = board_at(trace, stretch.first, label=", ".join([caption, *notes]))
@@ -91,7 +95,7 @@ def strip(trace: Trace) -> Markup:
 
 
 def _runs(mask: Mask, cols: int, cell: float) -> Iterator[Run]:
-    """Cells that follow each other in a row, as one."""
+    """Yields adjacent cells of a row as one run."""
     for row, cells in enumerate(mask.reshape(-1, cols).tolist()):
         col = 0
         for on, run in groupby(cells):
@@ -102,7 +106,7 @@ def _runs(mask: Mask, cols: int, cell: float) -> Iterator[Run]:
 
 
 def _characters(kind: Kind, grid: Grid, fixed: Mask, wrong: Mask, cell: float) -> Iterator[tuple[str, Run, str]]:
-    """Where there are rules between cells; where colours tell cells apart, only those of given cells."""
+    """Yields the characters of the cells; for kinds without boxes, only those of given cells."""
     for i in np.flatnonzero(fixed if kind.box is None else (grid > 0) | wrong).tolist():
         classes = "digit" + " given" * bool(fixed[i]) + " wrong" * bool(wrong[i])
         yield classes, _place(i, kind, cell), kind.character(int(grid[i])).replace(".", "·")
@@ -113,7 +117,7 @@ def _place(i: int, kind: Kind, cell: float) -> Run:
 
 
 def _rules(kind: Kind, box: tuple[int, int], cell: float) -> dict[str, str]:
-    """Thin lines between cells, thick ones around boxes."""
+    """Returns the paths of the thin lines between cells and the thick lines around boxes."""
     lines = {"thin": "", "thick": ""}
     for i in range(kind.rows + 1):
         lines["thin" if i % box[0] else "thick"] += f"M1 {1 + i * cell:.1f}H{1 + kind.cols * cell:.1f}"

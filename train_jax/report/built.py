@@ -1,4 +1,4 @@
-"""Data sets as text for a terminal: the summary of a build, an inspection, a few examples."""
+"""Formats data sets for a terminal: the summary of a build, an inspection, and sample examples."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +14,8 @@ from train_jax.tasks.puzzles.recipe import read_recipe
 
 
 def build_summary(directory: Path, built: bool, seconds: float) -> str:
-    """How much there is, the findings of the build, and the hash."""
-    lines = [f"{directory} " + (f"built in {seconds:.1f} s" if built else "was already there")]
+    """Returns the sizes of the data set, the findings of its builder, and its hash."""
+    lines = [f"{directory} " + (f"built in {seconds:.1f} s" if built else "already exists")]
     lines += [f"  {split:<5} {_counts(load_split(directory, split))}" for split in SPLITS]
     record = read_recipe(directory) or {}
     for name, value in record.get("findings", {}).items():
@@ -36,7 +36,7 @@ def _counts(puzzles: PuzzleSet) -> str:
 
 
 def inspected(directory: Path, facts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Headings, and a line for every fact."""
+    """Formats the facts of an inspection: headings, and one line per fact."""
     lines = [str(directory)]
     for heading, of_it in facts.items():
         lines += ["", heading, *(f"  {name}: {value}" for name, value in of_it.items())]
@@ -44,7 +44,7 @@ def inspected(directory: Path, facts: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def samples(directory: Path, count: int, width: int, *, styled: bool) -> Iterator[str]:
-    """`count` examples of each split, evenly spaced, with their solutions; none of a kind that cannot be drawn."""
+    """Yields `count` evenly spaced examples of each split with their solutions; none for an unknown kind."""
     for split in SPLITS if count else ():
         puzzles = load_split(directory, split)
         kind = kind_of(puzzles.metadata)

@@ -1,4 +1,4 @@
-"""The part of a report about failures: where they are, against which rules, and test examples solved and failed."""
+"""The report section about failures: wrong cells, broken rules, and solved and failed test examples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from train_jax.report.render import render
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import kind_of
 
-_UNKNOWN = "the data set holds no Sudoku of 4x4, 6x6 or 9x9, no square maze and no ARC canvas"
+_UNKNOWN = "the data set contains neither 4x4, 6x6 or 9x9 Sudokus nor square mazes nor ARC puzzles"
 _UNLABELLED = "no puzzle of the test set has a solution to compare with"
 
 
 def failure_section(answers: Answers, act_steps: ActSteps) -> Markup:
-    """Everything about the answers after the last ACT step."""
+    """Renders the section, for the answers after the last ACT step."""
     kind = kind_of(answers.data)
     failures = None if kind is None else failures_of(answers, kind, act_steps.solved)
     if kind is None or failures is None or not failures.count:
@@ -87,7 +87,7 @@ def _order(failures: Failures) -> str:
 
 
 def _example(answers: Answers, number: int) -> dict[str, Any] | None:
-    """Input, answer and, where that is another one, the solution."""
+    """Returns input, answer and, if it differs, the solution."""
     trace = answers.trace(number, last=True)
     if trace is None or trace.solution is None:
         return None

@@ -1,4 +1,4 @@
-"""Where the answers of a run fail: in which cells, on which puzzles, against which rules; and examples of both."""
+"""Analyses the wrong answers of a run: by cell, by difficulty and by broken rule, with examples."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from train_jax.report.measured import Answers, counted_labels
 from train_jax.tasks.puzzles.kind import Kind
 
 BLOCK = 16_384
-"""Puzzles compared at a time, so that half a million need little memory."""
+"""Puzzles compared at a time, to limit the memory."""
 EXAMPLES = 3
-"""Drawn of each, solved and failed."""
+"""Number of solved and of failed puzzles that are drawn."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of so many puzzles so many failed."""
+    """The number of puzzles and of failed puzzles in one range of difficulty."""
 
     name: str
     count: int
@@ -25,40 +25,40 @@ class Share:
 
 @dataclass(frozen=True)
 class Failures:
-    """Puzzles have failed whose answer after the last ACT step differs from a label."""
+    """Statistics of failed puzzles. A puzzle fails if its answer after the last ACT step differs from a label."""
 
     count: int
     failed: int
     wrong_cells: Integer[np.ndarray, "failed"]
-    """In each that failed."""
+    """Number of wrong cells of each failed puzzle."""
     unknown_count: Integer[np.ndarray, "cells"]
-    """Puzzles whose input leaves a cell open."""
+    """For each cell, the number of puzzles whose input does not give it."""
     wrong_count: Integer[np.ndarray, "cells"]
-    """Of these, the ones in which it is wrong."""
+    """For each cell, the number of these puzzles in which it is wrong."""
     by_difficulty: dict[str, list[Share]]
     broken_rules: dict[str, int]
-    """Failed answers that break each rule."""
+    """For each rule, the number of failed answers that break it."""
     no_rule_broken: int
-    """Failed answers that break none."""
+    """Number of failed answers that break no rule."""
     solved_earlier: int
-    """Failed puzzles that were solved after an earlier ACT step."""
+    """Number of failed puzzles that were solved after an earlier ACT step."""
     predicted_correct: int
-    """Failed puzzles with a halting logit above 0: the halting head predicts the answer to be correct."""
+    """Number of failed puzzles with a halting logit above 0, which predicts a correct answer."""
     solved_examples: list[int]
     failed_examples: list[int]
 
     @property
     def error_rate(self) -> Float[np.ndarray, "cells"]:
-        """By cell; NaN where no puzzle leaves it open."""
+        """The error rate of each cell; NaN if every input gives it."""
         return np.where(self.unknown_count > 0, self.wrong_count / np.maximum(self.unknown_count, 1), np.nan)
 
 
 RATED = 20_000
-"""Up to so many puzzles, difficulties are shown that take a solver's work: seconds for the hardest ones."""
+"""Up to this number of puzzles, difficulties that need a solver are shown; the hardest puzzles take seconds."""
 
 
 def failures_of(answers: Answers, kind: Kind, solved: Bool[np.ndarray, "steps examples"]) -> Failures:
-    """`kind`: of the data set; `solved`: as `by_act_step` has it."""
+    """Computes the statistics; `kind` is the kind of the data set, `solved` the result of `by_act_step`."""
     labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
     failed = labelled & ~solved[-1]
     unknown_count, wrong_count = np.zeros((2, kind.rows * kind.cols), int)
@@ -103,7 +103,7 @@ def failures_of(answers: Answers, kind: Kind, solved: Bool[np.ndarray, "steps ex
 
 
 def shares(values: Integer[np.ndarray, "n"], failed: Bool[np.ndarray, "n"], most: int = 8) -> list[Share]:
-    """By value, or by ranges of values that hold about as many puzzles each where there are more than `most`."""
+    """Groups puzzles by value or, for more than `most` values, by ranges with about equally many puzzles."""
     distinct = np.unique(values)
     lows = distinct
     if len(distinct) > most:
@@ -119,7 +119,7 @@ def shares(values: Integer[np.ndarray, "n"], failed: Bool[np.ndarray, "n"], most
 
 
 def spread(examples: Integer[np.ndarray, "n"], values: Integer[np.ndarray, "all"], count: int = EXAMPLES) -> list[int]:
-    """The one of the lowest value, the one of the highest, and others evenly between them."""
+    """Selects the examples with the lowest and the highest value, and others evenly spaced between them."""
     if not len(examples):
         return []
     ordered = examples[np.argsort(values[examples], kind="stable")]

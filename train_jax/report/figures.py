@@ -1,10 +1,10 @@
-"""How figures are written for a reader."""
+"""Formats numbers and values for a reader."""
 
 from typing import Any
 
 
 def number(value: float) -> str:
-    """A number to six digits: `0.3`, `12,000`, `1e-4`."""
+    """Formats a number with up to six digits: `0.3`, `12,000`, `1e-4`."""
     if value == 0 or 1e-2 <= abs(value) < 1e6:
         return f"{value:,.6g}"
     mantissa, exponent = f"{value:.2e}".split("e")
@@ -16,7 +16,7 @@ def percent(share: float) -> str:
 
 
 def spelled(seconds: float) -> str:
-    """A duration whose units can be read: `47 s`, `3 min 44 s`, `2 h 5 min`."""
+    """Formats a duration with its units: `47 s`, `3 min 44 s`, `2 h 5 min`."""
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds} s"
@@ -26,7 +26,7 @@ def spelled(seconds: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """A field of a configuration: lists with commas, large numbers with separators."""
+    """Formats a value of a configuration: lists with commas, large numbers with separators."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

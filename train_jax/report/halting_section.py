@@ -1,4 +1,4 @@
-"""The part of a report about halting: accuracy against mean ACT steps, as a curve, as a table and in words."""
+"""The report section about halting: accuracy against mean ACT steps, as a plot, a table and text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from train_jax.tasks.puzzles.halting import HaltingCurve, Point, select_points
 
 
 def halting_section(measured: Measured) -> Markup | None:
-    """None where no curve was measured."""
+    """Renders the section; None if no curve was measured."""
     curve, early = measured.halting_curve, measured.halted_early or {}
     if curve is None:
         return None

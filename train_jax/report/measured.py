@@ -1,4 +1,4 @@
-"""What the files of a run say: its figures and, with its test set at hand, its answers after every ACT step."""
+"""Reads the files of a run: metrics and, if the test set exists, the answers after every ACT step."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from train_jax.tasks.puzzles.trace import Trace
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """A test set and what the model answered, as tokens."""
+    """A test set and the answers of the model, as tokens."""
 
     data: Metadata
     inputs: Integer[np.ndarray, "examples seq"]
@@ -34,22 +34,22 @@ class Answers:
     predictions: Integer[np.ndarray, "steps examples seq"]
     q_halt_logits: Float[np.ndarray, "steps examples"]
     first_step: int = 1
-    """The ACT step of the first of them: of large sets only the last answers are kept."""
+    """The ACT step of the first predictions: for large test sets only the last ones are kept."""
     puzzle_identifiers: Integer[np.ndarray, "puzzles"] | None = None
-    """Of the puzzles that begin at `puzzle_indices`, where they have names."""
+    """The identifiers of the puzzles that begin at `puzzle_indices`, if they have names."""
     puzzle_indices: Integer[np.ndarray, "puzzles+1"] | None = None
     names: Sequence[str] = ()
-    """By identifier."""
+    """The names of the puzzles, by identifier."""
 
     def name(self, example: int) -> str:
-        """The puzzle's; "" where puzzles have none."""
+        """Returns the name of the example's puzzle; "" if puzzles have no names."""
         if self.puzzle_identifiers is None or self.puzzle_indices is None or not self.names:
             return ""
         puzzle = np.searchsorted(self.puzzle_indices, example, side="right") - 1
         return self.names[int(self.puzzle_identifiers[puzzle])]
 
     def trace(self, example: int, *, last: bool = False) -> Trace | None:
-        """One puzzle, step by step or its last answer alone; None if it is of no kind that can be drawn."""
+        """Returns the trace of one puzzle, with all answers or only the `last`; None for an unknown kind."""
         kind = kind_of(self.data)
         if kind is None:
             return None
@@ -65,12 +65,12 @@ class Answers:
 
 @dataclasses.dataclass(frozen=True)
 class ActSteps:
-    """How good the answers are after each ACT step, as the loss head counts it in training and evaluation."""
+    """Metrics of the answers after each ACT step, with the definitions of the loss head."""
 
     token_accuracy: Float[np.ndarray, "steps"]
-    """Mean over the puzzles of the share of their labels that is met."""
+    """Mean over the puzzles of the share of their labels that are predicted correctly."""
     exact_accuracy: Float[np.ndarray, "steps"]
-    """Share of the puzzles whose every label is met."""
+    """Share of the puzzles whose labels are all predicted correctly."""
     halting: Float[np.ndarray, "steps"]
     """Share of the puzzles whose halting logit is above 0."""
     solved: Bool[np.ndarray, "steps examples"]
@@ -78,7 +78,7 @@ class ActSteps:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Every figure that a report may show."""
+    """Everything that a report may show."""
 
     folder: RunFolder
     config: RunConfig
@@ -90,11 +90,11 @@ class Measured:
     machine: dict[str, Any] | None
     answers: Answers | None
     answers_missing: str
-    """Why there are none."""
+    """The reason if `answers` is None."""
     halting_curve: HaltingCurve | None
-    """What halting earlier than the limit would give, out of the last evaluation on the whole test set."""
+    """Accuracy with early halting, from the last evaluation on the whole test set."""
     halted_early: dict[str, float] | None
-    """Figures of the last evaluation that did, with its `threshold`."""
+    """Metrics of the last evaluation with early halting, and its `threshold`."""
 
     @property
     def halt_max_steps(self) -> int:
@@ -110,23 +110,23 @@ class Measured:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps taken, as far as they were recorded."""
+        """The last recorded optimizer step."""
         return int((self.finished or {}).get("train_steps", max((r["step"] for r in self.records), default=0)))
 
     @property
     def examples_per_second(self) -> float | None:
-        """Median over the lines of metrics."""
+        """The median over the records of metrics."""
         seconds = [r["step_seconds"] for r in self.records if r.get("step_seconds", 0) > 0]
         return self.config.global_batch_size / statistics.median(seconds) if seconds else None
 
     @property
     def weights(self) -> str:
-        """What evaluations are made with."""
+        """The name of the weights that are evaluated."""
         return "EMA weights" if self.config.optim.ema_decay else "raw weights"
 
     @property
     def held_out(self) -> dict[str, float]:
-        """The means of the newest evaluation: the one on the whole test set, or the last one during training."""
+        """The metrics of the evaluation on the whole test set, or of the last one during training."""
         if self.test is not None:
             return self.test
         during = [r for r in self.records if "eval/exact_accuracy" in r]
@@ -134,12 +134,12 @@ class Measured:
 
 
 def measure(run_dir: str) -> Measured:
-    """Reads a run. Raises `UserError` where there is none, or nothing in it yet."""
+    """Reads a run. Raises `UserError` if it does not exist or has no metrics yet."""
     folder, config = read_run(run_dir)
     add_kind(getattr(config.task_config, "kind", ""))
     records, test = read_metrics(folder), _json(folder.evaluation("test"))
     if not records and test is None:
-        raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for its first line of them")
+        raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for the first metrics")
     try:
         answers, missing = _answers(folder, config, test), ""
     except UserError as error:
@@ -160,7 +160,7 @@ def measure(run_dir: str) -> Measured:
 
 
 def by_act_step(answers: Answers) -> ActSteps:
-    """One ACT step at a time, so that half a million puzzles need no more memory than their labels."""
+    """Computes the metrics, one ACT step at a time to limit the memory."""
     labels = loss_labels(answers.labels, answers.data.ignore_label_id)
     scores = [score_answers(predictions, labels) for predictions in answers.predictions]
     labelled = scores[0].labelled
@@ -173,8 +173,10 @@ def by_act_step(answers: Answers) -> ActSteps:
 
 
 def slowest_solved(solved: Bool[np.ndarray, "steps examples"]) -> int | None:
-    """Of the puzzles that stayed solved the one that took most ACT steps, the first of equals; where none stayed, of
-    those solved in the end; None where none is."""
+    """Returns the puzzle that took most ACT steps until it was solved; the first of equals, None if there is none.
+
+    It is one of the puzzles that stayed solved or, if there are none, of those solved after the last step.
+    """
     candidates = stayed_solved(solved)
     if not candidates.any():
         candidates = solved[-1]
@@ -182,12 +184,12 @@ def slowest_solved(solved: Bool[np.ndarray, "steps examples"]) -> int | None:
 
 
 def stayed_solved(solved: Bool[np.ndarray, "steps examples"]) -> Bool[np.ndarray, "examples"]:
-    """The puzzles that were solved at some step and at every later one."""
+    """Returns which puzzles are solved after the last step and were never unsolved again once solved."""
     return solved[-1] & (solved[1:] >= solved[:-1]).all(axis=0)
 
 
 def first_unsolved(answers: Answers, solved: Bool[np.ndarray, "steps examples"]) -> int | None:
-    """The first puzzle that was not solved in the end."""
+    """Returns the first puzzle that is not solved after the last step; None if there is none."""
     failed = ~solved[-1] & counted_labels(answers.labels, answers.data.ignore_label_id).any(axis=1)
     return int(np.argmax(failed)) if failed.any() else None
 
@@ -201,14 +203,16 @@ def counted_labels(
 def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None) -> Answers:
     path = folder.predictions("test")
     if test is None or not path.is_file():
-        raise UserError("the run has not been evaluated on its whole test set; `trm evaluate` does that")
+        raise UserError("the run has not been evaluated on its whole test set; run `trm evaluate`")
     try:
         with np.load(path) as arrays:
             predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} cannot be read ({error}); `trm evaluate` writes it again") from error
+        raise UserError(f"{path} cannot be read ({error}); run `trm evaluate` to write it again") from error
     if len(data_dirs(config.data_dir)) > 1:
-        raise UserError("answers are shown for runs on one data set; `trm evaluate --data-dir` scores each")
+        raise UserError(
+            "answers are shown only for runs on one data set; use `trm evaluate --data-dir` for each data set"
+        )
     puzzles = load_split(config.data_dir, "test")
     answers = Answers(
         puzzles.metadata,
@@ -223,21 +227,21 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
     )
     if predictions.shape[1:] != puzzles.labels.shape or logits.shape != predictions.shape[:2] or not len(predictions):
         raise UserError(
-            f"the predictions are for {predictions.shape[1:]} tokens, the test set in {config.data_dir} has "
-            f"{puzzles.labels.shape}; `trm evaluate` scores the run on the set that is there now"
+            f"the predictions have shape {predictions.shape[1:]}, the test set in {config.data_dir} has "
+            f"{puzzles.labels.shape}; run `trm evaluate` to evaluate the run on this test set"
         )
     last = by_act_step(dataclasses.replace(answers, predictions=predictions[-1:], q_halt_logits=logits[-1:]))
     if abs(last.exact_accuracy[0] - test["exact_accuracy"]) > 0.5 / puzzles.num_examples:
         raise UserError(
-            f"on the test set in {config.data_dir} the predictions are {last.exact_accuracy[0]:.4f} exact, not "
-            f"{test['exact_accuracy']:.4f} as when they were made, so the set is another one; "
-            "`trm evaluate` scores the run on the set that is there now"
+            f"the predictions have exact accuracy {last.exact_accuracy[0]:.4f} on the test set in {config.data_dir}, "
+            f"expected {test['exact_accuracy']:.4f} as in their evaluation, so the test set has changed; run "
+            "`trm evaluate` to evaluate the run on this test set"
         )
     return answers
 
 
 def _names(data_dir: str, data: Metadata) -> Sequence[str]:
-    """Of ARC's tasks; puzzles of other kinds have none that says anything."""
+    """Reads the names of ARC tasks; other kinds have no names of puzzles."""
     kind = kind_of(data)
     if kind is None or not kind.has_named_puzzles:
         return ()
@@ -253,11 +257,11 @@ def _curve(path: Path) -> HaltingCurve | None:
     try:
         return None if content is None else from_json(content)
     except ValueError as error:
-        raise UserError(f"{path} holds {error}; remove it, `trm evaluate` writes it again") from error
+        raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
 
 
 def _json(path: Path) -> Any:
-    """None where there is no such file."""
+    """Reads a JSON file; None if it does not exist."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing beside it, every figure in it from the files of the run."""
+"""The report of a run: one self-contained HTML file, generated from the files of the run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from train_jax.tasks.puzzles.agreement import AGREEING_SHARE
 from train_jax.tasks.puzzles.kinds import kind_of
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
-"""Fields of an architecture that the data set and the devices decide: what config.json holds for them is not used."""
+"""Fields of an architecture that the data set and the devices determine; their values in config.json are not used."""
 
 
 def page(measured: Measured) -> str:
-    """The whole document."""
+    """Renders the whole document."""
     answers, missing, steps = measured.answers, measured.answers_missing, None
     act_steps = None if answers is None else by_act_step(answers)
     if answers is not None and act_steps is not None:
-        missing = f"of a test set as large as this one only the answers after ACT step {answers.first_step} are kept"
+        missing = f"for a test set of this size, only the answers after ACT step {answers.first_step} are kept"
         steps = _act_steps(answers, act_steps) if answers.first_step == 1 else None
     check = measured.export_check
     return render_document(
@@ -48,7 +48,7 @@ def page(measured: Measured) -> str:
 
 
 def _learning(measured: Measured) -> list[Markup]:
-    """Training and evaluations against steps and against time."""
+    """Plots training and evaluation metrics against steps and against time."""
     longest = measured.train_seconds or 0
     units = (("hours", 3600), ("minutes", 60), ("seconds", 1))
     unit, seconds = next(each for each in units if longest >= 3 * each[1] or each[1] == 1)
@@ -83,16 +83,16 @@ def _act_steps(answers: Answers, act_steps: ActSteps) -> dict[str, Any]:
 
 
 def _examples(answers: Answers, act_steps: ActSteps) -> list[dict[str, Any]]:
-    """A puzzle that was solved and one that was not, step by step."""
+    """Returns a solved and an unsolved puzzle with their grids after every ACT step."""
     if kind_of(answers.data) is None:
         return []
     stayed = int(read.stayed_solved(act_steps.solved).sum())
     solved = (
-        f"Of the {stayed:,} that stayed solved once they were, the one that took most ACT steps."
+        f"The puzzle that took most ACT steps among the {stayed:,} that stayed solved."
         if stayed
-        else "Of those solved in the end, none of which stayed solved from the first time on, the one solved last."
+        else "The puzzle that was solved last; no puzzle stayed solved after it was solved for the first time."
     )
-    unsolved = "The first of the test set that is not solved in the end."
+    unsolved = "The first puzzle of the test set that is not solved after the last ACT step."
     examples = (
         ("A puzzle solved", read.slowest_solved(act_steps.solved), solved),
         ("A puzzle not solved", read.first_unsolved(answers, act_steps.solved), unsolved),

@@ -1,4 +1,4 @@
-"""One SVG for a README: how a run learned, beside one of its puzzles at a few ACT steps."""
+"""One SVG for a README: the learning curve of a run and one of its puzzles after a few ACT steps."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from train_jax.tasks.puzzles.trace import Trace
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
 _BOARD, _GAP, _CAPTION = 122, 22, 20
 Panel = tuple[float, float, str, Markup]
-"""Left, top, what is written above it, an SVG."""
+"""Left, top, title and SVG of a panel."""
 
 
 def card(headline: str, panels: Sequence[Panel], width: float, height: float) -> str:
-    """A standalone SVG of drawings on paper, light or dark as its reader has it."""
+    """Returns a standalone SVG of the panels; its background follows the light or dark mode of the reader."""
     return render_document("card.svg.j2", headline=headline, panels=panels, width=width, height=height, margin=MARGIN)
 
 
 def picture(measured: Measured) -> str:
-    """A standalone SVG. Raises `UserError` where the run has no solved puzzle to show."""
+    """Returns a standalone SVG. Raises `UserError` if the run has no solved puzzle."""
     answers = measured.answers
     if answers is None:
-        raise UserError(f"no picture without the answers on the test set: {measured.answers_missing}")
+        raise UserError(f"--picture needs the answers on the test set: {measured.answers_missing}")
     if answers.first_step > 1:
-        raise UserError("no picture of a test set that is too large to keep every answer; leave --picture out")
+        raise UserError(
+            "--picture needs the answers after every ACT step, which are not kept for large test sets; omit it"
+        )
     example = slowest_solved(by_act_step(answers).solved)
     trace = None if example is None else answers.trace(example)
     if trace is None:
-        raise UserError(f"{measured.folder.path} has no solved puzzle to show; train it longer, or leave --picture out")
+        raise UserError(f"{measured.folder.path} has no solved puzzle to show; train it longer, or omit --picture")
     seconds = measured.train_seconds
     headline = (
         f"{trace.kind.name}: {measured.held_out['exact_accuracy']:.1%} of {len(answers.labels):,} unseen puzzles solved"
@@ -61,7 +63,7 @@ def picture(measured: Measured) -> str:
 
 
 def chosen_steps(trace: Trace) -> list[int]:
-    """At most four steps: the inputs, and the first, the middle and the last grid that the model wrote."""
+    """Returns at most four steps: the input, and the first, the middle and the last different grid of the model."""
     starts = [stretch.first for stretch in trace.stretches]
     return sorted({0, starts[0], starts[len(starts) // 2], starts[-1]})
 

@@ -1,4 +1,4 @@
-"""A puzzle's ACT steps as an animated GIF: the board on light paper and a line of what the step is."""
+"""Draws the ACT steps of a puzzle as an animated GIF: the grid on a light background with a caption."""
 
 from functools import cache
 from io import BytesIO
@@ -10,19 +10,19 @@ from train_jax.report import theme
 from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 LONGER_SIDE = 300
-"""Pixels, about: cells have whole ones."""
+"""Approximate size in pixels; the size of a cell is an integer."""
 SMALLEST_WIDTH = 220
-"""So that the caption fits."""
+"""Least width in pixels, so that the caption fits."""
 MARGIN, CAPTION = 10, 22
 STEP_MS, LAST_MS = 600, 2400
 
 COLOURS = {name: colour.light for name, colour in theme.COLOURS.items()}
 COLOUR_OF = {name: number for number, name in enumerate(COLOURS)}
-"""Numbers in the palette that all frames share, so that no colour is approximated."""
+"""Indices into the palette, which all frames share so that no colour is approximated."""
 
 
 def animation(trace: Trace) -> bytes:
-    """The inputs and the grid after every ACT step, the last one longer, repeated for ever, as a GIF."""
+    """Returns a looping GIF of the input and the grid after every ACT step; the last one is shown longer."""
     first, *others = (frame(trace, step) for step in range(trace.act_steps + 1))
     durations = [STEP_MS] * trace.act_steps + [LAST_MS]
     file = BytesIO()
@@ -31,7 +31,7 @@ def animation(trace: Trace) -> bytes:
 
 
 def frame(trace: Trace, step: int) -> Image.Image:
-    """One picture of the animation; its pixels are numbers in the palette."""
+    """Draws one frame of the animation; its pixels are indices into the palette."""
     kind = trace.kind
     cell = max(6, LONGER_SIDE // max(kind.rows, kind.cols))
     width, height = kind.cols * cell + 1, kind.rows * cell + 1
@@ -55,7 +55,7 @@ def caption(trace: Trace, step: int) -> str:
 
 
 def _cell(draw: ImageDraw.ImageDraw, trace: Trace, step: int, i: int, place: tuple[int, int, int]) -> None:
-    """`place`: left, top and side."""
+    """Draws one cell; `place` is its left, top and side."""
     kind, value = trace.kind, int(trace.grid(step)[i])
     fixed, wrong, changed = (bool(mask[i]) for mask in (trace.given_cells, trace.wrong(step), trace.changed(step)))
     left, top, side = place
@@ -77,7 +77,7 @@ def _cell(draw: ImageDraw.ImageDraw, trace: Trace, step: int, i: int, place: tup
 
 
 def _rules(draw: ImageDraw.ImageDraw, box: tuple[int, int], rows: int, cols: int, cell: int, *, thin: bool) -> None:
-    """Thin lines between cells if so wanted, dark ones around boxes."""
+    """Draws dark lines around boxes and, with `thin`, thin lines between cells."""
     right, bottom = MARGIN + cols * cell, MARGIN + rows * cell
     across = [(i % box[0] == 0, (MARGIN, MARGIN + i * cell, right, MARGIN + i * cell)) for i in range(rows + 1)]
     down = [(i % box[1] == 0, (MARGIN + i * cell, MARGIN, MARGIN + i * cell, bottom)) for i in range(cols + 1)]
@@ -88,5 +88,5 @@ def _rules(draw: ImageDraw.ImageDraw, box: tuple[int, int], rows: int, cols: int
 
 @cache
 def _font(size: int) -> Any:
-    """The one that Pillow brings, so that a picture is the same everywhere."""
+    """Returns Pillow's bundled font, so that pictures do not depend on the system."""
     return ImageFont.load_default(size)

@@ -1,4 +1,4 @@
-"""A puzzle's ACT steps as an HTML page that plays them one after the other, without a script, and shows all below."""
+"""An HTML page that animates the ACT steps of a puzzle with CSS, without a script, and shows all steps below."""
 
 from train_jax.report.boards import Figure, board_at, strip
 from train_jax.report.render import render_document
@@ -6,12 +6,11 @@ from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 STEP_SECONDS = 0.6
 LAST_STEPS = 4
-"""The last grid stays as long as so many."""
+"""The last grid is shown as long as this number of steps."""
 
 
 def player(trace: Trace, *, title: str, verdict: str) -> str:
-    """The whole document. The animation stops while the pointer or the focus is on it, and where the reader wants no
-    motion."""
+    """Renders the document. The animation pauses under the pointer or focus and respects `prefers-reduced-motion`."""
     whole = (trace.act_steps + LAST_STEPS) * STEP_SECONDS
     share = 100 * STEP_SECONDS / whole
     figures = []

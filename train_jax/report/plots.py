@@ -1,4 +1,4 @@
-"""Line plots and heat maps as SVG text: matplotlib draws them, the page or picture they stand in colours them."""
+"""Draws line plots and heat maps as SVG with matplotlib; the surrounding page or picture sets the colours."""
 
 import math
 import re
@@ -24,10 +24,10 @@ from train_jax.tasks.puzzles.kind import Kind
 
 COLOUR = {name: colour.light for name, colour in COLOURS.items()}
 _VARIABLE = {colour: f"var(--{name})" for name, colour in reversed(COLOUR.items())}
-"""What matplotlib draws in a light colour follows the page from light to dark."""
+"""Maps matplotlib's colours to CSS variables, so that a plot follows the light or dark mode of the page."""
 RC: Any = {
     **{"svg.fonttype": "none", "figure.frameon": False, "font.size": 11},
-    **{"lines.linewidth": 1.8, "path.simplify_threshold": 0.5},  # pixels: long runs make no large page
+    **{"lines.linewidth": 1.8, "path.simplify_threshold": 0.5},  # in pixels; limits the size of the page for long runs
     **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
     **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "axes.facecolor": "none", "grid.linewidth": 1},
     **{"text.color": COLOUR["ink"], "grid.color": COLOUR["grid"], "axes.edgecolor": COLOUR["soft"]},
@@ -35,14 +35,14 @@ RC: Any = {
 }
 LINES = {1: "solid", 2: (0, (5, 1.6)), 3: (0, (1.6, 1.6))}
 MARKERS = {1: "o", 2: "s", 3: "^"}
-"""Series differ by colour, dashes and markers, so that they can be told apart in print too."""
+"""Series differ in colour, dashes and markers, so that they can also be distinguished in black and white."""
 TOP, RIGHT, BOTTOM, LEFT = 44, 22, 38, 48
-"""Around the axes, in pixels, which are points here."""
+"""Margins around the axes in pixels; one pixel is one point."""
 STEPS = (1, 2, 5, 10)
 NUMBERED_COLS = 9
-"""A heat map of at most so many columns has room for numbers in its cells."""
+"""Largest number of columns of a heat map with numbers in its cells."""
 STRONGEST = 0.7
-"""Opacity of the highest share where there are numbers, so that they can be read."""
+"""Opacity of the highest share if there are numbers, so that they stay readable."""
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 Points = Sequence[tuple[float, float]]
@@ -55,11 +55,11 @@ class Series:
     name: str
     points: Points
     colour: int = 1
-    """From 1 to 3; dashes and markers go with it."""
+    """From 1 to 3; also selects dashes and markers."""
     marks: bool = False
-    """A marker at every point, with its value as a tooltip: for values that were measured now and then."""
+    """Whether every point has a marker with its value as a tooltip; for values that are measured rarely."""
     labels: Sequence[str] = ()
-    """Text beside each point, "" for none. One that has no room is left out."""
+    """Text beside each point, "" for none. Labels that would overlap are omitted."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def plot(
     width: float = 440,
     height: float = 250,
 ) -> Markup:
-    """An `<svg>`; "" when there is not one point to draw.
+    """Returns an `<svg>`; "" if there is no point to draw.
 
-    What is not finite, or not above 0 on a logarithmic axis, is left out, and the line is broken there.
+    Values that are not finite, or not above 0 on a logarithmic axis, are gaps in the line.
     """
     lines = [[(x, y if math.isfinite(y) and (y > 0 or not log_y) else math.nan) for x, y in s.points] for s in series]
     edges = np.array(band.edges if band else np.zeros((0, 3)))
@@ -121,8 +121,10 @@ def plot(
 def heat_map(
     kind: Kind, shares: Float[np.ndarray, "cells"], counts: Integer[np.ndarray, "cells"], *, label: str
 ) -> Markup:
-    """An `<svg>` of the grid, the higher the share of a cell, the stronger its colour, and the highest one framed; a
-    share is of `counts` and NaN where there are none."""
+    """Returns an `<svg>` of the grid: a higher share has a stronger colour, and the highest one is framed.
+
+    `shares` are fractions of `counts`, NaN where the count is 0.
+    """
     cells = np.flatnonzero(np.isfinite(shares))
     highest = float(shares[cells].max(initial=0))
     places = np.stack(np.divmod(cells, kind.cols), axis=1)
@@ -156,7 +158,10 @@ def heat_map(
 
 
 def _scale(axes: Axes, xs: Sequence[float], log_y: bool, y_range: tuple[float, float] | None) -> None:
-    """x from 0, y from tick to tick; ticks at 1, 2 or 5 times a power of ten, over many decades at the powers alone."""
+    """Sets limits and ticks: x starts at 0, y ends at ticks; ticks are 1, 2 or 5 times a power of ten.
+
+    Over many decades the ticks are the powers of ten.
+    """
     axes.set_xlim(min(0, *xs), max(xs) if max(xs) > min(0, *xs) else 1)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     low, high = map(float, y_range or axes.dataLim.intervaly)
@@ -175,8 +180,10 @@ def _scale(axes: Axes, xs: Sequence[float], log_y: bool, y_range: tuple[float, f
 
 
 def _write_labels(axes: Axes, labels: Sequence[tuple[tuple[float, float], str]]) -> None:
-    """To the lower right of their points, which a rising curve leaves free, or above where the axis is below; none over
-    another, the first ones first."""
+    """Writes labels to the lower right of their points, where a rising curve leaves space, or above near the axis.
+
+    A label that would overlap an earlier one is omitted.
+    """
     taken = []
     for point, text in labels:
         if text:
@@ -193,7 +200,7 @@ def _write_labels(axes: Axes, labels: Sequence[tuple[tuple[float, float], str]])
 
 
 def _alternative(title: str, x_label: str, series: Sequence[Series], lines: Sequence[Points]) -> str:
-    """The plot in words: where each line starts and ends."""
+    """Returns the text alternative: the first and the last value of each line."""
     parts = []
     for each, line in zip(series, lines, strict=True):
         drawn = [(x, y) for x, y in line if not math.isnan(y)]
@@ -204,15 +211,17 @@ def _alternative(title: str, x_label: str, series: Sequence[Series], lines: Sequ
 
 
 def _svg(figure: Figure, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
-    """What matplotlib writes, made fit for a page: colours of the page, the page's font, no ids but those of markers,
-    a text alternative; `titles`: of the marks in the group of that id, which becomes its class."""
+    """Converts matplotlib's SVG for a page: colours and font of the page, a text alternative, only ids of markers.
+
+    `titles` are the tooltips of the marks in the group with that id, which becomes its class.
+    """
     file = StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     root = ElementTree.fromstring(file.getvalue())
     for child in (*root.findall(f"{{{SVG}}}metadata"), *root.findall(f"{{{SVG}}}defs")):
-        root.remove(child)  # who made it; clip paths and a style for every element of the page
+        root.remove(child)  # metadata, clip paths, and a style that would apply to the whole page
     for element in root.iter():
         element.text, element.tail = ((text or "").strip() or None for text in (element.text, element.tail))
         element.attrib.pop("clip-path", None)

@@ -1,4 +1,4 @@
-"""Templates into text. Everything that a template is given is escaped, unless a template or a drawing made it."""
+"""Renders templates. All values are escaped, except the `Markup` of other templates and drawings."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ _ENVIRONMENT.filters |= {"number": number, "percent": percent, "shown": shown, "
 
 
 def render(template: str, **values: Any) -> Markup:
-    """A part of a page; `template`: a file of `templates/`."""
+    """Renders a part of a page; `template` is a file in `templates/`."""
     return Markup(render_document(template, **values))
 
 
 def render_document(template: str, **values: Any) -> str:
-    """The same as a plain string: `Markup` escapes what is added to it."""
+    """Like `render`, but returns a plain string, because `Markup` escapes what is added to it."""
     return _ENVIRONMENT.get_template(template).render(values)

@@ -1,4 +1,4 @@
-"""A puzzle's ACT steps as text for a terminal, and how far a command is: laid out and drawn by rich."""
+"""Formats the ACT steps of a puzzle, and the progress of a command, for a terminal with rich."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from train_jax.tasks.puzzles.trace import Trace, halting_probability
 
 
 def trace_text(trace: Trace, *, width: int, styled: bool) -> str:
-    """The inputs and every grid that the model wrote, as many in a row as fit `width` columns; a grid that stays is
-    drawn once.
+    """Formats the input and every different grid of the model, side by side as far as `width` columns allow.
 
-    A wrong cell is followed by `!`, a changed one by `*`. Styled with ANSI codes givens are bold, changed cells
-    underlined instead and wrong ones red too.
+    A wrong cell is followed by `!`, a changed one by `*`. If `styled` with ANSI codes, givens are bold, changed cells
+    are underlined instead of marked, and wrong cells are also red.
     """
     grids = [_at(trace, 0, "input", styled)]
     grids += [_at(trace, stretch.first, str(stretch), styled) for stretch in trace.stretches]
@@ -34,11 +33,11 @@ def trace_text(trace: Trace, *, width: int, styled: bool) -> str:
 
 
 def verdict(trace: Trace, *, unique: bool = True) -> str:
-    """One line: solved since when, or why not; `unique`: whether the puzzle has one solution."""
+    """Returns one line: the ACT step that solved the puzzle, or the mistakes; `unique`: it has one solution."""
     reasons = trace.mistakes(trace.act_steps)
     since = trace.stretches[-1].first
     if reasons is None:
-        return f"answered since ACT step {since}; whether that is correct is not known"
+        return f"answered since ACT step {since}; it is unknown whether the answer is correct"
     if reasons:
         return f"not solved: {', '.join(reasons)}"
     several = "" if unique else ", one of several solutions"
@@ -55,7 +54,7 @@ def grid_text(
     wrong: Mask | None = None,
     styled: bool = False,
 ) -> Text:
-    """The title and the lines of a grid: two columns for a cell, its character and its mark."""
+    """Formats the title and the lines of a grid; a cell has two columns, its character and its mark."""
     none = np.zeros(len(grid), bool)
     fixed, changed, wrong = (none if mask is None else mask for mask in (fixed, changed, wrong))
     cells = [
@@ -74,7 +73,7 @@ def grid_text(
 
 
 def as_text(grids: Sequence[Text], *below: RenderableType, width: int, styled: bool = False) -> str:
-    """The grids, as many side by side as fit `width` columns, and what stands below them."""
+    """Formats the grids, as many side by side as `width` columns allow, followed by `below`."""
     file = StringIO()
     colours = {"force_terminal": styled, "color_system": "256" if styled else None, "no_color": False}
     console = Console(file=file, width=1000, markup=False, highlight=False, legacy_windows=False, **colours)
@@ -88,7 +87,7 @@ def as_text(grids: Sequence[Text], *below: RenderableType, width: int, styled: b
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error where that is a terminal; call it with how much is done and how much there is."""
+    """Shows a progress bar if standard error is a terminal; call it with the amount done and the total."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
@@ -109,11 +108,11 @@ def _cell(kind: Kind, value: int, fixed: bool, changed: bool, wrong: bool, style
     if not colour:
         return Text.assemble((character, ink), mark)
     paper = Style(bgcolor=f"color({CELLS[colour].ansi})")
-    return Text((character if fixed else " ") + mark, ink + paper)  # of other cells the colour says it all
+    return Text((character if fixed else " ") + mark, ink + paper)  # other cells are only coloured
 
 
 def _table(trace: Trace) -> Table:
-    """Changed and wrong cells and the halting logit after every ACT step."""
+    """Returns a table of changed cells, wrong cells and the halting logit after every ACT step."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
     known = trace.solution is not None
     for name in ("ACT step", "changed", *(["wrong"] if known else []), "q_halt", "p(halt)"):

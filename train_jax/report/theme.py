@@ -1,4 +1,4 @@
-"""Colours of everything drawn: on light paper, on dark paper, in a terminal."""
+"""The colours of all drawings: on a light background, on a dark background, and in a terminal."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ class Colour(NamedTuple):
     light: str
     dark: str
     ansi: int = 0
-    """Of the 256 colours that terminals know; only for colours that fill cells."""
+    """One of the 256 terminal colours; only for colours that fill cells."""
 
 
 CELLS = {
@@ -25,8 +25,8 @@ CELLS = {
     "arc8": Colour("#7fd3ee", "#7fd3ee", 117),
     "arc9": Colour("#8f2438", "#8f2438", 88),
 }
-"""What `Kind.colour` names. The ten colours of ARC are in the order of its own numbers: black, blue, red, green,
-yellow, grey, magenta, orange, light blue, maroon."""
+"""The names that `Kind.colour` returns. The ten colours of ARC are in ARC's order: black, blue, red, green, yellow,
+grey, magenta, orange, light blue, maroon."""
 
 COLOURS = {
     "paper": Colour("#ffffff", "#15171b"),
@@ -44,4 +44,4 @@ COLOURS = {
     "changed-tint": Colour("#e3ecfb", "#24324c"),
     **CELLS,
 }
-"""Each is a CSS variable of its name in the pages and pictures. `s1` to `s3` are the series of a plot."""
+"""Each is a CSS variable of the same name in pages and pictures. `s1` to `s3` are the series of a plot."""

@@ -1,4 +1,4 @@
-"""The only file that knows Orbax: saves and restores everything that a run needs to continue bit for bit.
+"""The only file that uses Orbax: saves and restores everything that a run needs to continue bit for bit.
 
 A checkpoint has four items, so that each reader loads what it needs: `model`, the weights to evaluate and the buffers;
 `optimizer`, the rest of the state; `carry`, what the task carries from step to step, by rows of the global batch, so
@@ -239,7 +239,7 @@ class Checkpoints:
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
-    """Whether the run has a complete checkpoint. Makes no folder."""
+    """Returns whether the run has a complete checkpoint. Creates no folder."""
     return folder.checkpoints.is_dir() and bool(ocp.utils.checkpoint_steps(folder.checkpoints.absolute()))
 
 
@@ -254,7 +254,7 @@ def _items(state: TrainState, carry: Any) -> dict[str, dict[str, Any]]:
 
 
 def _by_name(tree: Any, prefix: str) -> dict[str, Any]:
-    """A flat dict, so that a checkpoint does not depend on the classes of its state."""
+    """Flattens a tree to a dict, so that a checkpoint does not depend on the classes of its state."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {prefix + jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
@@ -281,7 +281,7 @@ def _difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
         if name not in saved:
             return f"{name} is missing"
         if name not in expected:
-            return f"{name} is surplus"
+            return f"{name} is unexpected"
         a, b = saved[name], expected[name]
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"

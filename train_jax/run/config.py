@@ -1,4 +1,4 @@
-"""The fields that define a run: one frozen dataclass, with the range and the unit of each field."""
+"""The configuration of a run: a frozen dataclass, with the range and the unit of each field."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ LOGGING_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class ComputeConfig:
-    """How the work is distributed over the devices. None of these fields changes what is learned."""
+    """Distribution of the work over the devices. These fields do not change the result of training."""
 
     runner: Literal["pmap", "shard_map"] = "pmap"
-    """What runs a step on all devices."""
+    """JAX transformation that runs a step on all devices."""
     accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
-    """Parts in which a device processes its share of a batch, one after the other: less memory, the same gradients."""
+    """Parts in which a device processes its examples one after the other: less memory, the same gradients."""
     steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
-    """Optimizer steps that the devices run before control returns to the host."""
+    """Optimizer steps in one dispatch to the devices."""
     reduction: Reduction = "flat"
-    """How gradients are summed over devices: one collective for all, or one for each parameter (large models)."""
+    """Sum of gradients over devices: one collective for all parameters, or one per parameter (large models)."""
     remat: str = ""
-    """Submodules whose activations are recomputed in the backward pass instead of kept: `blocks` for the layers of the
-    models here, or a regular expression over qualified names."""
+    """Submodules whose activations are recomputed in the backward pass: `blocks` for the layers of the built-in models,
+    or a regular expression for qualified names."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
-    """Batches that are prepared ahead on the devices."""
+    """Number of batches that are prefetched to the devices."""
 
     def __post_init__(self):
         _check(self, "compute.")
@@ -60,38 +60,38 @@ class RunConfig:
     """A training run. `trm train PRESET` starts from a preset; every field can be set after it."""
 
     data_dir: str
-    """Data set made by `trm build-data`, or several separated by commas to train on jointly."""
+    """Data set built by `trm build-data`, or several separated by commas to train on jointly."""
     run_dir: str
     """Folder of the run; started again with the same fields, the run continues where it stopped."""
     resume: Literal["auto", "never", "must"] = "auto"
     """Whether to continue the run in --run-dir: if it has a checkpoint, never (an error if there is a run), or must (an
     error if there is no checkpoint)."""
     task: str = "puzzles"
-    """What is learned: puzzles, or package.module:Class for a task of your own."""
+    """Task: puzzles, or package.module:Class for a task of your own."""
     task_config: tyro.conf.OmitArgPrefixes[TaskConfig]
-    """The task's own fields."""
+    """Fields of the task."""
     model: str = "trm"
     """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, or package.module:Class for a module of your own."""
     arch: ModelConfig
-    """The architecture's fields."""
+    """Fields of the architecture."""
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
-    """The optimizer's fields."""
+    """Fields of the optimizer."""
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
-    """How the work is distributed."""
+    """Distribution of the work."""
     init_from: str = ""
-    """Run folder or weights file (.safetensors, .pt) whose weights the run starts with; empty for random weights."""
+    """Run folder or weights file (.safetensors, .pt) with the initial weights; empty for random weights."""
     epochs: Annotated[float, Range(0, 1e12, low_excluded=True)] = 50_000
-    """Passes over the data."""
+    """Epochs: passes over the data."""
     steps: Steps = 0
-    """Optimizer steps; 0 takes the number that `epochs` gives."""
+    """Optimizer steps; 0 computes the number from `epochs`."""
     global_batch_size: BatchSize = 6144
-    """Examples in a step, on all devices together."""
+    """Examples per step, on all devices together."""
     eval_every_steps: Steps = 1000
     """Optimizer steps between evaluations on the test set; 0 evaluates only at the end."""
     eval_batch_size: BatchSize = 6144
     """Examples in an evaluation batch, on all devices together."""
     eval_examples: Annotated[int, Range(0, 10**12)] = 0
-    """Test examples that evaluations during training use, the first ones; 0 takes all. The last one takes all."""
+    """Number of test examples in evaluations during training; 0 uses all. The final evaluation uses all."""
     checkpoint_every_steps: EverySteps = 1000
     """Optimizer steps between checkpoints."""
     keep_checkpoints: Annotated[int, Range(1, 10**6)] = 2
@@ -102,32 +102,32 @@ class RunConfig:
     """Keep also the checkpoint where this figure of the evaluation during training is highest, such as exact_accuracy,
     or lowest with a minus in front, such as -lm_loss; empty for none."""
     log_every_steps: EverySteps = 50
-    """Optimizer steps that a line of metrics averages over."""
+    """Optimizer steps between log lines, which are averages over these steps."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
-    """Seed of weights, batches and the task's random numbers."""
+    """Seed of weights, batches and random numbers of the task."""
     debug_nans: bool = False
     """Stop at the first NaN or infinity and name the PyTorch submodule that produced it. Slow."""
     deterministic: bool = False
-    """Ask XLA for deterministic reductions on GPUs. CPU and TPU programs are deterministic already."""
+    """Require deterministic reductions on GPUs. CPU and TPU programs are always deterministic."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """`auto`: online if a key is available, otherwise into the run's folder for `wandb sync`. A missing wandb is no
-    error."""
+    """`auto`: online if an API key is available, otherwise offline in the run folder for `wandb sync`. wandb is
+    optional."""
     wandb_project: str = "trm"
-    """Project that the run is logged to."""
+    """wandb project of the run."""
 
     HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
         "data": HelpPage("fields of the task: mixtures, augmentation, curriculum, exploration", ("task_config",)),
         "arch": HelpPage("the architecture: layers, recursion, positions", ("arch",)),
         "act": HelpPage(
-            "the architecture: halting, loss, dtype, and sizes that the data set and the devices decide",
+            "the architecture: halting, loss, dtype, and sizes that the data set and the devices determine",
             tuple(f"arch.{name}" for name in ACT_FIELDS),
         ),
         "optim": HelpPage("optimizer, moments, weight decay, parameter groups, averaged weights", ("optim",)),
         "schedule": HelpPage("learning rates: warm-up and decay", tuple(f"optim.{name}" for name in SCHEDULE_FIELDS)),
-        "compute": HelpPage("how the work is distributed over devices", ("compute",)),
+        "compute": HelpPage("distribution of the work over devices", ("compute",)),
         "logging": HelpPage("evaluation during training, checkpoints, metrics, debugging", LOGGING_FIELDS),
     }
-    """Pages of `trm train --help`; the fields that they do not name are on the first one."""
+    """Pages of `trm train --help`; fields that are on none of them are on the first page."""
 
     def __post_init__(self):
         _check(self, "")
@@ -137,7 +137,7 @@ class RunConfig:
         ):
             if type(value) is not expected:
                 raise UserError(
-                    f"{name} {getattr(self, name)} is configured by {expected.__name__}, not by "
+                    f"{name} {getattr(self, name)} needs {expected.__name__}, found "
                     f"{type(value).__name__}; change both together"
                 )
         dispatch = self.compute.steps_per_dispatch
@@ -145,7 +145,7 @@ class RunConfig:
             if getattr(self, name) % dispatch:
                 raise UserError(
                     f"{name} {getattr(self, name)} is not a multiple of compute.steps_per_dispatch {dispatch}; "
-                    "make it one"
+                    "change one of them"
                 )
 
 
@@ -157,7 +157,7 @@ def _check(config: Any, prefix: str) -> None:
 
 
 def config_class(model: str) -> type[ModelConfig]:
-    """The class of the architecture's configuration. Raises `UserError` for an unknown architecture."""
+    """Returns the configuration class of an architecture. Raises `UserError` for an unknown architecture."""
     try:
         return registry.config_class(model)
     except ValueError as error:
@@ -165,10 +165,10 @@ def config_class(model: str) -> type[ModelConfig]:
 
 
 def with_model(config: RunConfig, model: str) -> RunConfig:
-    """The same run with another architecture.
+    """Returns the same run with another architecture.
 
-    Fields of `config.arch` that differ from the defaults of their class are carried over if the new class has them; the
-    rest are the new class's own defaults. Raises `UserError` for an unknown architecture or a class that cannot be
+    Fields of `config.arch` that differ from the defaults of their class are kept if the new class has them; other
+    fields get the defaults of the new class. Raises `UserError` for an unknown architecture or a class that cannot be
     imported.
     """
     if model == config.model:
@@ -190,7 +190,7 @@ def with_model(config: RunConfig, model: str) -> RunConfig:
 
 
 def with_task(config: RunConfig, task: str) -> RunConfig:
-    """The same run with another task and the defaults of its fields."""
+    """Returns the same run with another task and the defaults of its fields."""
     if task == config.task:
         return config
     return dataclasses.replace(config, task=task, task_config=task_config_class(task)())
@@ -201,7 +201,7 @@ def to_json(config: RunConfig) -> str:
 
 
 def from_json(text: str) -> RunConfig:
-    """Raises `UserError` for a file that no version of this class wrote."""
+    """Reads a configuration. Raises `UserError` if it was not written by a version of this class."""
     try:
         fields = json.loads(text)
         fields["arch"] = config_class(fields["model"])(**fields["arch"])
@@ -211,10 +211,10 @@ def from_json(text: str) -> RunConfig:
         return RunConfig(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"the run's config.json cannot be read ({error}); it must be one that `trm train` wrote"
+            f"the run's config.json cannot be read ({error}); use a run folder that `trm train` wrote"
         ) from error
 
 
 def _from_fields(cls: type, values: dict[str, Any]) -> Any:
-    """JSON has no tuples."""
+    """Builds a dataclass from JSON values, with lists converted to tuples."""
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

@@ -20,9 +20,11 @@ _FLAG = "--xla_gpu_deterministic_ops=true"
 
 
 def check_debugging(config: RunConfig) -> None:
-    """Raises `UserError` for settings that do not go together, or that need a flag that XLA was started without."""
+    """Raises `UserError` if settings conflict, or need an XLA flag that is not set."""
     if config.deterministic and jax.default_backend() == "gpu" and _FLAG not in os.environ.get("XLA_FLAGS", ""):
-        raise UserError(f"deterministic needs a flag that XLA reads at the start; run again with XLA_FLAGS={_FLAG}")
+        raise UserError(
+            f"deterministic needs an XLA flag that must be set before the start; run again with XLA_FLAGS={_FLAG}"
+        )
     if config.debug_nans:
         for name in ("steps_per_dispatch", "accumulation_steps"):
             if getattr(config.compute, name) > 1:
@@ -32,9 +34,9 @@ def check_debugging(config: RunConfig) -> None:
 
 
 class NanDebugger:
-    """Checks every step, and repeats one that is not finite operation by operation.
+    """Checks every step, and repeats a non-finite step operation by operation.
 
-    Slow: every step waits for its result, and keeps a copy of carry and batch on the host.
+    This is slow: every step waits for its result and copies carry and batch to the host.
     """
 
     def __init__(self, training: Training):
@@ -43,11 +45,11 @@ class NanDebugger:
         self._batch: Any = None
 
     def before_step(self, carry: Any, batch: Any) -> None:
-        """Keeps what the step donates."""
+        """Copies the arguments that the step donates."""
         self._carry, self._batch = self._training.devices.to_host((carry, batch))
 
     def after_step(self, state: TrainState, metrics: Any) -> None:
-        """Raises `UserError` that names operation and submodule if the step was skipped."""
+        """Raises `UserError` with the operation and the submodule if the step was skipped."""
         if bool(jax.device_get(metrics["skipped_steps"])):
             step = int(state.step)
             raise UserError(f"step {step + 1} is not finite: {self._locate(jax.device_get(state))}")
@@ -71,11 +73,11 @@ class NanDebugger:
                         function(state.params)
                 except FloatingPointError as error:
                     return f"{str(error).splitlines()[0]}, in the {what} pass, {_submodule(error)}"
-        return "no single operation of forward and backward pass is; the sum over devices overflows"
+        return "every operation of the forward and backward pass is finite, so the sum over devices overflows"
 
 
 def _submodule(error: BaseException) -> str:
-    """The innermost PyTorch submodule and source line in the error's traceback."""
+    """Returns the innermost PyTorch submodule and source line in the traceback of the error."""
     modules: list[Any] = []
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from train_jax.errors import UserError
 
-if TYPE_CHECKING:  # it knows the models, and `trm summary` needs no torch
+if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig
 
 
@@ -35,7 +35,7 @@ class RunFolder:
 
     @property
     def data(self) -> Path:
-        """The task's facts about the training data: what the model was sized for, even if the data is gone."""
+        """`Task.facts`: the metadata that the model depends on, so that it can be built without the data."""
         return self.path / "dataset.json"
 
     @property
@@ -52,7 +52,7 @@ class RunFolder:
 
     @property
     def finished(self) -> Path:
-        """Written when training and the last evaluation are done; holds their figures."""
+        """Written after training and the final evaluation; contains their metrics."""
         return self.path / "FINISHED"
 
     @property
@@ -79,21 +79,21 @@ class RunFolder:
         return self.path / "evaluation" / f"{split}_predictions.npz"
 
     def halting_curve(self, split: str) -> Path:
-        """Accuracy at earlier halting, from an evaluation to the limit."""
+        """The halting curve of an evaluation that ran to the halt limit."""
         return self.path / "evaluation" / f"{split}_halting_curve.json"
 
     def halted_early(self, split: str) -> Path:
-        """The figures of the last evaluation that halted early."""
+        """The metrics of the last evaluation with early halting."""
         return self.path / "evaluation" / f"{split}_halted_early.json"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Writes a file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Writes a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".partial")
     scratch.write_bytes(content)
@@ -101,7 +101,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def find_run(run_dir: str) -> RunFolder:
-    """An existing run. Raises `UserError` if there is none."""
+    """Returns the folder of an existing run. Raises `UserError` if there is none."""
     folder = RunFolder(Path(run_dir))
     if not folder.config.is_file():
         raise UserError(
@@ -111,7 +111,7 @@ def find_run(run_dir: str) -> RunFolder:
 
 
 def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
-    """The same with its configuration."""
+    """Returns the folder of an existing run and its configuration. Raises `UserError` if there is none."""
     from train_jax.run.config import from_json
 
     folder = find_run(run_dir)

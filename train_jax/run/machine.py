@@ -1,4 +1,4 @@
-"""What a run was made on: its devices, its software, the size of its model. Training writes it, the report reads it."""
+"""Writes the devices, software versions and model size of a run, for its report."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.cores import cores
 
 PACKAGES = ("torch", "torchax", "jax", "jaxlib", "optax", "orbax-checkpoint", "numpy")
-"""Those whose version can change what a run learns."""
+"""Packages whose version can change the result of training."""
 
 
 def write_machine(folder: RunFolder, *, devices: str, parameters: int) -> None:
-    """`devices`: as `Devices.kind` has it; `parameters`: dense ones, without the puzzle table."""
+    """Writes the file; `devices` is `Devices.kind`, `parameters` the number of dense ones, without the puzzle table."""
     facts = {
         "last_started": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "devices": devices,
@@ -38,7 +38,7 @@ def _versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The processor's model where Linux tells it, else what Python knows."""
+    """Returns the model name of the processor on Linux, otherwise the name that Python reports."""
     try:
         with open("/proc/cpuinfo") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

@@ -16,21 +16,21 @@ from train_jax.run.config import RunConfig
 from train_jax.tasks.task import Task
 
 BLOCKS = r".*\.layers\.\d+"
-"""The layers of the models here, by qualified name."""
+"""The layers of the built-in models, by qualified name."""
 
 
 def sized(arch: Any, task: Task, local_batch_size: int) -> Any:
-    """The architecture's configuration with the sizes that the data and the devices determine."""
+    """Returns the architecture's configuration with the sizes that the data and the devices determine."""
     names = {field.name for field in dataclasses.fields(arch)}
     sizes = {"batch_size": local_batch_size, **task.sizes}
     return dataclasses.replace(arch, **{name: size for name, size in sizes.items() if name in names})
 
 
 def build_module(config: RunConfig, task: Task, local_batch_size: int, *, stage: Any = None) -> torch.nn.Module:
-    """The PyTorch module with its loss head, at a stage of the task's schedule; None for `config.arch`.
+    """Builds the PyTorch module with its loss head, at a stage of the task's schedule; None for `config.arch`.
 
-    The same seed gives the same weights, whatever else draws random numbers. Raises `UserError` if sizes do not fit
-    together, or if a module from outside the project cannot be imported.
+    The weights depend only on the seed, not on the state of the global random generator. Raises `UserError` if the
+    sizes are inconsistent, or if an outside model cannot be imported.
     """
     try:
         arch = sized(config.arch if stage is None else task.arch_at(stage), task, local_batch_size)
@@ -42,7 +42,7 @@ def build_module(config: RunConfig, task: Task, local_batch_size: int, *, stage:
 
 
 def build_objective(config: RunConfig, task: Task, local_batch_size: int, *, stage: Any = None) -> Objective:
-    """The exported module. Raises `UserError` for a `compute.remat` that matches no submodule."""
+    """Builds and exports the module. Raises `UserError` if `compute.remat` matches no submodule."""
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
     module = build_module(config, task, local_batch_size, stage=stage)
     try:

@@ -1,4 +1,4 @@
-"""Runs by name: the presets of all tasks."""
+"""The presets of all tasks, by name."""
 
 from train_jax.errors import UserError
 from train_jax.plugins import load_plugin
@@ -7,7 +7,7 @@ from train_jax.tasks.task import PRESETS
 
 
 def all_presets() -> dict[str, RunConfig]:
-    """Every preset by name, in the order of the tasks."""
+    """Returns every preset by name, in the order of the tasks."""
     presets: dict[str, RunConfig] = {}
     for name in PRESETS:
         presets |= load_plugin(name, "presets")
@@ -15,7 +15,7 @@ def all_presets() -> dict[str, RunConfig]:
 
 
 def preset(name: str) -> RunConfig:
-    """Raises `UserError` for an unknown name."""
+    """Returns a preset. Raises `UserError` for an unknown name."""
     presets = all_presets()
     if name not in presets:
         raise UserError(f"unknown preset {name!r}; use one of {', '.join(presets)}")

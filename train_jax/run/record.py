@@ -1,4 +1,4 @@
-"""Metrics and logs of a run: a first line, the figures of every window of steps, its evaluations."""
+"""Logs the metrics of a run: a first line, every window of steps, and its evaluations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train_jax.tasks.task import Evaluation, Evaluator, Task
 
 
 class Record:
-    """The metrics of one run, written by `tracker`; `groups`: parameter groups whose norms are logged."""
+    """Logs the metrics of one run to `tracker`; `groups` are the parameter groups whose norms are logged."""
 
     def __init__(
         self, config: RunConfig, task: Task, devices: Devices, tracker: Tracker, clock: Stopwatch, groups: Groups
@@ -26,7 +26,7 @@ class Record:
         self._tracker, self._clock = tracker, clock
 
     def begin(self, params: Arrays, start: int, total_steps: int) -> None:
-        """One line: model, devices, data, steps."""
+        """Logs one line with model, devices, data and steps."""
         size = sum(p.size for p in params.values())
         resumed = f", continuing at step {start}" if start else ""
         self._tracker.say(
@@ -37,9 +37,9 @@ class Record:
     def window(
         self, window: list[tuple[int, Any]], *, wait_seconds: float = 0.0, step_flops: float | None = None
     ) -> None:
-        """Logs `(step, metrics)` of some dispatches. Raises `UserError` if too many steps in a row were skipped.
+        """Logs `(step, metrics)` of several dispatches. Raises `UserError` if too many consecutive steps were skipped.
 
-        `wait_seconds`: time that the loop waited for data; `step_flops`: of one step on one device.
+        `wait_seconds` is the time that the loop waited for data, `step_flops` the FLOPs of one step on one device.
         """
         fetched = self._devices.to_host([metrics for _, metrics in window])
         if self._config.compute.steps_per_dispatch > 1:  # stacked
@@ -65,7 +65,7 @@ class Record:
         optim = self._config.optim
         if in_a_row >= optim.max_skipped_steps:
             raise UserError(
-                f"{in_a_row} steps in a row up to step {step} had a loss or gradient that is not finite "
+                f"{in_a_row} consecutive steps up to step {step} had a loss or gradient that is not finite "
                 f"(optim.max_skipped_steps is {optim.max_skipped_steps}); start another --run-dir with a lower "
                 f"--optim.lr than {optim.lr}, with --optim.clip-norm 1, or with --arch.forward-dtype float32"
             )
@@ -73,7 +73,7 @@ class Record:
     def evaluate(
         self, step: int, state: TrainState, evaluator: Evaluator, *, limit: int = 0, metrics_only: bool = False
     ) -> Evaluation:
-        """Evaluates the state and logs the figures; `limit`: examples of the sample, 0 for all."""
+        """Evaluates the state on the first `limit` examples, 0 for all, and logs the metrics."""
         seconds = self._clock.seconds
         evaluation = evaluator(state, limit=limit, metrics_only=metrics_only)
         metrics = {f"eval/{name}": value for name, value in evaluation.metrics.items()}

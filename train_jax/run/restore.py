@@ -1,4 +1,4 @@
-"""Reads trained weights: the newest checkpoint of a run, ready to evaluate, or the weights that a run starts with."""
+"""Reads trained weights: the latest checkpoint of a run, or the initial weights of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from train_jax.tasks.task import Task, task_class
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A run with the state of its newest checkpoint, on the host."""
+    """A run with the state of its latest checkpoint, on the host."""
 
     folder: RunFolder
     config: RunConfig
@@ -38,17 +38,17 @@ class Restored:
     step: int
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The averaged weights under their PyTorch names, complete for a strict load."""
+        """Returns the averaged weights with PyTorch names, for `load_state_dict(strict=True)`."""
         fn = self.objective.fn
         return bridge.state_dict(fn, fn.params | self.state.eval_params, fn.buffers | self.state.buffers)
 
     def with_weights(self, weights: Mapping[str, torch.Tensor]) -> Restored:
-        """The same run with other weights, in PyTorch names. Raises `UserError` for weights of another model."""
+        """Returns the same run with other weights, by PyTorch names. Raises `UserError` if they do not fit."""
         params, buffers = _into(self.objective, self.state, weights)
         return dataclasses.replace(self, state=self.state._replace(params=params, ema=params, buffers=buffers))
 
     def in_float32(self) -> Restored:
-        """The same run computing in float32, whatever dtype it was trained in."""
+        """Returns the same run with `forward_dtype` float32."""
         config = dataclasses.replace(self.config, arch=dataclasses.replace(self.config.arch, forward_dtype="float32"))
         task = task_class(config.task)(config, self.task.facts)
         objective = build_objective(config, task, 1)
@@ -62,11 +62,11 @@ def restore(run_dir: str, *, batch_size: int = 1, whole_state: bool = False) -> 
 
     `batch_size`: examples on one device in a training batch; has no effect on evaluation.
 
-    Raises `UserError` if there is no run, no checkpoint yet, or one of another model.
+    Raises `UserError` if there is no run, no checkpoint, or a checkpoint of another model.
     """
     folder, config = read_run(run_dir)
     if not folder.data.is_file():
-        raise UserError(f"{folder.data} is missing; `trm train` writes it when the run starts")
+        raise UserError(f"{folder.data} is missing; start the run again with `trm train` to write it")
     task = task_class(config.task)(config, read_facts(folder.data))
     objective = build_objective(config, task, batch_size)
     params = objective.params
@@ -92,20 +92,20 @@ def restore(run_dir: str, *, batch_size: int = 1, whole_state: bool = False) -> 
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What a task wrote about its data. Raises `UserError` for a damaged file."""
+    """Reads the metadata that a task wrote. Raises `UserError` for a damaged file."""
     try:
         facts = json.loads(path.read_text())
         if not isinstance(facts, dict):
             raise ValueError(f"expected an object, found a {type(facts).__name__}")
         return facts
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); it must be one that `trm train` wrote") from None
+        raise UserError(f"{path} cannot be read ({error}); use a run folder that `trm train` wrote") from None
 
 
 def initial_weights(state: TrainState, objective: Objective, source: str) -> TrainState:
-    """The new state with the weights of a run's folder or of a weights file; unchanged for an empty `source`.
+    """Returns the new state with the weights of a run folder or a weights file; unchanged for an empty `source`.
 
-    A sparse table of another size keeps its new values. Raises `UserError` for weights of another model.
+    A sparse table whose size differs keeps its new values. Raises `UserError` for weights of another model.
     """
     if not source:
         return state
@@ -121,7 +121,7 @@ def initial_weights(state: TrainState, objective: Objective, source: str) -> Tra
     tables = {table.weights for table in objective.tables}
     resized = {name for name in tables & weights.keys() & own.keys() if weights[name].shape != own[name].shape}
     params, buffers = _into(objective, state, {**weights, **{name: own[name] for name in resized}})
-    ema = jax.tree.map(jnp.copy, params) if state.ema else {}  # a step is given both and donates their buffers
+    ema = jax.tree.map(jnp.copy, params) if state.ema else {}  # copies, because a step donates the buffers of both
     return state._replace(params=params, ema=ema, buffers=buffers)
 
 

@@ -1,4 +1,4 @@
-"""The only file that knows wandb. Metrics go to metrics.jsonl always, to the console, and to wandb when it is there."""
+"""Writes metrics to metrics.jsonl, to the console and, if it is installed, to wandb. The only file that uses wandb."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from train_jax.run.folder import RunFolder, write_text
 
-if TYPE_CHECKING:  # it knows the models, and `trm summary` needs no torch
+if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig
 
 _CONSOLE_EVERY_SECONDS = 5.0
 
 
 class Tracker:
-    """Writes the metrics of one run. Continuing at `start_step` drops later records, so that no step is there twice."""
+    """Writes the metrics of one run. Records after `start_step` are removed, so that no step occurs twice."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, *, start_step: int, total_steps: int):
         self._total_steps = total_steps
         self._last_line = 0.0
         kept = [line for line in _lines(folder) if self._stays(json.loads(line), start_step)]
-        write_text(folder.metrics, "".join(kept))  # replaced as a whole: a crash in between loses nothing
+        write_text(folder.metrics, "".join(kept))  # atomic: a crash loses nothing
         self._file = folder.metrics.open("a")
         self._wandb = _start_wandb(config, folder)
 
     def _stays(self, record: Mapping[str, float], start_step: int) -> bool:
-        last_evaluation = record["step"] == self._total_steps and "eval/count" in record  # will be made again
+        last_evaluation = record["step"] == self._total_steps and "eval/count" in record  # will be evaluated again
         return record["step"] <= start_step and not last_evaluation
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -42,7 +42,7 @@ class Tracker:
             self._wandb.log(dict(metrics), step=step)
 
     def progress(self, step: int, figures: str, *, step_seconds: float, examples: int) -> None:
-        """One line: step, figures of the task, speed, time left."""
+        """Prints one line: step, metrics of the task, speed, and remaining time."""
         now = time.monotonic()
         if now - self._last_line < _CONSOLE_EVERY_SECONDS and step < self._total_steps:
             return
@@ -64,7 +64,7 @@ class Tracker:
 
 
 class NullTracker(Tracker):
-    """The tracker of a process that does not write the run's files."""
+    """The tracker of a process that does not write the files of the run."""
 
     def __init__(self): ...
 
@@ -78,7 +78,7 @@ class NullTracker(Tracker):
 
 
 def duration(seconds: float) -> str:
-    """`47 s`, `3:07`, `2:05:33`."""
+    """Formats a duration: `47 s`, `3:07`, `2:05:33`."""
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds} s"
@@ -88,14 +88,14 @@ def duration(seconds: float) -> str:
 
 
 def _lines(folder: RunFolder) -> list[str]:
-    """Complete lines only: a crash may have truncated the last one."""
+    """Returns only complete lines, because a crash may have truncated the last one."""
     if not folder.metrics.exists():
         return []
     return [line for line in folder.metrics.read_text().splitlines(keepends=True) if line.endswith("}\n")]
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
-    """Every record of a run, in order."""
+    """Returns every record of a run, in order."""
     return [json.loads(line) for line in _lines(folder)]
 
 
@@ -120,13 +120,13 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
             mode=mode,
             settings=wandb.Settings(silent=True, x_disable_stats=True),
         )
-    except Exception as error:  # logging elsewhere must not stop the training here
+    except Exception as error:  # a failure of wandb must not stop the training
         print(f"wandb did not start ({error}); metrics are in {folder.metrics}", file=sys.stderr)
         return None
 
 
 def _wandb_id(folder: RunFolder) -> str:
-    """The run's own random id, kept in its folder: a continued run stays the same, two runs never share one."""
+    """Returns the random wandb id of the run, stored in its folder so that a continued run keeps it."""
     if not folder.wandb_id.exists():
         write_text(folder.wandb_id, secrets.token_hex(8))
     return folder.wandb_id.read_text().strip()

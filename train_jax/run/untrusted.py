@@ -1,4 +1,4 @@
-"""Reads files that somebody else made: no pickles, no warnings, nothing endless, any damage as one short reason."""
+"""Reads untrusted files without pickle, warnings or unbounded reads; any damage is a `DamagedError` with a reason."""
 
 import contextlib
 import tokenize
@@ -14,22 +14,22 @@ DAMAGE = (
     OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, RuntimeError,
     zipfile.BadZipFile, zlib.error, tokenize.TokenError, Warning,
 )  # fmt: skip
-"""What numpy raises for a damaged file, depending on where the damage is; recursion and missing features are
-RuntimeErrors. Found by `python -m benchmarks.fuzz_data`."""
+"""The exceptions that NumPy raises for damaged files, as measured by `python -m benchmarks.fuzz_data`. Recursion errors
+and unsupported features are RuntimeErrors."""
 
 
 class DamagedError(Exception):
-    """A file that cannot be read; the text says why, in a few words."""
+    """A file cannot be read; the text is a short reason."""
 
 
 def read_whole(path: Path, *, largest_bytes: int) -> bytes:
-    """Raises `FileNotFoundError`, or `DamagedError` for what is larger, is no ordinary file or cannot be read.
+    """Reads a file. Raises `FileNotFoundError`, or `DamagedError` if it is larger, not a regular file, or unreadable.
 
-    A data set may hold a link to a device, which has no size and no end, or to a pipe, which waits for ever.
+    An untrusted folder can contain a link to a device, whose size is unlimited, or to a pipe, which blocks forever.
     """
     try:
         if path.exists() and not path.is_file():
-            raise DamagedError("Is a directory" if path.is_dir() else "it is no ordinary file")
+            raise DamagedError("Is a directory" if path.is_dir() else "it is not a regular file")
         size = path.stat().st_size
         if size > largest_bytes:
             raise DamagedError(f"{size:,} bytes, expected at most {largest_bytes:,}")
@@ -41,9 +41,9 @@ def read_whole(path: Path, *, largest_bytes: int) -> bytes:
 
 
 def map_array(path: Path) -> np.ndarray:
-    """The array of a `.npy` file, mapped: a header that promises more than the file holds costs no memory.
+    """Memory-maps the array of a `.npy` file, so that a header with a false size does not allocate memory.
 
-    Raises `FileNotFoundError`, or `DamagedError` for everything else.
+    Raises `FileNotFoundError`, or `DamagedError` for any other error.
     """
     with _any_damage():
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -54,7 +54,7 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def read_arrays(path: Path, names: Iterable[str], *, largest_bytes: int) -> dict[str, np.ndarray]:
-    """These arrays of a `.npz` file. Raises `DamagedError`, also where they unpack to more than `largest_bytes`."""
+    """Reads arrays of a `.npz` file. Raises `DamagedError`, also if they are larger than `largest_bytes` unpacked."""
     with _any_damage():
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
@@ -68,7 +68,7 @@ def read_arrays(path: Path, names: Iterable[str], *, largest_bytes: int) -> dict
 def _any_damage() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # numpy warns of a header that it tries to read although it is damaged
+            warnings.simplefilter("error")  # NumPy only warns about some damaged headers
             yield
     except FileNotFoundError:
         raise

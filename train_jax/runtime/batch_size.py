@@ -1,12 +1,12 @@
-"""Batch sizes: how a global batch divides over devices or hosts, and how many steps an epoch has."""
+"""Batch sizes: the division of a global batch over devices or hosts, and the number of steps in an epoch."""
 
 from train_jax.errors import UserError
 
 
 def check_divides(batch_size: int, count: int, what: str) -> None:
-    """Raises `UserError` unless `batch_size` divides over `count` things, with batch sizes and a count that would do.
+    """Raises `UserError` unless `count` divides `batch_size`; the message suggests batch sizes and a count.
 
-    The suggested batch sizes are multiples of twice the count, so that twice as many devices divide them too.
+    The suggested batch sizes are multiples of twice the count, so that they also suit twice as many devices.
     """
     if batch_size < 1:
         raise UserError(f"global batch {batch_size} is not a batch size; use {count} or a multiple of it")
@@ -22,7 +22,7 @@ def check_divides(batch_size: int, count: int, what: str) -> None:
 
 
 def epochs_to_steps(per_epoch: float, epochs: float, batch_size: int) -> int:
-    """The whole steps in so many epochs of `per_epoch` examples. Raises `UserError` if there is none."""
+    """Returns the number of whole steps in `epochs` epochs of `per_epoch` examples. Raises `UserError` if it is 0."""
     steps = int(epochs * per_epoch / batch_size)
     if steps < 1:
         raise UserError(

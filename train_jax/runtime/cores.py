@@ -4,5 +4,5 @@ import os
 
 
 def cores() -> int:
-    """Counts the CPU affinity mask where the system has one."""
+    """Counts the cores in the CPU affinity mask if the system has one, otherwise all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

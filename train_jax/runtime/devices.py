@@ -1,7 +1,7 @@
-"""The only file that knows `pmap` and `shard_map`: the devices of a run, steps on them, and placement of arrays.
+"""The only file that uses `pmap` and `shard_map`: runs steps on the devices and places arrays on them.
 
-State that is the same on every device has no device axis (`in_axes=None`); everything that is split over devices has a
-leading one. With several processes each one runs this code for its own devices, and a step spans the devices of all.
+Replicated state has no device axis (`in_axes=None`); sharded arrays have a leading device axis. With several processes,
+each process runs this code for its own devices, and a step spans the devices of all processes.
 """
 
 from __future__ import annotations
@@ -30,39 +30,41 @@ class Devices:
     """
 
     def __init__(self, count: int = 0, runner: Runner = "pmap"):
-        """`count`: how many of this process's devices to use; 0 takes all. `runner`: what runs a step on them."""
+        """`count` is the number of devices of this process to use, 0 for all; `runner` maps steps over them."""
         available = jax.local_devices()
         if count > len(available):
             raise UserError(f"{count} devices requested, {len(available)} available; use at most {len(available)}")
         if jax.process_count() > 1 and count not in (0, len(available)):
-            raise UserError(f"{count} devices requested; with several processes use all {len(available)} of each")
+            raise UserError(
+                f"{count} devices requested; with several processes, use all {len(available)} devices of each process"
+            )
         self.local = available[: count or None]
         self._runner = runner
         self._all = jax.devices() if jax.process_count() > 1 else self.local
-        # Arrays of `pmap` belong to a process; those of `shard_map` span all of them.
+        # Arrays of `pmap` are local to a process; arrays of `shard_map` span all processes.
         self._mesh = Mesh(np.array(self.local if runner == "pmap" else self._all), (AXIS,))
 
     @property
     def count(self) -> int:
-        """Devices of all processes."""
+        """The number of devices of all processes."""
         return len(self._all)
 
     @property
     def kind(self) -> str:
-        """Such as `8 x TPU v4`."""
+        """Number and kind of the devices, such as `8 x TPU v4`."""
         return f"{self.count} x {self.local[0].device_kind}"
 
     def local_batch_size(self, global_batch_size: int) -> int:
-        """Examples on one device. Raises `UserError` if the batch does not divide over the devices."""
+        """Returns the examples per device. Raises `UserError` if the batch does not divide over the devices."""
         check_divides(global_batch_size, self.count, "devices")
         return global_batch_size // self.count
 
     # ---- functions over all devices
 
     def parallel_train_step(self, step: TrainStep) -> Any:
-        """`(state, carry, batch, key) -> (state, carry, metrics)` on all devices; old state and carry are donated.
+        """Maps `(state, carry, batch, key) -> (state, carry, metrics)` over all devices; donates state and carry.
 
-        `key`: as `random_key` returns it.
+        `key` is the result of `random_key`.
         """
 
         def with_key(state: Any, carry: Any, batch: Any, key_data: jax.Array) -> Any:
@@ -71,11 +73,11 @@ class Devices:
         return self._parallel(with_key, (None, 0, 0, None), (None, 0, None), donate=(0, 1))
 
     def parallel_eval_step(self, step: Callable[..., Any]) -> Any:
-        """`(state, batch) -> (metrics, outputs)`; metrics are equal on all devices, outputs keep their device axis."""
+        """Maps `(state, batch) -> (metrics, outputs)`: metrics are replicated, outputs have a device axis."""
         return self._parallel(step, (None, 0), (None, 0))
 
     def parallel_map(self, function: Callable[..., Any]) -> Any:
-        """`function(params, buffers, batch)` on each device's share of the batch; the result keeps its device axis."""
+        """Maps `function(params, buffers, batch)` over the shards of the batch; the result has a device axis."""
         return self._parallel(function, (None, None, 0), 0)
 
     def _parallel(self, function: Callable, ins: tuple, outs: Any, donate: tuple[int, ...] = ()) -> Any:
@@ -95,16 +97,16 @@ class Devices:
         return jax.jit(sharded, donate_argnums=donate)
 
     def compile(self, program: Any, shapes: Any) -> Any:
-        """A function of `parallel_*` compiled for arguments of these shapes."""
+        """Compiles a function of `parallel_*` for arguments of these shapes."""
         if self._runner == "pmap" and jax.process_count() > 1:
-            return program  # with several processes `pmap` compiles at the first call and not before
+            return program  # with several processes, `pmap` can compile only at the first call
         return program.lower(*shapes).compile()
 
     def limit_dispatch(self, pending: list[Any]) -> None:
         """Blocks until only a few of the steps with these results, oldest first, are still running.
 
-        Running further ahead gains nothing. Virtual devices share one thread pool: there a second step would take the
-        threads that the first one's collective waits for.
+        More asynchronous steps gain nothing. Virtual devices share one thread pool: a second step could take the
+        threads that a collective of the first step waits for.
         """
         ahead = 0 if self.local[0].platform == "cpu" else 2
         if len(pending) > ahead:
@@ -113,32 +115,32 @@ class Devices:
     # ---- placement of arrays
 
     def replicate(self, tree: Any) -> Any:
-        """The same arrays on every device, placed as the steps return them, so that no step compiles twice."""
+        """Replicates arrays with the sharding that steps return, so that no step is compiled twice."""
         return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
 
     def random_key(self, seed: int) -> jax.Array:
-        """A run's key data on every device; plain integers, because `pmap` of several processes fetches typed keys."""
+        """Returns replicated key data; not a typed key, because `pmap` with several processes would fetch it."""
         return self.replicate(jax.random.key_data(jax.random.key(seed)))
 
     def split_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """This process's examples on the host, with a leading axis for its devices."""
+        """Reshapes the examples of this process, on the host, to a leading axis for its devices."""
         return jax.tree.map(lambda x: x.reshape(len(self.local), -1, *x.shape[1:]), batch)
 
     def shard(self, tree: Any) -> Any:
-        """This process's arrays with a leading device axis, each part on its device."""
+        """Places arrays with a leading device axis on the devices of this process."""
         sharding = NamedSharding(self._mesh, PartitionSpec(AXIS))
         if self._mesh.size == len(self.local):
             return jax.device_put(tree, sharding)
 
         def place(x: Any) -> jax.Array:
             if isinstance(x, jax.Array) and not x.is_fully_addressable:
-                return x  # the result of a step, which is in its place
+                return x  # already placed: the result of a step
             return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
         return jax.tree.map(place, tree)
 
     def to_host(self, tree: Any) -> Any:
-        """NumPy arrays: replicated ones whole, sharded ones as this process's part."""
+        """Returns NumPy arrays: replicated arrays, and this process's shards of sharded arrays."""
 
         def local(x: Any) -> np.ndarray:
             if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:

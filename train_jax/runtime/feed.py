@@ -1,4 +1,4 @@
-"""A run's batches by step, and a thread that prepares a few of them ahead of the step that trains on them."""
+"""The batches of a run by step, and a thread that prefetches a few of them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """A run's batches for the devices of this process: a function of the step (and state) only."""
+    """The batches of a run for the devices of this process: a function of the step, and of the state if needed."""
 
     def __init__(self, task: Task, devices: Devices, *, total_steps: int, steps_per_dispatch: int = 1):
         self._task, self._devices = task, devices
         self._total_steps, self._steps_per_dispatch = total_steps, steps_per_dispatch
 
     def at(self, step: int, state: TrainState | None = None) -> dict[str, np.ndarray]:
-        """The batch of one step, with a leading axis for the devices."""
+        """Returns the batch of one step, with a leading device axis."""
         return self._devices.split_batch(self._task.batch(step, process_shard(), state))
 
     def from_step(self, first: int, state: TrainState | None = None) -> dict[str, np.ndarray]:
-        """The batches of the dispatch after `first` steps; of several steps stacked along the second axis."""
+        """Returns the batches of the dispatch after `first` steps; several steps are stacked along the second axis."""
         if self._steps_per_dispatch == 1:
             return self.at(first, state)
         last = min(first + self._steps_per_dispatch, self._total_steps)
@@ -39,13 +39,13 @@ class Batches:
 
 
 class Feed:
-    """`make(0)`, `make(1)`, … in order, prepared by a thread; `next` raises the error of a `make` that failed.
+    """Computes `make(0)`, `make(1)`, … in a thread; `next` raises the error if `make` failed.
 
-    Close it, or use it in a `with`: the thread holds batches in memory.
+    It must be closed, or used as a context manager, because the thread keeps batches in memory.
     """
 
     def __init__(self, make: Callable[[int], Any], count: int, ahead: int = 2):
-        """`count`: number of batches; `ahead`: how many are prepared at most."""
+        """`count` is the number of batches, `ahead` the largest number of prefetched batches."""
         self._make, self._count = make, count
         self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
@@ -72,7 +72,7 @@ class Feed:
         return False
 
     def next(self, state: TrainState | None = None) -> Any:
-        """The next batch; blocks until it is ready."""
+        """Returns the next batch; blocks until it is ready."""
         start = time.perf_counter()
         batch, error = self._ready.get()
         self._wait_seconds += time.perf_counter() - start
@@ -81,7 +81,7 @@ class Feed:
         return batch
 
     def wait_seconds(self) -> float:
-        """Seconds that `next` blocked since the last call."""
+        """Returns the seconds that `next` blocked since the last call of this method."""
         seconds, self._wait_seconds = self._wait_seconds, 0.0
         return seconds
 
@@ -97,7 +97,7 @@ class Feed:
 
 
 class OnDemand:
-    """The same interface for batches that depend on the current state: nothing is prepared ahead."""
+    """The interface of `Feed` without prefetching, for batches that depend on the current state."""
 
     def __init__(self, make: Callable[[int, TrainState], Any]):
         self._make, self._number, self._wait_seconds = make, 0, 0.0

@@ -18,15 +18,15 @@ PEAK_BF16_FLOPS = {
     "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H200": 989e12,
 }
-"""Dense bfloat16 FLOP/s of one device, by JAX's `device_kind`, from the vendors' data sheets. A v4 device with megacore
-is a whole chip."""
+"""Peak dense bfloat16 FLOP/s of one device, by JAX's `device_kind`, from the vendors' data sheets. A TPU v4 device with
+megacore is a whole chip."""
 
 
 def performance(*, examples_per_second: float, step_flops: float | None, step_seconds: float) -> dict[str, float]:
-    """`perf/examples_per_s`; `perf/mfu` where the device's peak and the program's FLOPs are known; `perf/hbm_peak`, in
-    bytes, where the device reports its memory.
+    """Returns `perf/examples_per_s`, `perf/mfu` and `perf/hbm_peak` (bytes), as far as they are known.
 
-    `step_flops`: of one step on one device, as XLA counts the compiled program. Recomputed activations are part of it.
+    `step_flops` are the FLOPs of one step on one device, as counted by XLA for the compiled program, including
+    recomputed activations. `perf/mfu` also needs the peak FLOP/s of the device, `perf/hbm_peak` its memory statistics.
     """
     device = jax.local_devices()[0]
     figures = {"perf/examples_per_s": examples_per_second}

@@ -1,4 +1,4 @@
-"""The processes of a run: joining them, agreeing on decisions, gathering host arrays."""
+"""The processes of a run: initialization, common decisions, and gathering host arrays."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jax.experimental import multihost_utils
 from train_jax.errors import UserError
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-"""Environment variables that make a process one of several: the coordinator's address, the number of processes, and the
-number of this one."""
+"""Environment variables of a multi-process run: the coordinator's address, the number of processes, and the index of
+this process."""
 
 
 def join_processes() -> None:
-    """Initializes `jax.distributed` if the environment says that there are several processes.
+    """Initializes `jax.distributed` if the environment defines several processes.
 
     Must run before anything else asks JAX for devices. Raises `UserError` for an incomplete set of variables.
     """
@@ -37,17 +37,17 @@ def join_processes() -> None:
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that writes the run's files."""
+    """Returns whether this process writes the files of the run."""
     return jax.process_index() == 0
 
 
 def process_shard() -> tuple[int, int]:
-    """(index of this process, number of processes): which examples to read."""
+    """Returns (index of this process, number of processes)."""
     return jax.process_index(), jax.process_count()
 
 
 def gather(arrays: dict[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:
-    """The host arrays of all processes, concatenated in process order along `axis`. Shapes are equal on all."""
+    """Concatenates the host arrays of all processes, in process order, along `axis`; their shapes must be equal."""
     if jax.process_count() == 1:
         return arrays
     gathered = multihost_utils.process_allgather(arrays)
@@ -89,7 +89,7 @@ def wait_for_all(what: str) -> None:
 
 @contextlib.contextmanager
 def all_or_none() -> Iterator[None]:
-    """All processes continue, or none: a `UserError` raised inside by one process is raised in every one."""
+    """Raises `UserError` in every process if the block raised it in one process."""
     mistake = None
     try:
         yield
@@ -99,11 +99,11 @@ def all_or_none() -> Iterator[None]:
     if mistake is not None:
         raise mistake
     if failed.any():
-        raise UserError(f"process {int(failed.argmax())} of {len(failed)} failed; its own output says why")
+        raise UserError(f"process {int(failed.argmax())} of {len(failed)} failed; see its output for the reason")
 
 
 def require_equal(text: str, what: str) -> None:
-    """Raises `UserError` in every process unless `text`, which describes `what`, is the same in all."""
+    """Raises `UserError` in every process unless `text`, a description of `what`, is equal in all processes."""
     checksums = gather({"text": np.array([zlib.crc32(text.encode())])}, axis=0)["text"]
     if len(set(checksums.tolist())) > 1:
         raise UserError(f"the {len(checksums)} processes were started with different {what}; start all with the same")

@@ -1,4 +1,4 @@
-"""The compiled train steps of a run: one for each stage of its schedule, the next one compiled in the background."""
+"""The compiled train steps of a run, one for each stage; the next one is compiled in the background."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from train_jax.tasks.task import StageSchedule
 
 
 class Programs:
-    """Train steps by stage and by number of steps in a dispatch, compiled before they are called."""
+    """Train steps by stage and number of steps in a dispatch, compiled ahead of time."""
 
     def __init__(self, devices: Devices, step_at: Callable[[Any], Any], stages: StageSchedule):
-        """`step_at(stage)`: the parallel train step of a stage, not compiled yet."""
+        """`step_at(stage)` returns the parallel train step of a stage, not yet compiled."""
         self._devices, self._step_at, self.stages = devices, step_at, stages
         self._compiled: dict[tuple[Any, int], Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._called: frozenset[Any] = frozenset()
         self.compile_seconds = 0.0
-        """Spent compiling so far, in the background or not."""
+        """Seconds of compilation so far, including the background."""
 
     def get(self, step: int, steps: int, args: tuple) -> Callable[..., Any]:
         """The program for the `steps` steps that follow the first `step` ones, compiled for arguments like `args`.
@@ -51,11 +51,11 @@ class Programs:
         return len(self._compiled)
 
     def flops(self) -> float | None:
-        """Floating-point operations of one step on one device, as XLA counts those of the newest compiled program."""
+        """FLOPs of one step on one device, as counted by XLA for the latest compiled program."""
         for (_, steps), future in reversed(self._compiled.items()):
             if future.done() and hasattr(future.result(), "cost_analysis"):
                 analysis = future.result().cost_analysis() or {}
-                # XLA counts the body of the scan over the steps of a dispatch once.
+                # XLA counts the body of a scan once, so this is one step of the dispatch.
                 return float(analysis["flops"]) if analysis.get("flops", 0) > 0 and steps else None
         return None
 

@@ -1,4 +1,4 @@
-"""Training time without evaluation and checkpoints, summed over all continuations of a run."""
+"""Training time without evaluation and checkpoints, summed over all sessions of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 
 
 class Stopwatch:
-    """Seconds of training, compilation included; evaluation and checkpoints are not. Continues from a checkpoint."""
+    """Measures training time, including compilation; evaluation and checkpoints pause it."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.perf_counter):
         self._now, self._before = now, seconds
@@ -22,12 +22,12 @@ class Stopwatch:
         return self._before + (0.0 if self._since is None else self._now() - self._since)
 
     def lap(self, steps: int) -> float:
-        """Seconds per step since the last lap."""
+        """Returns the seconds per step since the last lap."""
         lap, self._lap = self.seconds - self._lap, self.seconds
         return lap / steps
 
     def paused(self, until_ready: Any) -> _Pause:
-        """Blocks until `until_ready` is computed, then stops the watch inside the `with`."""
+        """Returns a context that blocks until `until_ready` is computed and pauses the stopwatch inside."""
         jax.block_until_ready(until_ready)
         return _Pause(self)
 

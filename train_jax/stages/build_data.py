@@ -1,4 +1,4 @@
-"""`trm build-data`: makes, converts or inspects a data set."""
+"""`trm build-data`: generates, converts or inspects a data set."""
 
 import os
 import shutil
@@ -24,18 +24,18 @@ from train_jax.tasks.puzzles.sudoku.options import SudokuData
 
 @dataclass(frozen=True)
 class Inspect:
-    """Counts, recipe, size and examples of a data set, repeated examples, and leaks from the test to the training set.
+    """Prints counts, recipe, size and examples of a data set, repeated examples, and test examples in the train split.
 
-    A leak is an example that is the same as it is or under the puzzle's symmetries. Nothing is written."""
+    Examples are compared exactly and up to the symmetries of the puzzle. Nothing is written."""
 
     directory: Annotated[Path, tyro.conf.Positional]
-    """The data set, made here or by the published builders."""
+    """Folder of a data set, built by this project or by the published builders."""
 
     examples: Annotated[int, Range(0, 1000)] = 1
-    """Examples of each split to draw."""
+    """Number of examples of each split to show."""
 
     def check(self) -> None:
-        """Raises `UserError` for a value out of its range."""
+        """Raises `UserError` if a value is out of range."""
         check_option_ranges(self)
 
 
@@ -61,13 +61,13 @@ def main(config: SudokuData | MazeData | ArcData | Inspect) -> None:
 
 def cli(argv: list[str]) -> None:
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        raise UserError(f"unknown kind of data {argv[0]!r}; one of {', '.join(COMMANDS)}")
+        raise UserError(f"unknown kind of data {argv[0]!r}; use one of {', '.join(COMMANDS)}")
     config = parse(
         COMMANDS,
         argv,
         prog="trm build-data",
         reader=tyro.extras.subcommand_cli_from_dict,
-        description="Makes, converts or inspects a data set.",
+        description="Generates, converts or inspects a data set.",
         config=(tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff),
     )
     main(config)

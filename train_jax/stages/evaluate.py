@@ -1,4 +1,4 @@
-"""`trm evaluate RUN_DIR`: score a run's newest checkpoint on its test set, with its averaged weights."""
+"""`trm evaluate RUN_DIR`: evaluates the latest checkpoint of a run on its test set, with its averaged weights."""
 
 import dataclasses
 import json
@@ -29,31 +29,31 @@ from train_jax.tasks.puzzles.voting import score_predictions, write_submission
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Score a run's newest checkpoint: every example once, averaged weights, every sequence to the halt limit, with the
-    curve of accuracy against mean ACT steps that halting earlier would give."""
+    """Evaluate the latest checkpoint of a run with its averaged weights: every example once, every sequence to the halt
+    limit, and the curve of accuracy against mean ACT steps for early halting."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
     data_dir: str | None = None
-    """Data set to score on; the run's own if not given. Of a run on several, one of them."""
+    """Data set to evaluate on, by default that of the run; for a run on several data sets, one of them."""
     split: Literal["test", "train"] = "test"
-    """Which part of it."""
+    """Split of the data set."""
     weights: str | None = None
-    """Score these weights instead: .pt or .safetensors with PyTorch names (published checkpoints, `trm export`)."""
+    """Evaluate these weights instead: .pt or .safetensors with PyTorch names (published checkpoints, `trm export`)."""
     batch_size: Annotated[int, Range(0, 2**24)] = 0
-    """Examples in a batch, all devices together; 0 takes the run's."""
+    """Examples per batch, on all devices together; 0 uses that of the run."""
     limit: Annotated[int, Range(0, 10**12)] = 0
-    """Score only so many examples; 0 takes all."""
+    """Evaluate only the first examples; 0 uses all."""
     halt_early: bool = False
-    """Take a sequence's answer at the first ACT step where the model itself says halt, and compute no further than a
-    batch on a device needs."""
+    """Use the answer of the first ACT step at which the model halts; a device stops when its whole batch has
+    halted."""
     halt_threshold: Annotated[float, Range(0, 1)] | None = None
-    """Halting probability above which a sequence halts; 0.5 if not given, as in training. 1 is never exceeded. Implies
+    """Halting probability above which a sequence halts; by default 0.5, as in training. 1 is never exceeded. Implies
     --halt-early."""
     predictions: str | None = None
     """Write inputs, answers and halting logits to this .npz file, for `trm score`."""
     submission: str | None = None
-    """Write the two grids with the most votes for every ARC test input to this file, as Kaggle takes them."""
+    """Write the two grids with the most votes for every ARC test input to this file, in Kaggle's format."""
 
 
 def main(config: Evaluate) -> None:
@@ -99,13 +99,13 @@ def main(config: Evaluate) -> None:
 
 
 def _halting(config: Evaluate) -> tuple[bool, float]:
-    """Whether sequences halt early, and at which probability."""
+    """Returns whether sequences halt early, and the threshold."""
     threshold = 0.5 if config.halt_threshold is None else config.halt_threshold
     return config.halt_early or config.halt_threshold is not None, threshold
 
 
 def _puzzles(config: Evaluate, run: Restored) -> Mixture:
-    """The puzzles to evaluate on. Raises `UserError` if the model cannot answer them."""
+    """Returns the puzzles to evaluate on. Raises `UserError` if the model cannot answer them."""
     if config.data_dir is None:
         puzzles = load_mixture(run.config.data_dir, config.split)
     else:
@@ -115,42 +115,40 @@ def _puzzles(config: Evaluate, run: Restored) -> Mixture:
 
 
 def check_same_puzzles(given: Metadata, trained: Metadata) -> None:
-    """Raises `UserError` for a data set that a model trained on another one cannot answer.
+    """Raises `UserError` unless a model trained on `trained` can answer puzzles of `given`.
 
-    4x4 mazes have the sizes of 4x4 Sudokus, and several data sets together (`MIXED`) have no sizes of their kind.
+    The sizes alone are not enough: 4x4 mazes have those of 4x4 Sudokus, and a mixture (`MIXED`) has those of no kind.
     """
     same_sizes = (given.seq_len, given.vocab_size) == (trained.seq_len, trained.vocab_size)
     if not same_sizes or (given.kind and trained.kind and given.kind != trained.kind):
         raise UserError(
-            f"the data holds {describe(given)}, the run was trained on {describe(trained)}; give a --data-dir of the "
-            "same kind of puzzle"
+            f"the data contains {describe(given)}, expected {describe(trained)} as in training; give a --data-dir of "
+            "the same kind of puzzle"
         )
     if given.num_puzzle_identifiers > trained.num_puzzle_identifiers:
         raise UserError(
-            f"the data has {given.num_puzzle_identifiers} puzzle identifiers, the run was trained on "
-            f"{trained.num_puzzle_identifiers}; give the data set that it was trained on"
+            f"the data has {given.num_puzzle_identifiers} puzzle identifiers, expected "
+            f"{trained.num_puzzle_identifiers} as in training; give the data set of the training"
         )
 
 
 def _arc_directory(config: Evaluate, run: Restored) -> Path | None:
-    """The data set that votes are counted for, if any. What cannot be written is said before the work."""
+    """Returns the ARC data set of the votes, if any. Raises `UserError` for files that cannot be written."""
     names = data_dirs(config.data_dir or run.config.data_dir)
     directory = Path(names[0])
     votes = len(names) == 1 and config.split == "test" and (directory / "test_puzzles.json").is_file()
     if config.predictions is not None and len(names) > 1:
-        raise UserError(
-            f"--predictions {config.predictions} holds answers to one data set; give --data-dir one of {names}"
-        )
+        raise UserError(f"--predictions {config.predictions} is for one data set; set --data-dir to one of {names}")
     if config.submission is not None and not votes:
-        raise UserError(f"--submission {config.submission} is for the test split of one ARC data set; leave it out")
+        raise UserError(f"--submission {config.submission} is for the test split of one ARC data set; omit it")
     for path in (config.predictions, config.submission):
         if path is not None and not Path(path).absolute().parent.is_dir():
-            raise UserError(f"{Path(path).parent} is not a folder; give a file in one that is there")
+            raise UserError(f"{Path(path).parent} is not a folder; give a file in an existing folder")
     return directory if votes else None
 
 
 def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
-    """The last answers, numbered and as long as in their own data set."""
+    """Returns the last answers with the identifiers and the sequence length of their data set."""
     length = puzzles.parts[0].metadata.seq_len
     return Predictions(
         evaluation.puzzle_identifiers - puzzles.first_identifiers[0],
@@ -161,7 +159,7 @@ def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
 
 
 def _vote(config: Evaluate, arc: Path | None, predictions: Predictions) -> dict[str, float]:
-    """Keeps the predictions where asked; the ARC figures, if it is an ARC data set."""
+    """Writes the requested files; returns the ARC metrics for an ARC data set."""
     if config.predictions is not None:
         save_predictions(config.predictions, predictions)
     if arc is None:

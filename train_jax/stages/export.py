@@ -1,4 +1,4 @@
-"""`trm export RUN_DIR`: the averaged weights under their PyTorch names, checked in plain PyTorch."""
+"""`trm export RUN_DIR`: writes the averaged weights with PyTorch names and checks them in plain PyTorch."""
 
 import dataclasses
 import json
@@ -21,27 +21,27 @@ from train_jax.tasks.puzzles.solving import puzzle_task
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """Write a run's averaged weights as safetensors with PyTorch names, and check that PyTorch answers alike."""
+    """Write the averaged weights of a run as safetensors with PyTorch names, and compare the answers of PyTorch."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
     output: str | None = None
-    """File to write; weights.safetensors in the run's folder if not given."""
+    """Output file; by default weights.safetensors in the run folder."""
     check: bool = True
-    """Load the file strictly into the plain PyTorch module and compare its answers on the whole test set."""
+    """Load the file with strict=True into the PyTorch module and compare its answers on the whole test set."""
 
 
 def main(config: Export) -> None:
     run = restore(config.run_dir)
     output = Path(config.output) if config.output else run.folder.weights
     if not output.parent.is_dir():
-        raise UserError(f"{output.parent} is not a folder; give --output in one that is there")
+        raise UserError(f"{output.parent} is not a folder; give --output in an existing folder")
     state = run.state_dict()
     bridge.save_weights(output, state)
     print(f"{output}: {len(state)} tensors, {output.stat().st_size / 1e6:.1f} MB")
     if not config.check:
         return
-    # In float32 on both sides: bf16 rounds at different places in two frameworks, and this is about the weights.
+    # In float32 on both sides: the check is about the weights, and two frameworks round bfloat16 differently.
     wide = run.in_float32()
     task = puzzle_task(wide)
     with progress("answers in JAX") as advance:

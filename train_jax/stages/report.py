@@ -1,4 +1,4 @@
-"""`trm report RUN_DIR`: a run's HTML report, and a picture for a README."""
+"""`trm report RUN_DIR`: writes the HTML report of a run, and a picture for a README."""
 
 import dataclasses
 import sys
@@ -17,18 +17,18 @@ from train_jax.run.folder import write_text
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Write a run's report as one HTML file: figures, learning curves, puzzles solved step by step, where answers
-    fail, what halting earlier would give, configuration."""
+    """Write the report of a run as one HTML file: metrics, learning curves, puzzles after every ACT step, failures,
+    early halting, configuration."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
     picture: Path | None = None
-    """Write an SVG for a README here too: the learning curve beside a solved puzzle."""
+    """Also write an SVG for a README to this file: the learning curve and a solved puzzle."""
 
 
 def main(config: Report) -> None:
     if config.picture is not None and not config.picture.absolute().parent.is_dir():
-        raise UserError(f"{config.picture.parent} is not a folder; give --picture a path in one that is there")
+        raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
     measured = measure(config.run_dir)
     drawing = None if config.picture is None else picture(measured)
     write_text(measured.folder.report, page(measured))

@@ -26,23 +26,23 @@ from train_jax.tasks.puzzles.solving import puzzle_task, solve
 
 @dataclasses.dataclass(frozen=True)
 class Solve:
-    """Solve one puzzle with the averaged weights of a run's newest checkpoint; show the answer after every ACT step."""
+    """Solve one puzzle with the averaged weights of a run's latest checkpoint; show the answer after every ACT step."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
     puzzle: str | None = None
-    """A Sudoku, row by row: 1 to 9 for a given, '.' or 0 for an empty cell; spaces and box lines are passed over."""
+    """A Sudoku, row by row: 1 to 9 for a given, '.' or 0 for an empty cell; spaces and box lines are ignored."""
     file: Path | None = None
-    """A file instead: a Sudoku; a maze, a line for each row, '#' wall, ' ' or '.' open, 'S' start, 'G' goal; or an ARC
-    task as JSON, with the name of a puzzle that was trained on (007bbfb7.json)."""
+    """A file with a Sudoku; a maze, one line per row, '#' wall, ' ' or '.' open, 'S' start, 'G' goal; or an ARC task as
+    JSON, with the name of a puzzle of the training (007bbfb7.json)."""
     index: Annotated[int, Range(0, 10**12)] | None = None
-    """Which puzzle of the test set to take instead, or which test example of an ARC task, from 0; 0 if not given."""
+    """Index of the puzzle in the test set, or of the test example of an ARC task, from 0; by default 0."""
     data_dir: str | None = None
-    """Data set whose test set --index counts in, or whose identifiers name ARC puzzles; the run's own if not given."""
+    """Data set of --index, or with the identifiers of ARC puzzles; by default that of the run."""
     html: Path | None = None
-    """Write the ACT steps as an animated page here too."""
+    """Also write the ACT steps as an animated HTML page to this file."""
     gif: Path | None = None
-    """Write them as an animated picture here too."""
+    """Also write the ACT steps as an animated GIF to this file."""
 
 
 def main(config: Solve) -> None:
@@ -67,20 +67,20 @@ def main(config: Solve) -> None:
 
 
 def _check(config: Solve) -> None:
-    """What can be said before the work."""
+    """Raises `UserError` for options that conflict or files that cannot be written."""
     given = [name for name in ("puzzle", "file") if getattr(config, name) is not None]
     if config.puzzle is not None:
         given += [name for name in ("index", "data_dir") if getattr(config, name) is not None]
     if len(given) > 1:
         one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
-        raise UserError(f"{one} and {other} name two puzzles; give one of them")
+        raise UserError(f"{one} and {other} both select a puzzle; give only one of them")
     for path in (config.html, config.gif):
         if path is not None and not path.absolute().parent.is_dir():
-            raise UserError(f"{path.parent} is not a folder; give a file in one that is there")
+            raise UserError(f"{path.parent} is not a folder; give a file in an existing folder")
 
 
 def _puzzle(config: Solve, run: Restored) -> PuzzleInput:
-    """Raises `UserError` for a puzzle of another kind than the run was trained on."""
+    """Returns the puzzle to solve. Raises `UserError` if its kind differs from that of the training."""
     trained = known_kind(puzzle_task(run).metadata, "the run was trained on")
     data_dir = config.data_dir or data_dirs(run.config.data_dir)[0]
     if config.puzzle is not None:
@@ -90,14 +90,14 @@ def _puzzle(config: Solve, run: Restored) -> PuzzleInput:
     puzzle = from_test_set(data_dir, config.index or 0)
     if puzzle.kind != trained:
         raise UserError(
-            f"the model was trained on {trained.name}s, and {data_dir} holds {puzzle.kind.name}s; give a --data-dir "
+            f"{data_dir} contains {puzzle.kind.name}s, expected {trained.name}s as in training; give a --data-dir "
             f"of {trained.name}s"
         )
     return puzzle
 
 
 def _identifier_in_run(puzzle: PuzzleInput, config: Solve, run: Restored) -> int | None:
-    """The puzzle's identifier as the model numbers it: of a run on several data sets, after those before its own."""
+    """Returns the puzzle's identifier in the model's numbering, which counts over all data sets of the run."""
     names = data_dirs(run.config.data_dir)
     if puzzle.puzzle_identifier is None or len(names) == 1:
         return puzzle.puzzle_identifier

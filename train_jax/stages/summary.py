@@ -1,4 +1,4 @@
-"""`trm summary RUN_DIR`: what a run has reached, from its files."""
+"""`trm summary RUN_DIR`: prints the results of a run from its files."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from train_jax.tasks.puzzles.agreement import ExportCheck
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Print what a run has reached. Nothing is computed."""
+    """Print the results of a run. Nothing is computed."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
@@ -28,8 +28,8 @@ def main(config: Summary) -> None:
     weights = _evaluated_weights(folder)
     if not folder.finished.exists():
         records = read_metrics(folder)
-        reached = f"step {records[-1]['step']}" if records else "nothing yet"
-        print(f"{config.run_dir} is not finished ({reached}); `trm train` goes on with it")
+        reached = f"step {records[-1]['step']}" if records else "no metrics yet"
+        print(f"{config.run_dir} is not finished ({reached}); continue it with `trm train`")
         return
     figures = json.loads(folder.finished.read_text())
     print(
@@ -46,15 +46,17 @@ def main(config: Summary) -> None:
 
 
 def _evaluated_weights(folder: RunFolder) -> str:
-    """From the file, since a `RunConfig` brings the models with it, and these torch."""
+    """Reads the configuration as JSON, because importing `RunConfig` imports torch."""
     try:
         return "EMA" if json.loads(folder.config.read_text())["optim"]["ema_decay"] else "raw"
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder.config} cannot be read ({error!r}); restore it, or train the run again") from error
+        raise UserError(
+            f"{folder.config} cannot be read ({error!r}); restore the file, or train the run again"
+        ) from error
 
 
 def relative(path: Path) -> Path:
-    """As seen from here, where that is shorter to read."""
+    """Returns the path relative to the current folder if it is inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

@@ -14,10 +14,10 @@ from train_jax.experiments.table import EXPERIMENTS, GROUPS
 
 @dataclass(frozen=True)
 class List:
-    """List every experiment: its id and what differs from the baseline."""
+    """List every experiment: its id and its differences from the baseline."""
 
     group: Annotated[str | None, tyro.conf.Positional] = None
-    """Only this group, such as exp01."""
+    """Only list this group, such as exp01."""
 
     def run(self) -> None:
         if self.group is not None and self.group not in GROUPS:
@@ -35,7 +35,7 @@ class Show:
     """Show one experiment: changes, steps, share of warm-up, examples, data set."""
 
     experiment_id: Annotated[str, tyro.conf.Positional]
-    """Such as exp01a."""
+    """Id of the experiment, such as exp01a."""
 
     def run(self) -> None:
         row = experiment(self.experiment_id)
@@ -43,7 +43,7 @@ class Show:
         print(f"{self.experiment_id} ({row.group}, {GROUPS[row.group]}): {_changes(self.experiment_id)}")
         for line in plan(config, row.puzzles).lines():
             print(f"  {line}")
-        print(f"  data set         {row.data_dir}, made by")
+        print(f"  data set         {row.data_dir}, built by")
         print(f"    {build_command(self.experiment_id)}")
         print(f"  train            trm train {self.experiment_id}")
 
@@ -55,7 +55,7 @@ class Diff:
     first: Annotated[str, tyro.conf.Positional]
     """Experiment or baseline."""
     second: Annotated[str, tyro.conf.Positional] = "baseline"
-    """What it is compared with."""
+    """Experiment or baseline to compare it with."""
 
     def run(self) -> None:
         changed = differences(experiment_run(self.first), experiment_run(self.second))
@@ -67,7 +67,7 @@ class Diff:
 
 
 def build_command(experiment_id: str) -> str:
-    """The command that makes the experiment's data set."""
+    """Returns the command that builds the experiment's data set."""
     row = experiment(experiment_id)
     return (
         f"trm build-data sudoku --source sapientinc/sudoku-extreme --subsample-size {row.puzzles} "
@@ -78,7 +78,7 @@ def build_command(experiment_id: str) -> str:
 def _changes(experiment_id: str) -> str:
     changed = differences(experiment_run(experiment_id), experiment_run("baseline"))
     changed.pop("run_dir", None)
-    return ", ".join(f"{name} {new}" for name, (_, new) in changed.items()) or "as the baseline"
+    return ", ".join(f"{name} {new}" for name, (_, new) in changed.items()) or "no changes"
 
 
 COMMANDS = {"list": List, "show": Show, "diff": Diff}

@@ -1,4 +1,4 @@
-"""`trm train PRESET`: train a model, or go on where the run stopped."""
+"""`trm train PRESET`: trains a model, or continues a run."""
 
 import dataclasses
 import itertools
@@ -33,7 +33,7 @@ def main(config: RunConfig) -> None:
 
 
 def dry_run(name: str, config: RunConfig) -> None:
-    """Prints what differs from the baseline and how long the run trains. Starts and writes nothing."""
+    """Prints the differences from the baseline and the length of the run. Trains and writes nothing."""
     changed = differences(config, named_run("baseline"))
     print(f"{name}: {config.model} on {config.data_dir}, into {config.run_dir}")
     for field, (old, new) in changed.items():
@@ -41,7 +41,7 @@ def dry_run(name: str, config: RunConfig) -> None:
             print(f"  {field}: baseline {old}, here {new}")
     row = EXPERIMENTS.get(name)
     if row is not None and config.data_dir == row.data_dir:
-        per_epoch = float(row.puzzles)  # one augmentation of each puzzle in an epoch; the data need not be there
+        per_epoch = float(row.puzzles)  # an epoch has one augmentation of each puzzle; the data set need not exist
     else:
         per_epoch = task_class(config.task)(config).examples_per_epoch
     for line in plan(config, per_epoch).lines():
@@ -52,7 +52,9 @@ def cli(argv: list[str]) -> None:
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     presets = all_presets()
     if name is None and not {"-h", "--help"} & set(rest):
-        raise UserError(f"trm train needs a preset or an experiment first; presets are {', '.join(presets)}")
+        raise UserError(
+            f"trm train needs a preset or an experiment as its first argument; presets are {', '.join(presets)}"
+        )
     base, rest = take_option(rest, "--preset")
     default = named_run(name or next(iter(presets)), base)
     default = with_task(default, option_value(rest, "--task") or default.task)
@@ -63,8 +65,8 @@ def cli(argv: list[str]) -> None:
         prog=f"trm train {name or 'PRESET'}",
         description=f"Train a model from a preset ({', '.join(presets)}) or an experiment (`trm sweep list`; "
         "`--preset NAME` applies its changes to another preset). Defaults below are those of the preset. `--dry-run` "
-        "prints what differs from the baseline, steps and examples, and starts nothing. `--model NAME` also decides "
-        "which --arch fields there are, `--task NAME` which fields of the task.",
+        "prints the differences from the baseline, steps and examples, and trains nothing. `--model NAME` selects "
+        "the --arch fields, `--task NAME` the fields of the task.",
         registry=JSON_VALUES,
     )
     if "--dry-run" in rest:
@@ -74,7 +76,7 @@ def cli(argv: list[str]) -> None:
 
 
 def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
-    """The value of an option and the arguments without it."""
+    """Returns the value of an option, and the arguments without it."""
     value, rest = option_value(argv, option), []
     words = iter(argv)
     for word in words:
@@ -86,7 +88,7 @@ def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
 
 
 def option_value(argv: list[str], option: str) -> str | None:
-    """The value of an option that decides which other options there are, so that it is read before the rest."""
+    """Returns the value of an option that determines the other options, and is therefore parsed first."""
     values = [after for word, after in itertools.pairwise(argv) if word == option]
     values += [word.removeprefix(f"{option}=") for word in argv if word.startswith(f"{option}=")]
     return values[-1] if values else None
@@ -97,7 +99,7 @@ JSON_VALUES = tyro.constructors.ConstructorRegistry()
 
 @JSON_VALUES.primitive_rule
 def json_value(field: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """`--arch.options '{"hidden": 64}'` and `--optim.groups '[{"pattern": ".*bias", "weight_decay": 0}]'`."""
+    """Parses `--arch.options '{"hidden": 64}'` and `--optim.groups '[{"pattern": ".*bias", "weight_decay": 0}]'`."""
     if field.type == dict[str, Any]:
         return _json_spec(dict, "object", "'{\"name\": value}'", lambda value: value, lambda value: value)
     if field.type == tuple[ParameterGroup, ...]:

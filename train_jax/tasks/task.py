@@ -1,7 +1,7 @@
-"""What the training loop knows of a task: one protocol, and the table of tasks.
+"""The interface between the training loop and a task: the protocol `Task`, and the table of tasks.
 
-A task turns data into batches, puts a loss head on a PyTorch module, and evaluates. The core, the loop and the runtime
-know nothing else of it; `docs/architecture.md` shows how to add one.
+A task turns data into batches, adds a loss head to a PyTorch module, and evaluates the model. The core, the loop and
+the runtime use nothing else of a task; `docs/architecture.md` shows how to add one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from train_jax.errors import UserError
 from train_jax.plugins import is_plugin, load_plugin
 
-if TYPE_CHECKING:  # a protocol names types; only its implementations load JAX and PyTorch
+if TYPE_CHECKING:  # importing the protocol does not import JAX or PyTorch
     import optax
     import torch
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:  # a protocol names types; only its implementations load JAX a
 TASKS = {
     "puzzles": "train_jax.tasks.puzzles.task:PuzzleTask",
 }
-"""Name -> `package.module:class`. A task of your own is named like that directly."""
+"""Maps names to `package.module:Class`. A task of your own is given as `package.module:Class`."""
 
 PRESETS = ("train_jax.tasks.puzzles.presets:PRESETS",)
-"""Where each task keeps its presets, a dict of `RunConfig` by name."""
+"""The presets of each task, as `package.module:NAME`: a dict of `RunConfig` by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    """The fields of a run that only its task knows. A task has a subclass of its own, or no fields."""
+    """The configuration fields of a task; a task with such fields defines a subclass."""
 
 
 class Evaluation(Protocol):
@@ -49,11 +49,11 @@ class Evaluation(Protocol):
 
     @property
     def summary(self) -> str:
-        """Part of a sentence for the console: `exact accuracy 0.9710 on 1000 held-out puzzles`."""
+        """Text for the console, such as `exact accuracy 0.9710 on 1000 held-out puzzles`."""
         ...
 
     def save(self, folder: RunFolder, split: str) -> None:
-        """Writes figures, and answers if there are any, into the run's folder."""
+        """Writes the metrics, and the answers if there are any, into the run folder."""
         ...
 
 
@@ -61,41 +61,41 @@ class Evaluator(Protocol):
     """A compiled evaluation."""
 
     def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
-        """Evaluates `state.eval_params`; `limit`: on the first examples only, 0 for all. With
-        `metrics_only` no answers are fetched from the devices."""
+        """Evaluates `state.eval_params` on the first `limit` examples; 0 means all. With `metrics_only`, no answers
+        are transferred from the devices."""
         ...
 
 
 class StageSchedule(Protocol):
-    """Which variant of the module each step trains, such as a recursion depth that grows."""
+    """The variant of the module that each step trains, such as an increasing recursion depth."""
 
     def at(self, step: int) -> Any:
-        """The stage, hashable, of the step that follows `step` steps."""
+        """Returns the stage of the step that follows `step` completed steps; stages are hashable."""
         ...
 
     def after(self, step: int) -> Any | None:
-        """The next stage that differs from the one at `step`; None if there is none."""
+        """Returns the next stage that differs from the one at `step`; None if there is none."""
         ...
 
 
 class Task(Protocol):
-    """What is learned from which data. `__init__(config: RunConfig)` opens the data and raises `UserError` where the
+    """Data, loss and evaluation of a run. `__init__(config: RunConfig)` opens the data and raises `UserError` if the
     configuration cannot be trained."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """What the model's configuration needs to know of the data, by field name: `vocab_size`, …"""
+        """Sizes of the data that the model's configuration needs, by field name: `vocab_size`, …"""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the data of every split: two processes or two runs on the same data have the same one."""
+        """Hash of the data of all splits, equal in processes and runs that use the same data."""
         ...
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the model was sized for, as JSON; written into the run's folder. `__init__(config, facts)` opens no data
-        until a batch is requested."""
+        """Metadata of the data that the model depends on, as JSON values; stored in the run folder.
+        `__init__(config, facts)` opens no data until a batch is requested."""
         ...
 
     @property
@@ -103,64 +103,64 @@ class Task(Protocol):
 
     @property
     def description(self) -> str:
-        """Part of a sentence for the console: `1,000 puzzles (1,001,000 examples), 1,000 held out`."""
+        """Text for the console, such as `1,000 puzzles (1,001,000 examples), 1,000 held out`."""
         ...
 
     @property
     def needs_state(self) -> bool:
-        """Whether batches depend on the current model (rollouts); the feed then prepares none ahead."""
+        """Whether batches depend on the current model (rollouts); the feed then does not prefetch."""
         ...
 
     @property
     def console(self) -> Mapping[str, str]:
-        """Figures of the progress line and their formats: {"lm_loss": "loss {:.4f}"}."""
+        """Metrics of the progress line and their formats: {"lm_loss": "loss {:.4f}"}."""
         ...
 
     def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:
-        """The bare model of configuration `arch` with its loss head."""
+        """Adds the loss head to a model of configuration `arch`."""
         ...
 
     def check(self, config: RunConfig, devices: Devices) -> None:
-        """Raises `UserError` for what cannot be trained, before a run folder is made."""
+        """Raises `UserError` if the configuration cannot be trained; called before the run folder is created."""
         ...
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
-        """The examples of shard `(index, count)` of the global batch at `step`: a pure function of data, seed, step and
-        shard, and of the state only where `needs_state`."""
+        """Returns shard `(index, count)` of the global batch at `step`: a pure function of data, seed, step and shard,
+        and of the state if `needs_state`."""
         ...
 
     def initial_carry(self, call: Call, batch: Batch) -> Any:
-        """Traced. What the module carries from step to step for the examples in work; `()` for nothing."""
+        """Returns the state that the module carries from step to step; `()` for none. Traced."""
         ...
 
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
-        """Traced. One call of the module in training mode."""
+        """Calls the module once in training mode. Traced."""
         ...
 
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
-        """The sums of `LossSums.metrics` over some steps of `examples` examples in all as named means."""
+        """Converts the sums of `LossSums.metrics` over several steps, with `examples` examples in total, to means."""
         ...
 
     def evaluator(self, objective: Objective, devices: Devices) -> Evaluator:
-        """Evaluates on the test split."""
+        """Returns an evaluator of the test split."""
         ...
 
     def stages(self, total_steps: int) -> StageSchedule:
-        """`ConstantStage()` for a module that stays the same."""
+        """Returns the schedule of stages; `ConstantStage()` for a module that does not change."""
         ...
 
     def arch_at(self, stage: Any) -> Any:
-        """The architecture's configuration at a stage."""
+        """Returns the configuration of the architecture at a stage."""
         ...
 
     def overrides(self, module: torch.nn.Module, total_steps: int) -> Mapping[str, optax.Schedule]:
-        """Schedules for numbers in the module's attributes, by dotted path; empty for none."""
+        """Returns schedules for numeric attributes of the module, by dotted path; empty for none."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ConstantStage:
-    """The schedule of a module that stays the same."""
+    """The schedule of a module that does not change."""
 
     stage: Any = None
 
@@ -172,7 +172,7 @@ class ConstantStage:
 
 
 def task_class(name: str) -> Callable[..., Task]:
-    """The class of a task, by its name in `TASKS` or as `package.module:class`. Raises `UserError` if there is none."""
+    """Returns the class of a task: a name in `TASKS` or `package.module:Class`. Raises `UserError` if unknown."""
     if name in TASKS:
         return load_plugin(TASKS[name], "task")
     if not is_plugin(name):
@@ -181,5 +181,5 @@ def task_class(name: str) -> Callable[..., Task]:
 
 
 def task_config_class(name: str) -> type[TaskConfig]:
-    """The dataclass of the task's own fields: its attribute `config_class`, or the empty `TaskConfig`."""
+    """Returns the dataclass of the task's fields: its attribute `config_class`, or the empty `TaskConfig`."""
     return getattr(task_class(name), "config_class", TaskConfig)

@@ -1,4 +1,4 @@
-"""Accuracy of answers, in the one definition that training, evaluation, export and report share."""
+"""Accuracy of answers, as used by training, evaluation, export and report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 
 
 class Scores(NamedTuple):
-    """Scores by example; 0 for an example without labels. Arrays are NumPy's for NumPy inputs, otherwise JAX's."""
+    """Scores per example; 0 for an example without labels. NumPy arrays for NumPy inputs, otherwise JAX arrays."""
 
     labelled: Bool[Any, "*steps batch"]
     accuracy: Float[Any, "*steps batch"]
-    """Share of the labels that the answer equals."""
+    """Share of the labels that are predicted correctly."""
     exact: Bool[Any, "*steps batch"]
-    """Whether it equals all of them."""
+    """Whether all labels are predicted correctly."""
 
 
 def score_answers(preds: Integer[Any, "*steps batch seq"], labels: Integer[Any, "batch seq"]) -> Scores:
-    """The same figures as `models_torch.losses.ACTLossHead` counts in training."""
+    """Computes the same metrics as `models_torch.losses.ACTLossHead` does in training."""
     xp = jnp if isinstance(preds, jax.Array) or isinstance(labels, jax.Array) else np
     counted = labels != IGNORED_LABEL
     label_counts = counted.sum(axis=-1)

@@ -1,20 +1,21 @@
-"""The figures of an export check, apart from the check itself, so that they are read without torch and JAX."""
+"""The result of an export check, in a separate module so that reading it imports neither torch nor JAX."""
 
 import dataclasses
 
 AGREEING_SHARE = 0.999
-"""Of the puzzles: the logits of two frameworks differ in the last digit, so that a near tie may fall either way."""
+"""Least share of puzzles with equal answers. The logits of two frameworks differ by rounding, which can change the
+argmax of nearly equal logits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportCheck:
-    """PyTorch's answers, given the exported weights, beside those of the JAX side."""
+    """Comparison of PyTorch's answers, with the exported weights, with JAX's answers."""
 
     puzzles: int
     agree: int
-    """Puzzles whose every token is the same after the last ACT step."""
+    """Number of puzzles whose tokens are all equal after the last ACT step."""
     torch_exact_accuracy: float
-    """Share that PyTorch solves."""
+    """Share of the puzzles that PyTorch solves."""
     max_logit_difference: float
     """Largest |JAX - PyTorch| of the halting logits after the last ACT step."""
 
@@ -25,5 +26,6 @@ class ExportCheck:
     def __str__(self) -> str:
         return (
             f"PyTorch {'agrees' if self.agrees else 'DISAGREES'}: the same answer on {self.agree} of {self.puzzles} "
-            f"puzzles ({self.agree / self.puzzles:.2%}, float32), exact accuracy there {self.torch_exact_accuracy:.4f}"
+            f"puzzles ({self.agree / self.puzzles:.2%}, float32), exact accuracy in PyTorch "
+            f"{self.torch_exact_accuracy:.4f}"
         )

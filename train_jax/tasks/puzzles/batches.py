@@ -1,4 +1,4 @@
-"""Batches as a pure function of (data set, seed, step, shard): there is no iterator state, and any step can be made."""
+"""Batches as a pure function of (data set, seed, step, shard), without iterator state."""
 
 import bisect
 import threading
@@ -14,17 +14,20 @@ from train_jax.tasks.puzzles.format import PuzzleSet
 from train_jax.tasks.puzzles.kind import Words
 
 IGNORED_LABEL = -100
-"""A label that the loss and the metrics skip, as in PyTorch's cross-entropy."""
+"""The label that the loss and the metrics ignore, as in PyTorch's cross-entropy."""
 
 BLOCK = 128
-"""Rows that are read and converted to int32 at a time, so that they stay in the processor's cache."""
+"""Rows that are read and converted to int32 at a time; they fit into the CPU cache."""
 
 Batch = dict[str, Integer[np.ndarray, "..."]]
 """`inputs` and `labels` int32 [local, seq_len], `puzzle_identifiers` int32 [local]."""
 
 
 def examples_per_epoch(puzzles: PuzzleSet) -> float:
-    """Examples that an epoch draws on average, all of one puzzle in every group; counted as in the published code."""
+    """Returns the mean number of examples in an epoch, which draws all examples of one puzzle of every group.
+
+    This is the definition of the published code.
+    """
     return puzzles.num_groups * puzzles.num_examples / puzzles.num_puzzles
 
 
@@ -37,9 +40,10 @@ def train_batch(
     shard: tuple[int, int] = (0, 1),
     augment: bool = False,
 ) -> Batch:
-    """The training batch of shard `(index, count)` at `step`: its slice of the global batch of `batch_size` examples.
+    """Returns the training batch of shard `(index, count)` at `step`, a slice of the global batch.
 
-    `augment`: draws a symmetry for every example (`augmentation.py`).
+    `batch_size` is the size of the global batch. With `augment`, every example is transformed by a random symmetry
+    (`augmentation.py`).
     """
     rows = rows_of(shard, batch_size)
     examples, owners = draw_examples(puzzles, seed=seed, step=step, batch_size=batch_size, rows=rows)
@@ -47,7 +51,7 @@ def train_batch(
 
 
 def rows_of(shard: tuple[int, int], batch_size: int) -> slice:
-    """The rows of the global batch that belong to shard `(index, count)`."""
+    """Returns the rows of the global batch that belong to shard `(index, count)`."""
     index, count = shard
     check_divides(batch_size, count, "shards")
     local = batch_size // count
@@ -57,14 +61,14 @@ def rows_of(shard: tuple[int, int], batch_size: int) -> slice:
 def draw_examples(
     puzzles: PuzzleSet, *, seed: int, step: int, batch_size: int, rows: slice
 ) -> tuple[Integer[np.ndarray, "local"], Integer[np.ndarray, "local"]]:
-    """The examples in the given rows of the global batch at `step`, and the puzzle of each.
+    """Returns the examples in the given rows of the global batch at `step`, and the puzzle of each.
 
-    Every epoch visits the groups in a new random order and draws one puzzle of each. A batch takes all examples of one
-    puzzle after another, in random order, until it is full. Of a puzzle that does not fit whole, only a random subset
-    is used, as in the published sampler. Unlike the published sampler, no short batch is dropped: the next epoch
-    continues the batch.
+    Every epoch visits the groups in a new random order and draws one puzzle of each. A batch is filled puzzle by
+    puzzle with all examples of the puzzle, in random order. If the last puzzle does not fit completely, a random subset
+    of its examples is used, as in the published sampler. Unlike in the published sampler, no incomplete batch is
+    dropped: the next epoch continues the batch.
 
-    Where every puzzle has one example, step s begins at position s * batch_size.
+    If every puzzle has one example, step s begins at position s * batch_size.
     """
     begins = _epoch_begins(puzzles, seed, batch_size)
     first, last = step * batch_size + rows.start, step * batch_size + rows.stop
@@ -83,8 +87,8 @@ def draw_examples(
 class _EpochBegins:
     """The position at which each epoch begins: the number of used examples of all epochs before it.
 
-    How many examples an epoch uses depends on where in a batch it begins, so positions are computed one after another
-    and kept. That is cheap: the epoch of step 1 000 000 takes seconds, once.
+    The number of examples that an epoch uses depends on its position in the batch in which it begins, so the positions
+    are computed in order and cached. Computing them up to step 1 000 000 takes seconds.
     """
 
     def __init__(self, puzzles: PuzzleSet, seed: int, batch_size: int):
@@ -101,7 +105,7 @@ class _EpochBegins:
             return self._known[epoch]
 
     def epoch_at(self, position: int) -> int:
-        """The epoch that the example at `position` belongs to."""
+        """Returns the epoch of the example at `position`."""
         if self._puzzles.largest_puzzle == 1:
             return position // self._puzzles.num_groups
         with self._lock:
@@ -125,14 +129,14 @@ def _generator(seed: int, epoch: int) -> np.random.Generator:
 def _visits(
     puzzles: PuzzleSet, rng: np.random.Generator
 ) -> tuple[Integer[np.ndarray, "groups"], Integer[np.ndarray, "groups"]]:
-    """The puzzles that an epoch draws, in order, and the number of examples of each."""
+    """Returns the puzzles that an epoch draws, in order, and the number of examples of each."""
     groups = rng.permutation(puzzles.num_groups)
     chosen = rng.integers(puzzles.group_indices[groups], puzzles.group_indices[groups + 1])
     return chosen, puzzles.puzzle_indices[chosen + 1] - puzzles.puzzle_indices[chosen]
 
 
 def _used(sizes: Integer[np.ndarray, "groups"], taken: int, batch_size: int) -> Integer[np.ndarray, "groups"]:
-    """How many examples of each puzzle are used, if the first batch already holds `taken` examples."""
+    """Returns the number of examples used of each puzzle, if the first batch already contains `taken` examples."""
     used, ends = sizes.copy(), np.cumsum(sizes)
     full_at = batch_size - taken
     while full_at <= ends[-1]:
@@ -146,7 +150,7 @@ def _used(sizes: Integer[np.ndarray, "groups"], taken: int, batch_size: int) -> 
 def _epoch(
     puzzles: PuzzleSet, seed: int, epoch: int, taken: int, batch_size: int
 ) -> tuple[Integer[np.ndarray, "examples"], Integer[np.ndarray, "examples"]]:
-    """The used examples of an epoch, in order, and the puzzle of each."""
+    """Returns the used examples of an epoch, in order, and the puzzle of each."""
     rng = _generator(seed, epoch)
     chosen, sizes = _visits(puzzles, rng)
     if puzzles.largest_puzzle == 1:
@@ -166,7 +170,7 @@ def batch_of(
     *,
     words: Words | None = None,
 ) -> Batch:
-    """A batch of these examples; `owners` are their puzzles, `words` the random words that select their symmetries."""
+    """Returns a batch of these examples; `owners` are their puzzles, `words` random bits that select symmetries."""
     inputs, labels = (np.empty((len(examples), puzzles.metadata.seq_len), np.int32) for _ in range(2))
     transform = None if words is None else transform_for(puzzles.metadata)
     for start in range(0, len(examples), BLOCK):
@@ -185,11 +189,11 @@ def batch_of(
 
 
 def loss_labels(tokens: Integer[np.ndarray, "n seq"], ignored: int | None) -> Integer[np.ndarray, "n seq"]:
-    """Stored labels with `IGNORED_LABEL` in place of the token that the data set ignores."""
+    """Replaces the token that the data set ignores by `IGNORED_LABEL`."""
     if ignored is None:
         return tokens
     if ignored == 0 and tokens.dtype == np.uint8 and tokens.max() < 128:
-        # The same as below on bytes, since `where` on int32 takes ten times as long.
+        # The same as below with bytes: `where` with int32 takes ten times as long.
         return (tokens == 0).view(np.int8) * np.int8(IGNORED_LABEL) + tokens.view(np.int8)
     return np.where(tokens == ignored, np.int32(IGNORED_LABEL), tokens.astype(np.int32))
 
@@ -197,10 +201,10 @@ def loss_labels(tokens: Integer[np.ndarray, "n seq"], ignored: int | None) -> In
 def eval_batches(
     puzzles: PuzzleSet, *, batch_size: int, shard: tuple[int, int] = (0, 1), limit: int = 0
 ) -> Iterator[tuple[Batch, Bool[np.ndarray, "local"]]]:
-    """Every example once and in order, in batches of equal shape, each with a mask of the rows that are examples.
+    """Yields every example once, in order, in batches of equal shape, each with a mask of the rows that are examples.
 
-    The last batch is padded with rows without labels, so that all shards yield the same number of batches. `limit`: the
-    number of examples, 0 for all.
+    The last batch is padded with rows without labels, so that all shards yield the same number of batches. `limit` is
+    the number of examples; 0 means all.
     """
     rows = rows_of(shard, batch_size)
     total = min(limit or puzzles.num_examples, puzzles.num_examples)

@@ -1,4 +1,4 @@
-"""The fields of a run that only puzzles have."""
+"""The configuration fields of puzzle runs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Cycles = Annotated[int, Range(1, 4096)]
 
 @dataclasses.dataclass(frozen=True)
 class PuzzleConfig(TaskConfig):
-    """Data and recursion schedules of a puzzle run."""
+    """Data and schedules of a puzzle run."""
 
     kind: str = ""
-    """A kind of puzzle from outside the project, package.module:Class, for a data set that none here recognises."""
+    """Kind of puzzle of your own, package.module:Class, for data sets that no built-in kind recognises."""
     data_weights: str = ""
-    """Of several data sets, the share of each in a batch (3,1: three quarters and one); by default one pass over each
-    takes equally many steps."""
+    """Share of each data set in a batch, for several data sets (3,1: three quarters and one quarter); by default one
+    pass over each data set takes the same number of steps."""
     augment: bool = False
-    """Draw a new symmetry for every training example, instead of copies stored in the data set; for Sudokus and mazes.
+    """Transform every training example by a random symmetry, for Sudokus and mazes; replaces stored augmentations.
     Evaluation is never augmented."""
     curriculum_epochs: Annotated[float, Range(0, 1e12)] = 0
-    """Passes over the data during which recursion deepens, both cycles linearly, to that of `arch`; 0: constant."""
+    """Epochs during which H-cycles and L-cycles increase linearly to those of `arch`; 0: constant."""
     curriculum_start: tuple[Cycles, Cycles] = (1, 2)
-    """H-cycles and L-cycles that the curriculum starts with."""
+    """H-cycles and L-cycles at the start of the curriculum."""
     halt_exploration_end: Annotated[float, Range(0, 1)] | None = None
-    """The halting exploration changes linearly from `arch.halt_exploration_prob` to this at the last step."""
+    """Halting exploration at the last step; it changes linearly, starting from `arch.halt_exploration_prob`."""
 
     def __post_init__(self):
         try:

@@ -1,4 +1,4 @@
-"""Evaluation steps: a batch of puzzles through all ACT steps, to the limit or until the model halts; traced."""
+"""Evaluation steps (traced): run a batch of puzzles for a fixed number of ACT steps, or until the model halts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EvalStep = Callable[[TrainState, Batch], tuple[Metrics, dict[str, jax.Array]]]
 
 
 def make_eval_step(objective: Objective, max_steps: int, *, metrics_only: bool = False) -> EvalStep:
-    """`(state, batch) -> (metrics, outputs)` after `max_steps` ACT steps with `state.eval_params`.
+    """Returns `(state, batch) -> (metrics, outputs)`, which runs `max_steps` ACT steps with `state.eval_params`.
 
-    Metrics are sums over all replicas, with the sums of the halting curve in `halting_curve`; outputs are this
-    replica's, with a leading axis for the ACT steps, or empty with `metrics_only`. `batch` may mark padding rows with
-    False in `is_example`.
+    Metrics are sums over all replicas; `halting_curve` contains the sums of the halting curve. Outputs belong to this
+    replica and have a leading axis of ACT steps; with `metrics_only` they are empty. In `batch`, `is_example` may be
+    False for padding rows.
     """
 
     def eval_step(state: TrainState, batch: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
@@ -35,7 +35,7 @@ def make_eval_step(objective: Objective, max_steps: int, *, metrics_only: bool =
             return carry, (metrics, outputs)
 
         _, (metrics, outputs) = jax.lax.scan(scan_body, model.initial_carry(batch), length=max_steps)
-        # In evaluation no sequence halts before the limit, so only the metrics of the last step count any.
+        # In evaluation no sequence halts before the limit, so only the metrics of the last step are not zero.
         last = jax.tree.map(lambda m: m[-1], metrics)
         if metrics_only:
             return jax.lax.psum(last, AXIS), {}
@@ -46,7 +46,7 @@ def make_eval_step(objective: Objective, max_steps: int, *, metrics_only: bool =
 
 
 class _HaltingState(NamedTuple):
-    """A batch whose sequences halt one after the other."""
+    """Loop state of a batch whose sequences halt at different ACT steps."""
 
     carry: Any
     act_steps: jax.Array
@@ -55,14 +55,15 @@ class _HaltingState(NamedTuple):
     steps: jax.Array
     """ACT steps of each sequence until it halted."""
     outputs: dict[str, jax.Array]
-    """Outputs of each sequence when it halted, or the newest ones."""
+    """Outputs of each sequence when it halted, or its latest outputs."""
 
 
 def make_halting_eval_step(objective: Objective, max_steps: int, threshold_logit: float) -> EvalStep:
-    """The same, except that a sequence's answer is that of the first ACT step with a halting logit above the threshold.
+    """Like `make_eval_step`, with early halting at the first ACT step whose halting logit exceeds the threshold.
 
-    A replica stops when all of its sequences have halted. The metric `steps` sums the ACT steps of the sequences,
-    `computed_steps` those of their replicas. Outputs have a leading axis of 1, and `steps`.
+    A replica stops when all of its sequences have halted. The metric `steps` is the sum of the ACT steps of the
+    sequences; `computed_steps` is the sum of the ACT steps that their replicas computed. Outputs have a leading axis of
+    size 1 and include `steps`.
     """
 
     def eval_step(state: TrainState, batch: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
@@ -76,7 +77,7 @@ def make_halting_eval_step(objective: Objective, max_steps: int, threshold_logit
         def running(loop: _HaltingState) -> jax.Array:
             return (loop.act_steps < max_steps) & ~loop.halted.all()
 
-        # No collective in here: replicas leave the loop after different numbers of rounds.
+        # No collectives here: replicas leave the loop after different numbers of iterations.
         def body(loop: _HaltingState) -> _HaltingState:
             carry, outputs = act_step(loop.carry)
             act_steps = loop.act_steps + 1
@@ -114,32 +115,32 @@ def _halting_metrics(loop: _HaltingState, labels: jax.Array) -> Metrics:
 
 
 class _EvalModel:
-    """The module in evaluation mode with the weights to evaluate."""
+    """The module in evaluation mode with `state.eval_params`."""
 
     def __init__(self, objective: Objective, state: TrainState):
         params: Arrays = state.eval_params
         self._objective = objective
         self._call = objective.call(params, state.buffers, train=False)
         self._state = params, state.buffers
-        # The loss head returns those of these outputs that the model has.
+        # The loss head ignores names of outputs that the model does not have.
         self._return_keys = ("preds", "q_halt_logits", *["q_continue_logits"] * _bootstrapped(objective))
 
     def initial_carry(self, batch: Batch) -> Any:
         return self._objective.initial_carry(*self._state, batch)
 
     def act_step(self, carry: Any, batch: Batch) -> tuple[Any, Metrics, dict[str, jax.Array]]:
-        """One ACT step: carry, metrics, outputs."""
+        """Runs one ACT step and returns carry, metrics and outputs."""
         outputs, _ = self._call(carry=carry, batch=batch, return_keys=self._return_keys)
         carry, _, metrics, returned, _ = outputs
         return carry, metrics, returned
 
 
 def _bootstrapped(objective: Objective) -> bool:
-    """Whether a sequence halts where `q_halt` exceeds `q_continue` instead of 0."""
+    """Returns whether a sequence halts if `q_halt` exceeds `q_continue` instead of 0."""
     return getattr(objective.task, "bootstrapped_halting", False)
 
 
 def _without_mask(batch: Batch) -> tuple[Batch, jax.Array]:
-    """The batch as the module takes it, and which of its rows are examples: all, if it does not say."""
+    """Returns the batch without `is_example`, and the mask; without a mask, all rows are examples."""
     mask = batch.get("is_example", jnp.ones(len(batch["inputs"]), bool))
     return {name: value for name, value in batch.items() if name != "is_example"}, mask

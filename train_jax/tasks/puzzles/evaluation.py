@@ -1,4 +1,4 @@
-"""Evaluates a model on puzzles: every example once, or a fixed sample, with the averaged weights."""
+"""Evaluates a model with its averaged weights on all examples or on the first ones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from train_jax.tasks.puzzles.halting import HaltingCurve, curve_of, threshold_lo
 from train_jax.tasks.puzzles.mixture import Mixture, mixture_of
 
 KEPT_BYTES = 2**30
-"""Answers after every ACT step are kept up to this size; of more, as of an augmented ARC set, only the last ones."""
+"""Up to this size, the answers after every ACT step are kept; beyond it (augmented ARC sets), only the last ones."""
 
 Progress = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation, equal on every process: means over all examples, answers in the data set's order."""
+    """The result of an evaluation, equal on every process. Answers are in the order of the data set."""
 
     metrics: dict[str, float]
     """Means over the examples: `accuracy` (tokens), `exact_accuracy` (whole puzzles), `q_halt_accuracy`, `steps`,
@@ -44,9 +44,9 @@ class Evaluation:
     inputs: np.ndarray
     """(examples, seq_len)."""
     puzzle_identifiers: np.ndarray
-    """(examples,), int32, as the model numbers them."""
+    """(examples,), int32, in the model's numbering."""
     halting_curve: HaltingCurve | None = None
-    """Accuracy at earlier halting, over all hosts; None after early halting, or if no example has labels."""
+    """Accuracy at other halting thresholds, over all hosts; None with early halting, or if no example has labels."""
 
     @property
     def summary(self) -> str:
@@ -63,14 +63,14 @@ class Evaluation:
         scratch = path.with_name("partial.npz")
         np.savez_compressed(scratch, predictions=self.predictions, q_halt_logits=self.q_halt_logits)
         scratch.replace(path)
-        folder.halting_curve(split).unlink(missing_ok=True)  # it may belong to other weights than these answers
+        folder.halting_curve(split).unlink(missing_ok=True)  # an existing file may belong to other weights
         if self.halting_curve is not None:
             write_text(folder.halting_curve(split), to_json(self.halting_curve))
         write_text(folder.evaluation(split), json.dumps(self.metrics, indent=1))
 
 
 class Evaluator:
-    """Evaluates one module on one set of puzzles; compiled at the first call."""
+    """Evaluates a module on a set of puzzles; compiled at the first call."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Evaluator:
         halt_threshold: float | None = None,
         progress: Progress = lambda done, total: None,
     ):
-        """`max_steps`: ACT steps; `batch_size`: examples on all devices together; `halt_threshold`: the halting
-        probability above which a sequence halts, None to run all to the limit."""
+        """`max_steps` is the number of ACT steps and `batch_size` the number of examples on all devices together. A
+        sequence halts above the halting probability `halt_threshold`; None runs all sequences to the limit."""
         devices.local_batch_size(batch_size)
         self._puzzles = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
         self._devices, self._batch_size, self._progress = devices, batch_size, progress
@@ -100,7 +100,7 @@ class Evaluator:
     def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
         data, step = self._puzzles, self._metrics_only if metrics_only else self._full
         total = min(limit or data.num_examples, data.num_examples)
-        state = self._devices.replicate(state)  # once, and not again for every batch
+        state = self._devices.replicate(state)  # otherwise every batch would transfer it again
         sums: dict[str, float] = {}
         curve, done = None, 0
         answers = _Answers(total, data.metadata.seq_len, data.metadata.vocab_size)
@@ -121,7 +121,7 @@ class Evaluator:
 
 
 class _Answers:
-    """The answers of all processes, batch by batch."""
+    """Collects the answers of all processes, batch by batch."""
 
     def __init__(self, total: int, seq_len: int, vocab_size: int):
         self._total, self._seq_len = total, seq_len
@@ -153,7 +153,7 @@ class _Answers:
             self._parts[name].append(array[:, valid])
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Predictions, halting logits, inputs, identifiers; empty ones if nothing was added."""
+        """Returns predictions, halting logits, inputs and identifiers; empty arrays if nothing was added."""
         joined = {
             name: np.concatenate(parts, axis=1) if parts else self._empty[name] for name, parts in self._parts.items()
         }
@@ -161,7 +161,7 @@ class _Answers:
 
 
 def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
-    """Sums to means: losses over all examples of the steps, other metrics over the sequences that halted in them."""
+    """Converts sums to means: losses over all examples of the steps, other metrics over the sequences that halted."""
     count = max(sums["count"], 1)
     averaged = {
         name: (value / examples if examples else math.nan) if name.endswith("loss") else value / count
@@ -171,6 +171,6 @@ def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
 
 
 def _merge_devices(outputs: Any) -> np.ndarray:
-    """(devices, ACT steps, local, …) -> (ACT steps, examples, …)."""
+    """Reshapes (devices, ACT steps, local, …) to (ACT steps, examples, …)."""
     outputs = np.moveaxis(np.asarray(outputs), 0, 1)
     return outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])

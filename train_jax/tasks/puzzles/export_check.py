@@ -1,4 +1,4 @@
-"""Compares the answers of the exported weights in plain PyTorch with those of the JAX side, puzzle by puzzle."""
+"""Compares the answers of plain PyTorch, with the exported weights, with the answers of JAX for every puzzle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_export(
     batch_size: int = 250,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportCheck:
-    """Loads `weights` strictly into the PyTorch module of `config` and runs it eagerly on every puzzle."""
+    """Loads `weights` with `strict=True` into the PyTorch module of `config` and runs it eagerly on every puzzle."""
     module = build_module(config, task, batch_size)
     module.load_state_dict(load_file(weights), strict=True)
     module.eval()

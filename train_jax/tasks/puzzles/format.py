@@ -1,9 +1,10 @@
-"""The data set on disk: reads, checks and writes the layout that TRM users already have.
+"""Reads, checks and writes data sets in the layout of the published TRM code.
 
-`DIR/{train,test}/dataset.json` and `{set}__{inputs,labels,puzzle_identifiers,puzzle_indices,group_indices}.npy` beside
-it, `DIR/identifiers.json`, and (ours) `DIR/recipe.json`, which says how the set was made. Examples of one puzzle lie
-together, `puzzle_indices` holds where each puzzle begins; puzzles of one group (an original with its augmentations)
-lie together, `group_indices` holds where each group begins; both end with the total.
+A split is a folder `DIR/{train,test}` with `dataset.json` and the arrays
+`{set}__{inputs,labels,puzzle_identifiers,puzzle_indices,group_indices}.npy`. `DIR/identifiers.json` contains the names
+of the puzzles. `DIR/recipe.json`, an addition of this project, describes how the data set was built. The examples of a
+puzzle are consecutive and `puzzle_indices` contains their starts. The puzzles of a group (an original with its
+augmentations) are consecutive and `group_indices` contains their starts. Both index arrays end with the total.
 """
 
 import dataclasses
@@ -54,14 +55,14 @@ __all__ = [
 
 MEMORY_MAPPED = ("inputs", "labels")
 SCANNED_BYTES = 2**28
-"""Of tokens, so much is read when a set is opened (whole Sudoku sets, evenly spaced examples of larger ones)."""
+"""Bytes of tokens that are checked when a set is opened: all of a Sudoku set, evenly spaced rows of larger sets."""
 
 
 @dataclass(frozen=True, eq=False)
 class PuzzleSet:
-    """One split of a data set, checked; `inputs` and `labels` are memory-mapped.
+    """One validated split of a data set; `inputs` and `labels` are memory-mapped.
 
-    Equal only to itself, so that it can key a cache.
+    Comparison and hash are by identity, so that it can be the key of a cache.
     """
 
     metadata: Metadata
@@ -71,19 +72,19 @@ class PuzzleSet:
     puzzle_indices: Integer[np.ndarray, "puzzles+1"]
     group_indices: Integer[np.ndarray, "groups+1"]
     stated_fingerprint: str = dataclasses.field(default="", init=False)
-    """As `recipe.json` states it. Not an argument, so that `dataclasses.replace` drops it together with the arrays."""
+    """The fingerprint in `recipe.json`. Not an argument, so that `dataclasses.replace` of the arrays removes it."""
 
     @property
     def kind(self) -> Kind | None:
-        """None where the kind is none of those known here."""
+        """The kind of the puzzles; None if it is unknown."""
         return kind_of(self.metadata)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of metadata and arrays, equal for equal splits in other processes and runs.
+        """Hash of metadata and arrays, equal for equal splits in all processes and runs.
 
-        Taken from `recipe.json`, where the builder stored it; without one it is computed, once, at about 1 GB/s.
-        `trm build-data inspect` says whether the arrays are still those that were hashed.
+        It is read from `recipe.json`; without this file it is computed, at about 1 GB/s. `trm build-data inspect`
+        checks whether the arrays still have the stored hash.
         """
         arrays = {name: getattr(self, name) for name in FIELDS}
         return self.stated_fingerprint or split_fingerprint(self.metadata, arrays)
@@ -94,7 +95,7 @@ class PuzzleSet:
 
     @property
     def num_puzzles(self) -> int:
-        """With augmentations."""
+        """Number of puzzles, including augmentations."""
         return len(self.puzzle_identifiers)
 
     @property
@@ -103,20 +104,20 @@ class PuzzleSet:
 
     @cached_property
     def largest_puzzle(self) -> int:
-        """The most examples that a puzzle has."""
+        """Largest number of examples of a puzzle."""
         return int(np.diff(self.puzzle_indices).max())
 
 
 def load_split(directory: str | Path, split: str) -> PuzzleSet:
-    """Opens `directory/split` and checks it; `UserError` names the file, what is wrong with it and the remedy.
+    """Opens and checks `directory/split`. Raises `UserError` with the file, the error and the remedy.
 
-    Several sets are joined in the order of `dataset.json`; joining copies them into memory.
+    Several sets are concatenated in memory, in the order of `dataset.json`.
     """
     folder = Path(directory) / split
     if not (folder / "dataset.json").is_file():
         raise UserError(
             f"no data set at {folder} (dataset.json is missing); "
-            f"make one with `trm build-data sudoku --output-dir {directory}`"
+            f"build one with `trm build-data sudoku --output-dir {directory}`"
         )
     metadata = read_metadata(folder / "dataset.json")
     parts = [_load_set(folder, name, metadata) for name in metadata.sets]
@@ -124,7 +125,7 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
     check(
         len(arrays["group_indices"]) - 1 == metadata.total_groups,
         folder / "dataset.json",
-        f"total_groups is {metadata.total_groups}, but group_indices hold {len(arrays['group_indices']) - 1} groups",
+        f"total_groups is {metadata.total_groups}, expected {len(arrays['group_indices']) - 1} as in group_indices",
     )
     record = read_record(directory)
     puzzles = PuzzleSet(_with_kind(metadata, stated_kind(record), folder), **arrays)
@@ -134,7 +135,7 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
 
 
 def _with_kind(metadata: Metadata, stated: str, folder: Path) -> Metadata:
-    """The metadata with the key of the kind: the one that is stated, otherwise the one that the kinds recognise."""
+    """Sets the key of the kind: the stated one, otherwise that of the kind that recognises the data set."""
     metadata = replace(metadata, kind=metadata.kind or stated)
     try:
         kind = kind_of(metadata)
@@ -144,7 +145,7 @@ def _with_kind(metadata: Metadata, stated: str, folder: Path) -> Metadata:
 
 
 def originals_of(puzzles: PuzzleSet) -> Integer[np.ndarray, "groups"]:
-    """The first example of every group."""
+    """Returns the first example of every group."""
     return puzzles.puzzle_indices[puzzles.group_indices[:-1]]
 
 
@@ -157,7 +158,9 @@ def _load_set(folder: Path, name: str, metadata: Metadata) -> dict[str, np.ndarr
         paths["inputs"],
         f"shape {inputs.shape}, expected [examples, {metadata.seq_len}]",
     )
-    check(labels.shape == inputs.shape, paths["labels"], f"shape {labels.shape}, but inputs have {inputs.shape}")
+    check(
+        labels.shape == inputs.shape, paths["labels"], f"shape {labels.shape}, expected {inputs.shape} as of the inputs"
+    )
     identifiers = arrays["puzzle_identifiers"]
     check(identifiers.ndim == 1, paths["puzzle_identifiers"], f"shape {identifiers.shape}, expected [puzzles]")
     _check_indices(paths["puzzle_indices"], arrays["puzzle_indices"], len(inputs), "examples")
@@ -168,7 +171,7 @@ def _load_set(folder: Path, name: str, metadata: Metadata) -> dict[str, np.ndarr
         f"{len(arrays['puzzle_indices'])} entries, expected one more than the {len(identifiers)} puzzle_identifiers",
     )
     for field in ("puzzle_indices", "group_indices"):
-        arrays[field] = arrays[field].astype(np.int64)  # checked, so it fits; unsigned ones do not mix with others
+        arrays[field] = arrays[field].astype(np.int64)  # mixing unsigned and signed integers would give floats
     _check_range(paths["puzzle_identifiers"], identifiers, metadata.num_puzzle_identifiers, None)
     _check_range(paths["inputs"], _sample(inputs), metadata.vocab_size, None)
     _check_range(paths["labels"], _sample(labels), metadata.vocab_size, metadata.ignore_label_id)
@@ -181,9 +184,9 @@ def _load_array(path: Path, *, mapped: bool) -> np.ndarray:
     except FileNotFoundError:
         raise UserError(f"{path} is missing; {REBUILD}") from None
     except DamagedError as error:
-        raise UserError(f"{path}: not an array ({error}); {REBUILD}") from None
+        raise UserError(f"{path} is not a valid array ({error}); {REBUILD}") from None
     check(array.dtype.kind in "iu", path, f"dtype {array.dtype}, expected an integer type")
-    # The plain view of a memory map indexes faster than np.memmap, which wraps every result again.
+    # A plain array view is faster to index than np.memmap, which wraps every result.
     return np.asarray(array) if mapped else np.array(array)
 
 
@@ -191,14 +194,14 @@ def _check_indices(path: Path, indices: np.ndarray, total: int, of_what: str) ->
     check(
         indices.ndim == 1 and len(indices) >= 2 and indices[0] == 0 and indices[-1] == total,
         path,
-        f"expected starts from 0 to the number of {of_what}, {total}; "
+        f"expected a vector from 0 to the number of {of_what}, {total}, "
         f"found shape {indices.shape}, first {indices.flat[:1]}, last {indices.flat[-1:]}",
     )
     falls = np.flatnonzero(indices[1:] <= indices[:-1])
     check(
         not len(falls),
         path,
-        f"entry {falls[:1] + 1} does not exceed the one before it, so something is empty",
+        f"entry {falls[:1] + 1} does not exceed the one before it, expected increasing entries",
     )
 
 
@@ -208,7 +211,7 @@ def _check_range(path: Path, values: np.ndarray, end: int, also: int | None) -> 
     wrong = (values < 0) | (values >= end)
     if also is not None:
         wrong &= values != also
-    check(not wrong.any(), path, f"holds {values[wrong][:1]}, expected values from 0 to {end - 1}")
+    check(not wrong.any(), path, f"contains {values[wrong][:1]}, expected values from 0 to {end - 1}")
 
 
 def _sample(tokens: np.ndarray) -> np.ndarray:
@@ -226,7 +229,7 @@ def _join(parts: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def write_split(folder: Path, metadata: Metadata, arrays: Mapping[str, np.ndarray | RowFile]) -> None:
-    """Writes one split, all of it as the one set that `metadata.sets` names; a `RowFile` is on disk already."""
+    """Writes one split as the only set of `metadata.sets`; the data of a `RowFile` is already on disk."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "dataset.json", published_fields(metadata))
     for field in FIELDS:
@@ -236,6 +239,6 @@ def write_split(folder: Path, metadata: Metadata, arrays: Mapping[str, np.ndarra
 
 
 def array_path(folder: Path, metadata: Metadata, field: str) -> Path:
-    """Where an array of a split lies that is written as one set."""
+    """Returns the path of an array of a split with one set."""
     (name,) = metadata.sets
     return folder / f"{name}__{field}.npy"

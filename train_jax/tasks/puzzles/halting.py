@@ -1,6 +1,6 @@
-"""Halting at inference: the first ACT step whose halting probability exceeds a threshold, and what it costs.
+"""Early halting at inference, and the halting curve: accuracy against mean ACT steps for all thresholds.
 
-Pure functions of arrays, traced; and the curve of accuracy against mean ACT steps made from their sums.
+A sequence halts at the first ACT step whose halting probability exceeds the threshold.
 """
 
 import json
@@ -19,31 +19,31 @@ from train_jax.tasks.puzzles.accuracy import score_answers
 
 _TAIL = sorted(round(m * 10.0**-k, k + 2) for k in range(2, 6) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
 THRESHOLDS = (0.0, *_TAIL, *(i / 20 for i in range(2, 19)), *(round(1 - p, 7) for p in reversed(_TAIL)), 1.0)
-"""Thresholds of the curve, dense near 0 and 1, where most halting probabilities lie. 0 takes the first answer; 1 is
-never exceeded, so it takes the last."""
+"""Thresholds of the curve, dense near 0 and 1, where most halting probabilities are. With 0 every sequence halts at
+the first step, with 1 at the last."""
 
 
 class CurveSums(NamedTuple):
-    """Over the examples that have labels."""
+    """Sums over the examples that have labels."""
 
     count: Float[Array, ""]
     steps: Float[Array, "thresholds"]
     accuracy: Float[Array, "thresholds"]
     exact: Float[Array, "thresholds"]
     fixed_accuracy: Float[Array, "steps"]
-    """Of the answers after the first ACT step, the second, …"""
+    """Sums for the answers after the first ACT step, the second, …"""
     fixed_exact: Float[Array, "steps"]
 
 
 @dataclass(frozen=True)
 class Point:
-    """Cost and accuracy of one way of halting, means over the examples."""
+    """Cost and accuracy of one halting rule, as means over the examples."""
 
     mean_steps: float
     exact_accuracy: float
     accuracy: float
     threshold: float | None = None
-    """A sequence halts at a halting probability above this; None where all sequences take equally many steps."""
+    """A sequence halts above this halting probability; None if all sequences take the same number of steps."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class HaltingCurve:
 
     by_threshold: tuple[Point, ...]
     by_steps: tuple[Point, ...]
-    """Without halting: every sequence takes 1, 2, … steps."""
+    """Without early halting: every sequence takes 1, 2, … steps."""
 
 
 def threshold_logit(probability: float) -> float:
-    """The logit of a probability. Raises `UserError` for a number outside 0 to 1."""
+    """Returns the logit of a probability. Raises `UserError` for a number outside 0 to 1."""
     if not 0 <= probability <= 1:
         raise UserError(f"--halt-threshold {probability:g} is not a probability; use a number from 0 to 1")
     if probability in (0, 1):
@@ -65,20 +65,20 @@ def threshold_logit(probability: float) -> float:
 
 
 def halting_logits(outputs: Mapping[str, Array]) -> Float[Array, "*steps batch"]:
-    """Above 0 where training would halt: `q_halt`, less `q_continue` where halting is bootstrapped."""
+    """Returns logits that are above 0 if training would halt: `q_halt`, or `q_halt - q_continue` if bootstrapped."""
     logits = outputs["q_halt_logits"]
     return logits - outputs["q_continue_logits"] if "q_continue_logits" in outputs else logits
 
 
 def first_halt(halts: Bool[Array, "steps batch"]) -> Int[Array, "batch"]:
-    """The number from 0 of the step at which each sequence halts: at the last one at the latest."""
+    """Returns the index of the step at which each sequence halts, at the latest the last one."""
     return jnp.argmax(halts.at[-1].set(True), axis=0)
 
 
 def curve_sums(
     preds: Int[Array, "steps batch seq"], labels: Int[Array, "batch seq"], logits: Float[Array, "steps batch"]
 ) -> CurveSums:
-    """Sums for halting at each of the thresholds, and for stopping after each ACT step."""
+    """Computes the sums for halting at each threshold, and for stopping after each ACT step."""
     scores = score_answers(preds, labels)
     limits = jnp.array([threshold_logit(threshold) for threshold in THRESHOLDS], logits.dtype)
     at = jax.vmap(lambda limit: first_halt(logits > limit))(limits)
@@ -98,7 +98,7 @@ def curve_sums(
 
 
 def curve_of(sums: CurveSums) -> HaltingCurve | None:
-    """None where no example has labels."""
+    """Computes the curve from sums; None if no example has labels."""
     if not sums.count:
         return None
     means = {name: np.asarray(value, float) / sums.count for name, value in sums._asdict().items()}
@@ -115,7 +115,7 @@ def to_json(curve: HaltingCurve) -> str:
 
 
 def from_json(values: Any) -> HaltingCurve:
-    """A curve from parsed JSON. Raises `ValueError` for anything that `to_json` does not write."""
+    """Reads a curve from parsed JSON. Raises `ValueError` if it does not have the format of `to_json`."""
 
     def points(name: str) -> tuple[Point, ...]:
         return tuple(_point(fields) for fields in values[name])
@@ -133,7 +133,7 @@ def _point(fields: Mapping[str, Any]) -> Point:
 
 
 def select_points(curve: HaltingCurve, most: int = 10) -> list[Point]:
-    """About `most` thresholds, spread over the range of the curve; 0.5, as in training, and 1 are among them."""
+    """Selects about `most` points, spread over the curve, including the thresholds 0.5 (as in training) and 1."""
     points = curve.by_threshold
     values = np.array([(point.mean_steps, point.exact_accuracy) for point in points])
     places = values / np.maximum(np.ptp(values, axis=0), 1e-9)
@@ -146,7 +146,7 @@ def select_points(curve: HaltingCurve, most: int = 10) -> list[Point]:
 
 
 def table(curve: HaltingCurve) -> list[str]:
-    """Lines for a terminal: halting at each threshold, and the same number of steps for all sequences."""
+    """Formats the curve for a terminal: the selected thresholds, then equal numbers of steps for all sequences."""
     named = [(f"{point.threshold:g}", point) for point in select_points(curve)]
     named += [(f"all after {point.mean_steps:.0f}", point) for point in curve.by_steps]
     return [
@@ -156,7 +156,7 @@ def table(curve: HaltingCurve) -> list[str]:
 
 
 def halting_histogram(carry: Any, halt_max_steps: int) -> dict[str, Int[Array, "steps"]]:
-    """How many sequences halted in this step after 1, 2, … ACT steps; empty for a carry that does not say."""
+    """Counts the sequences that halted in this step after 1, 2, … ACT steps; empty if the carry lacks the fields."""
     if not (hasattr(carry, "halted") and hasattr(carry, "steps")):
         return {}
     after = jnp.arange(1, halt_max_steps + 1)

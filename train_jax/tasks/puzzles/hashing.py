@@ -1,11 +1,11 @@
-"""Fingerprints of 64 bits: the mixer that they are made with, and which of them are new."""
+"""64-bit hashes: the mixing function, and the selection of new values."""
 
 import numpy as np
 from jaxtyping import Bool, UInt64
 
 
 def mix(x: UInt64[np.ndarray, "..."], *, kind: int = 0) -> UInt64[np.ndarray, "..."]:
-    """A bijection of 64 bits that scatters them (the finaliser of SplitMix64), another one for every kind.
+    """Applies the finaliser of SplitMix64, a bijection of 64-bit integers; every `kind` is a different one.
 
     References: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
     """
@@ -16,7 +16,7 @@ def mix(x: UInt64[np.ndarray, "..."], *, kind: int = 0) -> UInt64[np.ndarray, ".
 
 
 def first_of_each(values: UInt64[np.ndarray, "n"], *, known: UInt64[np.ndarray, "m"]) -> Bool[np.ndarray, "n"]:
-    """Which values are neither among `known` nor a repetition of an earlier one."""
+    """Returns which values are neither in `known` nor equal to an earlier value."""
     keep = np.zeros(len(values), bool)
     keep[np.unique(values, return_index=True)[1]] = True
     return keep & ~np.isin(values, known)

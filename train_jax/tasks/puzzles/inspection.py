@@ -1,4 +1,4 @@
-"""Inspects a data set: what it holds, what occurs twice, what of the test set has leaked into the training set."""
+"""Inspects a data set: its contents, repeated examples, and test puzzles that also occur in the train split."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from train_jax.tasks.puzzles.recipe import content_of, read_recipe
 
 BLOCK = 4096
 SAMPLE = 2000
-"""Puzzles whose solutions are counted, and augmentations that are compared with their original."""
+"""Number of puzzles whose solutions are counted, and of augmentations that are compared with their originals."""
 
 Facts = dict[str, Any]
 
 
 def inspect(directory: str | Path, progress: Progress) -> dict[str, Facts]:
-    """Facts by heading: of the whole, of each split, and between the two. Raises `UserError` for no data set."""
+    """Returns facts by heading: data set, each split, both splits. Raises `UserError` if there is no data set."""
     directory = Path(directory)
     sets = {split: load_split(directory, split) for split in SPLITS}
     facts = {"data set": _whole(directory, sets, progress)}
@@ -36,12 +36,12 @@ def inspect(directory: str | Path, progress: Progress) -> dict[str, Facts]:
 
 
 def row_marks(rows: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
-    """A number for every row, equal for equal rows; by chance for others at 2**-64 a pair."""
+    """Returns a 64-bit hash of every row."""
     n, cells = rows.shape
     marks = np.empty(n, np.uint64)
     salts = mix(np.arange(-(-cells // 4), dtype=np.uint64))
     for start in range(0, n, BLOCK):
-        # Two bytes for a token: vocabularies may be large.
+        # Two bytes per token, since a vocabulary may have more than 256 tokens.
         block = rows[start : start + BLOCK].astype(np.uint16, order="C")
         words = np.pad(block, ((0, 0), (0, -cells % 4))).view(np.uint64)
         marks[start : start + BLOCK] = mix(words + salts).sum(axis=1)
@@ -56,7 +56,7 @@ def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> F
     }
     record = read_recipe(directory)
     if record is None:
-        return facts | {"recipe": "none: not made here"}
+        return facts | {"recipe": "none: not built by this project"}
     for name, value in record["recipe"].items():
         facts |= {f"recipe: {one_line(name)}": one_line(value)}
     if all(len(puzzles.metadata.sets) == 1 for puzzles in sets.values()):
@@ -67,7 +67,7 @@ def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> F
 
 
 def one_line(value: Any) -> str:
-    """A recipe's value, of hashes only the beginning; a recipe is a file, and may hold anything."""
+    """Formats a value of a recipe in one printable line; hashes are shortened. The value is untrusted."""
     if isinstance(value, dict):
         value = ", ".join(f"{key} {str(each)[:12]}" for key, each in value.items())
     shown = str(value)[:500]
@@ -75,7 +75,7 @@ def one_line(value: Any) -> str:
 
 
 def _on_disk(directory: Path, sets: dict[str, PuzzleSet]) -> dict[str, Any]:
-    """The arrays as they lie there: what is loaded may have another type."""
+    """Returns the arrays with the integer types of the files, which can differ from those of the loaded splits."""
 
     def arrays(split: str) -> dict[str, np.ndarray]:
         paths = {field: array_path(directory / split, sets[split].metadata, field) for field in FIELDS}
@@ -115,7 +115,7 @@ def _by_kind(puzzles: PuzzleSet) -> Facts:
 
 
 def _unlike_their_original(puzzles: PuzzleSet, kind: Kind) -> Facts:
-    """Augmentations that are no symmetry of the first puzzle of their group; of puzzles with one example each."""
+    """Counts augmentations that are not equivalent to the first puzzle of their group, for puzzles of one example."""
     if puzzles.num_examples == puzzles.num_groups or puzzles.largest_puzzle > 1:
         return {}
     originals = originals_of(puzzles)
@@ -135,14 +135,14 @@ def _leaks(sets: dict[str, PuzzleSet], train: UInt64[np.ndarray, "n"], test: UIn
     facts: Facts = {"test inputs that are also train inputs": f"{np.isin(test, train).sum():,} of {len(test):,}"}
     kind = sets["train"].kind
     if kind is None or kind != sets["test"].kind:
-        return facts | {"the same under the puzzle's symmetries": "not known for this kind of puzzle"}
+        return facts | {"the same under the puzzle's symmetries": "unknown for this kind of puzzle"}
     known, tested = (_fingerprints(sets[split], kind, _rows_of_originals(sets[split])) for split in SPLITS)
     repeated = sum(map(set(known).__contains__, tested))
     return facts | {"test examples that are a symmetry of a train example": f"{repeated:,} of {len(tested):,}"}
 
 
 def _rows_of_originals(puzzles: PuzzleSet) -> Integer[np.ndarray, "n"]:
-    """Every example of the first puzzle of every group."""
+    """Returns every example of the first puzzle of every group."""
     first = puzzles.group_indices[:-1]
     starts, ends = puzzles.puzzle_indices[first], puzzles.puzzle_indices[first + 1]
     return np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)])

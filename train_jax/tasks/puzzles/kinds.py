@@ -1,4 +1,4 @@
-"""The kinds of puzzles known here. A new kind is a folder with a `Kind` and one line in `KINDS`."""
+"""The built-in kinds of puzzles. A new kind is a folder with a `Kind` and one line in `KINDS`."""
 
 from collections.abc import Sequence
 
@@ -15,30 +15,31 @@ from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.trace import Trace
 
 KINDS: tuple[type[Kind], ...] = (SudokuKind, MazeKind, ArcKind)
-"""Asked in this order about a data set that does not name its kind."""
+"""In the order in which they are tried for a data set that does not name its kind."""
 
 _FROM_OUTSIDE: dict[str, type[Kind]] = {}
-"""Kinds that a run named as `package.module:Class`, for the rest of the process."""
+"""Kinds that the user named as `package.module:Class`, until the process ends."""
 
 MIXED = "mixed"
-"""The key of several data sets together that no kind fits."""
+"""The key of a mixture of data sets if no kind has its sizes."""
 
 
 def add_kind(name: str) -> None:
-    """Adds a kind from outside the project, `package.module:Class`, that the user named; "" adds nothing.
+    """Adds a kind of the user, `package.module:Class`; "" adds nothing.
 
-    A data set cannot name one: files are data and load no code. Raises `UserError` if it cannot be imported.
+    A data set cannot name such a kind, because its files must not execute code. Raises `UserError` if the class cannot
+    be imported.
     """
     if name and name not in _FROM_OUTSIDE:
         if not is_plugin(name):
-            raise UserError(f"kind {name!r}: expected package.module:Class; the kinds known here need no name")
+            raise UserError(f"kind {name!r}: expected package.module:Class; omit it for the built-in kinds")
         _FROM_OUTSIDE[name] = load_plugin(name, "kind")
 
 
 def kind_of(data: Metadata) -> Kind | None:
-    """The kind that the metadata names, otherwise the one that recognises it; None for a kind not known here.
+    """Returns the kind that the metadata names, otherwise the one that recognises it; None for an unknown kind.
 
-    Raises `UserError` where the kind that is named has other sizes.
+    Raises `UserError` if the named kind has other sizes.
     """
     known = (*KINDS, *_FROM_OUTSIDE.values())
     if not data.kind:
@@ -53,7 +54,7 @@ def kind_of(data: Metadata) -> Kind | None:
 
 
 def describe(data: Metadata) -> str:
-    """The puzzles of a data set in words, such as `9x9 Sudokus`."""
+    """Describes the puzzles of a data set, such as `9x9 Sudokus`."""
     kind = kind_of(data)
     if kind is None:
         return f"sequences of {data.seq_len} tokens from a vocabulary of {data.vocab_size}"
@@ -61,7 +62,7 @@ def describe(data: Metadata) -> str:
 
 
 def fitted_kind(kind: Kind, examples: Sequence[Integer[np.ndarray, "..."]]) -> Kind:
-    """The same kind, no larger than these sequences of tokens need."""
+    """Returns the same kind, with the smallest size that contains these sequences of tokens."""
     return kind.fitted(examples)
 
 
@@ -72,7 +73,7 @@ def trace_of(
     q_halt_logits: Float[np.ndarray, "steps"],
     solution: Integer[np.ndarray, "seq"] | None,
 ) -> Trace:
-    """Tokens as a trace; `kind`: of the data set."""
+    """Converts tokens to a trace; `kind` is the kind of the data set."""
     if solution is not None:
         answers = kind.visible_answers(answers, solution)
     kind = kind.fitted([inputs, answers] if solution is None else [inputs, answers, solution])

@@ -1,4 +1,4 @@
-"""The JSON files of a data set: `dataset.json` with a split's sizes, `identifiers.json` with the puzzles' names."""
+"""The JSON files of a data set: `dataset.json` with the sizes of a split, `identifiers.json` with puzzle names."""
 
 import json
 import re
@@ -15,18 +15,18 @@ from train_jax.run.untrusted import DamagedError, read_whole
 
 SPLITS = ("train", "test")
 SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""A set's name becomes part of a path."""
+"""Names of sets; they become part of a path."""
 KIND_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 MAX_SETS = 64
 MAX_NUMBER = 2**31
 MAX_JSON_BYTES = 2**28
-"""Several times the identifiers of an ARC set with 1000 augmentations."""
+"""Several times the size of the identifiers of an ARC data set with 1000 augmentations."""
 REBUILD = "build the data set again with `trm build-data`"
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The fields of `dataset.json`, and the kind of puzzle, which the published format does not have."""
+    """The fields of `dataset.json`, and the kind of puzzle, which is not part of the published format."""
 
     seq_len: int
     vocab_size: int
@@ -37,32 +37,32 @@ class Metadata:
     total_groups: int
     mean_puzzle_examples: float
     total_puzzles: int
-    """As the published builders count: of Sudokus the originals, of ARC also every augmentation."""
+    """Counted like in the published builders: originals for Sudokus, augmentations included for ARC."""
     sets: tuple[str, ...]
     kind: str = ""
-    """The kind's key, such as `sudoku-9x9`, `maze-30` or `arc` (`kinds.py`); empty where it is not stated."""
+    """The key of the kind, such as `sudoku-9x9`, `maze-30` or `arc` (`kinds.py`); empty if it is not stated."""
 
 
 def published_fields(metadata: Metadata) -> dict[str, Any]:
-    """The fields that `dataset.json` of a data set has; the kind is in its `recipe.json`."""
+    """Returns the fields of `dataset.json` of a data set; the kind is stored in its `recipe.json`."""
     values = asdict(metadata)
     del values["kind"]
     return values
 
 
 def check(holds: bool | np.bool_, path: Path, problem: str) -> None:
-    """Raises `UserError` about the file unless the condition holds."""
+    """Raises `UserError` with the path and the problem unless the condition holds."""
     if not holds:
         raise UserError(f"{path}: {problem}; {REBUILD}")
 
 
 def read_metadata(path: Path) -> Metadata:
-    """The fields of one `dataset.json`, checked; `kind` where the file has it, as that of a run does."""
+    """Reads and checks a `dataset.json`; the file of a run also has the field `kind`."""
     return metadata_of(_read_json(path), path)
 
 
 def metadata_of(values: Any, path: Path = Path("dataset.json")) -> Metadata:
-    """The same from parsed JSON; `path` names the file in errors."""
+    """Like `read_metadata`, from parsed JSON; `path` is used in error messages."""
     check(isinstance(values, dict), path, f"expected an object, found a {type(values).__name__}")
     expected: dict[str, tuple[type, ...]] = {field.name: (int,) for field in fields(Metadata)}
     expected |= {"ignore_label_id": (int, NoneType), "mean_puzzle_examples": (int, float), "sets": (list,)}
@@ -97,12 +97,12 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def is_kind_key(value: Any) -> bool:
-    """Whether a value from a file can be the key of a kind; the empty string says that none is stated."""
+    """Returns whether a value from a file can be the key of a kind; an empty string means that none is stated."""
     return isinstance(value, str) and (value == "" or KIND_KEY.fullmatch(value) is not None)
 
 
 def read_identifiers(directory: str | Path) -> list[str]:
-    """Puzzle identifier -> the puzzle's name, from `identifiers.json`."""
+    """Reads `identifiers.json`: the names of the puzzles by puzzle identifier."""
     path = Path(directory) / "identifiers.json"
     names = _read_json(path)
     check(isinstance(names, list) and all(isinstance(name, str) for name in names), path, "expected a list of names")
@@ -116,7 +116,7 @@ def _read_json(path: Path) -> Any:
         reason = error.strerror if isinstance(error, FileNotFoundError) else error
         raise UserError(f"{path} cannot be read ({reason}); {REBUILD}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({str(error)[:100]}); {REBUILD}") from None
+        raise UserError(f"{path} is not valid JSON ({str(error)[:100]}); {REBUILD}") from None
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:

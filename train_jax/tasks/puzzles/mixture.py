@@ -1,9 +1,9 @@
-"""Several data sets trained on as one: each has a share of every batch, its own identifiers, and padded sequences.
+"""Mixtures of data sets: each data set has a share of every batch and its own puzzle identifiers.
 
-Every batch has the same number of rows from a data set, in the order of the data sets, so a weight is a share of the
-computation. Identifiers are numbered consecutively over the data sets, blank ones included, so that no two data sets
-share a row of the puzzle table. Sequences are padded at the end to the longest length, without labels. Tokens are not
-renumbered: the same token may mean different things in two data sets, and the puzzle embedding tells them apart.
+Every batch contains the same number of rows of a data set, in the order of the data sets, so a weight is a share of the
+computation. Identifiers are numbered consecutively over the data sets, including the blank ones, so that no two data
+sets share a row of the puzzle table. Sequences are padded at the end to the longest length, without labels. Tokens are
+not renumbered: a token may have different meanings in two data sets, which the puzzle embedding distinguishes.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ from train_jax.tasks.puzzles.kinds import MIXED
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """One or more data sets. Batches of a single one are those of `batches.train_batch` and `batches.eval_batches`."""
+    """One or more data sets. For a single one, batches equal those of `batches.train_batch` and `eval_batches`."""
 
     metadata: Metadata
-    """Of all data sets together: the sizes that a model needs."""
+    """The metadata of the mixture: the sizes that a model needs."""
     parts: tuple[PuzzleSet, ...]
     first_identifiers: tuple[int, ...]
     """The offset of each part's puzzle identifiers."""
@@ -51,17 +51,17 @@ class Mixture:
 
     @property
     def examples_per_epoch(self) -> float:
-        """The sum over the parts of the examples of one pass, independent of the weights."""
+        """The sum of the examples per epoch of all parts, independent of the weights."""
         return sum(examples_per_epoch(part) for part in self.parts)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of every part, in their order, with its first identifier and weight."""
+        """Hash of all parts in order, with their first identifiers and weights."""
         content = json.dumps([*(part.fingerprint for part in self.parts), *self.first_identifiers, *self.weights])
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def part(self, number: int) -> "Mixture":
-        """One part alone, with the identifiers and the sequence length of the mixture."""
+        """Returns one part, with the identifiers and the sequence length of the mixture."""
         return replace(
             self,
             parts=self.parts[number : number + 1],
@@ -70,24 +70,24 @@ class Mixture:
         )
 
     def rows_of_parts(self, batch_size: int) -> list[int]:
-        """The number of rows of each part in a batch: its share, rounded by largest remainder."""
+        """Returns the number of rows of each part in a batch: its share, rounded by largest remainder."""
         exact = np.array(self.weights) / sum(self.weights) * batch_size
         rows = np.floor(exact).astype(int)
-        # A stable sort gives the row to the first part of equal remainders.
+        # The sort is stable: among equal remainders the first part gets the row.
         rows[np.argsort(rows - exact, kind="stable")[: batch_size - rows.sum()]] += 1
         if not rows.all():
             raise UserError(
-                f"a batch of {batch_size} has no row for a data set of weight {self.weights[int(rows.argmin())]:g}; "
-                "use a larger batch or weights that differ less"
+                f"a batch of {batch_size} has no row for the data set of weight {self.weights[int(rows.argmin())]:g}, "
+                "expected at least one; use a larger batch or weights that differ less"
             )
         return rows.tolist()
 
     def train_batch(
         self, *, seed: int, step: int, batch_size: int, shard: tuple[int, int] = (0, 1), augment: bool = False
     ) -> Batch:
-        """The training batch of shard `(index, count)` at `step`: a pure function of its arguments and the data.
+        """Returns the training batch of shard `(index, count)` at `step`: a pure function of arguments and data.
 
-        `augment`: draws a symmetry for every example; it depends on the example's row in the global batch.
+        With `augment`, every example is transformed by a random symmetry, which depends on its row in the global batch.
         """
         wanted = rows_of(shard, batch_size)
         batches, first = [], 0
@@ -97,7 +97,7 @@ class Mixture:
             first += rows
             if own.start < own.stop:
                 part = self.parts[number]
-                # A different seed for each part, so that equal data sets are not drawn alike.
+                # Each part has its own seed, so that equal data sets are sampled independently.
                 chosen = draw_examples(part, seed=seed + number * 2**32, step=step, batch_size=rows, rows=own)
                 words = words_for(seed, step, whole) if augment else None
                 batches.append(self._as_whole(number, batch_of(part, *chosen, words=words)))
@@ -108,7 +108,7 @@ class Mixture:
     def eval_batches(
         self, *, batch_size: int, shard: tuple[int, int] = (0, 1), limit: int = 0
     ) -> Iterator[tuple[Batch, Bool[np.ndarray, "local"]]]:
-        """Every example of every part once and in order; a batch holds examples of one part only."""
+        """Yields every example of every part once, in order; a batch contains examples of one part only."""
         left = limit or self.num_examples
         for number, part in enumerate(self.parts):
             if left > 0:
@@ -117,7 +117,7 @@ class Mixture:
                 left -= part.num_examples
 
     def _as_whole(self, number: int, batch: Batch) -> Batch:
-        """A part's batch with the identifiers and the sequence length of the mixture; changes the batch."""
+        """Converts a part's batch, in place, to the identifiers and the sequence length of the mixture."""
         batch["puzzle_identifiers"] += np.int32(self.first_identifiers[number])
         missing = self.metadata.seq_len - batch["inputs"].shape[1]
         if missing:
@@ -128,7 +128,7 @@ class Mixture:
 
 
 def mixture_of(parts: Sequence[PuzzleSet], weights: Sequence[float] = ()) -> Mixture:
-    """A mixture of data sets; without weights, one pass over each of them takes the same number of steps."""
+    """Returns a mixture; without weights, one pass over each data set takes the same number of steps."""
     sizes = [part.metadata.num_puzzle_identifiers for part in parts]
     metadata = parts[0].metadata
     if len(parts) > 1:
@@ -150,7 +150,7 @@ def mixture_of(parts: Sequence[PuzzleSet], weights: Sequence[float] = ()) -> Mix
 
 
 def _kind_of_whole(metadata: Metadata, parts: Sequence[PuzzleSet]) -> str:
-    """The key of the first part's kind whose sizes are those of the mixture: the model can solve such puzzles alone."""
+    """Returns the key of the first kind with the sizes of the mixture, whose puzzles the model can solve."""
     kinds = [part.kind for part in parts]
     fitting = (
         kind for kind in kinds if kind and (kind.seq_len, kind.vocab_size) == (metadata.seq_len, metadata.vocab_size)
@@ -159,21 +159,21 @@ def _kind_of_whole(metadata: Metadata, parts: Sequence[PuzzleSet]) -> str:
 
 
 def check_augmentable(data_dir: str, mixture: Mixture) -> None:
-    """Raises `UserError` for a data set of a kind that cannot be augmented on the fly."""
+    """Raises `UserError` if a data set has a kind that does not support augmentation per batch."""
     for name, part in zip(data_dirs(data_dir), mixture.parts, strict=True):
         transform_for(part.metadata, name)
 
 
 def data_dirs(data_dir: str) -> list[str]:
-    """The data sets that a run's `data_dir` names, separated by commas."""
+    """Splits the `data_dir` of a run at its commas."""
     return [name.strip() for name in data_dir.split(",") if name.strip()]
 
 
 def load_mixture(data_dir: str, split: str, data_weights: str = "") -> Mixture:
-    """Opens the data sets that `data_dir` names; `data_weights` has a number for each of them, or is empty."""
+    """Opens the data sets of `data_dir`; `data_weights` is empty or has one number for each of them."""
     names = data_dirs(data_dir)
     if not names:
-        raise UserError(f"--data-dir {data_dir!r} names no data set; give a folder made by `trm build-data`")
+        raise UserError(f"--data-dir {data_dir!r} names no data set; give a folder built by `trm build-data`")
     try:
         weights = [float(text) for text in data_weights.split(",")] if data_weights.strip() else []
     except ValueError:
@@ -187,12 +187,12 @@ def load_mixture(data_dir: str, split: str, data_weights: str = "") -> Mixture:
 
 
 def load_part(run_data_dir: str, split: str, data_dir: str) -> Mixture:
-    """One data set with its identifiers in a run on `run_data_dir`. Raises `UserError` if the run did not use it."""
+    """Opens one data set with its identifiers in a run on `run_data_dir`. Raises `UserError` for other ones."""
     names = data_dirs(run_data_dir)
     if len(names) <= 1:
         return mixture_of([load_split(data_dir, split)])
     if data_dir not in names:
         raise UserError(
-            f"--data-dir {data_dir} is none of the data sets that the run was trained on; use one of {', '.join(names)}"
+            f"--data-dir {data_dir} is not a data set that the run was trained on; use one of {', '.join(names)}"
         )
     return load_mixture(run_data_dir, split).part(names.index(data_dir))

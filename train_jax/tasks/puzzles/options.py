@@ -1,4 +1,4 @@
-"""Options of the builders: the range of every number, options that exclude each other, and whether the result fits."""
+"""Checks of the builders' options: ranges, conflicting options, and available memory and disk space."""
 
 import os
 import shutil
@@ -23,35 +23,35 @@ def check_option_ranges(options: Any) -> None:
 
 
 def reject_options(options: Any, reason: str, *names: str) -> None:
-    """Raises `UserError` for the first of these options that is given."""
+    """Raises `UserError` if one of these options is given."""
     for name in names:
         if getattr(options, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} {reason}; leave it out")
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} {reason}; omit it")
 
 
 def check_memory(needed_bytes: int, remedy: str) -> None:
-    """Raises `UserError` where the arrays of a data set are larger than the memory that is available."""
+    """Raises `UserError` if the arrays of a data set are larger than the available memory."""
     available_bytes = available_memory_bytes()
     if needed_bytes > available_bytes:
         raise UserError(
-            f"the data set takes about {needed_bytes / 1e9:,.1f} GB of memory while it is built, "
+            f"building the data set needs about {needed_bytes / 1e9:,.1f} GB of memory, "
             f"{available_bytes / 1e9:,.1f} GB are available; {remedy}"
         )
 
 
 def check_disk(directory: Path, needed_bytes: int, remedy: str) -> None:
-    """Raises `UserError` where the disk that holds `directory`, which need not exist, has too little room."""
+    """Raises `UserError` if the disk of `directory` has too little free space; the directory need not exist."""
     existing = next((folder for folder in directory.absolute().parents if folder.is_dir()), Path("/"))
     free_bytes = shutil.disk_usage(existing).free
     if needed_bytes > free_bytes:
         raise UserError(
-            f"{existing} has {free_bytes / 1e9:,.1f} GB of room, expected at least {needed_bytes / 1e9:,.1f} GB; "
-            f"make room, choose another --output-dir or {remedy}"
+            f"{existing} has {free_bytes / 1e9:,.1f} GB of free space, expected at least {needed_bytes / 1e9:,.1f} GB; "
+            f"free some space, choose another --output-dir or {remedy}"
         )
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be had without swapping; where the system does not say, all that is installed."""
+    """Returns the memory that is available without swapping; the installed memory if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))

@@ -1,4 +1,4 @@
-"""What a model answered, on disk: one file for each host, enough to score it without model and data."""
+"""Files of predictions, one per host, which can be scored without the model."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,21 +10,21 @@ from train_jax.errors import UserError
 from train_jax.run.untrusted import DamagedError, read_arrays
 
 LARGEST_BYTES = 2**36
-"""Of all arrays, uncompressed: fifty times those of an ARC set with 1000 augmentations."""
+"""Limit of the uncompressed size of all arrays: fifty times that of an ARC data set with 1000 augmentations."""
 
 
 class Predictions(NamedTuple):
     """The answers after the last ACT step, in any order."""
 
     puzzle_identifiers: Integer[np.ndarray, "examples"]
-    """As the data set's `identifiers.json` numbers them."""
+    """In the numbering of `identifiers.json` of the data set."""
     inputs: Integer[np.ndarray, "examples seq"]
     preds: Integer[np.ndarray, "examples seq"]
     q_halt_logits: Float[np.ndarray, "examples"]
 
 
 def save_predictions(path: str | Path, predictions: Predictions) -> None:
-    """Whole or not at all. Raises `UserError` where the file cannot be written."""
+    """Writes the file atomically. Raises `UserError` if it cannot be written."""
     path = Path(path)
     scratch = path.with_name(f".{path.name}.partial")
     try:
@@ -32,19 +32,21 @@ def save_predictions(path: str | Path, predictions: Predictions) -> None:
             np.savez_compressed(file, **predictions._asdict())
         scratch.replace(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in a folder that is there") from None
+        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in an existing folder") from None
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def load_predictions(path: str | Path) -> Predictions:
-    """Raises `UserError` for anything that `save_predictions` does not write."""
+    """Reads a file. Raises `UserError` if it does not have the format of `save_predictions`."""
     try:
         predictions = Predictions(**read_arrays(Path(path), Predictions._fields, largest_bytes=LARGEST_BYTES))
         _check(predictions)
     except (DamagedError, ValueError, FileNotFoundError) as error:
         reason = error.strerror if isinstance(error, FileNotFoundError) else error
-        raise UserError(f"{path} holds no predictions ({reason}); `trm evaluate --predictions` writes them") from None
+        raise UserError(
+            f"{path} contains no predictions ({reason}); use a file of `trm evaluate --predictions`"
+        ) from None
     return predictions
 
 

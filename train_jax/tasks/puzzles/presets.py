@@ -1,4 +1,4 @@
-"""Puzzle runs by name."""
+"""Presets of puzzle runs."""
 
 from models_torch.trm import TRMConfig
 from train_jax.optim.config import OptimConfig
@@ -9,9 +9,9 @@ from train_jax.tasks.puzzles.config import PuzzleConfig
 def _small_sudoku(
     size: int, *, steps: int, eval_every_steps: int, halt_max_steps: int, halt_exploration_prob: float
 ) -> RunConfig:
-    """Settings that learn fastest on two CPU cores: one wide mixer block, softmax, high learning rate, full decay.
+    """Returns the settings that learn fastest on two CPU cores.
 
-    docs/log.md lists what else was tried.
+    They are one wide mixer block, softmax, a high learning rate and full decay; docs/log.md lists the alternatives.
     """
     return RunConfig(
         data_dir=f"data/sudoku-{size}x{size}",
@@ -80,5 +80,5 @@ PRESETS: dict[str, RunConfig] = {
         log_every_steps=5,
     ),
 }
-"""`sudoku-extreme` is the research baseline for a pod or another accelerator. `sudoku9` (half the cells empty) learns
-on two CPU cores in minutes, `sudoku6` in half a minute. `tiny` runs through in seconds and learns little."""
+"""`sudoku-extreme` is the research baseline for a pod or another accelerator. `sudoku9` (about half the cells empty)
+trains on two CPU cores in minutes, `sudoku6` in half a minute. `tiny` finishes in seconds and learns little."""

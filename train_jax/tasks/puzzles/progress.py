@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is (0 where that is not known)."""
+"""Called with the name of the work, the amount done, and the total amount (0 if unknown)."""
 
 
 class ProgressLine:
-    """One line on standard error, rewritten on a terminal; where there is none, a line every ten seconds."""
+    """Writes to standard error: one line that is overwritten on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()

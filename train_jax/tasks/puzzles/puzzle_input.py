@@ -1,4 +1,4 @@
-"""Puzzles for a model to solve, from a test set; those that a user gives are read by `Kind.parse` and `Kind.read`."""
+"""Reads puzzles of a test set for `trm solve`; `Kind.parse` and `Kind.read` read the puzzles of a user."""
 
 import numpy as np
 
@@ -9,17 +9,19 @@ from train_jax.tasks.puzzles.kinds import describe, kind_of
 
 
 def from_test_set(data_dir: str, index: int) -> PuzzleInput:
-    """Raises `UserError` where there is no such puzzle, or of no kind that can be drawn."""
+    """Returns a puzzle of the test set. Raises `UserError` if there is none, or if its kind is unknown."""
     try:
         puzzles = load_split(data_dir, "test")
     except UserError as error:
         raise UserError(f"{error}; or give --puzzle TEXT or --file FILE, or another --data-dir") from error
     if not 0 <= index < puzzles.num_examples:
-        raise UserError(f"--index {index}: the test set in {data_dir} has puzzles 0 to {puzzles.num_examples - 1}")
+        raise UserError(
+            f"--index {index}: the test set in {data_dir} has puzzles 0 to {puzzles.num_examples - 1}; use one of these"
+        )
     owner = np.searchsorted(puzzles.puzzle_indices, index, side="right") - 1
     return PuzzleInput(
         f"puzzle {index} of the test set in {data_dir}",
-        known_kind(puzzles.metadata, f"{data_dir} holds"),
+        known_kind(puzzles.metadata, f"{data_dir} contains"),
         puzzles.inputs[index],
         puzzles.labels[index],
         puzzle_identifier=int(puzzles.puzzle_identifiers[owner]),
@@ -27,10 +29,11 @@ def from_test_set(data_dir: str, index: int) -> PuzzleInput:
 
 
 def known_kind(data: Metadata, whose: str) -> Kind:
-    """Raises `UserError` for a data set of no kind that is known here; `whose`: how the message begins."""
+    """Returns the kind of a data set. Raises `UserError` if it is unknown; `whose` is the beginning of the message."""
     kind = kind_of(data)
     if kind is None:
         raise UserError(
-            f"{whose} {describe(data)}, which are no Sudokus, mazes or ARC puzzles; `trm solve` shows those only"
+            f"{whose} {describe(data)}, but `trm solve` can only show Sudokus, mazes and ARC puzzles; give another "
+            "--data-dir"
         )
     return kind

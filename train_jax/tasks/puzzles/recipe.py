@@ -1,4 +1,4 @@
-"""`recipe.json`: the options that a data set was made with, its kind, hashes of its content, its builder's findings."""
+"""Reads and writes `recipe.json`: the options of a data set, its kind, hashes of its content, and findings."""
 
 import hashlib
 import json
@@ -22,25 +22,25 @@ from train_jax.tasks.puzzles.row_file import RowFile
 FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
 INDEX_FIELDS = ("puzzle_indices", "group_indices")
 HEX_DIGITS = 32
-"""Of a split's fingerprint: 128 bits."""
+"""Length of the fingerprint of a split (128 bits)."""
 
 Arrays = Mapping[str, np.ndarray | RowFile]
 Splits = Mapping[str, tuple[Metadata, Arrays]]
 
 
 class Content(NamedTuple):
-    """Hashes of what a data set holds."""
+    """Hashes of a data set."""
 
     sha256: str
-    """Of every array of both splits with its name, type and shape, as they are on disk."""
+    """Hash of every array of both splits with its name, type and shape, as stored in the files."""
     fingerprints: dict[str, str]
-    """By split, as `split_fingerprint` computes them."""
+    """The result of `split_fingerprint` for each split."""
 
 
 def read_record(directory: str | Path) -> dict[str, Any] | None:
-    """The whole of `recipe.json` (`recipe`, `kind`, `content`, `content_sha256`, `findings`); None without a valid one.
+    """Reads `recipe.json` (`recipe`, `kind`, `content`, `content_sha256`, `findings`); None if there is no valid one.
 
-    `recipe` and `findings` are objects; what they hold, somebody else may have written.
+    `recipe` and `findings` are objects with untrusted values.
     """
     try:
         record = json.loads(read_whole(Path(directory) / "recipe.json", largest_bytes=MAX_JSON_BYTES))
@@ -52,19 +52,19 @@ def read_record(directory: str | Path) -> dict[str, Any] | None:
 
 
 def read_recipe(directory: str | Path) -> dict[str, Any] | None:
-    """As `read_record`, but None also where a split is missing."""
+    """Like `read_record`, but also returns None if a split is missing."""
     complete = all((Path(directory) / split / "dataset.json").is_file() for split in SPLITS)
     return read_record(directory) if complete else None
 
 
 def stated_kind(record: Mapping[str, Any] | None) -> str:
-    """The key of the kind that a record names; empty where it names none."""
+    """Returns the key of the kind in a record; empty if there is none."""
     kind = (record or {}).get("kind", "")
     return kind if is_kind_key(kind) else ""
 
 
 def stated_fingerprint(record: Mapping[str, Any] | None, split: str) -> str:
-    """The fingerprint of a split that a record states; empty where it states none."""
+    """Returns the fingerprint of a split in a record; empty if there is none."""
     content = (record or {}).get("content")
     value = content.get(split) if isinstance(content, dict) else None
     if isinstance(value, str) and len(value) == HEX_DIGITS and set(value) <= set("0123456789abcdef"):
@@ -75,7 +75,7 @@ def stated_fingerprint(record: Mapping[str, Any] | None, split: str) -> str:
 def write_record(
     directory: Path, recipe: Mapping[str, Any], kind: str, content: Content, findings: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes `recipe.json`; `recipe` alone decides whether two data sets are the same, `findings` inform the reader."""
+    """Writes `recipe.json`. Two data sets are the same if their `recipe` is equal; `findings` are for information."""
     record = {
         "recipe": recipe,
         "kind": kind,
@@ -87,7 +87,7 @@ def write_record(
 
 
 def content_of(splits: Splits) -> Content:
-    """Hashes a data set, reading every array once: equal data sets have equal hashes."""
+    """Hashes a data set, reading every array once."""
     sha256, fingerprints = hashlib.sha256(), {}
     for split in sorted(splits):
         metadata, arrays = splits[split]
@@ -107,7 +107,7 @@ def content_of(splits: Splits) -> Content:
 
 
 def split_fingerprint(metadata: Metadata, arrays: Arrays) -> str:
-    """A hash of one split: its published metadata and its arrays, whatever integer type its indices have."""
+    """Hashes the published metadata and the arrays of a split, independently of the integer type of its indices."""
     digest = _fingerprint_of(metadata)
     for field in FIELDS:
         array = arrays[field]
@@ -132,7 +132,7 @@ def _heading(field: str, array: np.ndarray | RowFile) -> bytes:
 
 
 def _update_with_indices(digest: "hashlib.blake2b", array: np.ndarray | RowFile) -> None:
-    # A loaded split has its indices as int64, the file may have them in any integer type.
+    # The indices of a loaded split are int64; those of the file can have any integer type.
     assert isinstance(array, np.ndarray)
     digest.update(np.ascontiguousarray(array, "<i8").data)
 

@@ -1,4 +1,4 @@
-"""An array on disk that is larger than memory: many threads write its rows, in any order; the hash reads it back."""
+"""A `.npy` file that can be larger than memory; threads write its rows in any order."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ CHUNK_BYTES = 2**24
 
 
 class RowFile:
-    """A `.npy` file of a shape known beforehand. A row that nobody writes stays zero."""
+    """A `.npy` file of a given shape. Rows that are not written are zero."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype):
         self.path, self.shape, self.dtype = path, shape, dtype
@@ -29,7 +29,7 @@ class RowFile:
         return self.shape[0] * self._row_bytes
 
     def write(self, first_row: int, rows: Shaped[np.ndarray, "rows ..."]) -> None:
-        """Writes rows from `first_row` on."""
+        """Writes consecutive rows, starting at `first_row`."""
         if rows.dtype != self.dtype or rows.shape[1:] != self.shape[1:] or first_row + len(rows) > self.shape[0]:
             raise ValueError(f"{rows.dtype} {rows.shape} at row {first_row} of {self.dtype} {self.shape}")
         left = np.ascontiguousarray(rows).data.cast("B")
@@ -39,8 +39,8 @@ class RowFile:
             left, place = left[written:], place + written
 
     def chunks(self) -> Iterator[bytes]:
-        """The array's bytes in order."""
-        # Read, not mapped: mapped pages would count as this process's memory.
+        """Yields the bytes of the array in order."""
+        # Not memory-mapped, because mapped pages would count as memory of this process.
         for start in range(0, self.nbytes, CHUNK_BYTES):
             yield os.pread(self._handle, min(CHUNK_BYTES, self.nbytes - start), self._start + start)
 

@@ -1,4 +1,4 @@
-"""Data sets whose puzzles all follow one set of rules: what their arrays, options and findings have in common."""
+"""The common parts of data sets whose puzzles all follow the same rules (Sudokus, mazes)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,18 +14,18 @@ from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.options import check_disk, check_memory
 
 PAD_TOKEN = 0
-"""Of padding, and of a label that counts for nothing."""
+"""The token of padding, and of labels that the loss ignores."""
 BLANK_IDENTIFIER = 0
 IDENTIFIERS = ["<blank>"]
-"""The rules are the same for all, so they share the blank identifier."""
+"""All puzzles follow the same rules, so they share the blank identifier."""
 INDEX_BYTES = 12
-"""Of an example in the three index arrays, at most."""
+"""Upper bound of the bytes per example in the three index arrays."""
 
 
 def split_of(
     inputs: UInt8[np.ndarray, "groups copies cells"], labels: UInt8[np.ndarray, "groups copies cells"], kind: Kind
 ) -> tuple[Metadata, dict[str, np.ndarray]]:
-    """A split whose groups are an original, first, and its augmentations; every copy is a puzzle of one example."""
+    """Returns a split; a group is an original followed by its augmentations, each a puzzle of one example."""
     count, copies, cells = inputs.shape
     metadata = Metadata(
         seq_len=cells,
@@ -50,7 +50,7 @@ def split_of(
 
 
 def check_room(directory: Path, kind: Kind, *, originals: int, examples: int) -> None:
-    """Raises `UserError` where a data set of so many examples does not fit into memory or on the disk."""
+    """Raises `UserError` if a data set of `examples` examples does not fit into memory or on the disk."""
     bytes_of_set = examples * (2 * kind.seq_len + INDEX_BYTES)
     remedy = "use fewer puzzles or augmentations"
     check_memory(bytes_of_set + originals * 4 * kind.seq_len, remedy)
@@ -58,14 +58,14 @@ def check_room(directory: Path, kind: Kind, *, originals: int, examples: int) ->
 
 
 def subsample(available: int, size: int, rng: np.random.Generator) -> Integer[np.ndarray, "size"]:
-    """Which of so many train puzzles to keep, `size` of them."""
+    """Selects `size` of `available` train puzzles at random."""
     if size > available:
-        raise UserError(f"--subsample-size {size} of {available} train puzzles; use at most that many")
+        raise UserError(f"--subsample-size {size}: there are {available} train puzzles; use at most {available}")
     return rng.choice(available, size, replace=False)
 
 
 def equivalents(train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -> Mapping[str, Any]:
-    """What the fingerprints of two splits say about leaks and repetitions."""
+    """Counts leaks and repetitions by the fingerprints of two splits."""
     return {
         "test_puzzles_equivalent_to_a_train_puzzle": int(np.isin(test, train).sum()),
         "train_puzzles_equivalent_to_another": int((~first_of_each(train, known=train[:0])).sum()),

@@ -1,4 +1,4 @@
-"""A trained puzzle model as a Python object: inputs in, answers and halting logits after every ACT step out."""
+"""Runs a trained puzzle model from Python: returns answers and halting logits after every ACT step."""
 
 import dataclasses
 from functools import cached_property
@@ -18,7 +18,7 @@ from train_jax.tasks.puzzles.task import PuzzleTask
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The answers to a batch, one row for every ACT step up to the limit."""
+    """The answers to a batch, after every ACT step up to the limit."""
 
     tokens: Integer[np.ndarray, "steps batch seq"]
     q_halt_logits: Float[np.ndarray, "steps batch"]
@@ -34,7 +34,7 @@ class Prediction:
 
 
 class Predictor:
-    """A run's model with its averaged weights, on one device. `train_jax.load_run` makes it from a folder."""
+    """The model of a run with its averaged weights, on one device; see `train_jax.load_run`."""
 
     def __init__(self, run: Restored):
         self._run, self._task = run, puzzle_task(run)
@@ -50,7 +50,7 @@ class Predictor:
 
     @property
     def step(self) -> int:
-        """Optimizer steps of the checkpoint."""
+        """The optimizer step of the checkpoint."""
         return self._run.step
 
     @cached_property
@@ -64,9 +64,9 @@ class Predictor:
     def predict(
         self, inputs: Integer[np.ndarray, "batch seq"], puzzle_identifiers: Integer[np.ndarray, "batch"] | None = None
     ) -> Prediction:
-        """Answers to tokens as the data set encodes them. Every new batch size compiles once.
+        """Predicts the answers to tokens in the encoding of the data set. Every new batch size is compiled once.
 
-        `puzzle_identifiers`: by default the blank one. Raises `UserError` for inputs that the model cannot read.
+        `puzzle_identifiers` are blank by default. Raises `UserError` for invalid shapes, types or values.
         """
         metadata, inputs = self._task.metadata, np.asarray(inputs)
         if puzzle_identifiers is None:
@@ -74,8 +74,8 @@ class Predictor:
         identifiers = np.asarray(puzzle_identifiers)
         if inputs.shape != (len(identifiers), metadata.seq_len) or not len(inputs):
             raise UserError(
-                f"inputs have shape {inputs.shape} and puzzle_identifiers {identifiers.shape}; the model takes "
-                f"[batch, {metadata.seq_len}] and [batch]"
+                f"inputs have shape {inputs.shape} and puzzle_identifiers {identifiers.shape}, expected "
+                f"[batch, {metadata.seq_len}] and [batch]; reshape them"
             )
         for name, values, end in (
             ("inputs", inputs, metadata.vocab_size),
@@ -93,13 +93,13 @@ class Predictor:
 
 
 def solve(run: Restored, tokens: Integer[np.ndarray, "seq"], *, puzzle_identifier: int | None = None) -> Prediction:
-    """The answers to one puzzle: a batch of one."""
+    """Predicts the answers to one puzzle, as a batch of one."""
     identifiers = None if puzzle_identifier is None else np.array([puzzle_identifier])
     return Predictor(run).predict(tokens[None], identifiers)
 
 
 def puzzle_task(run: Restored) -> PuzzleTask:
-    """The run's task. Raises `UserError` if it is not puzzles."""
+    """Returns the task of the run. Raises `UserError` if it is not a puzzle task."""
     if not isinstance(run.task, PuzzleTask):
-        raise UserError(f"{run.folder.path} is a run of task {run.config.task}; this command is for puzzles")
+        raise UserError(f"{run.folder.path} is a run of task {run.config.task}, expected puzzles; give a puzzle run")
     return run.task

@@ -1,4 +1,4 @@
-"""Public puzzle tables (source,question,answer,rating): found in a folder, a bucket or on the hub, read row by row."""
+"""Reads public puzzle tables (source,question,answer,rating) from a folder, a bucket or the Hugging Face hub."""
 
 import csv
 import hashlib
@@ -18,19 +18,19 @@ NAMES = {"train": "train.csv", "test": "test.csv"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 URL = re.compile(r"([a-z][a-z0-9+.-]*)://.+")
 LONGEST_LINE = 2**16
-"""Characters, twelve times those of a 50x50 maze with its answer; a line without an end is not read to its end."""
+"""Limit in characters, twelve times that of a 50x50 maze with its answer; longer lines are not read completely."""
 CLIENTS = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs"}
-"""The package that fsspec needs for a kind of bucket."""
+"""The package that fsspec needs for each URL scheme."""
 
 Row = tuple[int, list[str]]
-"""The line that a row ends on, and its columns."""
+"""The line number of the end of a row, and its columns."""
 
 
 @contextmanager
 def local_tables(source: str, *, hub_example: str) -> Iterator[dict[str, Path]]:
-    """The train and test tables of a folder, of one of the two files, of a bucket or of a data set of the hub.
+    """Yields the paths of the train and test tables; `source` is a folder, one of its files, a bucket or a hub id.
 
-    What comes from a bucket is kept as long as the block lasts.
+    Files from a bucket are removed at the end of the block.
     """
     with tempfile.TemporaryDirectory() as scratch:
         tables = _find(source, hub_example, Path(scratch))
@@ -51,7 +51,7 @@ def _find(source: str, hub_example: str, scratch: Path) -> dict[str, Path]:
     if path.is_dir():
         for name in NAMES.values():
             if not (path / name).is_file():
-                raise UserError(f"{path / name} is missing; --source needs train.csv and test.csv side by side")
+                raise UserError(f"{path / name} is missing; --source needs a folder with train.csv and test.csv")
         return {split: path / name for split, name in NAMES.items()}
     if path.exists():
         raise UserError(
@@ -59,14 +59,14 @@ def _find(source: str, hub_example: str, scratch: Path) -> dict[str, Path]:
         )
     if not HUB_ID.fullmatch(source):
         raise UserError(
-            f"--source {source} is not there; give a folder or a bucket (gs://…) with train.csv and test.csv, or a "
+            f"--source {source} does not exist; give a folder or a bucket (gs://…) with train.csv and test.csv, or a "
             f"data set of the Hugging Face hub such as {hub_example}"
         )
     return {split: _downloaded(source, name) for split, name in NAMES.items()}
 
 
 def _copied(source: str, name: str, target: Path) -> Path:
-    """Copies one table out of a bucket."""
+    """Copies one table from a bucket to `target`."""
     kind = source.partition("://")[0]
     try:
         fsspec = importlib.import_module("fsspec")
@@ -76,13 +76,13 @@ def _copied(source: str, name: str, target: Path) -> Path:
     except ImportError:
         raise UserError(
             f"--source {source}: reading it needs `pip install fsspec {CLIENTS.get(kind, '')}`; or copy train.csv and "
-            "test.csv into a folder here and give that"
+            "test.csv to a local folder and give that"
         ) from None
-    # Every client has errors of its own: no such bucket, no credentials, no network.
+    # Every client has its own exception classes, for a missing bucket, missing credentials or no network.
     except Exception as error:
         raise UserError(
             f"{name} in {source} could not be read ({_reason(error)}); check the address and your credentials, or copy "
-            "train.csv and test.csv into a folder here and give that"
+            "train.csv and test.csv to a local folder and give that"
         ) from None
     return target
 
@@ -92,16 +92,16 @@ def _downloaded(hub_id: str, name: str) -> Path:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
         raise UserError(
-            f"--source {hub_id} is no folder here, and fetching it from the hub needs `pip install huggingface_hub`; "
-            "or download train.csv and test.csv by hand and give their folder"
+            f"--source {hub_id} is not a local folder, and the hub needs `pip install huggingface_hub`; or download "
+            "train.csv and test.csv and give their folder"
         ) from None
     try:
         return Path(hub.hf_hub_download(hub_id, name, repo_type="dataset"))
-    # The library raises what its HTTP client raises, which differs between its versions.
+    # The library raises the exceptions of its HTTP client, which differ between versions.
     except Exception as error:
         raise UserError(
-            f"{name} of {hub_id} could not be fetched from the hub ({_reason(error)}); check the id and the network, "
-            "or give a folder with train.csv and test.csv"
+            f"{name} of {hub_id} could not be downloaded from the hub ({_reason(error)}); check the id and the "
+            "network, or give a folder with train.csv and test.csv"
         ) from None
 
 
@@ -115,8 +115,8 @@ def sha256_of(path: Path) -> str:
 
 
 def chunks_of(path: Path, *, rows: int, remedy: str) -> Iterator[list[Row]]:
-    """The rows of a table below its header, `rows` at a time. Raises `UserError` for what is no such table."""
-    # Latin-1 takes any byte, so that a bad one is reported by its line and not by its offset in the file.
+    """Yields the rows of a table, `rows` at a time. Raises `UserError` if the header or a row is invalid."""
+    # Latin-1 decodes any byte, so that an invalid one is reported with its line number.
     with path.open(newline="", encoding="latin-1") as file:
         lines = _rows(path, csv.reader(_lines(path, file), strict=True))
         if next(lines, (1, []))[1] != COLUMNS:
@@ -126,7 +126,7 @@ def chunks_of(path: Path, *, rows: int, remedy: str) -> Iterator[list[Row]]:
             empty = False
             yield chunk
         if empty:
-            raise UserError(f"{path} has a header and no rows; {remedy}")
+            raise UserError(f"{path} has no rows below its header; {remedy}")
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -147,11 +147,11 @@ def _rows(path: Path, reader) -> Iterator[Row]:
 
 
 def bad_row(path: Path, line: int, problem: str) -> UserError:
-    return UserError(f"{path} line {line}: {problem}; correct or remove the line, nothing was written")
+    return UserError(f"{path} line {line}: {problem}; correct or remove the line (nothing was written)")
 
 
 def problem_with(row: list[str], cells: int) -> str:
-    """What is wrong with the form of a row whose puzzles have so many cells; "" for nothing."""
+    """Describes why a row is malformed, given the number of cells of its puzzle; "" if it is well formed."""
     if len(row) != len(COLUMNS):
         return f"{len(row)} columns, expected {len(COLUMNS)} ({','.join(COLUMNS)})"
     for name, text in zip(COLUMNS[1:3], row[1:3], strict=True):

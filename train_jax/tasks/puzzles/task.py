@@ -37,7 +37,7 @@ class PuzzleTask:
     console: Mapping[str, str] = {"lm_loss": "loss {:.4f}", "exact_accuracy": "exact {:.3f}"}
 
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
-        """`facts`: as a run's folder has them; the data is then opened only when it is read."""
+        """If `facts` are given (from a run folder), the data sets are opened only when they are needed."""
         self._config = config
         self._task_config: PuzzleConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
         add_kind(self._task_config.kind)
@@ -62,7 +62,7 @@ class PuzzleTask:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return dataclasses.asdict(self.metadata) | {"sets": list(self.metadata.sets)}  # as JSON has it
+        return dataclasses.asdict(self.metadata) | {"sets": list(self.metadata.sets)}  # JSON has no tuples
 
     @property
     def fingerprint(self) -> str:
@@ -95,7 +95,7 @@ class PuzzleTask:
             check_augmentable(config.data_dir, self.train_set)
         for name in ("H_cycles", "L_cycles"):
             if self._task_config.curriculum_epochs and not hasattr(config.arch, name):
-                raise UserError(f"curriculum_epochs deepens recursion, but {config.model} has no {name}; leave it out")
+                raise UserError(f"curriculum_epochs changes {name}, but {config.model} has no such field; omit it")
 
     # ---- model and loss
 
@@ -112,7 +112,7 @@ class PuzzleTask:
         return LossSums(loss, None, metrics | halting_histogram(carry, self.halt_max_steps), carry, buffers)
 
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
-        """`halted_at/N`: the share of the halted sequences that halted after N ACT steps."""
+        """Returns the means; `halted_at/N` is the share of the halted sequences that halted after N ACT steps."""
         sums = dict(sums)
         halted_at = sums.pop("halted_at", ())
         sums |= {f"halted_at/{number}": count for number, count in enumerate(halted_at, 1)}
@@ -130,7 +130,7 @@ class PuzzleTask:
         halt_threshold: float | None = None,
         progress: Progress = lambda done, total: None,
     ) -> Evaluator:
-        """By default on the test set, in batches of the run's size."""
+        """Returns an evaluator, by default of the test set with the batch size of the run."""
         return Evaluator(
             objective,
             self.test_set if puzzles is None else puzzles,
@@ -144,7 +144,7 @@ class PuzzleTask:
     # ---- schedules
 
     def stages(self, total_steps: int) -> StageSchedule:
-        """Recursion depths (H-cycles, L-cycles) of the curriculum."""
+        """Returns the schedule of (H-cycles, L-cycles)."""
         epochs = self._task_config.curriculum_epochs
         if not epochs:
             return ConstantStage()
@@ -166,22 +166,22 @@ class PuzzleTask:
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
-    """Recursion depth that grows linearly in both cycles from `start` to `end`, which it has from `steps` on."""
+    """A schedule that increases H-cycles and L-cycles linearly from `start` to `end`, which is reached at `steps`."""
 
     start: tuple[int, int]
     """H-cycles and L-cycles at the first step."""
     end: tuple[int, int]
     steps: int
-    """Optimizer steps over which it grows; 0: `end` from the first step."""
+    """Duration in optimizer steps; 0: `end` from the first step."""
 
     def at(self, step: int) -> tuple[int, int]:
-        """The depth of the step that follows `step` steps."""
+        """Returns the depth of the step that follows `step` completed steps."""
         share = min(step / self.steps, 1.0) if self.steps else 1.0
         low, high = ((a + share * (b - a)) for a, b in zip(self.start, self.end, strict=True))
         return int(low + 0.5), int(high + 0.5)
 
     def after(self, step: int) -> tuple[int, int] | None:
-        """The next depth that differs from the one at `step`, if there is one."""
+        """Returns the next depth that differs from the one at `step`; None if there is none."""
         now = self.at(step)
         if now == self.end:
             return None
@@ -189,10 +189,10 @@ class Curriculum:
 
 
 def exploration_path(module: torch.nn.Module) -> str:
-    """The dotted path of the module's halting exploration. Raises `UserError` if it has none."""
+    """Returns the dotted path of the module's halting exploration. Raises `UserError` if it has none."""
     name = "halt_exploration_prob"
     for path, submodule in module.named_modules():
         for owner, step in ((submodule, ""), (getattr(submodule, "config", None), "config.")):
             if isinstance(getattr(owner, name, None), (int, float)):
                 return f"{path}.{step}{name}".removeprefix(".")
-    raise UserError(f"halt_exploration_end changes {name} during training, but the model has none; leave it out")
+    raise UserError(f"halt_exploration_end changes {name} during training, but the model has no such value; omit it")

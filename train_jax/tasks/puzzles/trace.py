@@ -1,4 +1,4 @@
-"""One puzzle as a model worked on it: the input, the answer after each ACT step, and where that is wrong."""
+"""The input, the answer after each ACT step, and the mistakes of a model on one puzzle."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from train_jax.tasks.puzzles.kind import Kind
 
 
 class Stretch(NamedTuple):
-    """ACT steps after which the grid was the same, counted from 1, both ends included."""
+    """Consecutive ACT steps, from `first` to `last` inclusive, that have the same grid. Steps count from 1."""
 
     first: int
     last: int
@@ -21,14 +21,14 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Grids are values as `kind` has them; ACT steps count from 1, and step 0 is the input."""
+    """The answers to one puzzle, as values of its kind. ACT steps count from 1, and step 0 is the input."""
 
     kind: Kind
     inputs: Integer[np.ndarray, "cells"]
     answers: Integer[np.ndarray, "steps cells"]
     q_halt_logits: Float[np.ndarray, "steps"]
     solution: Integer[np.ndarray, "cells"] | None = None
-    """None where it is not known."""
+    """None if it is unknown."""
 
     @property
     def given_cells(self) -> Bool[np.ndarray, "cells"]:
@@ -42,28 +42,28 @@ class Trace:
         return self.answers[step - 1] if step else self.inputs
 
     def changed(self, step: int) -> Bool[np.ndarray, "cells"]:
-        """Cells that differ from the step before; none at the first step where an answer is not the input filled in."""
+        """Returns the cells that differ from the step before; none at step 1 unless `kind.fills_inputs`."""
         if step == 0 or (step == 1 and not self.kind.fills_inputs):
             return np.zeros(len(self.inputs), bool)
         return self.grid(step) != self.grid(step - 1)
 
     def wrong(self, step: int) -> Bool[np.ndarray, "cells"]:
-        """Cells that should be as in the solution and are not; none where that is not known."""
+        """Returns the scored cells that differ from the solution; none if it is unknown."""
         if self.solution is None or step == 0:
             return np.zeros(len(self.inputs), bool)
         return (self.grid(step) != self.solution) & self.kind.scored_cells(self.solution)
 
     def mistakes(self, step: int) -> list[str] | None:
-        """Why the grid is not right; empty where it is, None where that is not known."""
+        """Returns the mistakes in words; an empty list if the grid is correct, None if that is unknown."""
         return self.kind.mistakes(self.inputs, self.grid(step), self.solution)
 
     def solved(self, step: int) -> bool:
-        """Whether the grid is right by the rules, or as the solution where there are none."""
+        """Returns whether the grid has no mistakes."""
         return self.mistakes(step) == []
 
     @property
     def stretches(self) -> list[Stretch]:
-        """All ACT steps, those together that follow each other without a change."""
+        """All ACT steps, grouped into runs without a change."""
         starts = [1, *(step for step in range(2, self.act_steps + 1) if self.changed(step).any())]
         return [Stretch(a, b - 1) for a, b in zip(starts, [*starts[1:], self.act_steps + 1], strict=True)]
 

@@ -1,8 +1,8 @@
-"""ARC voting: the answers to all augmentations of a puzzle, each with its symmetry undone, vote for its solution.
+"""ARC voting: the answers to all augmentations of a puzzle, with their symmetries inverted, vote for its solution.
 
-Follows the published evaluator: of the grids answered to a test input, more votes come first, and of equally many the
-higher mean halting probability. Beyond that a total order decides, not the order of arrival, and sums are exact, so the
-figures do not depend on how the examples were spread over devices, hosts and files.
+As in the published evaluator, the grids answered to a test input are ranked by votes, then by mean halting probability.
+Remaining ties are resolved by a total order of grids instead of the order of arrival, and sums are exact, so the result
+does not depend on the distribution of the examples over devices, hosts and files.
 """
 
 import json
@@ -24,15 +24,15 @@ from train_jax.tasks.puzzles.predictions import Predictions, load_predictions
 PASSES = (1, 2, 5, 10, 100, 1000)
 """pass@K: the solution is among the first K grids."""
 ATTEMPTS = 2
-"""Grids for each test input in a submission."""
+"""Number of grids for each test input in a submission."""
 BLOCK = 4096
 
 Key = bytes
-"""A grid: the colours of its canvas, `OUTSIDE` beyond it."""
+"""A grid as bytes: the colours on its canvas, `OUTSIDE` in the other cells."""
 
 
 class Candidate(NamedTuple):
-    """A grid that was answered to a test input."""
+    """A grid among the answers to a test input."""
 
     key: Key
     votes: int
@@ -41,47 +41,47 @@ class Candidate(NamedTuple):
 
 
 Ballots = dict[tuple[str, Key], list[Candidate]]
-"""(puzzle, test input) -> the grids answered to it, the best first."""
+"""Maps (puzzle, test input) to the candidates, best first."""
 
 
 class Scores(NamedTuple):
     """The outcome of a vote."""
 
     figures: dict[str, float]
-    """`ARC/pass@K`: mean over the puzzles of the share of their test inputs that are solved. Empty where no solution
-    is public."""
+    """`ARC/pass@K`: mean over the puzzles of the share of their test inputs that are solved. Empty if no solution is
+    public."""
     submission: dict[str, list[dict[str, list[list[int]]]]]
-    """What Kaggle takes: for every test input of every puzzle two attempts."""
+    """Kaggle's format: two attempts for every test input of every puzzle."""
     unanswered: int
-    """Test inputs without a single vote."""
+    """Number of test inputs without a vote."""
 
 
 def score(data_dir: str | Path, files: Sequence[str | Path]) -> Scores:
-    """Counts the votes of all `files` together: the hosts' shards of an evaluation, or several evaluations.
+    """Counts the votes of all `files`: the shards of all hosts, or several evaluations.
 
-    Raises `UserError` for a data set that is not ARC's or files that do not belong to it.
+    Raises `UserError` if the data set is not an ARC data set or a file does not belong to it.
     """
     if len({Path(file).resolve() for file in files}) < len(files):
-        raise UserError(f"{files[0]} … {files[-1]}: a file is given twice; give each one once")
+        raise UserError(f"{files[0]} … {files[-1]}: a file is given more than once; give each file once")
     return score_predictions(data_dir, (load_predictions(file) for file in files))
 
 
 def score_predictions(data_dir: str | Path, predictions: Iterable[Predictions]) -> Scores:
-    """The same of predictions in memory."""
+    """Like `score`, with predictions in memory."""
     puzzles = read_test_puzzles(data_dir)
     return outcome(puzzles, count_votes(read_identifiers(data_dir), predictions))
 
 
 def write_submission(path: str | Path, scores: Scores) -> None:
-    """Whole or not at all."""
+    """Writes the submission atomically. Raises `UserError` if it cannot be written."""
     try:
         write_text(Path(path), json.dumps(scores.submission))
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in a folder that is there") from None
+        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in an existing folder") from None
 
 
 def count_votes(names: Sequence[str], predictions: Iterable[Predictions]) -> Ballots:
-    """`names`: of the puzzle identifiers. Padding votes too, for the puzzle "<blank>", which is not scored."""
+    """Counts votes; `names` are the names by puzzle identifier. Padding votes for "<blank>", which is not scored."""
     votes: dict[tuple[str, Key], dict[Key, list[float]]] = {}
     known: dict[Key, Key] = {}
     for part in predictions:
@@ -93,24 +93,24 @@ def count_votes(names: Sequence[str], predictions: Iterable[Predictions]) -> Bal
 
 
 def _ranked(answers: Mapping[Key, Sequence[float]]) -> list[Candidate]:
-    # `fsum` rounds once, whatever the order; of candidates that tie, the smaller key is first, whoever came first.
+    # `fsum` does not depend on the order, and ties are resolved by the smaller key instead of the order of arrival.
     candidates = [Candidate(key, len(votes), math.fsum(votes) / len(votes)) for key, votes in answers.items()]
     return sorted(candidates, key=lambda each: (-each.votes, -each.q_halt, each.key))
 
 
 def _blocks(part: Predictions, names: Sequence[str]) -> Iterator[Iterator[tuple[tuple[str, Key], Key, float]]]:
-    """Rows of ((puzzle, input), answer, halting probability), a block of examples at a time."""
+    """Yields rows of ((puzzle, input), answer, halting probability), one block of examples at a time."""
     identifiers, tokens = part.puzzle_identifiers, (part.inputs, part.preds)
     if len(identifiers) and not 0 <= identifiers.min() <= identifiers.max() < len(names):
         raise UserError(
-            f"the predictions are for identifiers {identifiers.min()} to {identifiers.max()}, the data set has 0 to "
-            f"{len(names) - 1}; give the data set that they were made on"
+            f"the predictions have identifiers {identifiers.min()} to {identifiers.max()}, the data set has 0 to "
+            f"{len(names) - 1}; give the data set of these predictions"
         )
     lowest, highest = (min(each.min(initial=0) for each in tokens), max(each.max(initial=0) for each in tokens))
     if part.inputs.shape[1] != CELLS or lowest < 0 or highest >= VOCAB_SIZE:
         raise UserError(
-            f"the predictions are {part.inputs.shape[1]} tokens from {lowest} to {highest}, expected ARC's {CELLS} "
-            f"from 0 to {VOCAB_SIZE - 1}; give predictions made on an ARC data set"
+            f"the predictions are {part.inputs.shape[1]} tokens from {lowest} to {highest}, expected {CELLS} "
+            f"from 0 to {VOCAB_SIZE - 1}; give predictions for an ARC data set"
         )
     present, which = np.unique(identifiers, return_inverse=True)
     originals, symmetries = parse_names([names[int(identifier)] for identifier in present])
@@ -137,14 +137,14 @@ def key_of(grid: Grid) -> Key:
 
 
 def grid_of(key: Key) -> list[list[int]]:
-    """The grid as JSON has it; one black cell for a grid without cells, which no task has."""
+    """Converts a grid to JSON values; a grid without cells becomes one black cell."""
     canvas = np.frombuffer(key, np.uint8).reshape(SIDE, SIDE)
     rows, cols = (canvas[:, 0] != OUTSIDE).sum(), (canvas[0] != OUTSIDE).sum()
     return canvas[:rows, :cols].tolist() or [[0]]
 
 
 def outcome(puzzles: Sequence[Puzzle], ballots: Ballots) -> Scores:
-    """Pass figures, submission and gaps of a vote that is counted."""
+    """Computes the metrics, the submission and the number of unanswered inputs from the counted votes."""
     solved = dict.fromkeys(PASSES, 0.0)
     submission: dict[str, Any] = {}
     unanswered = 0

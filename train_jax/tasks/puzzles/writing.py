@@ -1,4 +1,4 @@
-"""Writes a whole data set or nothing: built beside its place, then renamed into it; knows one that is already there."""
+"""Writes data sets atomically: a data set is built in a temporary folder and then renamed."""
 
 import contextlib
 import fcntl
@@ -15,13 +15,13 @@ from train_jax.tasks.puzzles.metadata import write_json
 from train_jax.tasks.puzzles.recipe import Splits, content_of, read_recipe, write_record
 
 ENTRIES = {*SPLITS, "identifiers.json", "test_puzzles.json", "recipe.json"}
-"""What a data set consists of; a directory that holds anything else is never replaced."""
+"""The entries of a data set; a directory with any other entry is never replaced."""
 
 
 def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> bool:
-    """Whether the data set of this recipe is in `directory`; ask before doing the work.
+    """Returns whether `directory` already contains the data set of this recipe.
 
-    Raises `UserError` when something else is there that may not be replaced.
+    Raises `UserError` if it contains anything else that may not be replaced.
     """
     directory = Path(directory)
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
@@ -31,23 +31,24 @@ def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: boo
     strangers = sorted(entry.name for entry in directory.iterdir() if entry.name not in ENTRIES)
     if strangers:
         raise UserError(
-            f"{directory} holds {strangers[0]}, which is no part of a data set; choose another --output-dir"
+            f"{directory} contains {strangers[0]}, which is not part of a data set; choose another --output-dir"
         )
     record = read_recipe(directory)
     if record is not None and record["recipe"] == _as_json(recipe):
         return True
     if overwrite:
         return False
-    raise UserError(f"{directory} holds {_difference(record, recipe)}; choose another --output-dir or pass --overwrite")
+    difference = _difference(record, recipe)
+    raise UserError(f"{directory} contains {difference}; choose another --output-dir or pass --overwrite")
 
 
 def _difference(record: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str:
     if record is None:
-        return "a data set that was not made here (recipe.json or a split is missing)"
+        return "a data set without a valid recipe.json, or without a split"
     existing, requested = record["recipe"], _as_json(recipe)
     name = next(name for name in [*requested, *existing] if existing.get(name) != requested.get(name))
     values = (brief(each.get(name)) for each in (existing, requested))
-    return "a data set of another recipe ({} is {}, asked for {})".format(brief(name).strip("'"), *values)
+    return "a data set with other options ({} is {}, requested {})".format(brief(name).strip("'"), *values)
 
 
 def _as_json(value: Any) -> Any:
@@ -63,9 +64,9 @@ def write_dataset(
     findings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> bool:
-    """Writes a data set that is in memory; returns False if one with the same recipe exists.
+    """Writes a data set from memory; returns False if one with the same recipe exists.
 
-    Raises `UserError` as `is_built` does.
+    Raises the errors of `is_built`.
     """
     with new_dataset(directory, recipe, overwrite=overwrite) as building:
         if building is None:
@@ -80,10 +81,10 @@ def write_dataset(
 
 @contextlib.contextmanager
 def new_dataset(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Path | None]:
-    """Gives a folder to build in, which takes its place at `directory` when the block ends well.
+    """Yields a temporary folder, which is renamed to `directory` if the block succeeds.
 
-    Gives None when the data set of this recipe is there already. A build that is killed leaves nothing at `directory`,
-    and its leftovers beside it go with the next build. Raises `UserError` as `is_built` does, or for a full disk.
+    Yields None if the data set of this recipe already exists. A killed build leaves `directory` unchanged, and the next
+    build removes the temporary folder. Raises the errors of `is_built`, and `UserError` if the disk is full.
     """
     directory = Path(directory).absolute()
     building, replaced = (directory.with_name(f".{directory.name}.{state}") for state in ("building", "replaced"))
@@ -100,7 +101,7 @@ def new_dataset(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: 
             os.rename(building, directory)
         except OSError as error:
             raise UserError(
-                f"{directory} could not be written ({error.strerror}); make room or choose another --output-dir"
+                f"{directory} could not be written ({error.strerror}); free some space or choose another --output-dir"
             ) from None
         finally:
             for leftover in (building, replaced):
@@ -109,14 +110,14 @@ def new_dataset(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: 
 
 @contextlib.contextmanager
 def _only_builder_in(parent: Path) -> Iterator[None]:
-    """Holds a lock on the parent directory: it leaves no file behind, and the kernel drops it when a builder dies."""
+    """Holds a lock on the parent directory, which needs no lock file; the kernel releases it if a builder is killed."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(parent, os.O_RDONLY)
     except OSError as error:
-        raise UserError(f"{parent} cannot hold a data set ({error.strerror}); choose another --output-dir") from None
+        raise UserError(f"{parent} is not a writable folder ({error.strerror}); choose another --output-dir") from None
     try:
-        # Some network file systems have no locks; there two builds at once are the user's to avoid.
+        # Some network file systems have no locks; the user must then avoid two builds at once.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

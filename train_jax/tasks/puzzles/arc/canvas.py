@@ -1,4 +1,4 @@
-"""ARC grids on the canvas: where they lie, all copies of a puzzle as tokens, and the grid that a canvas holds."""
+"""Places ARC grids on the 30x30 canvas, renders them as tokens, and reads a grid back from a canvas."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,14 +22,17 @@ from train_jax.tasks.puzzles.dihedral import TURNS, turned
 
 
 class Places(NamedTuple):
-    """How far down and right the grids of every puzzle's examples lie; input and output lie together."""
+    """Offsets of the grids from the top left corner of the canvas; input and output of an example share them."""
 
     top: Integer[np.ndarray, "puzzles examples"]
     left: Integer[np.ndarray, "puzzles examples"]
 
 
 def place_as_published(examples: Sequence[Example], rng: np.random.RandomState) -> Places:
-    """One example, drawn, stays in the upper left corner; the others go anywhere both of their grids fit."""
+    """Places the examples like the published builder.
+
+    One random example stays in the upper left corner. The others are placed uniformly where both of their grids fit.
+    """
     places = np.zeros((2, 1, len(examples)), np.intp)
     staying = rng.randint(0, len(examples))
     for number, example in enumerate(examples):
@@ -40,7 +43,7 @@ def place_as_published(examples: Sequence[Example], rng: np.random.RandomState) 
 
 
 def place(examples: Sequence[Example], turns: UInt8[np.ndarray, "n"], rng: np.random.Generator) -> Places:
-    """The same for each of `n` turned copies of a puzzle."""
+    """Places each of `n` transformed copies of a puzzle by the rule of `place_as_published`."""
     transposed = TURNS[turns, 0]
     largest = np.array([[max(grid.shape[axis] for grid in example) for example in examples] for axis in range(2)])
     moving = np.arange(len(examples)) != rng.integers(len(examples), size=(len(turns), 1))
@@ -49,9 +52,9 @@ def place(examples: Sequence[Example], turns: UInt8[np.ndarray, "n"], rng: np.ra
 
 
 def placements(grids: Sequence[Grid]) -> UInt8[np.ndarray, "grids 31 31 30 30"]:
-    """A view with the canvas for every place: `[i, SIDE - top, SIDE - left]` has grid i that far down and right.
+    """Returns a view of every canvas: `[i, SIDE - top, SIDE - left]` is the canvas with grid i at (`top`, `left`).
 
-    Only places with `top + rows <= SIDE` and `left + cols <= SIDE` hold the whole grid.
+    The grid is complete only if `top + rows <= SIDE` and `left + cols <= SIDE`.
     """
     around = np.full((len(grids), 2 * SIDE, 2 * SIDE), PAD_TOKEN, np.uint8)
     for corner, grid in zip(around[:, SIDE:, SIDE:], grids, strict=True):
@@ -63,7 +66,7 @@ def placements(grids: Sequence[Grid]) -> UInt8[np.ndarray, "grids 31 31 30 30"]:
 
 
 def render(grids: Sequence[Grid], symmetries: Symmetries, places: Places) -> UInt8[np.ndarray, "puzzles*grids 900"]:
-    """Every grid under every symmetry at its place, as tokens; the grids of a puzzle lie together."""
+    """Renders every grid under every symmetry at its place, as tokens; the rows of a puzzle are consecutive."""
     count = len(symmetries.turns)
     tokens = np.empty((count, len(grids), CELLS), np.uint8)
     palettes = np.empty((count, VOCAB_SIZE), np.uint8)
@@ -74,18 +77,18 @@ def render(grids: Sequence[Grid], symmetries: Symmetries, places: Places) -> UIn
     for number, grid in enumerate(grids):
         canvases = placements([turned(grid, turn) for turn in turns])
         canvas = canvases[which, SIDE - places.top[:, number], SIDE - places.left[:, number]].reshape(count, CELLS)
-        # `take` with one flat index is three times as fast as indexing with two.
+        # `take` with one flat index is three times as fast as indexing with two arrays.
         palettes.ravel().take(canvas + own_palette, mode="clip", out=tokens[:, number])
     return tokens.reshape(-1, CELLS)
 
 
 def canvas_of(grid: Grid) -> UInt8[np.ndarray, "900"]:
-    """One grid in the corner, where tested grids lie."""
+    """Renders one grid in the upper left corner, where the grids of test examples are placed."""
     return render([grid], ORIGINAL, Places(*np.zeros((2, 1, 1), np.intp)))[0]
 
 
 def grid_on(canvas: Integer[np.ndarray, "900"]) -> Grid:
-    """The rectangle of colours, wherever on the canvas it lies; one black cell where there is none."""
+    """Returns the bounding box of the coloured cells, or `UNKNOWN` if the canvas has none."""
     canvas = canvas.reshape(SIDE, SIDE)
     rows, cols = (np.flatnonzero((canvas >= FIRST_COLOUR_TOKEN).any(axis=axis)) for axis in (1, 0))
     if not len(rows):

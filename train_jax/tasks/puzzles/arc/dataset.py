@@ -1,8 +1,8 @@
 """Builds an ARC data set: splits, augmentations and tokens, computed in parallel.
 
-Without augmentations the arrays equal those of the published builder with the same seed, byte for byte. With them the
-originals are the same, and each puzzle's augmentations are drawn from a generator of its own, so they depend neither on
-the number of workers nor on the other puzzles.
+Without augmentations, the arrays equal those of the published builder with the same seed, byte for byte. With
+augmentations, the originals are still the same. Each puzzle has its own random generator, so its augmentations depend
+neither on the number of workers nor on the other puzzles.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ MAKER_VERSION = 1
 """Stored in every recipe. Increase it when the same options give different arrays."""
 BLANK_IDENTIFIER = 0
 BYTES_PER_PUZZLE = 250
-"""Memory in use for each augmented puzzle until its name is written."""
+"""Peak memory for each augmented puzzle."""
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
@@ -42,14 +42,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """One original puzzle, and the splits that its examples go into."""
+    """One original puzzle, and the splits that contain its examples."""
 
     name: str
     puzzle: Puzzle
     splits: dict[str, list[Example]]
-    """The examples that go into each split. The test inputs of a tested puzzle never go into "train"."""
+    """The examples of each split. The train split never contains the test inputs of a puzzle of a test subset."""
     places: Places
-    """Where the original puzzle is placed on the canvas in the train split."""
+    """The places of the original puzzle's grids in the train split."""
 
 
 def build_arc(
@@ -66,8 +66,9 @@ def build_arc(
 ) -> bool:
     """Builds a data set from the official files. Returns False if it exists already.
 
-    The test examples of `test_subsets` are the test split; all other examples are the train split. `workers`: number of
-    threads, 0 for one per core. Raises `UserError` for options or files that cannot be used, or as `is_built`.
+    The test examples of `test_subsets` are the test split; all other examples are the train split. `workers` is the
+    number of threads; 0 means one per core. Raises `UserError` if the options or files are invalid, or if `is_built`
+    raises it.
     """
     check_subsets(subsets, test_subsets)
     read = [read_subset(source, subset) for subset in subsets]
@@ -112,24 +113,24 @@ def build_arc(
 
 
 def check_subsets(subsets: Sequence[str], test_subsets: Sequence[str]) -> None:
-    """Raises `UserError` for subsets that do not go together."""
+    """Raises `UserError` if the subsets are empty or repeated, or if a test subset is not among `subsets`."""
     for name, values in (("subsets", subsets), ("test-subsets", test_subsets)):
         if not values or len(set(values)) < len(values):
-            raise UserError(f"--{name} {' '.join(values)}: expected different names; give each one once")
+            raise UserError(f"--{name} {' '.join(values)}: expected at least one name, each once; remove repetitions")
     missing = [name for name in test_subsets if name not in subsets]
     if missing:
         raise UserError(
-            f"--test-subsets {missing[0]} is not among --subsets {' '.join(subsets)}; add it there: the demonstrations "
-            "of tested puzzles are trained on"
+            f"--test-subsets {missing[0]} is not among --subsets {' '.join(subsets)}; add it to --subsets, since the "
+            "train split contains the demonstrations of the test puzzles"
         )
 
 
 def arrange(read: Sequence[Subset], test_subsets: Sequence[str], seed: int) -> tuple[list[Group], dict[str, Any]]:
-    """The puzzles in the order of the data set, and statistics for the recipe.
+    """Returns the puzzles in the order of the data set, and statistics for the recipe.
 
-    Raises `UserError` when a tested puzzle is also, with its solutions, in a subset that is trained on.
+    Raises `UserError` if a puzzle of a test subset also occurs in another subset, whose solutions are trained on.
     """
-    rng = np.random.RandomState(seed)  # the same generator as the published builder, so that order and places are equal
+    rng = np.random.RandomState(seed)  # as in the published builder: its order and places depend on this generator
     _check_names(read, test_subsets)
     chosen: list[tuple[Puzzle, dict[str, list[Example]]]] = []
     seen: set[str] = set()
@@ -155,8 +156,8 @@ def _check_names(read: Sequence[Subset], test_subsets: Sequence[str]) -> None:
         for puzzle in subset.puzzles:
             if tested.get(puzzle.name, subset.name) != subset.name:
                 raise UserError(
-                    f"puzzle {puzzle.name} of the test subset {tested[puzzle.name]} is also in {subset.name}, with its "
-                    f"solutions; leave {subset.name} out of --subsets, or test on another subset"
+                    f"puzzle {puzzle.name} of the test subset {tested[puzzle.name]} is also in {subset.name}, whose "
+                    f"solutions are trained on; remove {subset.name} from --subsets, or choose other --test-subsets"
                 )
 
 
@@ -191,14 +192,14 @@ def _generator(seed: int, name: str, purpose: str) -> np.random.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """One split: its index arrays, its token files, and the first row of each group in them."""
+    """One split: its index arrays, its token files, and the first row of each group in these files."""
 
     metadata: Metadata
     arrays: Mapping[str, np.ndarray | RowFile]
     inputs: RowFile
     labels: RowFile
     first_row: dict[int, int]
-    """Group number -> its first example."""
+    """Maps a group number to the row of its first example."""
 
 
 def _lay_out(
@@ -272,7 +273,7 @@ def _test_puzzles(groups: Iterable[Group]) -> dict[str, Any]:
 def _in_parallel(
     task: Callable[[Item], T], items: Sequence[Item], workers: int, what: str, progress: Progress
 ) -> list[T]:
-    """Threads suffice: NumPy releases the GIL where the time is spent, and threads end with the process."""
+    """Applies `task` to every item on `workers` threads; the expensive NumPy operations release the GIL."""
     results = []
     pool = ThreadPoolExecutor(workers)
     try:

@@ -1,7 +1,7 @@
-"""What an ARC puzzle is: grids of ten colours, up to 30x30, and how they lie as tokens on a 30x30 canvas.
+"""ARC puzzles: grids of ten colours, up to 30x30, and their tokens on a 30x30 canvas.
 
-A grid lies anywhere on the canvas. The row below it and the column to its right hold an end token next to each of its
-cells, where the canvas still has room; everything else is padding.
+A grid can be placed anywhere on the canvas. The row below it and the column to its right contain an end token next to
+each of its border cells, as far as the canvas extends; everything else is padding.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Integer, UInt8
 
 SIDE = 30
-"""Rows and columns of the canvas, and the most that a grid may have."""
+"""Rows and columns of the canvas, and their maximum for a grid."""
 CELLS = SIDE * SIDE
 COLOURS = 10
 
@@ -21,7 +21,7 @@ VOCAB_SIZE = FIRST_COLOUR_TOKEN + COLOURS
 Grid = UInt8[np.ndarray, "rows cols"]
 
 UNKNOWN: Grid = np.zeros((1, 1), np.uint8)
-"""Stands for the output of a test example whose solution is not public; compare with `is`."""
+"""Placeholder for the output of a test example whose solution is not public; compare with `is`."""
 
 
 class Example(NamedTuple):
@@ -31,11 +31,11 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Puzzle:
-    """A task: what it is called, and its examples under "train" (demonstrations) and "test"."""
+    """An ARC task: its name, and its examples in the sections "train" (demonstrations) and "test"."""
 
     name: str
     sections: dict[str, list[Example]]
-    """In the order of the file, which decides the order of the examples in a data set."""
+    """In the order of the file, which determines the order of the examples in a data set."""
 
     @property
     def examples(self) -> list[Example]:
@@ -45,9 +45,10 @@ class Puzzle:
 def sizes_of(
     tokens: Integer[np.ndarray, "n 900"],
 ) -> tuple[Integer[np.ndarray, "n"], Integer[np.ndarray, "n"]]:
-    """Rows and columns of the largest rectangle of colours in the upper left corner; 0 and 0 where there is none.
+    """Returns the rows and columns of the largest rectangle of colours in the upper left corner; 0 and 0 for none.
 
-    So a prediction is read whose end tokens are not in line. Of equally large ones the flattest counts, as published.
+    End tokens are not read, so a prediction with misplaced end tokens still has a size. Among rectangles of equal
+    area the one with the fewest rows is chosen, as in the published scoring.
     """
     is_colour = ((tokens >= FIRST_COLOUR_TOKEN) & (tokens < VOCAB_SIZE)).reshape(-1, SIDE, SIDE)
     reach = np.where(is_colour.all(axis=2), SIDE, is_colour.argmin(axis=2))

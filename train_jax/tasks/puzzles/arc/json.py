@@ -14,46 +14,46 @@ from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles.arc.grid import COLOURS, SIDE, UNKNOWN, Example, Grid, Puzzle
 
 LARGEST_FILE_BYTES = 2**25
-"""Eight times the largest official file; a list of empty lists takes about thirty times its size in memory."""
+"""Eight times the largest official file. Parsing a list of empty lists takes about thirty times the file's size."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 REMEDY = "use the official ARC files"
 
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """One pair of files."""
+    """The puzzles of one subset, read from its challenges file and its solutions file."""
 
     name: str
     puzzles: list[Puzzle]
     sha256: dict[str, str]
-    """Of the files, by their names."""
+    """Maps each file name to the hash of the file."""
 
 
 def find_files(source: str | Path, subset: str) -> tuple[Path, Path]:
-    """Challenges and solutions of a subset; `source` is their folder, or what their paths begin with.
+    """Returns the paths of the challenges and the solutions of a subset; the solutions file need not exist.
 
-    The solutions need not exist.
+    `source` is the folder of the files, or the common beginning of their paths.
     """
     if not NAME.fullmatch(subset):
-        raise UserError(f"subset {subset[:80]!r} is not a name; use one such as training, evaluation or concept")
+        raise UserError(f"subset {subset[:80]!r} is not a valid name; use training, evaluation, concept or the like")
     source = Path(source)
     ending = f"_{subset}_challenges.json"
     paths = sorted(source.glob(f"*{ending}")) if source.is_dir() else [source.with_name(source.name + ending)]
     if len(paths) > 1:
         raise UserError(
-            f"{source} has both {paths[0].name} and {paths[1].name}; give --source with the beginning of the name, "
-            f"{source / paths[0].name.removesuffix(ending)}"
+            f"{source} contains both {paths[0].name} and {paths[1].name}, expected one; set --source to the beginning "
+            f"of the path, such as {source / paths[0].name.removesuffix(ending)}"
         )
     if not paths or not paths[0].is_file():
         raise UserError(
-            f"{paths[0] if paths else source / f'*{ending}'} is missing; give --source the folder with the official "
-            "ARC files (arc-agi_training_challenges.json and so on)"
+            f"{paths[0] if paths else source / f'*{ending}'} is missing; set --source to the folder of the "
+            "official ARC files (arc-agi_training_challenges.json and so on)"
         )
     return paths[0], paths[0].with_name(paths[0].name.removesuffix("challenges.json") + "solutions.json")
 
 
 def read_subset(source: str | Path, subset: str) -> Subset:
-    """All puzzles of a subset, in the order of the file. Raises `UserError` for the first thing that is wrong."""
+    """Reads all puzzles of a subset, in the order of the file. Raises `UserError` for the first error in the files."""
     path, solutions_path = find_files(source, subset)
     puzzles, digests = {}, {}
     content, digests[path.name] = _read_json(path)
@@ -61,7 +61,7 @@ def read_subset(source: str | Path, subset: str) -> Subset:
     if solutions_path.is_file():
         solutions, digests[solutions_path.name] = _read_json(solutions_path)
     if not content:
-        raise UserError(f"{path} holds no puzzles; {REMEDY}")
+        raise UserError(f"{path} contains no puzzles; {REMEDY}")
     for name, puzzle in content.items():
         puzzles[name] = _puzzle(path, name, puzzle, solved=False)
         if solutions is not None:
@@ -78,9 +78,9 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
     try:
         content = json.loads(raw, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON that can be read ({str(error)[:100]}); {REMEDY}") from None
+        raise UserError(f"{path} is not valid JSON ({str(error)[:100]}); {REMEDY}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: expected puzzles by name, found a {type(content).__name__}; {REMEDY}")
+        raise UserError(f"{path}: expected an object of puzzles by name, found a {type(content).__name__}; {REMEDY}")
     return content, hashlib.sha256(raw).hexdigest()
 
 
@@ -94,18 +94,18 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_test_puzzles(directory: str | Path) -> list[Puzzle]:
-    """The tested puzzles of a data set, from its `test_puzzles.json`; a solution that is not public is a black cell."""
+    """Reads the `test_puzzles.json` of a data set; a solution that is not public is stored as one black cell."""
     path = Path(directory) / "test_puzzles.json"
     if not path.is_file():
-        raise UserError(f"{path} is missing; votes are counted on ARC data sets, made by `trm build-data arc`")
+        raise UserError(f"{path} is missing; voting needs an ARC data set built by `trm build-data arc`")
     content, _ = _read_json(path)
     if not content:
-        raise UserError(f"{path} holds no puzzles; build the data set again with `trm build-data arc`")
+        raise UserError(f"{path} contains no puzzles; build the data set again with `trm build-data arc`")
     return [_puzzle(path, name, puzzle, solved=True) for name, puzzle in content.items()]
 
 
 def read_task(path: Path) -> Puzzle:
-    """One task as it is published alone: an object with train and test, in a file that has the puzzle's name."""
+    """Reads a file of one task: an object with "train" and "test". The stem of the file is the name of the puzzle."""
     content, _ = _read_json(path)
     return _puzzle(path, path.stem, content, solved=False)
 
@@ -113,8 +113,8 @@ def read_task(path: Path) -> Puzzle:
 def _puzzle(path: Path, name: str, puzzle: Any, *, solved: bool) -> Puzzle:
     if not NAME.fullmatch(name):
         raise UserError(
-            f"{path}: {name[:80]!r} is no puzzle name; expected up to 64 letters, digits, dots, dashes and "
-            f"underscores; {REMEDY}"
+            f"{path}: {name[:80]!r} is not a valid puzzle name, expected up to 64 letters, digits, dots, "
+            f"dashes and underscores; {REMEDY}"
         )
     where = f"{path}: puzzle {name}"
     if not isinstance(puzzle, dict) or set(puzzle) != {"train", "test"}:
@@ -164,10 +164,10 @@ def _grid(where: str, value: Any) -> Grid:
     for number, row in enumerate(value, 1):
         if len(row) != cols:
             raise UserError(f"{where}: row {number} has {len(row)} cells, expected {cols} as in the first; {REMEDY}")
-        # `type`, because True is an int to isinstance.
+        # `type`, because `isinstance(True, int)` is true.
         wrong = [cell for cell in row if type(cell) is not int or not 0 <= cell < COLOURS]
         if wrong:
             raise UserError(
-                f"{where}: row {number} holds {brief(wrong[0])}, expected colours 0 to {COLOURS - 1}; {REMEDY}"
+                f"{where}: row {number} contains {brief(wrong[0])}, expected colours 0 to {COLOURS - 1}; {REMEDY}"
             )
     return np.array(value, np.uint8)

@@ -1,4 +1,4 @@
-"""ARC grids: what a data set of them is, how they are read, drawn and checked."""
+"""The kind of ARC puzzles: how they are recognised, read, drawn and checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from train_jax.tasks.puzzles.metadata import Metadata, read_identifiers
 
 @dataclass(frozen=True)
 class ArcKind:
-    """Values are tokens of the upper left part of the canvas."""
+    """The kind of ARC puzzles. Its values are the tokens of the first `rows` rows and `cols` columns of the canvas."""
 
     rows: int = SIDE
     cols: int = SIDE
@@ -40,8 +40,8 @@ class ArcKind:
     has_named_puzzles = True
     transform = None
     fills_inputs = False
-    success_message = "every cell as in the solution"
-    alternative_solution = "right as it is read in voting, with a cell wrong outside the grid"
+    success_message = "every cell equals the solution"
+    alternative_solution = "correct in voting, with wrong cells outside the grid"
 
     @classmethod
     def from_key(cls, key: str) -> Self | None:
@@ -59,12 +59,12 @@ class ArcKind:
         names = read_identifiers(data_dir)
         if puzzle.name not in names:
             raise UserError(
-                f"puzzle {puzzle.name} is none of those in {data_dir}, and a model knows a puzzle by the vector that "
-                "it learned for it; give a file with the name of a puzzle that was trained on, such as 007bbfb7.json"
+                f"puzzle {puzzle.name} is not in {data_dir}, so the model has no learned embedding of it; give the "
+                "file of a puzzle that it was trained on, such as 007bbfb7.json"
             )
         examples = puzzle.sections["test"]
         if not 0 <= index < len(examples):
-            raise UserError(f"--index {index}: the task in {path} has test examples 0 to {len(examples) - 1}")
+            raise UserError(f"--index {index}: {path} has test examples 0 to {len(examples) - 1}; use one of these")
         example = examples[index]
         return PuzzleInput(
             f"test example {index} of {path}",
@@ -89,7 +89,7 @@ class ArcKind:
     def visible_answers(
         self, answers: Integer[np.ndarray, "steps seq"], solution: Integer[np.ndarray, "seq"]
     ) -> Integer[np.ndarray, "steps seq"]:
-        """Without what lies outside the solution and outside the rectangle that is read as the answer."""
+        """Replaces the cells outside both the solution and the rectangle that is read as the answer by padding."""
         rows, cols = sizes_of(answers)
         row, col = np.divmod(np.arange(CELLS), SIDE)
         is_read = (row < rows[:, None]) & (col < cols[:, None])
@@ -111,20 +111,20 @@ class ArcKind:
         return f"arc{value - FIRST_COLOUR_TOKEN}" if FIRST_COLOUR_TOKEN <= value < VOCAB_SIZE else ""
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
-        """Read as in voting: the largest rectangle of colours in the corner is the answer."""
+        """The answer is the largest rectangle of colours in the upper left corner, as in voting."""
         if solution is None:
             return None
         sizes = [self._size(grid) for grid in (answer, solution)]
         if sizes[0] != sizes[1]:
             shapes = [f"{rows}x{cols}" for rows, cols in sizes]
-            return [f"a grid of {shapes[0]} where {shapes[1]} is right"]
+            return [f"the grid is {shapes[0]}, expected {shapes[1]}"]
         rows, cols = sizes[1]
         cut = [grid.reshape(self.rows, self.cols)[:rows, :cols] for grid in (answer, solution)]
         wrong = int((cut[0] != cut[1]).sum())
         return [f"{wrong} of {rows * cols} cells wrong"] if wrong else []
 
     def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
-        """The grid and the end tokens around it; what a model writes farther out is never read."""
+        """The cells of the grid and its end tokens; predictions outside are never read."""
         return solutions != PAD_TOKEN
 
     def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
@@ -134,7 +134,7 @@ class ArcKind:
         return {"cells of the solution": (solutions >= FIRST_COLOUR_TOKEN).sum(axis=1)}
 
     def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
-        """Of whole canvases."""
+        """Takes whole canvases, not the part of `rows` x `cols`."""
         (rows, cols), right = sizes_of(answers), sizes_of(solutions)
         same_rows, same_cols = rows == right[0], cols == right[1]
         coloured = solutions >= FIRST_COLOUR_TOKEN
@@ -155,7 +155,7 @@ class ArcKind:
 
 
 def arc_kind_of(canvases: Sequence[Integer[np.ndarray, "n 900"]]) -> ArcKind:
-    """As much of the canvas as these need."""
+    """Returns the kind with the smallest `rows` and `cols` that contain every cell of the canvases."""
     used = np.concatenate([np.atleast_2d(canvas) for canvas in canvases]) != PAD_TOKEN
     used = used.any(axis=0).reshape(SIDE, SIDE)
     if not used.any():

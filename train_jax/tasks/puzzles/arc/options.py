@@ -18,29 +18,29 @@ TEST_SUBSETS = {1: ("evaluation",), 2: ("evaluation2",)}
 
 @dataclass(frozen=True)
 class ArcData:
-    """ARC-AGI puzzles from the official JSON files, with random turns, colour permutations and places.
+    """ARC-AGI puzzles from the official JSON files, augmented by rotations, reflections, colours and places.
 
-    The test split holds the test examples of --test-subsets, augmented for voting; everything else is trained on.
+    The test split holds the test examples of --test-subsets, augmented for voting. All other examples are for training.
     """
 
     source: str
-    """Folder of the official files, or the beginning of their paths up to the subset's name."""
+    """Folder of the official files, or the beginning of their paths up to the name of the subset."""
     output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/arc1concept-aug-1000)")] = None
-    """Folder to write to; 1000 augmentations take 7 GB."""
+    """Output folder; 1000 augmentations take 7 GB."""
     overwrite: bool = False
-    """Replace a data set of other options there."""
+    """Replace an existing data set that has other options."""
     edition: Literal[1, 2] = 1
-    """ARC-AGI-1 or ARC-AGI-2: decides the subsets where they are not given."""
+    """ARC-AGI-1 or ARC-AGI-2: selects the default subsets."""
     subsets: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: training evaluation concept)")] = ()
     """Subsets to read."""
     test_subsets: Annotated[tuple[str, ...], arg(help_behavior_hint="(default: evaluation)")] = ()
-    """Subsets to test, of those."""
+    """Subsets for testing, each one of --subsets."""
     num_aug: Augmentations = 1000
-    """Augmentations to add for every puzzle; one that looks alike in many gets fewer."""
+    """Augmentations of every puzzle; symmetric puzzles have fewer different ones."""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 42
-    """Seed of everything drawn; without augmentations the arrays are the published ones."""
+    """Random seed; without augmentations the arrays equal the published ones of this seed."""
     workers: Annotated[int, Range(0, 1023), arg(help_behavior_hint="(default: one for each core)")] = 0
-    """Threads; the result does not depend on them."""
+    """Number of threads; does not change the result."""
 
     @property
     def directory(self) -> Path:
@@ -51,11 +51,11 @@ class ArcData:
         return self.subsets or SUBSETS[self.edition], self.test_subsets or TEST_SUBSETS[self.edition]
 
     def check(self) -> None:
-        """Raises `UserError` for a value out of its range, and for options that do not go together."""
+        """Raises `UserError` if a value is out of range or options conflict."""
         check_option_ranges(self)
         if self.subsets and self.output_dir is None:
             raise UserError(
-                f"--subsets {' '.join(self.subsets)} needs --output-dir; give the data set a place of its own"
+                f"--subsets {' '.join(self.subsets)} needs --output-dir; the default folder is for the default subsets"
             )
         check_subsets(*self._subsets)
 

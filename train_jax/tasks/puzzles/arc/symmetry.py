@@ -1,7 +1,8 @@
-"""The symmetries of ARC: eight ways to turn a grid, permutations of the colours, and puzzle names that tell which.
+"""The symmetries of ARC puzzles: rotations and reflections, colour permutations, and the names of augmented puzzles.
 
-Colour 0 is the background and keeps its place. The name of an augmented puzzle is `NAME|||tT|||PERMUTATION`: the
-turn `T` first, then colour c becomes the c-th digit; published scoring reads the same.
+A "turn" is one of the eight rotations and reflections. Colour 0 is the background and does not change. The name of an
+augmented puzzle is `NAME|||tT|||PERMUTATION`: turn `T` is applied first, then colour c becomes the c-th digit of the
+permutation. This is the format of the published scoring.
 """
 
 import re
@@ -21,14 +22,14 @@ SEPARATOR = "|||"
 AUGMENTED = re.compile(r"(.+)\|\|\|t([0-7])\|\|\|([0-9]{10})")
 DRAWN_AT_ONCE = 256
 DRAWN_PER_WANTED = 5
-"""So many are drawn, at least, before a puzzle is said to have no more different ones; the published number."""
+"""Symmetries drawn for every augmentation asked for, before `draw` returns fewer; as in the published builder."""
 
 OUTSIDE = 255
-"""What `undo` puts beyond the grid."""
+"""The value of cells outside the grid in the result of `undo`."""
 
 
 class Symmetries(NamedTuple):
-    """The puzzles of a group as symmetries of its original; the first is the original itself."""
+    """One symmetry for each puzzle of a group; the first is the identity, for the original."""
 
     turns: UInt8[np.ndarray, "n"]
     colours: UInt8[np.ndarray, "n 10"]
@@ -44,9 +45,9 @@ def undo(
     cols: Integer[np.ndarray, "n"],
     symmetries: Symmetries,
 ) -> tuple[UInt8[np.ndarray, "n 900"], Integer[np.ndarray, "n"], Integer[np.ndarray, "n"]]:
-    """Grids in the upper left corner of their canvases as they were before each row's symmetry; colours, no tokens.
+    """Inverts each row's symmetry for grids in the upper left corner; returns colours (not tokens), rows and columns.
 
-    Returns rows and columns too. Beyond the grid there is `OUTSIDE`, so equal rows are equal grids.
+    Cells outside the grid are `OUTSIDE`, so two grids are equal exactly when their rows are.
     """
     transposed, rows_reversed, cols_reversed = TURNS[symmetries.turns].T
     row_step, col_step = np.where(rows_reversed, -SIDE, SIDE), np.where(cols_reversed, -1, 1)
@@ -67,22 +68,22 @@ def undo(
 
 
 def names_of(name: str, symmetries: Symmetries) -> list[str]:
-    """The names of a group's puzzles; the first is that of the original."""
+    """Returns the names of a group's puzzles; the first is the name of the original."""
     digits = [colours.tobytes().decode() for colours in symmetries.colours + np.uint8(ord("0"))]
     augmented = zip(symmetries.turns[1:], digits[1:], strict=True)
     return [name, *(f"{name}{SEPARATOR}t{turn}{SEPARATOR}{permutation}" for turn, permutation in augmented)]
 
 
 def parse_names(names: Sequence[str]) -> tuple[list[str], Symmetries]:
-    """The original's name and the symmetry of every name. Raises `UserError` for one that `names_of` does not write."""
+    """Returns the original's name and the symmetry for every name. Raises `UserError` for an invalid name."""
     originals, turns, permutations = [], [], []
     for name in names:
         found = AUGMENTED.fullmatch(name)
         original, turn, permutation = found.groups() if found else (name, "0", "0123456789")
         if SEPARATOR in original or len(set(permutation)) != COLOURS:
             raise UserError(
-                f"puzzle identifier {name[:80]!r} is neither a name nor an augmented one (NAME|||t0|||0123456789); "
-                "use the identifiers.json of an ARC data set"
+                f"puzzle identifier {name[:80]!r} is invalid, expected NAME or NAME|||t0|||0123456789; use the "
+                "identifiers.json of an ARC data set"
             )
         originals.append(original)
         turns.append(int(turn))
@@ -92,10 +93,10 @@ def parse_names(names: Sequence[str]) -> tuple[list[str], Symmetries]:
 
 
 def draw(puzzle: Puzzle, num_aug: int, rng: np.random.Generator) -> Symmetries:
-    """The original and up to `num_aug` symmetries drawn uniformly, such that no two give the same puzzle.
+    """Draws up to `num_aug` symmetries uniformly, after the identity, such that no two give the same puzzle.
 
-    The same: the same examples in any order. A puzzle that looks alike under many symmetries gets fewer. A smaller
-    `num_aug` gives the first of those of a larger one.
+    Two puzzles are the same if they have the same examples in any order. A symmetric puzzle has fewer different
+    augmentations. With a smaller `num_aug` the result is a prefix of the one with a larger `num_aug`.
     """
     if num_aug == 0:
         return ORIGINAL
@@ -117,9 +118,9 @@ def draw(puzzle: Puzzle, num_aug: int, rng: np.random.Generator) -> Symmetries:
 
 @lru_cache(maxsize=32)
 def _cell_numbers(rows: int, cols: int) -> UInt64[np.ndarray, "2 cells turns 10"]:
-    """A random number for every colour that a cell may have after a turn, of inputs and of outputs (Zobrist hashing).
+    """Returns a random number for every colour of every cell after a turn, for inputs and outputs (Zobrist hashing).
 
-    The cells that a grid has are part of its hash, hence its shape.
+    Every cell of a grid contributes to its hash, so the hash depends on the shape.
     """
     rng = np.random.Generator(np.random.Philox(key=0))
     canvas = rng.integers(2**64, size=(2, SIDE, SIDE, COLOURS), dtype=np.uint64)
@@ -131,9 +132,9 @@ def _cell_numbers(rows: int, cols: int) -> UInt64[np.ndarray, "2 cells turns 10"
 
 
 def _sums(puzzle: Puzzle) -> UInt64[np.ndarray, "turns examples 10 10"]:
-    """`[turn, example, old, new]`: what the cells of colour `old` add to the example's hash when they become `new`.
+    """Returns, at `[turn, example, old, new]`, the contribution of the cells of colour `old` that become `new`.
 
-    Hashing the grids of an augmentation is then ten look-ups for each example, whatever their size.
+    The hash of an augmented example is then the sum of ten table entries, whatever the size of its grids.
     """
     examples = puzzle.examples
     sums = np.zeros((len(TURNS), len(examples), COLOURS, COLOURS), np.uint64)
@@ -146,7 +147,7 @@ def _sums(puzzle: Puzzle) -> UInt64[np.ndarray, "turns examples 10 10"]:
 
 
 def _fingerprints(sums: UInt64[np.ndarray, "turns examples 10 10"], symmetries: Symmetries) -> UInt64[np.ndarray, "n"]:
-    """A number for every symmetry, equal when the puzzles it gives are equal; by chance at 2**-64 a pair."""
+    """Returns a hash for every symmetry: equal for equal puzzles, and equal by chance with probability 2**-64."""
     of_example = np.zeros((len(symmetries.turns), sums.shape[1]), np.uint64)
     for colour in range(COLOURS):
         of_example += sums[symmetries.turns, :, colour, symmetries.colours[:, colour]]
@@ -154,14 +155,14 @@ def _fingerprints(sums: UInt64[np.ndarray, "turns examples 10 10"], symmetries: 
 
 
 def invariant(example: Example) -> Hashable:
-    """Equal for two examples that a symmetry turns into each other; seldom for others. Quicker than `canonical`."""
+    """Returns a key that is equal for equivalent examples and seldom for others; cheaper than `canonical`."""
     counts = [np.bincount(grid.ravel(), minlength=COLOURS).tolist() for grid in example]
     black, *others = zip(*counts, strict=True)
     return tuple(sorted(example.input.shape)), tuple(sorted(example.output.shape)), black, *sorted(others)
 
 
 def canonical(example: Example) -> bytes:
-    """Equal for two examples exactly when a symmetry turns one into the other."""
+    """Returns a key that is equal for two examples exactly when a symmetry maps one to the other."""
     forms = []
     for turn in range(len(TURNS)):
         grids = [turned(grid, turn) for grid in example]

@@ -1,7 +1,7 @@
-"""Finds how far start and goal of a maze are apart, and checks paths, sharing no code with the generator.
+"""Computes shortest paths in mazes and checks solutions, independently of the generator.
 
-A breadth-first search from list of cells to list of cells, over many mazes at once. The generator floods bit boards
-instead, so a mistake in one of them is not a mistake in both.
+The search is breadth-first with lists of cells, over many mazes at once. The generator uses bit boards instead, so that
+the two do not share a mistake.
 """
 
 from typing import NamedTuple
@@ -12,22 +12,22 @@ from jaxtyping import Bool, Integer, UInt8
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL, keeps_inputs
 
 BLOCK = 512
-"""Mazes searched together, so that their distances stay in the cache."""
+"""Mazes searched together; their distances fit into the cache."""
 
 
 class Paths(NamedTuple):
-    """The outcome of a search from the start, for every maze."""
+    """The result of a search from the start, for every maze."""
 
     steps: Integer[np.ndarray, "n"]
-    """Of a shortest path to the goal; -1 where there is none."""
+    """Length of a shortest path to the goal; -1 if there is none."""
     unique: Bool[np.ndarray, "n"]
     """Whether there is exactly one shortest path."""
     distances: Integer[np.ndarray, "n cells"]
-    """Steps from the start; -1 where it does not lead."""
+    """Steps from the start; -1 for cells that cannot be reached."""
 
 
 def search(inputs: UInt8[np.ndarray, "n cells"]) -> Paths:
-    """Every maze has to have one start and one goal."""
+    """Searches every maze from its start. Every maze must have one start and one goal."""
     blocks = [_search_block(inputs[i : i + BLOCK]) for i in range(0, len(inputs), BLOCK)]
     empty = (np.empty(0, np.int16), np.empty(0, bool), np.empty((0, inputs.shape[1]), np.int16))
     return Paths(*(np.concatenate(arrays) for arrays in zip(empty, *blocks, strict=True)))
@@ -58,7 +58,7 @@ def _search_block(inputs: UInt8[np.ndarray, "n cells"]) -> Paths:
 
 
 def on_shortest_paths(inputs: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
-    """The mazes with every cell marked that a shortest path has: the solution where there is one shortest path."""
+    """Marks every cell that is on a shortest path. If there is only one shortest path, this is the solution."""
     there = search(inputs)
     exchanged = np.where(inputs == START, GOAL, np.where(inputs == GOAL, START, inputs)).astype(np.uint8)
     back = search(exchanged)
@@ -70,12 +70,13 @@ def on_shortest_paths(inputs: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray,
 def are_shortest_paths(
     inputs: UInt8[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"], paths: Paths
 ) -> Bool[np.ndarray, "n"]:
-    """Which answers mark one shortest path of their input and change nothing else; `paths`: as `search` finds them."""
+    """Returns which answers mark one shortest path and change nothing else; `paths` is the result of `search`."""
     size = round(inputs.shape[1] ** 0.5)
     on_path = (answers == PATH) | (answers == START) | (answers == GOAL)
     good = keeps_inputs(inputs, answers) & (paths.steps > 0) & (on_path.sum(axis=1) == paths.steps + 1)
-    # As many cells as a shortest path has, so they are one where each distance occurs and its cell touches the one
-    # before. A cell too far, or not reached, takes the place of start or goal, and then some distance has no cell.
+    # The number of marked cells is that of a shortest path. So they form one exactly if every distance occurs and
+    # consecutive cells touch. An unreachable cell is clipped to distance 0, a farther one to the longest distance;
+    # then another distance has no cell.
     maze, cell = np.nonzero(on_path & good[:, None])
     longest = int(paths.steps.max(initial=0))
     at_distance = np.full((len(inputs), longest + 1), -1)

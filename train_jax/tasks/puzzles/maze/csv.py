@@ -1,4 +1,4 @@
-"""Reads the public maze tables, strictly: every answer has to be a shortest path."""
+"""Reads the public maze tables; raises an error unless every answer is a shortest path."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from train_jax.tasks.puzzles.tables import Row, bad_row, chunks_of, problem_with
 
 HUB_EXAMPLE = "sapientinc/maze-30x30-hard-1k"
 ROWS = 4096
-"""Of a table at a time."""
+"""Rows of a table processed at a time."""
 
 
 def read_maze_table(path: Path, *, min_path: int | None, progress: Progress) -> Mazes:
-    """The mazes of a table whose shortest path has more than `min_path` steps.
+    """Reads the mazes of a table whose shortest path has more than `min_path` steps.
 
-    Every row is checked, the ones left out too: `UserError` names the file, the line and what is wrong with it. The
-    rating is not read; in the published set it is the path's length.
+    Every row is checked, also the rows that `min_path` removes. Raises `UserError` with the file, the line and the
+    error. The rating column is not used; in the published data set it is the length of the path.
     """
     inputs, solutions = [], []
     cells = lines_read = 0
@@ -32,12 +32,12 @@ def read_maze_table(path: Path, *, min_path: int | None, progress: Progress) -> 
         lines_read += len(chunk)
         progress(f"rows of {path.name}", lines_read, 0)
     if not sum(map(len, inputs)):
-        raise UserError(f"{path} has no maze whose path has more than {min_path} steps; use a lower --min-path")
+        raise UserError(f"{path} has no maze with a path of more than {min_path} steps; use a lower --min-path")
     return Mazes(np.concatenate(inputs), np.concatenate(solutions))
 
 
 def _cells_of(path: Path, row: Row) -> int:
-    """How many cells the first maze has, which decides for all of them."""
+    """Returns the number of cells of the first maze; all other mazes must have the same."""
     line, columns = row
     cells = len(columns[1]) if len(columns) > 1 else 0
     if size_of(cells) is None:
@@ -47,14 +47,14 @@ def _cells_of(path: Path, row: Row) -> int:
 
 
 def _read_chunk(path: Path, chunk: list[Row], cells: int) -> tuple[Mazes, Paths]:
-    """The first bad row, whatever is wrong with it, is the one reported."""
+    """Parses and checks a chunk. The reported error is that of the first bad row, whichever check it fails."""
     problems = [problem_with(row, cells) for _, row in chunk]
     formed = next((number for number, problem in enumerate(problems) if problem), len(chunk))
     mazes = Mazes(*(_tokens([row[column] for _, row in chunk[:formed]], cells) for column in (1, 2)))
     good = are_mazes(mazes.inputs)
     if not good.all():
         formed = int(np.argmin(good))
-        problems[formed] = "the question is not made of '#', ' ', one 'S' and one 'G'"
+        problems[formed] = "the question does not consist of '#', ' ', one 'S' and one 'G'"
         mazes = Mazes(*(array[:formed] for array in mazes))
     paths = search(mazes.inputs)
     faults = {

@@ -37,8 +37,8 @@ def build_generated(
 ) -> bool:
     """Builds a data set of generated mazes, no two of them equivalent. Returns False if it exists already.
 
-    A search that shares no code with the generator checks that every solution is a shortest path, and for `corridors`
-    that it is the only one. Raises `UserError` if no such mazes can be generated, and what `is_built` raises.
+    An independent search checks that every solution is a shortest path, and for `corridors` that it is the only one.
+    Raises `UserError` if no such mazes can be generated, and the errors of `is_built`.
     """
     recipe = {
         "maker": "maze",
@@ -75,7 +75,7 @@ def build_from_tables(
     overwrite: bool,
     progress: Progress,
 ) -> bool:
-    """Converts public maze tables; returns False if the data set exists already. The test split is kept whole."""
+    """Converts public maze tables; returns False if the data set exists already. Subsampling keeps the test split."""
     options = {"min_path": min_path, "subsample_size": subsample_size, "augment": augment, "seed": seed}
     with local_tables(source, hub_example=HUB_EXAMPLE) as tables:
         recipe = {
@@ -89,8 +89,8 @@ def build_from_tables(
         train, test = (read_maze_table(path, min_path=min_path, progress=progress) for path in tables.values())
     if train.inputs.shape[1] != test.inputs.shape[1]:
         raise UserError(
-            f"--source {source}: mazes of {train.inputs.shape[1]} cells in train.csv and of "
-            f"{test.inputs.shape[1]} in test.csv; use tables of one size"
+            f"--source {source}: the mazes have {train.inputs.shape[1]} cells in train.csv and "
+            f"{test.inputs.shape[1]} in test.csv, expected the same number; use tables of one size"
         )
     if subsample_size is not None:
         chosen = subsample(len(train.inputs), subsample_size, np.random.default_rng(seed))
@@ -112,6 +112,6 @@ def _write(
 
 
 def split_arrays(mazes: Mazes, *, augment: bool) -> tuple[Metadata, dict[str, np.ndarray]]:
-    """The arrays of a split. A group is a maze and, if augmented, its seven other symmetries in the published order."""
+    """Returns the arrays of a split. A group is a maze and, if augmented, its seven images in the published order."""
     inputs, labels = (all_turns(array) if augment else array[:, None] for array in mazes)
     return split_of(inputs, labels, MazeKind(round(inputs.shape[2] ** 0.5)))

@@ -1,12 +1,12 @@
-"""Makes mazes from a seed, no two equivalent, whose shortest path is longer than a bound.
+"""Generates mazes from a seed, no two equivalent, whose shortest path is longer than a bound.
 
-Two styles. `corridors`: a random forest of cells with a few more opened, so that there are loops; start and goal are
-chosen such that there is exactly one shortest path, so exactly one answer is right. `walls`: the published procedure,
-30 to 50 % of the cells walls at random; of such a maze's many shortest paths the solution is the one that always takes
-the first of up, left, down and right.
+There are two styles. `corridors` is a random forest of open cells, with a few more cells opened so that there are
+loops. Start and goal are chosen such that there is exactly one shortest path, so exactly one answer is correct. `walls`
+is the published procedure: 30 to 50 % of the cells are random walls. Such a maze has many shortest paths; its solution
+takes at every step the first possible one of up, left, down and right.
 
-Mazes are flooded as bit boards: bit c of word r is cell (r, c), the mazes last, so that a step of a flood in thousands
-of mazes is a dozen operations on contiguous memory.
+The searches use bit boards: bit c of word r is cell (r, c), and the mazes are the last axis. One step of a search in
+thousands of mazes is then a dozen operations on contiguous memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,22 +25,22 @@ Style = Literal["corridors", "walls"]
 Boards = UInt64[np.ndarray, "rows n"]
 
 LOOPS = 0.02
-"""Share of the cells of a `corridors` maze that are opened even if that closes a loop. Of 30x30 mazes 65 % have
-a path of more than 110 steps without loops, 38 % with this share, 16 % with 5 %."""
+"""Share of the cells of a `corridors` maze that are opened even if that closes a loop. A path of more than 110 steps
+exists in 65 % of the 30x30 mazes without loops, in 38 % with this share and in 16 % with a share of 5 %."""
 WALLS = (0.3, 0.5)
-"""Bounds of the share of walls in a `walls` maze, drawn uniformly."""
+"""Bounds of the share of walls in a `walls` maze, which is drawn uniformly."""
 BATCH = 2048
 LEAST_YIELD = 5e-4
-"""The generator gives up when, after `PATIENCE` mazes, less than this share was new and had a long enough path."""
+"""The generator stops with an error if less than this share of `PATIENCE` mazes is new and has a long enough path."""
 PATIENCE = 20_000
 MOVES = ((-1, 0), (0, -1), (1, 0), (0, 1))
 ONE = np.uint64(1)
 
 
 def usual_min_path(size: int) -> int:
-    """The default bound: 110 for 30x30, as in the published set, scaled with the power 1.2 of the size.
+    """Returns the default of `min_path`: 110 for 30x30, as in the published set, scaled by the size to the power 1.2.
 
-    3 for 4x4: only about 1 350 different 4x4 mazes have a longer path.
+    It is 3 for 4x4, since only about 1 350 different 4x4 mazes have a longer path.
     """
     if size == 4:
         return 3
@@ -48,9 +48,9 @@ def usual_min_path(size: int) -> int:
 
 
 def generate(count: int, size: int, min_path: int, style: Style, rng: np.random.Generator, progress: Progress) -> Mazes:
-    """`count` mazes whose shortest path has more than `min_path` steps, no two equivalent under a symmetry.
+    """Generates `count` mazes whose shortest path has more than `min_path` steps, no two equivalent under a symmetry.
 
-    Raises `UserError` when such mazes, or so many different ones, cannot be had.
+    Raises `UserError` if not enough such mazes can be generated.
     """
     check_size(size)
     if style not in get_args(Style):
@@ -69,19 +69,19 @@ def generate(count: int, size: int, min_path: int, style: Style, rng: np.random.
         tried_since = 0 if len(fresh) >= LEAST_YIELD * BATCH else tried_since + BATCH
         if tried_since > PATIENCE:
             raise UserError(
-                f"{len(known)} of {count} mazes of {size}x{size} with a shortest path of more than {min_path} steps "
-                f"came out of {tried:,}, the longest had {longest}; use a lower --min-path, fewer mazes or a larger "
-                "--size"
+                f"only {len(known)} of {count} mazes of {size}x{size} with a shortest path of more than {min_path} "
+                f"steps were generated in {tried:,} attempts, the longest path has {longest}; use a lower --min-path, "
+                "fewer mazes or a larger --size"
             )
         progress(f"{size}x{size} mazes", len(known), count)
     return Mazes(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def corridors(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "n size size"]:
-    """A mask of open cells: cells are opened in random order unless that closes a loop.
+    """Returns a mask of open cells: cells are opened in random order unless that closes a loop.
 
-    Trees of open cells are kept by union-find, for all mazes at once, in a frame of walls: a cell points to another
-    cell of its tree, the root to itself, a wall to cell 0.
+    Union-find keeps track of the trees of open cells, for all mazes at once, inside a frame of walls. A cell points to
+    another cell of its tree, a root to itself and a wall to cell 0.
     """
     width = size + 2
     inner = (np.arange(1, size + 1)[:, None] * width + np.arange(1, size + 1)).ravel()
@@ -110,7 +110,7 @@ def corridors(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "
 
 
 def random_walls(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "n size size"]:
-    """A mask of open cells, with a random share of walls in each maze."""
+    """Returns a mask of open cells, with a random share of walls in each maze."""
     shares = rng.uniform(*WALLS, size=(n, 1, 1)).astype(np.float32)
     return rng.random((n, size, size), np.float32) >= shares
 
@@ -130,14 +130,14 @@ def cells_of(boards: Boards) -> Bool[np.ndarray, "n rows cols"]:
 
 
 def beside(boards: Boards) -> tuple[Boards, Boards, Boards, Boards]:
-    """The given cells moved by one step in each of the four directions."""
+    """Moves the cells by one step in each of the four directions."""
     down, up = np.zeros_like(boards), np.zeros_like(boards)
     down[1:], up[:-1] = boards[:-1], boards[1:]
     return down, up, boards << ONE, boards >> ONE
 
 
 def waves(is_open: Boards, start: Boards) -> Iterator[Boards]:
-    """The cells that are 0, 1, 2, … steps away from the start, until no maze has more."""
+    """Yields the cells that are 0, 1, 2, … steps away from the start, until no maze has any."""
     left, wave = is_open & ~start, start
     while wave.any():
         yield wave
@@ -147,7 +147,7 @@ def waves(is_open: Boards, start: Boards) -> Iterator[Boards]:
 
 
 def reached_one_way(wave: Boards, before: Boards, one_way: Boards) -> Boards:
-    """The cells of a wave that one shortest path leads to; `one_way`: those of the wave before."""
+    """Returns the cells of a wave with exactly one shortest path; `one_way` are these cells of the wave before."""
     once, twice = np.zeros_like(wave), np.zeros_like(wave)
     for board in beside(before):
         twice |= once & board
@@ -157,7 +157,7 @@ def reached_one_way(wave: Boards, before: Boards, one_way: Boards) -> Boards:
 
 
 def any_cell(boards: Boards, rng: np.random.Generator) -> Boards:
-    """A random cell of each board; an empty board stays empty."""
+    """Returns a random cell of each board; an empty board stays empty."""
     cells = cells_of(boards)
     n, size = len(cells), len(boards)
     chosen = np.argmax(cells.reshape(n, size * size) * (1 - rng.random((n, size * size), np.float32)), axis=1)
@@ -167,10 +167,11 @@ def any_cell(boards: Boards, rng: np.random.Generator) -> Boards:
 
 
 def between_far_ends(is_open: Boards, min_path: int, *, only_one: bool, rng: np.random.Generator) -> tuple[Mazes, int]:
-    """The mazes with a path of more than `min_path` steps, with start, goal and solution; and the longest path seen.
+    """Returns the mazes with a path of more than `min_path` steps, with their solutions, and the longest distance.
 
     One end of the path is a cell at the largest distance from a random cell. The other end is drawn from the cells more
-    than `min_path` steps away, with `only_one` from those with a single shortest path. Start and goal are drawn too.
+    than `min_path` steps away; with `only_one`, from those of them with a single shortest path. Which end is the start
+    is random.
     """
     first = any_cell(is_open, rng)
     last = first
@@ -196,7 +197,7 @@ def between_far_ends(is_open: Boards, min_path: int, *, only_one: bool, rng: np.
 
 
 def _solved(is_open: Boards, start: Boards, goal: Boards) -> Mazes:
-    """The path from the start that always takes the first neighbour that is nearer to the goal."""
+    """Marks the path from the start that takes at every step the first neighbour, in `MOVES`, nearer to the goal."""
     n, size = is_open.shape[1], len(is_open)
     to_goal = np.full((n, size + 2, size + 2), -1, np.int16)
     for step, wave in enumerate(waves(is_open, goal)):
@@ -218,6 +219,6 @@ def _solved(is_open: Boards, start: Boards, goal: Boards) -> Mazes:
 
 
 def _place_of(cell: Boards) -> tuple[Integer[np.ndarray, "n"], Integer[np.ndarray, "n"]]:
-    """Row and column of boards with one cell."""
+    """Returns the row and the column of the cell of each board; every board has one cell."""
     rows = np.argmax(cell > 0, axis=0)
     return rows, np.bitwise_count(cell.max(axis=0) - ONE).astype(np.intp)

@@ -1,7 +1,7 @@
-"""What a maze is: a square of walls and open cells with a start and a goal, its text and its tokens in a data set.
+"""Mazes: squares of walls and open cells with a start and a goal, as text and as tokens.
 
-Everywhere in these rooms a maze is a row of `size * size` tokens, read row by row. One moves up, down, left or right; a
-path of k steps has k - 1 cells between start and goal. Vocabulary and numbers are those of the published Maze-Hard set.
+In this package a maze is an array of `size * size` tokens in row-major order. A step goes up, down, left or right; a
+path of k steps has k - 1 cells between start and goal. The vocabulary is that of the published Maze-Hard data set.
 """
 
 from typing import NamedTuple
@@ -13,57 +13,57 @@ from train_jax.errors import UserError
 
 PAD, WALL, OPEN, START, GOAL, PATH = range(6)
 CHARACTERS = "?# SGo"
-"""By token; a input holds no path, and no maze any padding."""
+"""The character of every token. Inputs contain no path token, and mazes no padding."""
 VOCAB_SIZE = len(CHARACTERS)
 SMALLEST, LARGEST = 4, 50
-"""Rows of a maze."""
+"""Bounds of the number of rows."""
 
 
 class Mazes(NamedTuple):
-    """Questions, and the same with the path from start to goal marked."""
+    """Mazes, and the same mazes with the path from start to goal marked."""
 
     inputs: UInt8[np.ndarray, "n cells"]
     solutions: UInt8[np.ndarray, "n cells"]
 
 
 def check_size(size: int) -> None:
-    """Raises `UserError` for mazes of so many rows."""
+    """Raises `UserError` if `size` is out of range."""
     if not SMALLEST <= size <= LARGEST:
         raise UserError(f"--size {size}: mazes have {SMALLEST} to {LARGEST} rows; use a size in that range")
 
 
 def size_of(cells: int) -> int | None:
-    """Rows of a maze of so many cells; None where there is none."""
+    """Returns the number of rows of a maze with `cells` cells; None if there is no such maze."""
     size = round(cells**0.5)
     return size if size * size == cells and SMALLEST <= size <= LARGEST else None
 
 
 def tokens_of(text: str) -> UInt8[np.ndarray, "cells"]:
-    """By character; what is none of a maze's becomes 255."""
+    """Returns the token of every character; 255 for a character that does not occur in mazes."""
     table = np.full(256, 255, np.uint8)
     table[[ord(character) for character in CHARACTERS[1:]]] = range(1, VOCAB_SIZE)
     return table[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
 
 
 def parse(text: str) -> UInt8[np.ndarray, "cells"]:
-    """The maze that a text shows, a line for each row: '#' wall, ' ' or '.' open, 'S' start, 'G' goal.
+    """Parses a maze, one line for each row: '#' wall, ' ' or '.' open, 'S' start, 'G' goal.
 
-    Raises `UserError` for anything else, for lines that make no square, and unless there is one start and one goal.
+    Raises `UserError` for other characters, if the maze is not a square, or unless it has one start and one goal.
     """
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     if not SMALLEST <= len(lines) <= LARGEST:
-        raise UserError(f"the maze has {len(lines)} lines, expected {SMALLEST} to {LARGEST}; write a line for each row")
+        raise UserError(f"the maze has {len(lines)} lines, expected {SMALLEST} to {LARGEST}; write one line per row")
     for number, line in enumerate(lines, 1):
         for position, character in enumerate(line, 1):
             if character not in "# .SG":
                 raise UserError(
-                    f"{character!r} at line {number}, column {position} of the maze; write '#' for a wall, ' ' or '.' "
-                    "for an open cell, 'S' for the start and 'G' for the goal"
+                    f"{character!r} at line {number}, column {position} of the maze is invalid; write '#' for a wall, "
+                    "' ' or '.' for an open cell, 'S' for the start and 'G' for the goal"
                 )
         if len(line) != len(lines):
             raise UserError(
-                f"line {number} of the maze has {len(line)} cells, expected {len(lines)}, as many as there are lines; "
-                "write '.' for open cells where blanks at the end of a line get lost"
+                f"line {number} of the maze has {len(line)} cells, expected {len(lines)}, the number of lines; "
+                "write '.' for open cells at the end of a line, where blanks may be lost"
             )
     tokens = tokens_of("".join(lines).replace(".", " "))
     for token, name in ((START, "start"), (GOAL, "goal")):
@@ -74,14 +74,14 @@ def parse(text: str) -> UInt8[np.ndarray, "cells"]:
 
 
 def text_of(maze: Integer[np.ndarray, "cells"]) -> str:
-    """A line for each row; `parse` reads that of a input again."""
+    """Formats a maze, one line per row, such that `parse` reads an input again."""
     size = round(len(maze) ** 0.5)
     characters = np.array(list(CHARACTERS))[maze].reshape(size, size)
     return "\n".join("".join(row) for row in characters)
 
 
 def are_mazes(inputs: Integer[np.ndarray, "n cells"]) -> Bool[np.ndarray, "n"]:
-    """Which are made of walls, open cells, one start and one goal."""
+    """Returns which rows consist of walls, open cells, one start and one goal."""
     good = ((inputs >= WALL) & (inputs <= GOAL)).all(axis=1)
     for token in (START, GOAL):
         good &= (inputs == token).sum(axis=1) == 1
@@ -91,5 +91,5 @@ def are_mazes(inputs: Integer[np.ndarray, "n cells"]) -> Bool[np.ndarray, "n"]:
 def keeps_inputs(
     inputs: Integer[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"]
 ) -> Bool[np.ndarray, "n"]:
-    """Which answers differ from their input by nothing but open cells that became path."""
+    """Returns which answers differ from their input only by open cells that became path."""
     return ((answers == inputs) | ((inputs == OPEN) & (answers == PATH))).all(axis=1)

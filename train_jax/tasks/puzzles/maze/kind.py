@@ -1,4 +1,4 @@
-"""Mazes: what a data set of them is, how they are read, drawn and checked."""
+"""The kinds of mazes, one per size: how they are recognised, parsed, transformed, drawn and checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,12 +42,12 @@ from train_jax.tasks.puzzles.metadata import Metadata
 
 COLOURS = {WALL: "wall", PATH: "path", START: "end", GOAL: "end"}
 SMALLEST_RECOGNISED = 5
-"""A 4x4 maze has as many tokens of as many kinds as a 4x4 Sudoku, so its data set has to say that it is one."""
+"""A 4x4 maze has the same sequence length and vocabulary size as a 4x4 Sudoku, so only its metadata identifies it."""
 
 
 @dataclass(frozen=True)
 class MazeKind:
-    """Values are tokens."""
+    """The kind of mazes of `size` rows. Its values are tokens."""
 
     size: int
     box = None
@@ -82,11 +82,11 @@ class MazeKind:
         size = size_of(len(tokens))
         if size != self.size:
             raise UserError(
-                f"the maze is {size}x{size}, the model was trained on {self.name}s; give one of {self.size} rows"
+                f"the maze is {size}x{size}, expected a {self.name} as in training; give a maze of {self.size} rows"
             )
         paths = search(tokens[None])
         if paths.steps[0] < 0:
-            raise UserError(f"the {self.name} given has no way from start to goal; open one")
+            raise UserError(f"the {self.name} given has no path from start to goal; remove walls between them")
         unique = bool(paths.unique[0])
         solution = on_shortest_paths(tokens[None])[0] if unique else None
         return PuzzleInput(f"{self.name} given", self, tokens, solution, unique)
@@ -151,7 +151,7 @@ class MazeKind:
         return COLOURS.get(value, "")
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str]:
-        """By the rules: another shortest path than the one known is right too."""
+        """Checks the rules of the puzzle: a shortest path other than that of the solution is correct too."""
         if not are_mazes(inputs[None])[0]:
             return ["the input is not a maze", *wrong_cells(answer, solution)]
         paths = search(inputs[None])
@@ -166,11 +166,11 @@ class MazeKind:
         if not cells:
             reasons.append("no path marked")
         elif steps < 0:
-            reasons.append(f"the {cells} cells marked do not join start and goal")
+            reasons.append(f"the {cells} cells marked do not connect start and goal")
         elif cells > steps - 1:
-            reasons.append(f"{cells - steps + 1} of the {cells} cells marked are not on the way")
+            reasons.append(f"{cells - steps + 1} of the {cells} cells marked are not on the path")
         if steps > paths.steps[0]:
-            reasons.append(f"a path of {steps} steps where {paths.steps[0]} do")
+            reasons.append(f"a path of {steps} steps, the shortest has {paths.steps[0]}")
         return reasons
 
     def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
@@ -195,7 +195,7 @@ class MazeKind:
             | ~np.isin(answers, [WALL, OPEN, START, GOAL, PATH]).all(axis=1),
             "no path marked": real & (cells == 0),
             "start and goal not joined": real & ~joined & (cells > 0),
-            "cells marked that are not on the way": joined & (cells > steps - 1),
+            "marked cells that are not on the path": joined & (cells > steps - 1),
             "a longer path than needed": joined & (steps > shortest),
         }
 
@@ -205,6 +205,6 @@ def _marked(inputs: Integer[np.ndarray, "*n cells"], answer: Integer[np.ndarray,
 
 
 def _steps_along(inputs: Grids, marked: Masks) -> Integer[np.ndarray, "n"]:
-    """Of a shortest path over marked cells alone; -1 where there is none."""
+    """Returns the length of a shortest path over marked cells only; -1 if there is none."""
     ends = (inputs == START) | (inputs == GOAL)
     return search(np.where(marked, OPEN, np.where(ends, inputs, WALL)).astype(np.uint8)).steps

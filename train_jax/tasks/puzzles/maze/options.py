@@ -21,19 +21,19 @@ NUM_TRAIN_4X4, NUM_TEST_4X4 = 500, 250
 
 @dataclass(frozen=True)
 class MazeData:
-    """Mazes and their shortest paths: generated, or with --source the public Maze-Hard tables.
+    """Mazes and their shortest paths: generated or, with --source, from the public Maze-Hard tables.
 
-    No two generated mazes are equivalent, and every path is checked. A data set of the same options is left alone.
+    No two generated mazes are equivalent, and every path is checked. A data set with the same options is kept.
     """
 
     output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/maze-30x30)")] = None
-    """Folder to write to."""
+    """Output folder."""
     overwrite: bool = False
-    """Replace a data set of other options there."""
+    """Replace an existing data set that has other options."""
     seed: Seed = 0
-    """Seed of everything drawn; the same options give the same bytes."""
+    """Random seed; the same options give the same bytes."""
     augment: bool = False
-    """Add the other seven turns of every train maze."""
+    """Add the other seven rotations and reflections of every train maze."""
     min_path: Annotated[PathSteps | None, arg(help_behavior_hint="(default: by size, 110 for 30)")] = None
     """Shortest paths have more steps than this."""
     size: Annotated[int | None, Range(SMALLEST, LARGEST), arg(help_behavior_hint="(default: 30)")] = None
@@ -41,9 +41,9 @@ class MazeData:
     kind: Annotated[Style | None, arg(help_behavior_hint="(default: corridors)")] = None
     """Generated: corridors (one shortest path), or random walls as published (many)."""
     num_train: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
-    """Generated: train mazes."""
+    """Generated: number of train mazes."""
     num_test: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
-    """Generated: test mazes."""
+    """Generated: number of test mazes."""
     source: Annotated[str | None, arg(help_behavior_hint="")] = None
     """Tables: folder, bucket (gs://…) or hub id, such as sapientinc/maze-30x30-hard-1k."""
     subsample_size: Annotated[Puzzles | None, arg(help_behavior_hint="(default: all)")] = None
@@ -60,7 +60,7 @@ class MazeData:
         )
 
     def check(self) -> None:
-        """Raises `UserError` for a value out of its range, and for options that do not go together."""
+        """Raises `UserError` if a value is out of range or options conflict."""
         check_option_ranges(self)
         if self.source is None:
             reject_options(self, "needs --source", "subsample_size")

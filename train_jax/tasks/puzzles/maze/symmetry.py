@@ -1,4 +1,4 @@
-"""The symmetries of mazes: the eight turns of the square, stored or drawn on the fly, and fingerprints they keep."""
+"""The symmetries of mazes: the eight rotations and reflections ("turns") of a square, and invariant fingerprints."""
 
 from functools import lru_cache
 
@@ -14,12 +14,12 @@ BLOCK = 1024
 
 
 def all_turns(mazes: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n 8 cells"]:
-    """Every maze under the eight turns, in the order of the published builder; the first is the maze itself."""
+    """Applies the eight turns to every maze, in the order of the published builder; the first is the identity."""
     return mazes[:, cell_orders(round(mazes.shape[1] ** 0.5))]
 
 
 def transform_tokens(inputs: Tokens, labels: Tokens, words: Words) -> tuple[Tokens, Tokens]:
-    """Every example of a batch under the turn that its words select, all of them equally likely."""
+    """Transforms every example of a batch by the turn that its random words select, all turns equally likely."""
     size = round(inputs.shape[1] ** 0.5)
     turns = words[0] >> np.uint64(61)
     new_inputs, new_labels = np.empty_like(inputs), np.empty_like(labels)
@@ -32,7 +32,7 @@ def transform_tokens(inputs: Tokens, labels: Tokens, words: Words) -> tuple[Toke
 
 @lru_cache
 def _cell_numbers(size: int) -> UInt64[np.ndarray, "cells vocab"]:
-    """A random number for every token in every cell (Zobrist hashing). The goal has the start's."""
+    """Returns a random number for every token in every cell (Zobrist hashing); start and goal share their number."""
     rng = np.random.Generator(np.random.Philox(key=size))
     numbers = rng.integers(2**64, size=(size**2, VOCAB_SIZE), dtype=np.uint64)
     numbers[:, GOAL] = numbers[:, START]
@@ -40,10 +40,10 @@ def _cell_numbers(size: int) -> UInt64[np.ndarray, "cells vocab"]:
 
 
 def fingerprints(inputs: UInt8[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
-    """A number for every maze, equal exactly when a turn makes two of them the same but for which end is the start.
+    """Returns a hash for every maze, equal for two mazes that a turn makes equal, up to an exchange of start and goal.
 
-    Run backwards a path is the same path, so who keeps train and test apart wants such mazes to count as one. By chance
-    two others are equal at 2**-64 a pair.
+    The reversed path is the same path, so such mazes count as equivalent when train and test splits are compared. Two
+    other mazes have equal hashes with probability 2**-64.
     """
     blocks = [_fingerprint_block(inputs[i : i + BLOCK]) for i in range(0, len(inputs), BLOCK)]
     return np.concatenate([np.empty(0, np.uint64), *blocks])
@@ -54,7 +54,7 @@ def _fingerprint_block(inputs: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndar
     numbers = _cell_numbers(size)
     of_turn = np.zeros((len(cell_orders(size)), len(inputs)), np.uint64)
     for turn, order in enumerate(cell_orders(size)):
-        # Turning the maze is moving the numbers the other way round.
+        # Transforming the maze is equivalent to transforming the numbers by the inverse.
         for cell, own in enumerate(order):
             of_turn[turn] += numbers[cell][inputs[:, own]]
     return mix(of_turn).min(axis=0)

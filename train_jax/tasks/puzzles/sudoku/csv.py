@@ -1,4 +1,4 @@
-"""Reads the public Sudoku-Extreme tables, strictly: every answer has to be the only one."""
+"""Reads the public Sudoku-Extreme tables; raises an error unless every answer is the only solution."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +15,11 @@ from train_jax.tasks.puzzles.tables import Row, bad_row, chunks_of, problem_with
 GEOMETRY = GEOMETRIES[9]
 HUB_EXAMPLE = "sapientinc/sudoku-extreme"
 ROWS = 65_536
-"""Of a table at a time."""
+"""Rows of a table processed at a time."""
 
 
 class Table(NamedTuple):
-    """Rows of a table, with the lines that they stand on."""
+    """Rows of a table, with their line numbers."""
 
     puzzles: UInt8[np.ndarray, "n cells"]
     solutions: UInt8[np.ndarray, "n cells"]
@@ -31,10 +31,10 @@ class Table(NamedTuple):
 
 
 def read_table(path: Path, *, min_difficulty: int | None, progress: Progress) -> Table:
-    """The rows of a table whose rating is at least `min_difficulty`.
+    """Reads the rows of a table whose rating is at least `min_difficulty`.
 
-    Every row is checked, the ones left out too: `UserError` names the file, the line and what is wrong with it. Only
-    `guesses_of` finds a puzzle with several solutions.
+    Every row is checked, also the rows that `min_difficulty` removes. Raises `UserError` with the file, the line and
+    the error. Puzzles with several solutions are detected by `guesses_of`, not here.
     """
     parts = []
     lines_read = 0
@@ -50,9 +50,9 @@ def read_table(path: Path, *, min_difficulty: int | None, progress: Progress) ->
 
 
 def guesses_of(path: Path, table: Table, progress: Progress) -> Integer[np.ndarray, "n"]:
-    """How hard each puzzle is (`rating.py`). Raises `UserError` for one that has another solution too.
+    """Returns the difficulty of each puzzle (`rating.py`). Raises `UserError` for a puzzle with several solutions.
 
-    About 0.1 ms for a hard one, so rows that are not used are better left out before.
+    A hard puzzle takes about 0.1 ms, so the caller should remove unused rows first.
     """
     guesses = [np.empty(0, np.int64)]
     for start in range(0, len(table.puzzles), ROWS):
@@ -67,12 +67,12 @@ def guesses_of(path: Path, table: Table, progress: Progress) -> Integer[np.ndarr
 
 
 def _read_chunk(path: Path, chunk: list[Row]) -> Table:
-    """Checks a chunk column by column; the first bad row, whatever is wrong with it, is the one reported."""
+    """Parses and checks a chunk. The reported error is that of the first bad row, whichever check it fails."""
     good, problem = _checked_by_text(chunk)
     puzzle_texts, answer_texts, ratings = zip(*good, strict=True) if good else ((), (), ())
     puzzles, solutions = (_digits(texts) for texts in (puzzle_texts, answer_texts))
     faults = {
-        "the question holds a character that is neither a digit nor '.'": (puzzles > 9).any(axis=1),
+        "the question contains a character that is neither a digit nor '.'": (puzzles > 9).any(axis=1),
         "the answer is not a solved Sudoku": ~_is_solved(solutions),
         "the answer does not agree with the question": ((puzzles > 0) & (puzzles != solutions)).any(axis=1),
     }
@@ -86,7 +86,7 @@ def _read_chunk(path: Path, chunk: list[Row]) -> Table:
 
 
 def _checked_by_text(chunk: list[Row]) -> tuple[list[tuple[str, str, int]], str]:
-    """Puzzle, answer and rating of the rows up to the first one that is wrong in form, and what is wrong there."""
+    """Returns puzzle, answer and rating of the rows before the first malformed one, and the error in that row."""
     good = []
     for _, row in chunk:
         problem = problem_with(row, GEOMETRY.cells)
@@ -100,7 +100,7 @@ def _checked_by_text(chunk: list[Row]) -> tuple[list[tuple[str, str, int]], str]
 
 
 def _digits(texts: tuple[str, ...]) -> np.ndarray:
-    """Digits of the cells, 0 for '.'; anything else becomes a number above 9."""
+    """Returns the digits of the cells, 0 for '.', and a number above 9 for any other character."""
     codes = np.frombuffer("".join(texts).encode("latin-1"), np.uint8).reshape(len(texts), GEOMETRY.cells)
     return np.where(codes == ord("."), np.uint8(0), codes - np.uint8(ord("0")))
 

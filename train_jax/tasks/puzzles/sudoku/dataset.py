@@ -1,4 +1,4 @@
-"""Turns Sudokus, generated or public, into the arrays of a data set, and writes it."""
+"""Builds Sudoku data sets, from generated puzzles or from the public tables."""
 
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,8 @@ def build_generated(
 ) -> bool:
     """Builds a data set of generated puzzles, no two equivalent; returns False if it exists already.
 
-    `num_empty` None empties as many cells as each grid allows; `min_difficulty`: in guesses (`rating.py`).
-
-    Raises `UserError` when the options cannot be met, or as `is_built` does.
+    If `num_empty` is None, as many cells are emptied as each grid allows. `min_difficulty` is a number of guesses
+    (`rating.py`). Raises `UserError` if no such puzzles can be generated, and the errors of `is_built`.
     """
     recipe = {
         "maker": "sudoku",
@@ -54,7 +53,7 @@ def build_generated(
         "num_aug": num_aug,
         "seed": seed,
     }
-    if min_difficulty is not None:  # otherwise left out, so that recipes from before this option still match
+    if min_difficulty is not None:  # absent by default, so that recipes older than this option still match
         recipe["min_difficulty"] = min_difficulty
     if is_built(directory, recipe, overwrite=overwrite):
         return False
@@ -82,9 +81,10 @@ def build_from_tables(
 ) -> bool:
     """Converts the public Sudoku-Extreme tables; returns False if the data set exists already.
 
-    `min_difficulty` is in the tables' own rating. Every puzzle that is used is shown to have one solution. The public
-    test set is left as it is; how many of its puzzles are equivalent to one that is trained on (by fingerprint, so at
-    most so many) is put into `recipe.json`, and how hard they are by the tables' rating and by ours.
+    `min_difficulty` refers to the rating in the tables. A solver verifies that every selected puzzle has exactly one
+    solution. The public test set is not filtered for equivalent puzzles; `recipe.json` stores an upper bound of the
+    number of test puzzles that are equivalent to a train puzzle (their fingerprints are equal). It also stores the
+    difficulty, both as rated in the tables and as rated by `rating.py`.
     """
     options = {"subsample_size": subsample_size, "min_difficulty": min_difficulty, "num_aug": num_aug, "seed": seed}
     with local_tables(source, hub_example=HUB_EXAMPLE) as tables:
@@ -115,7 +115,7 @@ def build_from_tables(
 
 
 def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | None = None) -> dict[str, str]:
-    """Findings on a split's difficulty; for tables also their own rating and its rank correlation with ours."""
+    """Describes the difficulty of a split; for tables also their rating and its rank correlation with the guesses."""
     findings = {f"{split}_difficulty": describe_guesses(guesses)}
     if table is not None:
         own = table.ratings
@@ -129,7 +129,7 @@ def _difficulty(split: str, guesses: Integer[np.ndarray, "n"], table: Table | No
 def _splits(
     train: Originals, test: Originals, geometry: Geometry, num_aug: int, rng: np.random.Generator, progress: Progress
 ) -> Splits:
-    """Only the train split is augmented; test puzzles are scored as they are."""
+    """Returns the arrays of both splits. Only the train split is augmented."""
     return {
         "train": split_arrays(train, geometry, num_aug=num_aug, rng=rng, progress=progress),
         "test": split_arrays(test, geometry, num_aug=0, rng=rng, progress=progress),
@@ -139,7 +139,7 @@ def _splits(
 def split_arrays(
     originals: Originals, geometry: Geometry, *, num_aug: int, rng: np.random.Generator, progress: Progress
 ) -> tuple[Metadata, dict[str, np.ndarray]]:
-    """A split whose groups are an original, first and unchanged, and `num_aug` random symmetries of it."""
+    """Returns the arrays of a split. A group is an original followed by `num_aug` random equivalent puzzles."""
     count, copies = len(originals.puzzles), 1 + num_aug
     inputs, labels = (np.empty((count, copies, geometry.cells), np.uint8) for _ in range(2))
     inputs[:, 0], labels[:, 0] = tokens_of(originals.puzzles), tokens_of(originals.solutions)

@@ -1,4 +1,4 @@
-"""Makes Sudokus with exactly one solution, no two of them equivalent, from a seed."""
+"""Generates Sudokus with exactly one solution, no two of them equivalent, from a seed."""
 
 import collections
 import contextlib
@@ -22,14 +22,14 @@ from train_jax.tasks.puzzles.sudoku.solver import all_digits, candidates_of, dig
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
 
 FEWEST_GIVENS = {4: 4, 6: 8, 9: 17}
-"""With fewer givens no Sudoku of this size has only one solution (for 9x9: McGuire et al., arXiv 1201.0749)."""
+"""Fewest givens with which a Sudoku of this size can have only one solution (9x9: McGuire et al., arXiv 1201.0749)."""
 
 BATCH = 4096
 SMALLEST_BATCH = 512
 LEAST_YIELD = 0.02
-"""The generator gives up when less than this share of a batch of grids gives new puzzles."""
+"""The generator stops with an error if less than this share of a batch of grids gives new puzzles."""
 RAREST = 4096
-"""The generator gives up when fewer than one random puzzle in this many reaches `min_difficulty`."""
+"""The generator stops with an error if fewer than one random puzzle in this many reaches `min_difficulty`."""
 
 
 class Originals(NamedTuple):
@@ -48,17 +48,16 @@ def generate(
     min_difficulty: int = 0,
     progress: Progress,
 ) -> Originals:
-    """`count` puzzles with `num_empty` empty cells and one solution each, no two equivalent under any symmetry.
+    """Generates `count` puzzles with one solution and `num_empty` empty cells each, no two equivalent.
 
-    `num_empty` None: as many as each grid allows. `min_difficulty`: only puzzles that need so many guesses
-    (`rating.py`).
-    Raises `UserError` when so many empty cells or so many different puzzles cannot be had.
+    If `num_empty` is None, as many cells are emptied as each grid allows. Every puzzle needs at least `min_difficulty`
+    guesses (`rating.py`). Raises `UserError` if not enough such puzzles can be generated.
     """
     most_empty = geometry.cells - FEWEST_GIVENS.get(geometry.size, 1)
     if num_empty is not None and not 1 <= num_empty <= most_empty:
         raise UserError(
-            f"{num_empty} empty cells of {geometry.cells}: a {geometry} Sudoku with one solution has "
-            f"1 to {most_empty}; use --num-empty {min(max(num_empty, 1), most_empty)} or one that is easier to reach"
+            f"--num-empty {num_empty}: a {geometry} Sudoku with one solution has 1 to {most_empty} empty cells; use "
+            f"--num-empty {min(max(num_empty, 1), most_empty)} or a number that is easier to reach"
         )
     parts = [Originals(*[np.empty((0, geometry.cells), np.uint8)] * 2)]
     known = np.empty(0, np.uint64)
@@ -103,9 +102,9 @@ def _dug(
 
 
 def _rated_batches(num_empty: int | None, geometry: Geometry, rng: np.random.Generator) -> Generator[_Dug, None, None]:
-    """An endless iterator of batches, computed ahead by one process per core; the number of cores changes no puzzle."""
+    """Yields batches without end, prefetched by one process per core; the puzzles do not depend on the core count."""
     count = cores()
-    # Processes, because solving is many small steps, between which threads wait for the interpreter.
+    # Processes instead of threads, because the many small steps of the solver would compete for the GIL.
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
 
     def start() -> Future[_Dug]:
@@ -141,9 +140,9 @@ def _too_hard(
     geometry: Geometry,
 ) -> UserError:
     return UserError(
-        f"--min-difficulty {min_difficulty}: {hard} of {tried} random {geometry} puzzles are so hard, expected at "
-        f"least one in {RAREST} (the hardest of the last ones has {rated.max(initial=0)}); use a lower one"
-        f"{' or leave --num-empty out' if num_empty else ''}"
+        f"--min-difficulty {min_difficulty}: {hard} of {tried} random {geometry} puzzles are that hard, expected at "
+        f"least one in {RAREST} (the hardest of the last batch has {rated.max(initial=0)}); use a lower one"
+        f"{' or omit --num-empty' if num_empty else ''}"
     )
 
 
@@ -153,23 +152,23 @@ def _exhausted(
     if num_empty is not None and (empties == num_empty).mean() < LEAST_YIELD:
         usual = int(np.quantile(empties, 0.25))
         return UserError(
-            f"{num_empty} empty cells were reached by {(empties == num_empty).sum()} of the last {len(empties)} "
-            f"{geometry} grids, expected at least {LEAST_YIELD:.0%}; use --num-empty {usual}"
+            f"--num-empty {num_empty}: {(empties == num_empty).sum()} of the last {len(empties)} {geometry} grids "
+            f"reach it, expected at least {LEAST_YIELD:.0%}; use --num-empty {usual}"
         )
     empty = num_empty or "as many as possible"
     hard = f" and difficulty {min_difficulty}" if min_difficulty else ""
     return UserError(
-        f"only {made} of {count} different {geometry} puzzles with {empty} empty cells{hard} were made before new "
-        "ones became rare; ask for fewer puzzles, another --num-empty or a larger --size"
+        f"only {made} of {count} different {geometry} puzzles with {empty} empty cells{hard} were generated before "
+        "new ones became rare; use fewer puzzles, another --num-empty or a larger --size"
     )
 
 
 def random_grids(n: int, geometry: Geometry, rng: np.random.Generator) -> UInt8[np.ndarray, "n cells"]:
-    """Random complete grids; every grid is possible.
+    """Generates random complete grids; every grid is possible.
 
-    A grid that reaches a contradiction is started again, since going back one step would favour its neighbours. Grids
-    are still not exactly equally likely: of the 288 grids of size 4 the rarest occurred 0.7 times as often as the
-    average, the most frequent 1.2 times.
+    A grid that reaches a contradiction is restarted, because backtracking by one step would favour similar grids. The
+    distribution is still not exactly uniform: among the 288 grids of size 4, the rarest occurred 0.7 times as often as
+    the average and the most frequent 1.2 times.
     """
     grids = np.zeros((n, geometry.cells), np.uint8)
     blank = candidates_of(grids[:1], geometry)
@@ -186,7 +185,7 @@ def random_grids(n: int, geometry: Geometry, rng: np.random.Generator) -> UInt8[
 
 
 def _guess(candidates, geometry: Geometry, rng: np.random.Generator):
-    """Sets one of the most constrained open cells of every puzzle to one of its candidates, both at random."""
+    """Sets a random one of the most constrained open cells of every puzzle to a random one of its candidates."""
     columns = np.arange(candidates.shape[1])
     freedom = np.where(is_single(candidates), 99, np.bitwise_count(candidates))
     cells = np.argmin(freedom + rng.random(candidates.shape, np.float32), axis=0)
@@ -201,10 +200,10 @@ def _guess(candidates, geometry: Geometry, rng: np.random.Generator):
 def dig(
     grids: UInt8[np.ndarray, "n cells"], num_empty: int, geometry: Geometry, rng: np.random.Generator
 ) -> tuple[UInt8[np.ndarray, "n cells"], Integer[np.ndarray, "n"]]:
-    """Empties cells in random order while the solution is unique; returns the puzzles and the numbers of emptied cells.
+    """Empties cells in random order while the solution is unique; returns the puzzles and their numbers of empty cells.
 
-    A cell can be emptied if the puzzle without its digit, and with that digit excluded there, has no solution. A cell
-    that cannot be emptied now cannot be emptied later, so one attempt per cell is enough.
+    A cell can be emptied if the puzzle has no solution with a different digit in this cell. A cell that cannot be
+    emptied now cannot be emptied later, so one attempt per cell is enough.
     """
     n = len(grids)
     order = rng.permuted(np.tile(np.arange(geometry.cells), (n, 1)), axis=1)

@@ -1,6 +1,6 @@
-"""What a Sudoku is: its geometry, its rules, its text on a terminal and its tokens in a data set.
+"""Sudokus: geometry, rules, text and tokens.
 
-Everywhere in these rooms a grid is a row of `size * size` digits, read row by row, with 0 for an empty cell.
+In this package a grid is an array of `size * size` digits in row-major order, with 0 for an empty cell.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 @dataclass(frozen=True)
 class Geometry:
-    """A Sudoku whose boxes have `box_rows` rows and `box_cols` columns; it is `box_rows * box_cols` cells wide.
+    """The geometry of a Sudoku with boxes of `box_rows` x `box_cols` cells; its size is `box_rows * box_cols`.
 
     A band is a row of boxes, a stack is a column of boxes.
     """
@@ -72,14 +72,14 @@ GEOMETRIES = {4: Geometry(2, 2), 6: Geometry(2, 3), 9: Geometry(3, 3)}
 
 
 def geometry_of_size(size: int) -> Geometry:
-    """The geometry of a Sudoku `size` cells wide; `UserError` for a size that has none here."""
+    """Returns the geometry of a Sudoku of `size` rows. Raises `UserError` for an unsupported size."""
     if size not in GEOMETRIES:
-        raise UserError(f"a Sudoku of size {size} is not known; use one of {', '.join(map(str, GEOMETRIES))}")
+        raise UserError(f"a Sudoku of size {size} is not supported; use one of {', '.join(map(str, GEOMETRIES))}")
     return GEOMETRIES[size]
 
 
 def is_solution(grids: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Bool[np.ndarray, "n"]:
-    """Which grids are complete and hold every digit once in every row, column and box."""
+    """Returns which grids contain every digit once in every row, column and box."""
     bits = np.uint16(1) << grids.T.astype(np.uint16)
     seen = np.zeros((len(geometry.units), len(grids)), np.uint16)
     for cells in geometry.units.T:
@@ -88,20 +88,20 @@ def is_solution(grids: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Bool
 
 
 def tokens_of(grids: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
-    """An empty cell is token 1 and digit d is token d + 1; token 0 is padding."""
+    """Converts digits to tokens: an empty cell is token 1 and digit d is token d + 1; token 0 is padding."""
     return grids + np.uint8(1)
 
 
 def grids_of(tokens: Integer[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cells"]:
-    """Digits of tokens; padding, which a model may predict, becomes an empty cell."""
+    """Converts tokens to digits; padding, which a model may predict, becomes an empty cell."""
     return (np.maximum(tokens, 1) - 1).astype(np.uint8)
 
 
 def parse(text: str) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
-    """The grid that a text shows, whose size follows from the number of cells.
+    """Parses a grid; its size follows from the number of cells.
 
-    `.` and `0` are empty cells; white space and the lines that `render` draws are passed over.
-    Raises `UserError` for anything else, for a length that no size has, and for givens that contradict each other.
+    `.` and `0` are empty cells. White space and the lines that `render` draws are ignored. Raises `UserError` for other
+    characters, for an unsupported number of cells, and for givens that contradict each other.
     """
     cells = [character for character in text if not character.isspace() and character not in "|-+,;"]
     for position, character in enumerate(cells):
@@ -119,12 +119,12 @@ def parse(text: str) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
         raise UserError(f"digit {grid.max()} in a {geometry} Sudoku; use digits 1 to {geometry.size}")
     contradiction = contradiction_in(grid, geometry)
     if contradiction:
-        raise UserError(f"the Sudoku has {contradiction}; every digit may stand once there, so correct the givens")
+        raise UserError(f"the Sudoku has {contradiction}, expected every digit at most once; correct the givens")
     return grid, geometry
 
 
 def contradiction_in(grid: UInt8[np.ndarray, "cells"], geometry: Geometry) -> str | None:
-    """The first rule that the digits present break, in words such as `digit 5 twice in row 3`."""
+    """Describes the first violated rule, such as `digit 5 more than once in row 3`; None if there is none."""
     for unit, cells in enumerate(geometry.units):
         digits, counts = np.unique(grid[cells], return_counts=True)
         repeated = digits[(counts > 1) & (digits > 0)]
@@ -140,9 +140,9 @@ def render(
     givens: Sequence[bool] | Bool[np.ndarray, "cells"] | None = None,
     wrong: Sequence[bool] | Bool[np.ndarray, "cells"] | None = None,
 ) -> str:
-    """The grid with its box lines, `.` for an empty cell; with ANSI codes, `givens` are bold and `wrong` cells red.
+    """Formats a grid with the lines between its boxes and `.` for an empty cell.
 
-    Nothing marked means no ANSI codes, so a plain file or pipe gets plain text.
+    ANSI codes make the cells of `givens` bold and those of `wrong` red. If both are None, there are no ANSI codes.
     """
     size = geometry.size
     rule = "+".join(["", *["-" * (2 * geometry.box_cols + 1)] * (size // geometry.box_cols), ""])

@@ -1,4 +1,4 @@
-"""Sudokus: what a data set of them is, how they are read, drawn and checked."""
+"""The kinds of Sudokus, one per size: how they are recognised, parsed, transformed, drawn and checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints, transform_toke
 
 @dataclass(frozen=True)
 class SudokuKind:
-    """Values are digits, 0 for an empty cell."""
+    """The kind of Sudokus of one geometry. Its values are digits, 0 for an empty cell."""
 
     geometry: Geometry
     has_named_puzzles = False
@@ -74,7 +74,7 @@ class SudokuKind:
         grid, geometry = parse(text)
         if geometry != self.geometry:
             raise UserError(
-                f"the Sudoku is {geometry}, the model was trained on {self.geometry}; give one of "
+                f"the Sudoku is {geometry}, expected {self.geometry} as in training; give a Sudoku of "
                 f"{self.geometry.cells} cells"
             )
         solutions = solve(grid[None], geometry)
@@ -151,7 +151,7 @@ class SudokuKind:
         return ""
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str]:
-        """By the rules: another solution than the one known is right too."""
+        """Checks the rules of the puzzle: a solution other than the given one is correct too."""
         overwritten = int((answer != inputs)[inputs > 0].sum())
         in_range = np.where(answer <= self.geometry.size, answer, 0).astype(np.uint8)
         if not overwritten and is_solution(in_range[None], self.geometry)[0]:

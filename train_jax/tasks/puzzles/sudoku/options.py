@@ -23,29 +23,29 @@ DEFAULTS_BY_SIZE = {
 
 @dataclass(frozen=True)
 class SudokuData:
-    """Sudokus with exactly one solution: generated, or with --source the public Sudoku-Extreme tables.
+    """Sudokus with exactly one solution: generated or, with --source, from the public Sudoku-Extreme tables.
 
-    No two generated puzzles are equivalent. A data set of the same options is left alone.
+    No two generated puzzles are equivalent. A data set with the same options is kept.
     """
 
     output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/sudoku-9x9)")] = None
-    """Folder to write to."""
+    """Output folder."""
     overwrite: bool = False
-    """Replace a data set of other options there."""
+    """Replace an existing data set that has other options."""
     seed: Seed = 0
-    """Seed of everything drawn; the same options give the same bytes."""
+    """Random seed; the same options give the same bytes."""
     num_aug: Augmentations = 0
-    """Random symmetries to add for every train puzzle."""
+    """Number of random symmetries of every train puzzle to add."""
     min_difficulty: Annotated[int | None, Range(0, 10**6), arg(help_behavior_hint="(default: any)")] = None
-    """Only puzzles that need so many guesses; of tables, by their rating."""
+    """Least difficulty: in guesses, or with --source in the rating of the tables."""
     size: Annotated[int, Choices(tuple(GEOMETRIES))] = 9
-    """Generated: cells in a row, 4, 6 or 9."""
+    """Generated: number of rows, 4, 6 or 9."""
     num_train: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
-    """Generated: train puzzles."""
+    """Generated: number of train puzzles."""
     num_test: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
-    """Generated: test puzzles."""
+    """Generated: number of test puzzles."""
     num_empty: Annotated[int | None, Range(0, 81), arg(help_behavior_hint="(default: 8, 18, 50 by size)")] = None
-    """Generated: empty cells; with --min-difficulty as many as possible."""
+    """Generated: number of empty cells; with --min-difficulty as many as possible."""
     source: Annotated[str | None, arg(help_behavior_hint="")] = None
     """Tables: folder, bucket (gs://…) or hub id, such as sapientinc/sudoku-extreme."""
     subsample_size: Annotated[Puzzles | None, arg(help_behavior_hint="(default: all)")] = None
@@ -57,7 +57,7 @@ class SudokuData:
         return self.output_dir or Path("data") / name
 
     def check(self) -> None:
-        """Raises `UserError` for a value out of its range, and for options that do not go together."""
+        """Raises `UserError` if a value is out of range or options conflict."""
         geometry_of_size(self.size)
         check_option_ranges(self)
         if self.source is None:
@@ -65,7 +65,7 @@ class SudokuData:
         else:
             reject_options(self, "does not go with --source", "num_train", "num_test", "num_empty")
             if self.size != 9:
-                raise UserError(f"--size {self.size} with --source: the tables hold 9x9 Sudokus; leave --size out")
+                raise UserError(f"--size {self.size} with --source: the tables contain 9x9 Sudokus; omit --size")
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""

@@ -1,8 +1,8 @@
-"""Counts and finds the solutions of many Sudokus at once: singles by vectorised passes, then a batched search.
+"""Counts and finds the solutions of many Sudokus at once: vectorised passes of singles, then a batched search.
 
-A cell's candidates are a bit mask (bit d - 1 for digit d). The arrays are `[cells, n]`, the puzzles last, so that
-every operation runs over contiguous memory of as many puzzles as fit the cache; a whole batch of proofs of
-uniqueness then costs a few microseconds a puzzle, which a loop over puzzles in Python cannot reach.
+The candidates of a cell are a bit mask (bit d - 1 for digit d). The arrays have shape `[cells, n]`, with the puzzles
+last, so that every operation runs over contiguous memory of as many puzzles as fit into the cache. A proof of
+uniqueness then takes a few microseconds per puzzle.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from jaxtyping import Bool, Integer, UInt8, UInt16
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
 
 BLOCK = 2048
-"""Puzzles worked on together: their candidates stay in the second-level cache."""
+"""Puzzles processed together; their candidates fit into the L2 cache."""
 
 Candidates = UInt16[np.ndarray, "cells n"]
 
 
 class Settled(NamedTuple):
-    """What the singles leave of a batch: contradicted puzzles are gone, the others are solved or stalled."""
+    """The result of the singles for a batch: the solved and the stalled puzzles; contradicted puzzles are removed."""
 
     solved: Candidates
     solved_rows: Integer[np.ndarray, "solved"]
@@ -28,13 +28,13 @@ class Settled(NamedTuple):
 
 
 class Solutions(NamedTuple):
-    """For every puzzle its number of solutions, counted up to the limit, and the one found first (zeros for none)."""
+    """The number of solutions of every puzzle, up to the limit, and the first solution (zeros if there is none)."""
 
     counts: Integer[np.ndarray, "n"]
     grids: UInt8[np.ndarray, "n cells"]
     guesses: Integer[np.ndarray, "n"]
-    """How often the search had to try a digit; of a puzzle with fewer solutions than the limit it went over all of
-    its tree, so this says how hard the puzzle is (see `rating.py`)."""
+    """Number of guesses of the search. For a puzzle with fewer solutions than the limit, the whole tree was searched,
+    so this measures the difficulty of the puzzle (`rating.py`)."""
 
 
 def all_digits(geometry: Geometry) -> np.uint16:
@@ -42,18 +42,18 @@ def all_digits(geometry: Geometry) -> np.uint16:
 
 
 def candidates_of(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Candidates:
-    """A given's own bit, every bit for an empty cell."""
+    """Returns the bit of each given, and all bits for an empty cell."""
     masks = np.array([all_digits(geometry), *(1 << digit for digit in range(geometry.size))], np.uint16)
     return masks[puzzles.T]
 
 
 def digits_of(candidates: Candidates) -> UInt8[np.ndarray, "n cells"]:
-    """The digits of grids whose every cell has one candidate left."""
+    """Returns the digits of grids in which every cell has exactly one candidate."""
     return (np.bitwise_count(candidates - np.uint16(1)) + np.uint8(1)).T
 
 
 def is_single(candidates: UInt16[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
-    """Which masks have one bit; an empty mask counts too, and is caught as a digit without a place."""
+    """Returns which masks have at most one bit; an empty mask is detected later as a digit without a place."""
     return candidates & (candidates - np.uint16(1)) == 0
 
 
@@ -87,9 +87,9 @@ def settle(candidates: Candidates, geometry: Geometry) -> Settled:
 def _pass_of_singles(
     candidates: Candidates, geometry: Geometry
 ) -> tuple[Candidates, Bool[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-    """One round of both kinds of singles: new candidates, which puzzles are contradicted, which are complete.
+    """Applies both kinds of singles once; returns the new candidates and which puzzles are contradicted or complete.
 
-    Two equal singles in a unit need no check of their own: with all cells single, some digit then has no place.
+    Two equal singles in a unit need no separate check: once all cells are single, another digit has no place.
     """
     units = geometry.units
     unit_of_cell = geometry.row_of, geometry.size + geometry.col_of, 2 * geometry.size + geometry.box_of
@@ -110,7 +110,7 @@ def _pass_of_singles(
         twice |= once & masks
         once |= masks
     dead = (once != all_digits(geometry)).any(axis=0)
-    # Determined before anything is forced: what `once` says is about these candidates.
+    # Computed before the hidden singles are set, because `once` describes these candidates.
     complete = is_single(after).all(axis=0) & ~dead
     forced = after & seen_from_cell(once & ~twice)
     dead |= ~is_single(forced).all(axis=0)
@@ -119,10 +119,10 @@ def _pass_of_singles(
 
 
 def search(candidates: Candidates, geometry: Geometry, *, limit: int) -> Solutions:
-    """Counts solutions up to `limit` by singles, then by trying the lowest candidate of the most constrained cell.
+    """Counts solutions up to `limit`, by singles and by guessing the lowest candidate of the most constrained cell.
 
-    The search goes breadth first while it fits a block and depth first beyond, so memory stays bounded and the
-    passes stay wide.
+    The search is breadth-first up to the size of a block and depth-first beyond it, which bounds the memory and keeps
+    the batches large.
     """
     n = candidates.shape[1]
     counts = np.zeros(n, np.int64)
@@ -150,7 +150,7 @@ def search(candidates: Candidates, geometry: Geometry, *, limit: int) -> Solutio
 
 
 def _branch(candidates: Candidates) -> tuple[Candidates, Candidates]:
-    """Every puzzle twice: its most constrained open cell set to its lowest candidate, and with that one ruled out."""
+    """Returns both branches for every puzzle: the lowest candidate of its most constrained cell set, and excluded."""
     cells = np.argmin(np.where(is_single(candidates), 99, np.bitwise_count(candidates)), axis=0)
     columns = np.arange(candidates.shape[1])
     masks = candidates[cells, columns]
@@ -162,5 +162,5 @@ def _branch(candidates: Candidates) -> tuple[Candidates, Candidates]:
 
 
 def solve(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry, *, limit: int = 2) -> Solutions:
-    """The number of solutions of every puzzle, up to `limit`, and one of them."""
+    """Returns the number of solutions of every puzzle, up to `limit`, and one of them."""
     return search(candidates_of(puzzles, geometry), geometry, limit=limit)

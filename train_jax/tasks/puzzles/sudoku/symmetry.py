@@ -1,7 +1,7 @@
-"""The symmetries of Sudoku: random equivalent copies, stored or drawn on the fly, and fingerprints they do not change.
+"""The symmetries of Sudokus: random equivalent puzzles, stored or computed per batch, and invariant fingerprints.
 
-The symmetries are: rename the digits; permute the bands, the rows in a band, the stacks, the columns in a stack;
-and, where the boxes are square, transpose. A 6x6 grid of 2x3 boxes has no transposition.
+The symmetries are permutations of the digits, of the bands, of the rows in a band, of the stacks and of the columns in
+a stack, and the transposition if the boxes are square. A 6x6 grid of 2x3 boxes has no transposition.
 """
 
 from functools import lru_cache
@@ -16,15 +16,15 @@ from train_jax.tasks.puzzles.kind import Tokens, Words
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
 
 FIRST_DIGIT_TOKEN = 2
-"""After padding and the empty cell."""
+"""The token of digit 1, after padding and the empty cell."""
 BLOCK = 4096
 REFINEMENT_ROUNDS = 4
-"""Enough for every pair of random puzzles met so far; more rounds can only tell more puzzles apart."""
+"""Enough to distinguish all random puzzles tested so far; more rounds can only distinguish more puzzles."""
 
 
 @lru_cache
 def line_orders(groups: int, group_size: int) -> Integer[np.ndarray, "orders size"]:
-    """Every order of the rows (or columns) that keeps bands (or stacks) together: 1 296 of them for 9x9."""
+    """Returns every order of the rows (or columns) that keeps bands (or stacks) together; 1 296 orders for 9x9."""
     inner = list(permutations(range(group_size)))
     orders = [
         [band * group_size + line for band, lines in zip(bands, chosen, strict=True) for line in lines]
@@ -35,7 +35,7 @@ def line_orders(groups: int, group_size: int) -> Integer[np.ndarray, "orders siz
 
 
 def axis_orders(geometry: Geometry) -> tuple[Integer[np.ndarray, "orders size"], Integer[np.ndarray, "orders size"]]:
-    """Every order of the rows, and every one of the columns."""
+    """Returns every order of the rows and every order of the columns."""
     size = geometry.size
     return (
         line_orders(size // geometry.box_rows, geometry.box_rows),
@@ -47,11 +47,11 @@ class Symmetries(NamedTuple):
     """One for each of n puzzles."""
 
     row_order: Integer[np.ndarray, "n"]
-    """Of `axis_orders`, by number."""
+    """Index into the row orders of `axis_orders`."""
     col_order: Integer[np.ndarray, "n"]
     transposed: Bool[np.ndarray, "n"]
     digits: UInt8[np.ndarray, "n size"]
-    """What 1, 2, … become."""
+    """Digit d becomes `digits[:, d - 1]`."""
 
 
 def augment(
@@ -60,7 +60,7 @@ def augment(
     geometry: Geometry,
     rng: np.random.Generator,
 ) -> tuple[UInt8[np.ndarray, "n cells"], UInt8[np.ndarray, "n cells"]]:
-    """Every puzzle with its solution under a symmetry of its own, drawn uniformly."""
+    """Transforms every puzzle and its solution by a random symmetry, drawn uniformly."""
     new_puzzles, new_solutions = np.empty_like(puzzles), np.empty_like(solutions)
     for start in range(0, len(puzzles), BLOCK):
         block = slice(start, start + BLOCK)
@@ -72,7 +72,7 @@ def augment(
 
 
 def _draw(n: int, geometry: Geometry, rng: np.random.Generator) -> Symmetries:
-    """The order of draws decides the bytes of every data set with augmentations."""
+    """Draws `n` symmetries. The order of the draws determines the bytes of every augmented data set."""
     row_order, col_order = (rng.integers(len(orders), size=n) for orders in axis_orders(geometry))
     transposed = rng.integers(2, size=n, dtype=bool) if geometry.has_square_boxes else np.zeros(n, bool)
     digits = rng.permuted(np.tile(np.arange(1, geometry.size + 1, dtype=np.uint8), (n, 1)), axis=1)
@@ -87,9 +87,9 @@ def apply_symmetries(
     *,
     first_digit: int = 1,
 ) -> tuple[UInt8[np.ndarray, "n cells"], UInt8[np.ndarray, "n cells"]]:
-    """Every puzzle with its solution under its symmetry.
+    """Transforms every puzzle and its solution by its symmetry.
 
-    `first_digit`: the value that digit 1 has in these arrays; values below stay what they are, wherever they stand.
+    `first_digit` is the value of digit 1 in these arrays. Smaller values are moved but not renamed.
     """
     n, size = len(puzzles), geometry.size
     rows, cols = (
@@ -98,7 +98,7 @@ def apply_symmetries(
     first = np.arange(n)[:, None]
     row_stride, col_stride = (np.where(symmetries.transposed[:, None], *pair) for pair in ((1, size), (size, 1)))
     source = (rows * row_stride + first * geometry.cells)[:, :, None] + (cols * col_stride)[:, None, :]
-    # Values fit four bits, so one look-up moves a cell of both.
+    # Values fit into four bits, so one look-up moves a cell of the puzzle and of the solution.
     both = ((solutions << np.uint8(4)) | puzzles).ravel().take(source.reshape(n, geometry.cells))
     renamed = np.zeros((n, 16), np.uint8)
     renamed[:, :first_digit] = np.arange(first_digit)
@@ -108,7 +108,7 @@ def apply_symmetries(
 
 
 def transform_tokens(inputs: Tokens, labels: Tokens, words: Words, *, geometry: Geometry) -> tuple[Tokens, Tokens]:
-    """Every example of a batch under a symmetry that its words select, all of them equally likely."""
+    """Transforms every example of a batch by the symmetry that its random words select, all equally likely."""
     of_lines, of_digits = words
     high, low = np.uint64(32), np.uint64(2**32 - 1)
     row_orders, col_orders = axis_orders(geometry)
@@ -123,13 +123,13 @@ def transform_tokens(inputs: Tokens, labels: Tokens, words: Words, *, geometry: 
 
 
 def _below(bits: UInt64[np.ndarray, "n"], end: int) -> Integer[np.ndarray, "n"]:
-    """A number below `end` from 32 random bits, by their share of all; no value is off by more than `end / 2**32`."""
+    """Maps 32 random bits to a number below `end`; the relative error of a probability is at most `end / 2**32`."""
     return ((bits * np.uint64(end)) >> np.uint64(32)).astype(np.intp)
 
 
 @lru_cache
 def digit_orders(size: int) -> UInt8[np.ndarray, "orders size"]:
-    """Every order of the digits 1 to `size`: 362 880 of them for 9x9, 3 MB."""
+    """Returns every permutation of the digits 1 to `size`; for 9x9 there are 362 880, of 3 MB."""
     orders = np.zeros((1, 0), np.uint8)
     for length in range(1, size + 1):
         first = np.arange(length, dtype=np.uint8)[:, None, None]
@@ -139,17 +139,17 @@ def digit_orders(size: int) -> UInt8[np.ndarray, "orders size"]:
 
 
 def fingerprints(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> UInt64[np.ndarray, "n"]:
-    """A number for every puzzle that is equal for puzzles which a symmetry turns into each other.
+    """Returns a hash for every puzzle that is equal for equivalent puzzles.
 
-    Colour refinement on the puzzle's incidences: every cell starts with the colour "given" or "empty"; a round gives
-    every row, column, box and digit the hash of the sum of its cells' colours, then every cell the hash of its own
-    colour and of those it lies on. Sums do not see the order, so no symmetry changes the sum of all cells at the end.
-    Rows and columns are hashed alike, for the sake of transposition; where it is no symmetry they still differ by how
-    many cells they share with a box.
+    The algorithm is colour refinement. Every cell starts with the colour "given" or "empty". A round computes for every
+    row, column, box and digit a hash of the sum of its cells' colours, and then for every cell a hash of its colour and
+    of the colours of its row, column, box and digit. Sums do not depend on the order, so the sum over all cells at the
+    end is invariant under every symmetry. Rows and columns use the same hash, for the transposition; where the
+    transposition is not a symmetry, they still differ in the number of cells that they share with a box.
 
-    Different fingerprints therefore prove that two puzzles are not equivalent. Equal ones nearly always mean that
-    they are (a 64-bit collision, or two puzzles that refinement cannot tell apart, would be the exception); who keeps
-    train and test apart treats them as the same puzzle, which errs on the safe side.
+    Different fingerprints prove that two puzzles are not equivalent. Equal fingerprints nearly always mean that they
+    are equivalent; the exceptions are 64-bit collisions and puzzles that colour refinement cannot distinguish. When
+    train and test splits are compared, puzzles with equal fingerprints count as equivalent, which is the safe side.
     """
     blocks = [puzzles[start : start + BLOCK] for start in range(0, len(puzzles), BLOCK)]
     return np.concatenate([np.empty(0, np.uint64), *(_fingerprint_block(block, geometry) for block in blocks)])

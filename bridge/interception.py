@@ -1,0 +1,55 @@
+"""Python code of PyTorch's that steers its engine or its dispatcher and that no mode sees, in a traced call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bridge.internals import DispatchMode, run_before, run_before_functional
+from bridge.recording import GRAPH_FROM_INPUTS, Restart
+from bridge.tensors import BridgeTensor
+from bridge.tracing import active
+
+
+def _derivative(inputs: tuple, create_graph: bool) -> None:
+    """`torch.autograd.functional`: of an input that requires no grad it gives a derivative that has none itself.
+
+    The caller of the bridge may ask for that gradient. In PyTorch the input would then require grad.
+    """
+    dispatch = active()
+    if dispatch is None or not create_graph or dispatch.recording == GRAPH_FROM_INPUTS:
+        return
+    if any(isinstance(t, BridgeTensor) and t.may_have_gradient and not t.requires_grad for t in inputs):
+        raise Restart(GRAPH_FROM_INPUTS)
+
+
+def _saved_tensors(hooks: Any) -> None:
+    """What they give back instead of a saved tensor would change gradients; to save on the CPU changes no value."""
+    dispatch = active()
+    if dispatch is not None and type(hooks) is not torch.autograd.graph.save_on_cpu:
+        raise dispatch.error(
+            "`saved_tensors_hooks` act on what PyTorch's engine saves for its backward, which JAX does not call",
+            "use torch.utils.checkpoint to save memory, or a torch.autograd.Function for another gradient",
+        )
+
+
+def _mode(mode: Any) -> None:
+    """What it changes is below PyTorch's autograd: the gradient would stay that of the unchanged operation.
+
+    PyTorch's own modes count and log, or belong to its compiler.
+    """
+    dispatch = active()
+    if dispatch is not None and type(mode).__module__.partition(".")[0] not in ("torch", "bridge"):
+        raise dispatch.error(
+            f"`{type(mode).__name__}` is a TorchDispatchMode, which acts below PyTorch's autograd and changes values "
+            "without their gradients",
+            "use a TorchFunctionMode, or enter it around the module in PyTorch",
+        )
+
+
+def install() -> None:
+    """Take part in these; outside a traced call they are PyTorch's own."""
+    run_before_functional(_derivative)
+    run_before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _saved_tensors)
+    run_before(DispatchMode, "__enter__", _mode)

@@ -1,0 +1,215 @@
+"""Leaves of PyTorch's graph: frozen for a while, and not to be written in place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from eager import Call, Restored, compare, randn
+from torch import nn
+
+import bridge
+
+X = randn(3, 4)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(4, 4)
+
+
+# ---- frozen and trained again
+
+
+def frozen_critic(module, x):
+    """A generator's step through a critic that is held still, and the critic's own."""
+    h = x * 2
+    for p in module.parameters():
+        p.requires_grad_(False)
+    through = module(h).tanh()
+    for p in module.parameters():
+        p.requires_grad_(True)
+    return through + module(x.detach()) * 0.1
+
+
+def by_attribute(module, x):
+    module.weight.requires_grad = False
+    first = module(x)
+    module.weight.requires_grad = True
+    return first * module(x)
+
+
+def views_keep_what_they_were_taken_with(module, x):
+    before = module.weight[0]
+    module.requires_grad_(False)
+    during = module.weight[1]
+    module.requires_grad_(True)
+    return x * before + x * during * 3
+
+
+def written_while_frozen(module, x):
+    """The leaf has the new value and its own gradient."""
+    module.requires_grad_(False)
+    module.weight.mul_(2)
+    first = module(x)
+    module.requires_grad_(True)
+    return module(x) + x.detach() @ module.weight.detach() + first.detach()
+
+
+def data_assigned_while_frozen(module, x):
+    old = module.weight.data
+    module.requires_grad_(False)
+    module.weight.data = old * 3
+    first = module(x)
+    module.requires_grad_(True)
+    return first * module(x)
+
+
+def detached_in_place(module, x):
+    module.weight.detach_()
+    first = module(x)
+    module.weight.requires_grad_()
+    return first * module(x)
+
+
+def twice(module, x):
+    out = x
+    for wanted in (False, False, True, True, False, True):
+        module.requires_grad_(wanted)
+        out = module(out)
+    return out
+
+
+def in_a_penalty(module, x):
+    module.requires_grad_(False)
+    y = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(module(y).square().sum(), y, create_graph=True)
+    module.requires_grad_(True)
+    return module(x) * slope
+
+
+def under_checkpoint(module, x):
+    def toggled(x):
+        module.requires_grad_(False)
+        h = module(x).tanh()
+        module.requires_grad_(True)
+        return h * module(x)
+
+    return torch.utils.checkpoint.checkpoint(toggled, x, use_reentrant=False) * module(x)
+
+
+def a_leaf_made_inside(module, x):
+    leaf = module(x).detach().requires_grad_()
+    leaf.requires_grad_(False)
+    return leaf * module(x)
+
+
+TOGGLED = [
+    frozen_critic, by_attribute, views_keep_what_they_were_taken_with, written_while_frozen,
+    data_assigned_while_frozen, detached_in_place, twice, in_a_penalty, under_checkpoint,
+    a_leaf_made_inside,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", TOGGLED, ids=lambda f: f.__name__)
+def test_a_leaf_may_be_frozen_for_a_while(call):
+    compare(Restored(Call(call, linear())), [X], 1e-4)
+
+
+def frozen_for_good(module, x):
+    module.bias.requires_grad_(False)
+    return module(x) * x
+
+
+def test_a_leaf_may_stay_frozen():
+    """As code does that freezes its backbone in every call."""
+    fn = bridge.export(Call(frozen_for_good, linear()))
+    slopes = jax.grad(lambda p: fn(p, fn.buffers, jnp.asarray(X.numpy()))[0].sum())(fn.params)
+    module = linear()
+    frozen_for_good(module, X).sum().backward()
+    np.testing.assert_allclose(slopes["module.weight"], module.weight.grad, rtol=1e-5)
+    assert module.bias.grad is None and not slopes["module.bias"].any()
+
+
+def frozen_after_its_use(module, x):
+    out = module(x)
+    module.requires_grad_(False)
+    return out
+
+
+def test_a_leaf_that_stays_frozen_after_its_use_is_refused():
+    """PyTorch drops the gradient of the first call, and the second has none."""
+    fn = bridge.export(Call(frozen_after_its_use, linear()))
+    with pytest.raises(bridge.BridgeError, match=r"`module.requires_grad.weight`.*a later call would read it"):
+        fn(fn.params, fn.buffers, jnp.ones((3, 4)))
+
+
+# ---- what PyTorch refuses
+
+
+def into_a_leaf(module, x):
+    module.weight.mul_(2)
+
+
+def into_a_view(module, x):
+    module.weight[0] = x[0]
+
+
+def transposed_in_place(module, x):
+    module.weight.t_()
+
+
+def into_a_leaf_made_inside(module, x):
+    leaf = x.detach().requires_grad_()
+    leaf.add_(1)
+
+
+def result_frozen(module, x):
+    module(x).requires_grad_(False)
+
+
+def result_set(module, x):
+    module(x).requires_grad = False
+
+
+def integers(module, x):
+    (x > 0).long().requires_grad_()
+
+
+REFUSED = [into_a_leaf, into_a_view, transposed_in_place, into_a_leaf_made_inside, result_frozen, result_set, integers]
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_pytorch_s_own_errors(call):
+    with pytest.raises(RuntimeError) as expected:
+        call(linear(), X)
+    fn = bridge.export(Call(call, linear()))
+    with pytest.raises(RuntimeError) as raised:
+        fn(fn.params, fn.buffers, jnp.asarray(X.numpy()))
+    assert str(raised.value).split(" ")[:8] == str(expected.value).split(" ")[:8]
+    assert type(raised.value) is RuntimeError
+
+
+def saved_and_written(module, x):
+    h = module(x)
+    y = h.exp()
+    z = y * h
+    y.mul_(2)
+    return z + y
+
+
+def test_a_saved_tensor_may_be_written():
+    """PyTorch computes the values and refuses the gradient, which is that of the same code with a clone."""
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved_and_written(linear(), X).sum().backward()
+
+    def with_clone(module, x):
+        h = module(x)
+        y = h.exp()
+        return y.clone() * h + y * 2
+
+    fn = bridge.export(Call(saved_and_written, linear()))
+    slopes = jax.grad(lambda p: fn(p, fn.buffers, jnp.asarray(X.numpy()))[0].sum())(fn.params)
+    module = linear()
+    with_clone(module, X).sum().backward()
+    np.testing.assert_allclose(slopes["module.weight"], module.weight.grad, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,108 @@
+"""What Python code asks of a traced tensor besides its value: its place in PyTorch's graph, its class, its version."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from eager import Call, randn
+from torch import nn
+
+import bridge
+
+X = randn(3, 4)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(4, 4)
+
+
+def answers(module, x):
+    h = module(x)
+    leaf = h.detach().requires_grad_()
+    with torch.no_grad():
+        k = module.weight * 1
+    parameter = nn.Parameter(module.weight.detach())
+    tensors = [x, x * 2, module.weight, module.weight.view(-1), module.weight.data, h, h.detach(), leaf, leaf[0]]
+    tensors += [k, k * module.weight, parameter, torch.ones(3), torch.ones(3, requires_grad=True), h > 0]
+    return torch.tensor([(t.is_leaf, t.grad_fn is None, t.requires_grad) for t in tensors])
+
+
+def written(module, x):
+    out = torch.zeros(3, 4)
+    before = out.is_leaf, out.grad_fn is None
+    out.copy_(module(x))
+    return torch.tensor([before, (out.is_leaf, out.grad_fn is None)])
+
+
+def kinds(module, x):
+    return torch.tensor(
+        [
+            x.__class__ is torch.Tensor,
+            module.weight.__class__ is nn.Parameter,
+            isinstance(x, nn.Parameter),
+            isinstance(module.weight, nn.Parameter),
+            isinstance(x, torch.Tensor),
+        ]
+    )
+
+
+def versions(module, x):
+    """Writes that PyTorch counts: not those through `.data`, and a module's weights may have been written before."""
+    y = x * 1
+    seen = [y._version]
+    y.data.mul_(3)
+    seen += [y._version, y.data._version]
+    y[0].mul_(2)
+    y.detach().add_(1)
+    seen += [y._version, y[1]._version, y.detach()._version]
+    with torch.no_grad():
+        y.copy_(x)
+    y.data = x * 2
+    return torch.tensor([*seen, y._version])
+
+
+@pytest.mark.parametrize("call", [answers, written, kinds, versions])
+def test_what_code_asks_of_a_tensor(call):
+    fn = bridge.export(Call(call, linear()))
+    np.testing.assert_array_equal(fn(fn.params, fn.buffers, jnp.asarray(X.numpy()))[0], call(linear(), X).numpy())
+
+
+def test_what_no_python_code_can_answer():
+    """`type(x)` sees the class itself, and a print says that there are no numbers yet."""
+    seen = []
+
+    def call(module, x):
+        seen.append((type(x) is torch.Tensor, type(module.weight) is nn.Parameter, repr(x), str(module.weight)))
+        return x
+
+    fn = bridge.export(Call(call, linear()))
+    fn(fn.params, fn.buffers, jnp.ones((3, 4)))
+    assert seen[0][:2] == (False, False)
+    assert all("BridgeTensor(shape=" in text and "traced" in text for text in seen[0][2:])
+
+
+GRAPH = {
+    "register_prehook": lambda h: h.grad_fn.register_prehook(lambda g: (g[0] * 3,)),
+    "register_hook": lambda h: h.grad_fn.register_hook(lambda i, o: None),
+    "next_functions": lambda h: h.grad_fn.next_functions,
+    "name": lambda h: h.grad_fn.name(),
+}
+
+
+@pytest.mark.parametrize("name", GRAPH)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_node_of_pytorch_s_graph_is_refused(name, recorded):
+    def call(module, x):
+        h = module(x)
+        if recorded:
+            torch.autograd.grad(h.sum(), h, retain_graph=True)
+        try:
+            GRAPH[name](h)
+        except Exception:
+            return x
+        return h
+
+    fn = bridge.export(Call(call, linear()))
+    with pytest.raises(bridge.BridgeError, match=rf"`grad_fn.{name}`.*test_tensor_attributes.py.*autograd.Function"):
+        fn(fn.params, fn.buffers, jnp.ones((3, 4)))
