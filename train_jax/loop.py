@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.checkpoint import Checkpoints, Retention
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.machine import write_machine
-from train_jax.run.record import Record, figure_of_best
+from train_jax.run.record import Record
 from train_jax.run.resume import decide_start, open_run, sole_writer
+from train_jax.run.saving import Saving
 from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
@@ -54,37 +53,27 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
 
     # ---- state: the given one, or from the latest checkpoint
     carry = training.initial_carry(state, batches.at(0, state))
-    retention = Retention(config.keep_checkpoints, config.keep_every_steps)
-    checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder, retention)))
-    first_step, seconds = 0, 0.0
-    restored = checkpoints.restore_newest(state, devices.to_rows(carry), devices.row_sharding)
-    if restored is not None:
-        first_step, state, seconds = restored.step, restored.state, restored.notes["train_seconds"]
-        if restored.notes["data"] != task.fingerprint:
-            raise UserError(
-                f"{config.data_dir} holds other data than the run was trained on up to step {first_step}; give "
-                "--data-dir the same data set, or use another --run-dir"
-            )
-        carry = devices.from_rows(restored.carry, carry)
-    state, carry = devices.replicate(state), devices.shard(carry)
+    saving = closing.enter_context(contextlib.closing(Saving(training, folder)))
+    state, carry = saving.restore(state, carry)
+    first_step = saving.first_step
 
     # ---- the loop
     make_tracker = partial(Tracker, config, folder, start_step=first_step, total_steps=total_steps)
     tracker = closing.enter_context(contextlib.closing(make_tracker() if is_main_process() else NullTracker()))
-    clock = Stopwatch(seconds)
+    clock = Stopwatch(saving.train_seconds)
     steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
     feed = closing.enter_context(_feed(training, steps))
     record = Record(config, task, devices, tracker, clock, training.groups)
-    for reason in restored.damaged if restored is not None else ():
+    for reason in saving.damaged:
         tracker.say(f"{reason}; continuing from step {first_step}")
     record.begin(training.objective.params, first_step, total_steps)
     with training.programs() as programs:
-        state = _steps(training, programs, feed, checkpoints, evaluator, preemption, clock, record, state, carry, steps)
+        state = _steps(training, programs, feed, saving, evaluator, preemption, clock, record, state, carry, steps)
     with clock.paused(state):
         evaluation = record.evaluate(total_steps, state, evaluator)
         figures: dict[str, Any] = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
         figures |= {"summary": evaluation.summary}
-        checkpoints.wait()
+        saving.wait()
         if is_main_process():
             evaluation.save(folder, "test")
             write_text(folder.finished, json.dumps(figures, indent=1))
@@ -95,7 +84,7 @@ def _steps(
     training: Training,
     programs: Programs,
     feed: Feed | OnDemand,
-    checkpoints: Checkpoints,
+    saving: Saving,
     evaluator: Evaluator,
     preemption: Preemption,
     clock: Stopwatch,
@@ -114,15 +103,6 @@ def _steps(
         if dispatches:
             record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
 
-    def save(
-        step: int, state: TrainState, carry: Any, figures: Mapping[str, float] | None = None, wait: bool = True
-    ) -> None:
-        notes = {"train_seconds": clock.seconds, "data": training.task.fingerprint}
-        value = figure_of_best(figures or {}, config.keep_best)
-        checkpoints.save(step, devices.to_global(state), devices.to_rows(carry), notes, value)
-        if wait:
-            checkpoints.wait()
-
     for first in steps:
         step = min(first + steps.step, steps.stop)
         batch = feed.next(state)
@@ -132,7 +112,7 @@ def _steps(
         program = programs.get(first, step - first, (state, carry, batch, key))
         with preemption.lock:
             state, carry, metrics = program(state, carry, batch, key)
-            preemption.after_step(step, partial(save, step, state, carry))
+            preemption.after_step(step, partial(saving.finish, step, state, carry, clock))
         if debugger is not None:
             debugger.after_step(state, metrics)
         window.append((step, metrics))
@@ -150,7 +130,7 @@ def _steps(
             with clock.paused(state), preemption.lock:
                 log(window)
                 window = []
-                save(step, state, carry, figures, wait=False)
+                saving.start(step, state, carry, clock, figures)
         preemption.check(before_saving=partial(log, window))
     return state
 

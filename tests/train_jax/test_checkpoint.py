@@ -15,7 +15,7 @@ from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
 from train_jax.run.checksums import checksums
 from train_jax.run.folder import RunFolder
-from train_jax.run.record import figure_of_best
+from train_jax.run.saving import figure_of_best
 
 ROWS = 24
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from train_jax.core.metrics import Groups, optimizer_figures, window_sums
@@ -80,16 +79,3 @@ class Record:
         self._tracker.log(step, metrics | {"train_seconds": seconds})
         self._tracker.say(f"step {step}: {evaluation.summary} after {duration(seconds)} of training")
         return evaluation
-
-
-def figure_of_best(figures: Mapping[str, float], name: str) -> float | None:
-    """The value by which the best checkpoint is chosen, higher is better; `name`: of a figure, or minus and a name.
-
-    None for no name and for no figures. Raises `UserError` if the evaluation has no such figure.
-    """
-    if not name or not figures:
-        return None
-    if name.removeprefix("-") not in figures:
-        raise UserError(f"keep_best is {name}, which no evaluation has; use one of {', '.join(figures)}")
-    value = figures[name.removeprefix("-")]
-    return -value if name.startswith("-") else value
