@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-from train_jax.errors import UserError
+from train_jax.errors import PreemptedError, UserError
 from train_jax.version import version_text
 
 GROUPS = {
@@ -55,6 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"trm: {error}", file=sys.stderr)
         return 2
+    except PreemptedError as error:
+        print(f"trm: {error}", file=sys.stderr)
+        return error.STATUS
     except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -1,6 +1,6 @@
 """The one exception for a user's mistake: one line, exit status 2, never a traceback."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class UserError(Exception):
@@ -8,6 +8,17 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
+
+
+class PreemptedError(Exception):
+    """A run that stopped because of SIGTERM, saved after `step`. Not a mistake: the same command continues it."""
+
+    STATUS: ClassVar[int] = 75
+    """Exit status, as of a temporary failure (EX_TEMPFAIL)."""
+
+    def __init__(self, step: int):
+        done = f"saved after step {step}" if step else "before the first step"
+        super().__init__(f"stopped by SIGTERM, {done}; the same command continues the run")
 
 
 def option_error(error: ValueError) -> UserError:

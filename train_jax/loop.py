@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.checkpoint import Checkpoints, has_checkpoint
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
-from train_jax.run.folder import RunFolder, open_run, write_text
+from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.machine import write_machine
 from train_jax.run.record import Record
+from train_jax.run.resume import decide_start, open_run, sole_writer
+from train_jax.run.saving import Saving
 from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
+from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import all_or_none, is_main_process, require_equal
 from train_jax.runtime.programs import Programs
 from train_jax.runtime.stopwatch import Stopwatch
@@ -34,45 +35,45 @@ def train(config: RunConfig, devices: Devices | None = None, task: Task | None =
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
-        folder = RunFolder(Path(config.run_dir))
-        continues = folder.finished.exists() or has_checkpoint(folder)
-        state = training.initial_state(continues=continues)
-    folder = _open(training)
-    if folder.finished.exists():
-        return json.loads(folder.finished.read_text())
+    begin = decide_start(config, training.total_steps)
+    if begin.finished is not None:
+        require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
+        return begin.finished
+    with all_or_none():
+        state = training.initial_state(continues=begin.continues)
     with contextlib.ExitStack() as closing:
-        return _train(training, state, folder, closing)
+        return _train(training, state, _open(training, closing), closing)
 
 
 def _train(training: Training, state: TrainState, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, Any]:
     config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
+    preemption = closing.enter_context(Preemption().watching())
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
 
     # ---- state: the given one, or from the latest checkpoint
     carry = training.initial_carry(state, batches.at(0, state))
-    checkpoints = closing.enter_context(contextlib.closing(Checkpoints(folder)))
-    first_step, seconds = checkpoints.latest_step() or 0, 0.0
-    if first_step:
-        state, carry, notes = checkpoints.restore(first_step, state, devices.to_global(carry, 0))
-        carry, seconds = devices.local_shard(carry), notes["train_seconds"]
-    state, carry = devices.replicate(state), devices.shard(carry)
+    saving = closing.enter_context(contextlib.closing(Saving(training, folder)))
+    state, carry = saving.restore(state, carry)
+    first_step = saving.first_step
 
     # ---- the loop
     make_tracker = partial(Tracker, config, folder, start_step=first_step, total_steps=total_steps)
     tracker = closing.enter_context(contextlib.closing(make_tracker() if is_main_process() else NullTracker()))
-    clock = Stopwatch(seconds)
+    clock = Stopwatch(saving.train_seconds)
     steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
     feed = closing.enter_context(_feed(training, steps))
     record = Record(config, task, devices, tracker, clock, training.groups)
+    for reason in saving.damaged:
+        tracker.say(f"{reason}; continuing from step {first_step}")
     record.begin(training.objective.params, first_step, total_steps)
     with training.programs() as programs:
-        state = _steps(training, programs, feed, checkpoints, evaluator, clock, record, state, carry, steps)
+        state = _steps(training, programs, feed, saving, evaluator, preemption, clock, record, state, carry, steps)
     with clock.paused(state):
         evaluation = record.evaluate(total_steps, state, evaluator)
         figures: dict[str, Any] = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
         figures |= {"summary": evaluation.summary}
-        checkpoints.wait()
+        saving.wait()
         if is_main_process():
             evaluation.save(folder, "test")
             write_text(folder.finished, json.dumps(figures, indent=1))
@@ -83,8 +84,9 @@ def _steps(
     training: Training,
     programs: Programs,
     feed: Feed | OnDemand,
-    checkpoints: Checkpoints,
+    saving: Saving,
     evaluator: Evaluator,
+    preemption: Preemption,
     clock: Stopwatch,
     record: Record,
     state: TrainState,
@@ -98,7 +100,8 @@ def _steps(
     debugger = NanDebugger(training) if config.debug_nans else None
 
     def log(dispatches: list[tuple[int, Any]]) -> None:
-        record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
+        if dispatches:
+            record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
 
     for first in steps:
         step = min(first + steps.step, steps.stop)
@@ -106,7 +109,10 @@ def _steps(
         devices.limit_dispatch([metrics for _, metrics in window])
         if debugger is not None:
             debugger.before_step(carry, batch)
-        state, carry, metrics = programs(first, step - first, state, carry, batch, key)
+        program = programs.get(first, step - first, (state, carry, batch, key))
+        with preemption.lock:
+            state, carry, metrics = program(state, carry, batch, key)
+            preemption.after_step(step, partial(saving.finish, step, state, carry, clock))
         if debugger is not None:
             debugger.after_step(state, metrics)
         window.append((step, metrics))
@@ -114,17 +120,18 @@ def _steps(
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
             log(window[:-1])
             window = window[-1:]
-        last = step == steps.stop
+        last, figures = step == steps.stop, {}
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
             with clock.paused(state):
-                record.evaluate(step, state, evaluator, limit=config.eval_examples, metrics_only=True)
+                evaluation = record.evaluate(step, state, evaluator, limit=config.eval_examples, metrics_only=True)
+                figures = evaluation.metrics
         if last or step % config.checkpoint_every_steps == 0:
-            # Last, so that all steps before a checkpoint are logged; a continued run starts a new window.
-            with clock.paused(state):
+            # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
+            with clock.paused(state), preemption.lock:
                 log(window)
                 window = []
-                saved = devices.to_global(state, None), devices.to_global(carry, 0)
-                checkpoints.save(step, *saved, {"train_seconds": clock.seconds})
+                saving.start(step, state, carry, clock, figures)
+        preemption.check(before_saving=partial(log, window))
     return state
 
 
@@ -136,13 +143,20 @@ def _feed(training: Training, steps: range) -> Feed | OnDemand:
     return Feed(lambda number: devices.shard(batches.from_step(steps[number])), len(steps), ahead)
 
 
-def _open(training: Training) -> RunFolder:
-    """Opens the run folder and writes the files that describe the run; checks that all processes agree."""
+def _identity(training: Training) -> str:
+    return to_json(training.config) + training.task.fingerprint
+
+
+def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
+    """The run's folder with the files that describe the run, checked to be the same for every process."""
     config, task, devices = training.config, training.task, training.devices
-    require_equal(to_json(config) + task.fingerprint, f"fields, or other data in {config.data_dir}")
+    require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
     with all_or_none():
+        if is_main_process():
+            closing.enter_context(sole_writer(config.run_dir))
         folder = open_run(config, writes=is_main_process())
-        if is_main_process() and not folder.finished.exists():
+        if is_main_process():
+            folder.finished.unlink(missing_ok=True)  # there are more steps to train now
             write_text(folder.data, json.dumps(task.facts, indent=1))
             parameters = sum(p.size for p in training.objective.params.values())
             write_machine(folder, devices=devices.kind, parameters=parameters)

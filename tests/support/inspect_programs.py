@@ -33,11 +33,11 @@ main_thread = threading.current_thread()  # other threads compile and prepare ba
 class Watched(start.Programs):
     """Records the text of every program, and every array that is fetched to the host during a dispatch."""
 
-    def __call__(self, *args):
+    def _call(self, *args):
         global inside
         inside = True
         try:
-            return super().__call__(*args)
+            return super()._call(*args)
         finally:
             inside = False
             calls.append(self.compiles)

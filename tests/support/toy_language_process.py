@@ -54,8 +54,8 @@ def stop_at(stop, config, devices):
     """Stops like a killed process: after a checkpoint, before the run is finished."""
     save = Checkpoints.save
 
-    def save_and_stop(self, step, *args):
-        save(self, step, *args)
+    def save_and_stop(self, step, *args, **kwargs):
+        save(self, step, *args, **kwargs)
         if step == stop:
             self.wait()
             raise KilledError
@@ -72,7 +72,7 @@ def main(devices, run_dir, out, *stops_at):
     for step in stops_at:
         stop_at(int(step), config, devices)
     figures = train(config, devices)
-    leaves = jax.tree_util.tree_leaves_with_path(restore(run_dir).state)
+    leaves = jax.tree_util.tree_leaves_with_path(restore(run_dir, whole_state=True).state)
     arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
     np.savez(out, **arrays, __loss=figures["loss"])
 

@@ -20,6 +20,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from support.presets import with_fields  # noqa: E402
+from train_jax.errors import PreemptedError  # noqa: E402
 from train_jax.loop import train  # noqa: E402
 from train_jax.run import model  # noqa: E402
 from train_jax.run.presets import preset  # noqa: E402
@@ -42,7 +43,7 @@ def main(devices, run_dir, out, *pairs):
     common = {"data_dir": data_dir, "run_dir": run_dir, "wandb": "disabled", "eval_batch_size": 8, "sparse_lr": 1e-2}
     config = with_fields(preset("tiny"), common | fields)
     train(config, Devices(int(devices), config.compute.runner))
-    state = restore(run_dir).state
+    state = restore(run_dir, whole_state=True).state
     named = jax.tree_util.tree_leaves_with_path(state)
     if jax.process_index() == 0:
         np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named})
@@ -50,5 +51,9 @@ def main(devices, run_dir, out, *pairs):
 
 join_processes()
 model.build_module = build_eager_to_halt
-for run in runs:
-    main(*run)
+try:
+    for run in runs:
+        main(*run)
+except PreemptedError as error:
+    print(f"trm: {error}", file=sys.stderr)
+    sys.exit(error.STATUS)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from train_jax.run.checkpoint import Checkpoints
-from train_jax.run.folder import open_run
+from train_jax.run.resume import open_run
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 from train_jax.tasks.puzzles.presets import PRESETS

@@ -10,8 +10,9 @@ import pytest
 
 from train_jax.__main__ import STAGES, main
 from train_jax.run.config import from_json, to_json
-from train_jax.run.folder import RunFolder, open_run
+from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
+from train_jax.run.resume import open_run
 
 
 def mistake(capsys, *argv):

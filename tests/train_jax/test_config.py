@@ -11,9 +11,9 @@ from models_torch.registry import ARCHITECTURES, config_class
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig, from_json, to_json, with_model
-from train_jax.run.folder import open_run
 from train_jax.run.model import sized
 from train_jax.run.presets import preset
+from train_jax.run.resume import open_run
 from train_jax.stages.train import cli
 
 OUTSIDE = "support.outside_models:Thinker"

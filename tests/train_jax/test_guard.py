@@ -125,7 +125,7 @@ def test_a_run_that_skips_too_many_steps_ends_with_one_line(capsys, tmp_path, da
     assert len(error.splitlines()) == 1
     assert error.startswith("trm: 7 consecutive steps up to step 8 had a loss or gradient that is not finite")
     assert "(optim.max_skipped_steps is 6); start another --run-dir with a lower --optim.lr than 1000.0" in error
-    guard = restore(str(run)).state.guard
+    guard = restore(str(run), whole_state=True).state.guard
     assert (int(guard.consecutive_skipped), int(guard.skipped_steps)) == (3, 3)  # the checkpoint of step 4
     records = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert [record["train/skipped_steps"] for record in records] == [3, 1, 3]

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from support.markers import slow_unless
 from support.outside_models import CellNet
 
-from train_jax import loop
 from train_jax.__main__ import main
+from train_jax.run import saving
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.model import build_module
 from train_jax.run.restore import restore
@@ -52,14 +52,14 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
     """Running statistics, dropout and Adam's moments continue; the weights load into the class itself."""
 
     class Stopped(Checkpoints):
-        def save(self, *args):
-            super().save(*args)
+        def save(self, *args, **kwargs):
+            super().save(*args, **kwargs)
             self.wait()
             raise KeyboardInterrupt
 
     assert train("plain", data_dir, tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "Checkpoints", Stopped)
+        patch.setattr(saving, "Checkpoints", Stopped)
         assert train("plain", data_dir, tmp_path / "stopped") == 130
     assert not (tmp_path / "stopped" / "FINISHED").exists()
     assert train("plain", data_dir, tmp_path / "stopped") == 0

@@ -72,3 +72,16 @@ def test_a_finished_run_is_left_unchanged(tmp_path, finished_run, finished_field
     before = modification_times()
     run_script("train_tiny", data_dir, 1, finished_run, tmp_path / "again.npz", *finished_fields)
     assert before == modification_times()
+
+
+@pytest.mark.slow
+def test_a_run_continues_on_another_number_of_devices(tmp_path, data_dir):
+    """From one device to eight: the carry goes with the rows of the global batch."""
+    fields = ("halt_exploration_prob=0.5", "eval_every_steps=0", "L_cycles=1", "checkpoint_every_steps=10")
+    whole = run(tmp_path, "whole", 1, *fields, "steps=20")
+    parts = [run(tmp_path, "run", devices, *fields, f"steps={steps}") for devices, steps in ((1, 10), (8, 20))]
+    run_script("train_tiny", data_dir, *whole, "--", *parts[0], "--", *parts[1])
+    expected, continued = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("whole", "run"))
+    parameters = {k: v for k, v in expected.items() if "opt_state" not in k}
+    worst, name = difference(parameters, {k: continued[k] for k in parameters})
+    assert worst <= 1e-5, f"{name} differs by {worst:.1e}"

@@ -1,82 +1,120 @@
 """The only file that uses Orbax: saves and restores everything that a run needs to continue bit for bit.
 
-With several processes, each process writes its part of one checkpoint. The checkpoint does not depend on the number of
-processes: a run may continue with another number of processes if the total number of devices is the same.
+A checkpoint has four items, so that each reader loads what it needs: `model`, the weights to evaluate and the buffers;
+`optimizer`, the rest of the state; `carry`, what the task carries from step to step, by rows of the global batch, so
+that another number of devices or processes can continue with it; and `notes`, a JSON object with the checksum of every
+array. An array that does not have its checksum is never used.
+
+With several processes each one writes its part of one checkpoint, which is the same as one process would write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from train_jax.core.state import TrainState
+from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
+from train_jax.run.checksums import checksums
 from train_jax.run.folder import RunFolder
+from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
 
-_STATE, _CARRY = "state.", "carry."
+_ARRAYS = ("model", "optimizer", "carry")
+_CHECKSUM = "checksum"
+
+
+class DamagedCheckpointError(UserError):
+    """A checkpoint that cannot be read, or whose content is not what was saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """Which checkpoints are kept; the others are deleted when a new one is complete."""
+
+    newest: int = 2
+    every_steps: int = 0
+    """Those at multiples of this; 0 for none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The checkpoint with the highest value of the figure that the run keeps the best by."""
+
+    step: int
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """What a run continues from."""
+
+    step: int
+    state: TrainState
+    carry: Any
+    """By rows of the global batch."""
+    notes: dict[str, Any]
+    damaged: tuple[str, ...]
+    """Why newer checkpoints are not used."""
 
 
 class Checkpoints:
-    """The checkpoints of one run; the latest two are kept. Checkpoints are written atomically."""
+    """The checkpoints of one run. A checkpoint is written completely or not at all.
 
-    def __init__(self, folder: RunFolder):
+    `writes`: false for a reader, which changes nothing in the folder.
+    """
+
+    def __init__(self, folder: RunFolder, retention: Retention | None = None, *, writes: bool = True):
         self.folder = folder.checkpoints
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, enable_async_checkpointing=True)
-        handlers = {"state": ocp.StandardCheckpointHandler(), "notes": ocp.JsonCheckpointHandler()}
+        self._retention, self.best = retention or Retention(), None
+        options = ocp.CheckpointManagerOptions(
+            create=writes,
+            save_root_metadata=writes,
+            cleanup_tmp_directories=writes,
+            enable_async_checkpointing=True,
+            preservation_policy=self if writes else None,
+        )
+        handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
+        handlers["notes"] = ocp.JsonCheckpointHandler()
         self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options, item_handlers=handlers)
 
-    def latest_step(self) -> int | None:
-        return self._manager.latest_step()
+    # ---- writing
 
-    def save(self, step: int, state: TrainState, carry: Any, notes: Mapping[str, Any]) -> None:
-        """Saves in the background; state and carry are results of `Devices.to_global`."""
-        arrays = _by_name(state, _STATE) | _by_name(carry, _CARRY)
-        args = ocp.args.Composite(state=ocp.args.StandardSave(arrays), notes=ocp.args.JsonSave(dict(notes)))
-        self._manager.save(step, args=args)
+    def save(
+        self, step: int, state: TrainState, carry: Any, notes: Mapping[str, Any], value: float | None = None
+    ) -> None:
+        """Starts to save; the arrays are written in the background. Collective.
 
-    def restore(self, step: int, state: TrainState, carry: Any) -> tuple[TrainState, Any, dict[str, Any]]:
-        """Returns `(state, carry, notes)`; the arguments define the expected structure, shapes and dtypes.
-
-        Raises `UserError` for a checkpoint of another model.
+        `state`, `carry`: as `Devices.to_global` and `Devices.to_rows` return them. `value`: of the figure that decides
+        which checkpoint is the best one, higher is better; None if it was not evaluated at this step.
         """
-        arrays, notes = self._read(step)
-        return self._as(state, arrays, _STATE, step), self._as(carry, arrays, _CARRY, step), notes
+        self.wait()  # for the one before; then nothing else is written in this folder
+        if step in self._manager.all_steps():
+            return
+        if value is not None and (self.best is None or value > self.best.value):
+            self.best = Best(step, value)
+        items = {name: _stored(arrays) for name, arrays in _items(state, carry).items()}
+        notes = dict(notes) | {"checksums": {name: checksums(arrays) for name, arrays in items.items()}}
+        if self.best is not None:
+            notes["best"] = dataclasses.asdict(self.best)
+        notes[_CHECKSUM] = _of_json(notes)
+        args = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items() if arrays}
+        self._manager.save(step, args=ocp.args.Composite(notes=ocp.args.JsonSave(notes), **args))
 
-    def restore_state(self, step: int, state: TrainState) -> TrainState:
-        """Returns only the state, which does not depend on the batch size and the number of devices."""
-        return self._as(state, self._read(step)[0], _STATE, step)
-
-    def _read(self, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        try:
-            # As whole NumPy arrays on every process, so that the devices of the saving run do not matter.
-            metadata = self._manager.item_metadata(step)["state"]
-            if metadata is None:
-                raise ValueError("its arrays are missing")
-            like = {name: np.empty(array.shape, array.dtype) for name, array in metadata.items()}
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(like), notes=ocp.args.JsonRestore())
-            restored = self._manager.restore(step, args=args)
-        except (ValueError, KeyError, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"the checkpoint {self.folder / str(step)} cannot be read ({reason}); "
-                "remove that folder to continue from the previous checkpoint"
-            ) from error
-        return restored["state"], restored["notes"]
-
-    def _as(self, like: Any, arrays: dict[str, np.ndarray], prefix: str, step: int) -> Any:
-        saved = {name: array for name, array in arrays.items() if name.startswith(prefix)}
-        expected = _by_name(like, prefix)
-        problem = _difference(saved, expected)
-        if problem:
-            raise UserError(
-                f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
-                "use the configuration of that model, or another --run-dir"
-            )
-        return jax.tree.unflatten(jax.tree.structure(like), [saved[name] for name in expected])
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Orbax asks which of its checkpoints, oldest first, to keep."""
+        retention = self._retention
+        newest = [info.step for info in checkpoints][-retention.newest :]
+        kept = {*newest, self.best.step if self.best is not None else -1}
+        every = retention.every_steps
+        return [info.step in kept or bool(every and info.step % every == 0) for info in checkpoints]
 
     def wait(self) -> None:
         """Blocks until everything saved so far is on disk."""
@@ -85,16 +123,157 @@ class Checkpoints:
     def close(self) -> None:
         self._manager.close()
 
+    # ---- reading
+
+    def steps(self) -> list[int]:
+        """Of the complete checkpoints, newest last."""
+        return sorted(self._manager.all_steps())
+
+    def restore_newest(self, state: TrainState, carry: Any, sharding: Any = None) -> Resumed | None:
+        """The newest checkpoint that is not damaged, None if there is no checkpoint. Collective.
+
+        The arguments give structure, shapes and dtypes to expect; `sharding`: of the carry's arrays if there are
+        several processes. The folders of newer, damaged checkpoints are put aside. Raises `UserError` for a checkpoint
+        of another model, and if every checkpoint is damaged.
+        """
+        reasons = []
+        for step in reversed(self.steps()):
+            resumed, reason = None, f"another process cannot read the checkpoint {self.folder / str(step)}"
+            try:
+                resumed = self._restore(step, state, carry, sharding, tuple(reasons))
+            except DamagedCheckpointError as error:
+                reason = str(error)
+            if any_process(resumed is None):
+                reasons.append(reason)
+                continue
+            self._put_aside([newer for newer in self.steps() if newer > step])
+            return resumed
+        if reasons:
+            raise DamagedCheckpointError(f"{reasons[0]}, and so are the older ones; start another --run-dir")
+        return None
+
+    def _restore(self, step: int, state: TrainState, carry: Any, sharding: Any, damaged: tuple[str, ...]) -> Resumed:
+        expected = _items(state, carry)
+        arrays, notes = self._read(step, expected, sharding)
+        values = {name: value for item in arrays.values() for name, value in item.items()}
+        if "best" in notes:
+            self.best = Best(**notes["best"])
+        return Resumed(step, _like(state, values, _STATE), _like(carry, values, _CARRY), notes, damaged)
+
+    def restore_state(self, step: int, state: TrainState) -> TrainState:
+        """The state without the carry."""
+        items = _items(state, ())
+        del items["carry"]
+        arrays, _ = self._read(step, items)
+        return _like(state, {name: value for item in arrays.values() for name, value in item.items()}, _STATE)
+
+    def restore_model(self, step: int, params: Arrays, buffers: Arrays, *, averaged: bool) -> tuple[Arrays, Arrays]:
+        """The weights to evaluate and the buffers, and nothing else; `averaged`: whether the run keeps an EMA.
+
+        Raises `UserError` for a checkpoint of another model, `DamagedCheckpointError` for one that cannot be read.
+        """
+        like = {"ema" if averaged else "params": params, "buffers": buffers}
+        arrays, _ = self._read(step, {"model": _by_name(like, _STATE)})
+        restored = _like(like, arrays["model"], _STATE)
+        return restored["ema" if averaged else "params"], restored["buffers"]
+
+    def _read(
+        self, step: int, expected: Mapping[str, dict[str, Any]], sharding: Any = None
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        """The expected arrays of the expected items, and the notes."""
+        try:
+            notes, like = self._notes(step), {}
+            metadata = self._manager.item_metadata(step)
+            for item in expected:
+                place = sharding if item == "carry" else None
+                names = notes["checksums"].get(item, {})
+                like[item] = {name: _placeholder(metadata[item][name], place) for name in names}
+        except Exception as error:  # whatever Orbax and JSON raise for files that are not theirs
+            raise self._damaged(step, error) from error
+        for item, arrays in expected.items():
+            problem = _difference(like[item], _stored(arrays))
+            if problem:
+                raise UserError(
+                    f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
+                    "use the configuration it was made with, or another --run-dir"
+                )
+        arrays = self._arrays(step, like, notes)
+        return {item: dict(expected[item]) | values for item, values in arrays.items()}, notes
+
+    def _arrays(self, step: int, like: dict[str, dict[str, Any]], notes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        try:
+            args = {item: ocp.args.StandardRestore(arrays) for item, arrays in like.items() if arrays}
+            restored = self._manager.restore(step, args=ocp.args.Composite(**args)) if args else {}
+            arrays = {item: dict(restored[item]) if like[item] else {} for item in like}
+        except Exception as error:
+            raise self._damaged(step, error) from error
+        for item, values in arrays.items():
+            saved = notes["checksums"].get(item, {})
+            for name, value in checksums(values).items():
+                if saved[name] != value:
+                    raise self._damaged(step, ValueError(f"{name} is not what was saved"))
+        return arrays
+
+    def _notes(self, step: int) -> dict[str, Any]:
+        notes = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
+        if notes.pop(_CHECKSUM, None) != _of_json(notes):
+            raise ValueError("its notes are not what was saved")
+        return notes
+
+    def _damaged(self, step: int, error: Exception) -> DamagedCheckpointError:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        return DamagedCheckpointError(f"the checkpoint {self.folder / str(step)} is damaged ({reason})")
+
+    def _put_aside(self, steps: Sequence[int]) -> None:
+        """Renames the folders of damaged checkpoints, so that the run can save at these steps again."""
+        if not steps:
+            return
+        if is_main_process():
+            for step in steps:
+                aside = self.folder.with_name("damaged") / str(step)
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.parent.mkdir(exist_ok=True)
+                (self.folder / str(step)).rename(aside)
+        wait_for_all("damaged checkpoints put aside")
+        self._manager.reload()
+
 
 def has_checkpoint(folder: RunFolder) -> bool:
     """Returns whether the run has a complete checkpoint. Creates no folder."""
     return folder.checkpoints.is_dir() and bool(ocp.utils.checkpoint_steps(folder.checkpoints.absolute()))
 
 
+_STATE, _CARRY = "state.", "carry."
+
+
+def _items(state: TrainState, carry: Any) -> dict[str, dict[str, Any]]:
+    """The arrays of each item by name."""
+    fields = state._asdict()
+    model = {name: fields.pop(name) for name in ("ema" if state.ema else "params", "buffers")}
+    return {"model": _by_name(model, _STATE), "optimizer": _by_name(fields, _STATE), "carry": _by_name(carry, _CARRY)}
+
+
 def _by_name(tree: Any, prefix: str) -> dict[str, Any]:
     """Flattens a tree to a dict, so that a checkpoint does not depend on the classes of its state."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {prefix + jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _stored(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the empty arrays, which Orbax does not save."""
+    return {name: array for name, array in arrays.items() if np.size(array)}
+
+
+def _like(tree: Any, arrays: Mapping[str, Any], prefix: str) -> Any:
+    """The arrays in the structure of the tree."""
+    return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in _by_name(tree, prefix)])
+
+
+def _placeholder(array: Any, sharding: Any) -> Any:
+    """What Orbax restores into: NumPy, whole on every process, or an array over all processes."""
+    if sharding is None:
+        return np.empty(array.shape, array.dtype)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 def _difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
@@ -107,3 +286,7 @@ def _difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
     return ""
+
+
+def _of_json(value: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())

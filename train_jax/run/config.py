@@ -28,8 +28,8 @@ ACT_FIELDS = (
 )  # fmt: skip
 SCHEDULE_FIELDS = ("lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio")
 LOGGING_FIELDS = (
-    "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps", "debug_nans",
-    "deterministic", "wandb", "wandb_project",
+    "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "keep_checkpoints",
+    "keep_every_steps", "keep_best", "log_every_steps", "debug_nans", "deterministic", "wandb", "wandb_project",
 )  # fmt: skip
 
 
@@ -62,7 +62,10 @@ class RunConfig:
     data_dir: str
     """Data set built by `trm build-data`, or several separated by commas to train on jointly."""
     run_dir: str
-    """Folder of the run; a run that is started again with the same fields continues from its latest checkpoint."""
+    """Folder of the run; started again with the same fields, the run continues where it stopped."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """Whether to continue the run in --run-dir: if it has a checkpoint, never (an error if there is a run), or must (an
+    error if there is no checkpoint)."""
     task: str = "puzzles"
     """Task: puzzles, or package.module:Class for a task of your own."""
     task_config: tyro.conf.OmitArgPrefixes[TaskConfig]
@@ -91,6 +94,13 @@ class RunConfig:
     """Number of test examples in evaluations during training; 0 uses all. The final evaluation uses all."""
     checkpoint_every_steps: EverySteps = 1000
     """Optimizer steps between checkpoints."""
+    keep_checkpoints: Annotated[int, Range(1, 10**6)] = 2
+    """Newest checkpoints that are kept."""
+    keep_every_steps: Steps = 0
+    """Checkpoints at multiples of this are kept for good; 0 for none."""
+    keep_best: str = ""
+    """Keep also the checkpoint where this figure of the evaluation during training is highest, such as exact_accuracy,
+    or lowest with a minus in front, such as -lm_loss; empty for none."""
     log_every_steps: EverySteps = 50
     """Optimizer steps between log lines, which are averages over these steps."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0

@@ -1,4 +1,4 @@
-"""The folder of a run: its paths, and the check whether a folder contains this run or another."""
+"""A run on disk: the one place that knows its paths, and how its files are read and written."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ from train_jax.errors import UserError
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig
 
-_MAY_CHANGE = {
-    "run_dir", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "log_every_steps",
-    "wandb", "wandb_project", "debug_nans", "optim.max_skipped_steps",
-}  # fmt: skip
-"""Fields that do not change the result of training: a run may continue with other values."""
-
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
@@ -28,6 +22,16 @@ class RunFolder:
     @property
     def config(self) -> Path:
         return self.path / "config.json"
+
+    @property
+    def changes(self) -> Path:
+        """One line for each time that the run was continued with other values of fields that may change."""
+        return self.path / "changes.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that writes the run's files."""
+        return self.path / "lock"
 
     @property
     def data(self) -> Path:
@@ -96,35 +100,6 @@ def write_bytes(path: Path, content: bytes) -> None:
     os.replace(scratch, path)
 
 
-def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
-    """Creates or opens the folder of a run and writes its config.json.
-
-    `writes` is True in one of several processes. Raises `UserError` if the folder contains a run with other fields, or
-    cannot be created.
-    """
-    from train_jax.run.config import from_json, to_json
-
-    folder = RunFolder(Path(config.run_dir))
-    if folder.config.exists():
-        before = from_json(folder.config.read_text())
-        changed = _changes(dataclasses.asdict(before), dataclasses.asdict(config))
-        if before.model != config.model:  # fields of different architectures cannot be compared
-            changed = [change for change in changed if not change.startswith("arch.")]
-        if changed:
-            raise UserError(
-                f"{folder.path} contains a run with other fields ({'; '.join(changed)}); "
-                "use another --run-dir, or remove it"
-            )
-    if writes and (not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config)):
-        try:
-            write_text(folder.config, to_json(config))
-        except OSError as error:
-            raise UserError(
-                f"{folder.path} cannot be written ({error.strerror}); use a --run-dir in a writable folder"
-            ) from None
-    return folder
-
-
 def find_run(run_dir: str) -> RunFolder:
     """Returns the folder of an existing run. Raises `UserError` if there is none."""
     folder = RunFolder(Path(run_dir))
@@ -141,17 +116,3 @@ def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
 
     folder = find_run(run_dir)
     return folder, dataclasses.replace(from_json(folder.config.read_text()), run_dir=str(run_dir))
-
-
-def _changes(before: dict, now: dict, prefix: str = "") -> list[str]:
-    changes = []
-    for name in now | before:
-        value = now.get(name)
-        if prefix + name in _MAY_CHANGE:
-            continue
-        if isinstance(value, dict) and isinstance(before.get(name), dict):
-            changes += _changes(before[name], value, f"{prefix}{name}.")
-        elif before.get(name) != value:
-            option = f"{prefix}{name}".removeprefix("task_config.")
-            changes.append(f"{option} {before.get(name)} there, {value} requested")
-    return changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -13,11 +14,12 @@ import jax.numpy as jnp
 import torch
 
 import bridge
+from train_jax.core.guard import new_guard
 from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState, new_state
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, trainable
-from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.checkpoint import Checkpoints, has_checkpoint
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.model import build_objective
@@ -55,8 +57,10 @@ class Restored:
         return dataclasses.replace(self, config=config, task=task, objective=objective, state=state)
 
 
-def restore(run_dir: str, *, batch_size: int = 1) -> Restored:
-    """Restores a run; `batch_size` is the number of examples per device in training and does not affect evaluation.
+def restore(run_dir: str, *, batch_size: int = 1, whole_state: bool = False) -> Restored:
+    """The newest checkpoint: the weights to evaluate and the buffers alone, or with `whole_state` all of the state.
+
+    `batch_size`: examples on one device in a training batch; has no effect on evaluation.
 
     Raises `UserError` if there is no run, no checkpoint, or a checkpoint of another model.
     """
@@ -66,19 +70,24 @@ def restore(run_dir: str, *, batch_size: int = 1) -> Restored:
     task = task_class(config.task)(config, read_facts(folder.data))
     objective = build_objective(config, task, batch_size)
     params = objective.params
-    like = new_state(
-        params,
-        objective.buffers,
-        dense_optimizer(config.optim, 1),
-        trainable=trainable(params, config.optim),
-        keeps_ema=config.optim.ema_decay > 0,
-    )
-    checkpoints = Checkpoints(folder)
-    step = checkpoints.latest_step()
-    if step is None:
+    if not has_checkpoint(folder):
         raise UserError(f"{run_dir} has no checkpoint yet; train it with `trm train`")
-    state = checkpoints.restore_state(step, like)
-    checkpoints.close()
+    averaged = config.optim.ema_decay > 0
+    with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
+        step = checkpoints.steps()[-1]
+        if whole_state:
+            optimizer = dense_optimizer(config.optim, 1)
+            like = new_state(
+                params,
+                objective.buffers,
+                optimizer,
+                trainable=trainable(params, config.optim),
+                keeps_ema=averaged,
+            )
+            state = checkpoints.restore_state(step, like)
+        else:
+            weights, buffers = checkpoints.restore_model(step, params, objective.buffers, averaged=averaged)
+            state = TrainState(jnp.int32(step), weights, weights, (), buffers, new_guard(scales_loss=False))
     return Restored(folder, config, task, objective, state, step)
 
 

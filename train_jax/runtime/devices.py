@@ -24,8 +24,9 @@ Runner = Literal["pmap", "shard_map"]
 class Devices:
     """The devices of this process, in order.
 
-    `parallel_*` maps a function of one device over all devices, and `compile` compiles it ahead of time. `replicate`,
-    `shard`, `split_batch`, `to_host`, `local_shard` and `to_global` place arrays.
+    `parallel_*` turns a function of one device into one over all devices, `compile` compiles it ahead of time;
+    `replicate`, `shard`, `split_batch` and `to_host` place arrays, `to_global`, `to_rows` and `from_rows` those of a
+    checkpoint.
     """
 
     def __init__(self, count: int = 0, runner: Runner = "pmap"):
@@ -149,30 +150,45 @@ class Devices:
 
         return jax.tree.map(local, jax.device_get(tree) if jax.process_count() == 1 else tree)
 
-    def local_shard(self, tree: Any) -> Any:
-        """Returns this process's part of host arrays whose leading axis spans the devices of all processes."""
-        if jax.process_count() == 1:
-            return tree
-        here = len(self.local)
-        return jax.tree.map(lambda x: x[jax.process_index() * here :][:here], tree)
+    def to_global(self, tree: Any) -> Any:
+        """Arrays that are the same on every device as arrays over all processes, for a checkpoint.
 
-    def to_global(self, tree: Any, axis: int | None) -> Any:
-        """Returns global arrays over all processes, for a checkpoint; with one process, a copy on the host.
-
-        `axis` is None for replicated arrays and 0 for arrays with a leading device axis.
+        With one process they are copied to the host, because the next step may reuse their memory while it is written.
         """
-        if jax.process_count() == 1:  # a copy, because the next step may reuse the memory during the write
+        if jax.process_count() == 1:
             return jax.tree.map(np.asarray, tree)
-        sharding = NamedSharding(Mesh(np.array(self._all), (AXIS,)), _spec(axis))
+        sharding = NamedSharding(Mesh(np.array(self._all), (AXIS,)), PartitionSpec())
 
         def globally(x: jax.Array) -> jax.Array:
             if not x.is_fully_addressable:
                 return x
-            shape = x.shape if axis is None else (self.count, *x.shape[1:])
-            parts = [shard.data for shard in x.addressable_shards]
-            return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+            return jax.make_array_from_single_device_arrays(
+                x.shape, sharding, [shard.data for shard in x.addressable_shards]
+            )
 
         return jax.tree.map(globally, tree)
+
+    @property
+    def row_sharding(self) -> NamedSharding | None:
+        """Of arrays as `to_rows` returns them; None with one process, where they are on the host."""
+        return None if jax.process_count() == 1 else NamedSharding(Mesh(np.array(self._all), (AXIS,)), _spec(0))
+
+    def to_rows(self, tree: Any) -> Any:
+        """Arrays `[devices, rows of a device, …]` as `[rows of the global batch, …]`, for a checkpoint."""
+        sharding = self.row_sharding
+
+        def globally(x: jax.Array) -> Any:
+            if sharding is None:
+                return np.asarray(x).reshape(-1, *x.shape[2:])
+            parts = [shard.data.reshape(-1, *shard.data.shape[2:]) for shard in x.addressable_shards]
+            rows = sum(len(part) for part in parts) // len(parts) * self.count
+            return jax.make_array_from_single_device_arrays((rows, *parts[0].shape[1:]), sharding, parts)
+
+        return jax.tree.map(globally, tree)
+
+    def from_rows(self, tree: Any, like: Any) -> Any:
+        """This process's part of what `to_rows` returned, perhaps on other devices, in the shapes of `like`."""
+        return jax.tree.map(lambda x, expected: self.to_host(x).reshape(expected.shape), tree, like)
 
 
 def _spec(axis: int | None) -> PartitionSpec:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,6 +52,39 @@ def gather(arrays: dict[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:
         return arrays
     gathered = multihost_utils.process_allgather(arrays)
     return {name: np.concatenate(list(array), axis=axis) for name, array in gathered.items()}
+
+
+def sum_over_processes(array: np.ndarray) -> np.ndarray:
+    """The sum of every process's host array, with NumPy's wrapping of integers. Collective."""
+    return gather({"array": array[None]}, axis=0)["array"].sum(axis=0, dtype=array.dtype)
+
+
+def any_process(flag: bool) -> bool:
+    """Whether the flag is set in any process. Collective."""
+    return bool(gather({"flag": np.array([flag])}, axis=0)["flag"].any())
+
+
+def of_main_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` returns in the first process, on every process; it must fit into JSON. Collective.
+
+    A `UserError` there is raised in every process.
+    """
+    made: dict[str, Any] = {}
+    with all_or_none():
+        if is_main_process():
+            made = make()
+    if jax.process_count() == 1:
+        return made
+    text = np.frombuffer(json.dumps(made).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    padded = np.zeros(size, np.uint8) if not is_main_process() else text
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
+
+
+def wait_for_all(what: str) -> None:
+    """Blocks until every process is here. Collective."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,8 +26,11 @@ class Programs:
         self.compile_seconds = 0.0
         """Seconds of compilation so far, including the background."""
 
-    def __call__(self, step: int, steps: int, *args: Any) -> Any:
-        """Runs the `steps` steps that follow the first `step` ones."""
+    def get(self, step: int, steps: int, args: tuple) -> Callable[..., Any]:
+        """The program for the `steps` steps that follow the first `step` ones, compiled for arguments like `args`.
+
+        Blocks until it is compiled, and starts to compile that of the next stage.
+        """
         stage = self.stages.at(step)
         if (stage, steps) not in self._compiled:
             self._start(stage, steps, args)
@@ -34,7 +38,10 @@ class Programs:
         following = self.stages.after(step)
         if following is not None and (following, steps) not in self._compiled:
             self._start(following, steps, args)
-        # Transfers between host and devices during dispatch are errors, except during compilation.
+        return functools.partial(self._call, compiled)
+
+    def _call(self, compiled: Any, *args: Any) -> Any:
+        # No transfer between host and devices during dispatch, except while the program compiles.
         known, self._called = compiled in self._called, self._called | {compiled}
         with jax.transfer_guard("disallow" if known else "allow"):
             return compiled(*args)

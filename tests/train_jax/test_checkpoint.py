@@ -1,0 +1,176 @@
+"""Checkpoints: what each reader loads, which are kept, and that no damaged one is ever used."""
+
+import random
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.markers import slow_unless
+
+from train_jax.core.guard import new_guard
+from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
+from train_jax.run.checksums import checksums
+from train_jax.run.folder import RunFolder
+from train_jax.run.saving import figure_of_best
+
+ROWS = 24
+
+
+def made(step: int) -> tuple[TrainState, dict]:
+    """A state and a carry that differ for each step."""
+    rng = np.random.default_rng(step)
+    params = {"w": rng.normal(size=(5, 3)).astype(np.float32), "b": rng.normal(size=3).astype(np.float32)}
+    buffers = {"table": rng.normal(size=(7, 2)).astype(jnp.bfloat16), "count": np.int32(step), "none": np.zeros((0, 2))}
+    moments = {"mu": {name: array * 2 for name, array in params.items()}, "count": np.int32(step)}
+    ema = {name: array / 2 for name, array in params.items()}
+    carry = {"z": rng.normal(size=(ROWS, 4)).astype(np.float32), "halted": rng.random(ROWS) < 0.5}
+    return TrainState(jnp.int32(step), params, ema, moments, buffers, new_guard(scales_loss=False)), carry
+
+
+def saved(folder: RunFolder, steps, values=None, **retention) -> RunFolder:
+    checkpoints = Checkpoints(folder, Retention(**retention))
+    for step in steps:
+        checkpoints.save(step, *made(step), {"train_seconds": step / 2}, value=(values or {}).get(step))
+    checkpoints.close()
+    return folder
+
+
+def kept(folder: RunFolder) -> list[int]:
+    return sorted(int(path.name) for path in folder.checkpoints.iterdir())
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> RunFolder:
+    """A run with checkpoints at steps 1 and 2; copy it to change it."""
+    return saved(RunFolder(tmp_path_factory.mktemp("run")), [1, 2])
+
+
+def assert_same(tree, expected):
+    assert jax.tree.structure(tree) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
+        assert np.asarray(a).dtype == np.asarray(b).dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_everything_comes_back_bit_for_bit(two):
+    checkpoints = Checkpoints(two, writes=False)
+    resumed = checkpoints.restore_newest(*made(0))
+    checkpoints.close()
+    assert (resumed.step, resumed.damaged, resumed.notes["train_seconds"]) == (2, (), 1.0)
+    assert_same((resumed.state, resumed.carry), made(2))
+
+
+def test_a_reader_of_the_model_opens_nothing_else(two, tmp_path):
+    folder = RunFolder(shutil.copytree(two.path, tmp_path / "run"))
+    for item in ("optimizer", "carry"):
+        shutil.rmtree(folder.checkpoints / "2" / item)
+    state, _ = made(0)
+    checkpoints = Checkpoints(folder, writes=False)
+    ema, buffers = checkpoints.restore_model(2, state.ema, state.buffers, averaged=True)
+    checkpoints.close()
+    assert_same((ema, buffers), (made(2)[0].ema, made(2)[0].buffers))
+
+
+@pytest.mark.parametrize(
+    ("retention", "values", "expected"),
+    [
+        ({"newest": 2}, {}, [5, 6]),
+        ({"newest": 1, "every_steps": 2}, {}, [2, 4, 6]),
+        ({"newest": 1}, {1: 0.1, 2: 0.9, 3: 0.9, 5: 0.3}, [2, 6]),
+    ],
+)
+def test_which_checkpoints_are_kept(tmp_path, retention, values, expected):
+    assert kept(saved(RunFolder(tmp_path), range(1, 7), values, **retention)) == expected
+
+
+def test_the_best_one_is_remembered_by_a_run_that_continues(tmp_path):
+    folder = saved(RunFolder(tmp_path), [1, 2], {1: 0.9}, newest=1)
+    checkpoints = Checkpoints(folder, Retention(newest=1))
+    assert checkpoints.restore_newest(*made(0)).step == 2
+    checkpoints.save(3, *made(3), {}, value=0.5)
+    checkpoints.close()
+    assert kept(folder) == [1, 3]
+
+
+def test_the_figure_of_the_best_checkpoint():
+    figures = {"exact_accuracy": 0.5, "lm_loss": 2.0}
+    assert [figure_of_best(figures, name) for name in ("", "exact_accuracy", "-lm_loss")] == [None, 0.5, -2.0]
+    assert figure_of_best({}, "exact_accuracy") is None
+    with pytest.raises(UserError, match="keep_best is -accuracy, which no evaluation has; use one of exact_accuracy,"):
+        figure_of_best(figures, "-accuracy")
+
+
+def test_a_checkpoint_of_another_model_is_not_a_damaged_one(two):
+    state, carry = made(0)
+    checkpoints = Checkpoints(two, writes=False)
+    with pytest.raises(UserError, match=r"of another model \(state.ema.w is float32\[5, 3\], expected float32\[5, 4\]"):
+        checkpoints.restore_newest(state._replace(ema=state.ema | {"w": np.zeros((5, 4), np.float32)}), carry)
+    checkpoints.close()
+
+
+# ---- damage
+
+
+def flip(path, rng):
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def truncate(path, rng):
+    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+
+
+def remove(path, rng):
+    path.unlink()
+
+
+def overwrite(path, rng):
+    start = rng.randrange(path.stat().st_size)
+    content = path.read_bytes()
+    path.write_bytes(content[:start] + rng.randbytes(len(content) - start))
+
+
+DAMAGES = [flip, truncate, remove, overwrite]
+
+
+@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(200)))
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_path, seed):
+    """Or it is intact in everything that is read, and used."""
+    rng = random.Random(seed)
+    folder = RunFolder(shutil.copytree(two.path, tmp_path / "run"))
+    files = sorted(path for path in (folder.checkpoints / "2").rglob("*") if path.is_file() and path.stat().st_size)
+    path = files[seed // len(DAMAGES) % len(files)]
+    DAMAGES[seed % len(DAMAGES)](path, rng)
+    checkpoints = Checkpoints(folder)
+    resumed = checkpoints.restore_newest(*made(0))
+    assert_same((resumed.state, resumed.carry), made(resumed.step))
+    if resumed.step == 1:
+        assert f"{folder.checkpoints / '2'} is damaged (" in resumed.damaged[0]
+        assert (folder.path / "damaged" / "2").is_dir()
+        checkpoints.save(2, *made(2), {"train_seconds": 1.0})
+        checkpoints.wait()
+    assert checkpoints.steps() == [1, 2]
+    checkpoints.close()
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(two, tmp_path):
+    folder = RunFolder(shutil.copytree(two.path, tmp_path / "run"))
+    for step in ("1", "2"):
+        shutil.rmtree(folder.checkpoints / step / "model")
+    checkpoints = Checkpoints(folder)
+    with pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and so are the older ones"):
+        checkpoints.restore_newest(*made(0))
+    checkpoints.close()
+
+
+def test_checksums_see_every_change_and_no_difference_in_distribution():
+    array = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    expected = checksums({"a": array})
+    assert checksums({"a": jnp.asarray(array)}) == expected and checksums({"a": array.reshape(16, 3, 1)}) == expected
+    swapped = array.copy()
+    swapped[[3, 4]] = swapped[[4, 3]]
+    assert checksums({"a": swapped}) != expected

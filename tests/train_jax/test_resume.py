@@ -1,0 +1,90 @@
+"""With which fields and data a run continues, and who may write its folder."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.run.folder import RunFolder
+from train_jax.run.presets import preset
+from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
+
+SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", "8", "--log-every-steps", "1",
+         "--checkpoint-every-steps", "2", "--global-batch-size", "8", "--model", "support.outside_models:CellNet",
+         "--arch.options", '{"hidden": 4}']  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path, data_dir):
+    """`trm train` with further options; returns the exit status."""
+    data = shutil.copytree(data_dir, tmp_path / "data")
+    (data / "recipe.json").unlink()  # it states the hash of the data, which then is not computed
+    where = ["--data-dir", str(data), "--run-dir", str(tmp_path / "run")]
+    return lambda *options: main(["train", "tiny", *where, *SMALL, *options])
+
+
+def test_a_run_continues_with_more_steps_and_records_what_changed(command, tmp_path, capsys):
+    assert command("--resume", "must") == 2
+    assert "run has no checkpoint; use --resume auto" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert command("--steps", "4", "--resume", "never") == 0
+    assert command("--steps", "4", "--resume", "never") == 2
+    assert "holds a run already; use another --run-dir, or --resume auto" in capsys.readouterr().err
+    assert command("--steps", "3") == 2
+    assert "steps 4 there, 3 requested" in capsys.readouterr().err
+    assert command("--steps", "6", "--keep-checkpoints", "5", "--resume", "must") == 0
+    assert "continuing at step 4" in capsys.readouterr().out
+    folder = RunFolder(tmp_path / "run")
+    assert json.loads(folder.finished.read_text())["train_steps"] == 6
+    (record,) = map(json.loads, folder.changes.read_text().splitlines())
+    assert record["fields"] == {"steps": [4, 6], "keep_checkpoints": [2, 5], "resume": ["never", "must"]}
+    with sole_writer(str(folder.path)):
+        assert command("--steps", "8") == 2
+    assert "run is being written by process " in capsys.readouterr().err
+    labels = tmp_path / "data" / "train" / "all__labels.npy"
+    np.save(labels, np.roll(np.load(labels), 1, axis=0))
+    assert command("--steps", "8") == 2
+    assert "holds other data than the run was trained on up to step 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"seed": 1}, "seed 0 there, 1 requested"),
+        ({"steps": 0}, "steps 10 there, 0 requested"),
+        ({"optim": {"lr": 0.5}}, "optim.lr 0.001 there, 0.5 requested"),
+        ({"optim": {"max_skipped_steps": 5}, "compute": {"runner": "shard_map"}, "steps": 11}, ""),
+        ({"data_dir": "elsewhere", "wandb": "offline", "keep_best": "exact_accuracy"}, ""),
+    ],
+)
+def test_fields_identify_the_run_or_may_change(tmp_path, changes, refused):
+    config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path), steps=10)
+    folder = open_run(config)
+    parts = {name: value for name, value in changes.items() if isinstance(value, dict)}
+    other = {name: dataclasses.replace(getattr(config, name), **value) for name, value in parts.items()}
+    changed = dataclasses.replace(config, **(changes | other))
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            changed_fields(folder, changed)
+    else:
+        assert len(changed_fields(folder, changed)) == len(changes)
+
+
+def test_operational_fields_exist():
+    fields = {field.name for field in dataclasses.fields(preset("tiny"))} | {"compute.", "optim.max_skipped_steps"}
+    assert fields >= OPERATIONAL
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"), sole_writer(str(tmp_path / "file" / "run")):
+        pass
+
+
+def test_nothing_is_made_before_the_run_is_known_to_start(tmp_path):
+    config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path / "run"))
+    assert decide_start(config, 10) == decide_start(dataclasses.replace(config, resume="never"), 10)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,152 @@
+"""Whether a run starts, continues or is finished, and with which fields it may continue."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from train_jax.errors import UserError
+from train_jax.run.checkpoint import has_checkpoint
+from train_jax.run.config import RunConfig, from_json, to_json
+from train_jax.run.folder import RunFolder, write_text
+from train_jax.runtime.processes import of_main_process
+
+OPERATIONAL = {
+    "run_dir", "data_dir", "resume", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps",
+    "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "wandb", "wandb_project", "debug_nans",
+    "deterministic", "optim.max_skipped_steps", "compute.",
+}  # fmt: skip
+"""Fields that do not change what is learned, so that a run continues with other values; a name with a dot at its end
+stands for all fields of that part. `data_dir` is among them because the data are compared by their content. All others
+identify the run, except that `steps` and `epochs` may grow."""
+LENGTH = ("steps", "epochs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What the first process read in the run's folder. The same on every process."""
+
+    finished: dict[str, Any] | None
+    """The figures of a run that has nothing left to do."""
+    continues: bool
+    """Whether there is a checkpoint."""
+
+
+def decide_start(config: RunConfig, total_steps: int) -> Start:
+    """Reads the run's folder in the first process, for all. Collective. Writes nothing.
+
+    Raises `UserError` where `config.resume` forbids to continue or to start, and for a run with other fields.
+    """
+
+    def read() -> dict[str, Any]:
+        folder = RunFolder(Path(config.run_dir))
+        changed_fields(folder, config)
+        continues, finished = has_checkpoint(folder), None
+        if folder.finished.exists():
+            figures = json.loads(folder.finished.read_text())
+            finished = figures if figures["train_steps"] >= total_steps else None
+        if config.resume == "never" and folder.config.exists():
+            raise UserError(
+                f"resume is never and {folder.path} holds a run already; use another --run-dir, or --resume auto"
+            )
+        if config.resume == "must" and not continues:
+            raise UserError(f"resume is must and {folder.path} has no checkpoint; use --resume auto to start a run")
+        return {"finished": finished, "continues": continues}
+
+    return Start(**of_main_process(read))
+
+
+def open_run(config: RunConfig, *, writes: bool = True, step: int | None = None) -> RunFolder:
+    """The run's folder, with its config.json; started again with the same fields, it is the same run.
+
+    `writes`: only one of several processes writes. Other values of operational fields are recorded in changes.jsonl;
+    `step`: from which on they count. Raises `UserError` if the folder holds a run with other fields, or cannot be
+    written.
+    """
+    folder = RunFolder(Path(config.run_dir))
+    changes = changed_fields(folder, config)
+    if writes and (not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config)):
+        try:
+            write_text(folder.config, to_json(config))
+            if changes:
+                record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "step": step, "fields": changes}
+                with folder.changes.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise _cannot_be_written(folder, error) from None
+    return folder
+
+
+def _cannot_be_written(folder: RunFolder, error: OSError) -> UserError:
+    return UserError(f"{folder.path} cannot be written ({error.strerror}); use a --run-dir in a writable folder")
+
+
+def changed_fields(folder: RunFolder, config: RunConfig) -> dict[str, list[Any]]:
+    """Operational fields that differ from those of the run in the folder, by name: [there, requested].
+
+    Raises `UserError` if a field differs that identifies the run.
+    """
+    if not folder.config.exists():
+        return {}
+    before = from_json(folder.config.read_text())
+    changes = dict(_differences(dataclasses.asdict(before), dataclasses.asdict(config)))
+    if before.model != config.model:  # fields of different architectures cannot be compared
+        changes = {name: values for name, values in changes.items() if not name.startswith("arch.")}
+    refused = [name for name, (there, now) in changes.items() if not _may_change(name, there, now)]
+    if refused:
+        shown = [f"{name.removeprefix('task_config.')} {changes[name][0]} there, {changes[name][1]} requested"
+                 for name in refused]  # fmt: skip
+        raise UserError(
+            f"{folder.path} holds a run with other fields ({'; '.join(shown)}); use another --run-dir, or remove it"
+        )
+    return changes
+
+
+def _may_change(name: str, there: Any, now: Any) -> bool:
+    if name in LENGTH:
+        return now > there > 0
+    return name in OPERATIONAL or f"{name.split('.')[0]}." in OPERATIONAL
+
+
+def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    for name in now | before:
+        old, new = before.get(name), now.get(name)
+        if isinstance(new, dict) and isinstance(old, dict):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield f"{prefix}{name}", [old, new]
+
+
+@contextlib.contextmanager
+def sole_writer(run_dir: str) -> Iterator[None]:
+    """Makes the run's folder and holds its lock; the operating system releases it however the process ends.
+
+    Raises `UserError` if another process holds it, and for a folder that cannot be written.
+    """
+    folder = RunFolder(Path(run_dir))
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        file = folder.lock.open("a+")
+    except OSError as error:
+        raise _cannot_be_written(folder, error) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UserError(
+                f"{folder.path} is being written by {file.read().strip() or 'another process'}; wait until it ends, or "
+                "use another --run-dir"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        file.flush()
+        yield

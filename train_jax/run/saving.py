@@ -1,0 +1,79 @@
+"""Moves a run between its devices and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.run.checkpoint import Checkpoints, Retention
+from train_jax.run.folder import RunFolder
+from train_jax.runtime.stopwatch import Stopwatch
+from train_jax.start import Training
+
+
+class Saving:
+    """The checkpoints of a run with the arrays as its devices hold them."""
+
+    def __init__(self, training: Training, folder: RunFolder):
+        config = training.config
+        self._training, self._devices = training, training.devices
+        self._checkpoints = Checkpoints(folder, Retention(config.keep_checkpoints, config.keep_every_steps))
+        self.first_step = 0
+        """The step that `restore` continues from."""
+        self.train_seconds = 0.0
+        """Seconds of training before it."""
+        self.damaged: tuple[str, ...] = ()
+        """Why newer checkpoints were not used."""
+
+    def restore(self, state: TrainState, carry: Any) -> tuple[TrainState, Any]:
+        """State and carry on the devices: those of the newest checkpoint, the given ones if there is none. Collective.
+
+        Raises `UserError` for a checkpoint of another model or of other data.
+        """
+        devices = self._devices
+        resumed = self._checkpoints.restore_newest(state, devices.to_rows(carry), devices.row_sharding)
+        if resumed is not None:
+            if resumed.notes["data"] != self._training.task.fingerprint:
+                raise UserError(
+                    f"{self._training.config.data_dir} holds other data than the run was trained on up to step "
+                    f"{resumed.step}; give --data-dir the same data set, or use another --run-dir"
+                )
+            self.first_step, self.damaged = resumed.step, resumed.damaged
+            self.train_seconds = resumed.notes["train_seconds"]
+            state, carry = resumed.state, devices.from_rows(resumed.carry, carry)
+        return devices.replicate(state), devices.shard(carry)
+
+    def start(
+        self, step: int, state: TrainState, carry: Any, clock: Stopwatch, figures: Mapping[str, float] | None = None
+    ) -> None:
+        """Saves in the background; `figures`: of an evaluation after the same step. Collective."""
+        notes = {"train_seconds": clock.seconds, "data": self._training.task.fingerprint}
+        value = figure_of_best(figures or {}, self._training.config.keep_best)
+        self._checkpoints.save(step, self._devices.to_global(state), self._devices.to_rows(carry), notes, value)
+
+    def finish(self, step: int, state: TrainState, carry: Any, clock: Stopwatch) -> None:
+        """The same, and blocks until everything is on disk."""
+        self.start(step, state, carry, clock)
+        self.wait()
+
+    def wait(self) -> None:
+        """Blocks until everything that was started is on disk."""
+        self._checkpoints.wait()
+
+    def close(self) -> None:
+        self._checkpoints.close()
+
+
+def figure_of_best(figures: Mapping[str, float], name: str) -> float | None:
+    """The value by which the best checkpoint is chosen, higher is better; `name`: of a figure, or minus and a name.
+
+    None for no name and for no figures. Raises `UserError` if the evaluation has no such figure.
+    """
+    if not name or not figures:
+        return None
+    if name.removeprefix("-") not in figures:
+        raise UserError(f"keep_best is {name}, which no evaluation has; use one of {', '.join(figures)}")
+    value = figures[name.removeprefix("-")]
+    return -value if name.startswith("-") else value
