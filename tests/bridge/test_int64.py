@@ -139,6 +139,7 @@ def test_verify_sees_floats_that_32_bit_integers_do_not_hold():
     assert bridge.verify(Applied(lambda m, ids: (ids.float() * 1e8).long() % 7), IDS).ok
 
 
+@pytest.mark.slow
 def test_exact_needs_64_bits():
     with pytest.raises(bridge.BridgeError, match="int64='exact' needs JAX's 64-bit types: set JAX_ENABLE_X64=1"):
         bridge.export(Applied(hashed), int64="exact")

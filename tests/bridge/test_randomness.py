@@ -109,6 +109,7 @@ def test_every_draw_has_pytorchs_shape_and_dtype():
     assert different(one, other)
 
 
+@pytest.mark.slow
 def test_vmap_over_keys_is_the_calls_one_by_one():
     for module in (Dropped(), Noise()):
         call = numbers(module)

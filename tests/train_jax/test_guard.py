@@ -107,6 +107,7 @@ def test_trm_in_float16_adapts_its_loss_scale_and_learns():
     assert {array.dtype for array in state.params.values()} == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_a_run_that_skips_too_many_steps_ends_with_one_line(capsys, tmp_path, data_dir):
     run = tmp_path / "run"
     fields = ["--data-dir", str(data_dir), "--run-dir", str(run), "--wandb", "disabled", "--eval-batch-size", "8"]

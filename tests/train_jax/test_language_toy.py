@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.scripts import run_script
 
+pytestmark = pytest.mark.slow
 RUNS = {"whole 1": (1,), "continued 1": (1, 10), "whole 8": (8,), "continued 8": (8, 10)}
 
 
@@ -38,7 +39,6 @@ def write_tokens(folder):
         np.save(folder / f"{split}.npy", np.stack(tokens, axis=1).astype(np.int32))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 def test_trains_evaluates_and_continues_bit_for_bit(trained, devices):
     (arrays, records), (resumed, again) = trained(f"whole {devices}"), trained(f"continued {devices}")

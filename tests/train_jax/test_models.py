@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.markers import slow_unless
 from support.outside_models import CellNet
 
 from train_jax.__main__ import main
@@ -31,7 +30,8 @@ def train(name, data_dir, run_dir) -> int:
     return main(["train", "tiny", "--data-dir", str(data_dir), "--run-dir", str(run_dir), *TINY, *MODELS[name]])
 
 
-@pytest.mark.parametrize("name", slow_unless("thinker".__eq__, (name for name in MODELS if name != "plain")))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "plain"])
 def test_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
     run = tmp_path / "run"
     assert train(name, data_dir, run) == 0
