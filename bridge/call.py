@@ -136,6 +136,7 @@ class Call:
                     refuse_gradient_hooks(self._module)
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
                 final = {name: getattr(owner, slot) for name, (owner, slot) in self._slots.items()}
+                self._refuse_new_sharing(final)
                 outputs = convert(outputs, to_jax)
                 arrays = {name: to_jax(value) for name, value in final.items()}
             self.changes = self._attributes.changes()
@@ -191,9 +192,24 @@ class Call:
                 meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
                 tensor = fresh(array, meta, tracked=trained, leaf=True)
             state[name] = tensor
+            tensor.__dict__.update({key: value for key, value in vars(real).items() if key not in tensor.__dict__})
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             self._dispatch.stand_in(real, start_graph(tensor, self.recording))
         return state
+
+    def _refuse_new_sharing(self, final: Mapping[str, Any]) -> None:
+        """Parameters and buffers come back as separate arrays, so a later write would not reach both."""
+        names: dict[int, str] = {}
+        for name, now in final.items():
+            if not isinstance(now, BridgeTensor):
+                continue
+            storage = now._cell.storage
+            other = names.setdefault(id(storage), name)
+            if other != name and self._state[other]._cell.storage is not self._state[name]._cell.storage:
+                raise BridgeError(
+                    f"{other} and {name} share their memory after the call, and would be separate in the next one; "
+                    "assign a clone()"
+                )
 
     def _versions(self) -> dict[str, tuple]:
         """What is in each parameter's and buffer's place, and how often it was written."""

@@ -369,7 +369,7 @@ class Dispatch(DispatchMode):
             answer = answer_to_a_check()
             if answer is not None:
                 what = "the values of a distribution" if answer else "the variances"
-                self._warn(f"{what} are traced and not checked", "validate_args=False" if answer else "")
+                self.warn(f"{what} are traced and not checked", "validate_args=False" if answer else "")
                 return answer
             raise self.error(
                 "Python code asks for the value of a traced tensor (a branch, `.item()`, `int()` or a loop bound)",
@@ -431,9 +431,9 @@ class Dispatch(DispatchMode):
 
     def _notice_narrowing(self, dtype: torch.dtype, value: jax.Array) -> None:
         if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize < dtype.itemsize:
-            self._warn(f"{dtype} is computed as {value.dtype}", "set JAX_ENABLE_X64=1 for full precision")
+            self.warn(f"{dtype} is computed as {value.dtype}", "set JAX_ENABLE_X64=1 for full precision")
 
-    def _warn(self, what: str, remedy: str = "") -> None:
+    def warn(self, what: str, remedy: str = "") -> None:
         """Once for each place."""
         place = where_in_module(self._names)
         if place not in self._said:

@@ -60,6 +60,21 @@ def _slots(holders: list) -> list[tuple[Any, str]]:
     return [*((c, "_array") for c in cells), *((m, "array") for m in memory)]
 
 
+def _check_reentrant(args: tuple) -> None:
+    """PyTorch's reentrant checkpoint gives parameters a gradient only if one of its inputs requires grad.
+
+    Whether an input of the call does is known to its caller alone.
+    """
+    dispatch, tensors = active(), [a for a in args if isinstance(a, torch.Tensor)]
+    if dispatch is None or not torch.is_grad_enabled() or any(t.requires_grad for t in tensors):
+        return
+    what = "`checkpoint(use_reentrant=True)` gives parameters no gradient in PyTorch if no input of it requires grad"
+    if any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in tensors):
+        dispatch.warn(f"{what}; here they have one", "pass use_reentrant=False, which always gives it")
+    else:
+        raise dispatch.error(what, "pass use_reentrant=False")
+
+
 def install() -> None:
     """Take part in `torch.utils.checkpoint.checkpoint`; outside a traced call it is PyTorch's own."""
 
@@ -74,6 +89,8 @@ def install() -> None:
         preserve_rng_state: Any = None,
         **kwargs: Any,
     ) -> Any:
+        if use_reentrant:
+            _check_reentrant(args)
         return recomputed(function, *args, **kwargs)
 
     replace_checkpoint(lambda: active() is not None, checkpoint)

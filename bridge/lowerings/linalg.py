@@ -34,6 +34,16 @@ def _first_minor(a: jax.Array, upper: bool) -> jax.Array:
     return jax.lax.fori_loop(0, a.shape[-1], step, (a, jnp.zeros(a.shape[:-2], jnp.int32)))[1]
 
 
+@lowers(aten.addmm.default, aten.addmv.default)
+def product_added(x, a, b, *, beta=1, alpha=1):
+    """`beta * x + alpha * a @ b`; with a `beta` of zero `x` counts nothing, even where it is nan."""
+    product = jnp.matmul(a, b)
+    product = product if alpha == 1 else alpha * product
+    if beta == 0:
+        return jnp.broadcast_to(product, jnp.broadcast_shapes(x.shape, product.shape))
+    return (x if beta == 1 else beta * x) + product
+
+
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     if not a.size:
         return a, jnp.zeros(a.shape[:-1], jnp.int32)

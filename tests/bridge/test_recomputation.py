@@ -144,3 +144,21 @@ def test_the_rules_are_needed(monkeypatch):
     monkeypatch.setattr(Region, "note", lambda self, holder: None)
     with pytest.raises(bridge.BridgeError, match=r"UnexpectedTracerError|changes `aside`"):
         bridge.verify(Model(reentrant=False), torch.ones(3, 4, requires_grad=True))
+
+
+def test_a_reentrant_checkpoint_without_an_input_that_requires_grad():
+    """PyTorch gives its parameters no gradient; an input of the call may require grad, which only the caller knows."""
+
+    class Reentrant(nn.Module):
+        def __init__(self, detach):
+            super().__init__()
+            self.linear, self.detach = nn.Linear(3, 3), detach
+
+        def forward(self, x):
+            return checkpoint(self.linear, x.detach() if self.detach else x, use_reentrant=True)
+
+    for detach, message in ((True, pytest.raises(bridge.BridgeError, match="gives parameters no gradient in PyTorch")),
+                            (False, pytest.warns(bridge.BridgeWarning, match="here they have one"))):  # fmt: skip
+        fn = bridge.export(Reentrant(detach))
+        with message:
+            fn(fn.params, {}, jnp.ones((2, 3)))

@@ -229,3 +229,33 @@ def test_what_the_code_appends_for_inspection_is_one_warning_and_gone():
         for _ in range(2):
             fn(fn.params, {}, jnp.ones((2, 3)))
     assert len(seen) == 1 and shapes == []
+
+
+class Slots(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.a, self.b, self.call = nn.Buffer(torch.zeros(2)), nn.Buffer(torch.ones(2)), forward
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
+@pytest.mark.parametrize("value", [lambda m: m.b, lambda m: m.b.view(2), lambda m: m.b.detach()])
+def test_buffers_that_share_memory_after_a_call_are_refused(value):
+    """PyTorch would write both in the next call."""
+
+    def forward(m, x):
+        m.b -= 1
+        m.a = value(m)
+        return x * m.a
+
+    fn = bridge.export(Slots(forward))
+    with pytest.raises(bridge.BridgeError, match=r"a and b share their memory after the call.*assign a clone"):
+        fn.run({}, fn.buffers, jnp.ones(2))
+
+
+def test_attributes_of_buffers_and_parameters_are_kept():
+    module = Slots(lambda m, x: x * m.a.scale + m.b)
+    module.a.scale = 5.0
+    fn = bridge.export(module)
+    np.testing.assert_array_equal(fn({}, fn.buffers, jnp.ones(2))[0], [6, 6])

@@ -28,6 +28,12 @@ INDEX = torch.tensor([[0, 2, 1, 0], [1, 1, 0, 2]])
 SIZED = ([2, 3],)
 
 CASES = {
+    aten.addmm.default: [
+        ((numbers(3), X, Y.T), {}),
+        ((numbers(3, 3), X, Y.T), {"beta": 0.5, "alpha": 2}),
+        ((torch.full((3,), torch.nan, dtype=torch.float64), X, Y.T), {"beta": 0}),
+    ],
+    aten.addmv.default: [((numbers(3), X, numbers(4)), {}), ((numbers(3), X, numbers(4)), {"beta": 2, "alpha": 0.5})],
     aten.linear.default: [((X, Y, numbers(3)), {}), ((numbers(2, 3, 4), Y), {})],
     aten.scaled_dot_product_attention.default: [((numbers(2, 3, 5, 8), numbers(2, 3, 6, 8), numbers(2, 3, 6, 8)), {})],
     aten._to_copy.default: [((X,), {"dtype": torch.int32}), ((X,), {})],
