@@ -81,14 +81,15 @@ class Call:
     ):
         self._fn, self._request, self.recording = fn, request, recording
         original = fn.module
-        self._module, copies, made = shadow(original)
-        names = {id(copies[id(m)]): name for name, m in original.named_modules()}
-        names |= {id(m): name for name, m in original.named_modules()}
+        names = {id(m): name for name, m in original.named_modules()}
         self._dispatch = Dispatch(
             request.rng, names, fn.without_lowerings, request.survey, request.traced, fn.int64, recording
         )
         self._state = self._stand_ins()
         self._dispatch.state = list(self._state.values())
+        tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
+        self._module, copies, made = shadow(original, tensors)
+        names |= {id(copies[id(m)]): name for name, m in original.named_modules()}
         for name in fn.recompute:
             twin = copies[id(original.get_submodule(name))]
             twin.__dict__["forward"] = functools.partial(recomputed, twin.forward)
@@ -96,7 +97,6 @@ class Call:
         for name, number in request.overrides.items():
             tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
             override(self._module, tree, name, start_graph(tensor, recording))
-        tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
         self._slots = _fill(original, copies, tensors)
         if request.train is not None:
             self._set_mode(tree, request.train)
@@ -192,7 +192,7 @@ class Call:
                 meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
                 tensor = fresh(array, meta, tracked=trained, leaf=True)
             state[name] = tensor
-            tensor.__dict__.update({key: value for key, value in vars(real).items() if key not in tensor.__dict__})
+            vars(tensor).update({key: value for key, value in vars(real).items() if key not in vars(tensor)})
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             self._dispatch.stand_in(real, start_graph(tensor, self.recording))
         return state

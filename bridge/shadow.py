@@ -7,7 +7,7 @@ import copy
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -43,19 +43,20 @@ class HeldIterator:
         return next(self) if not name.startswith("__") else object.__getattribute__(self, name)
 
 
-def shadow(module: nn.Module) -> tuple[nn.Module, dict[int, nn.Module], set[int]]:
+def shadow(module: nn.Module, known: Mapping[int, torch.Tensor]) -> tuple[nn.Module, dict[int, nn.Module], set[int]]:
     """The copy, the copy of every submodule by the id of its original, and the ids of all that was copied.
 
     Whatever the tree holds twice, its copy holds twice: a list that two submodules share, a module kept beside the
-    registry, in a list, as a bound method or in a hook.
+    registry, in a list, as a bound method or in a hook. `known`: what stands for a parameter or buffer, by the id of
+    the real one, also where containers hold it.
     """
-    copies: dict[int, Any] = {}
+    copies: dict[int, Any] = dict(known)
     for original in module.modules():
         copies[id(original)] = object.__new__(type(original))
     visit = functools.partial(_copied, copies)
     for original in module.modules():
         _fill(copies[id(original)], original, visit)
-    made = set(map(id, copies.values()))
+    made = {id(copy) for key, copy in copies.items() if key not in known}
     return copies[id(module)], {id(m): copies[id(m)] for m in module.modules()}, made
 
 
@@ -78,8 +79,10 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case 
         if kind is types.SimpleNamespace:
             _fill(new, value, visit)
         else:
+            if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
+                new.clear()  # in the same order
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                new[key] = visit(item)
+                new[visit(key)] = visit(item)
         return new
     if isinstance(value, torch.Generator):  # to each call it is one that the call has not seeded
         return copies.setdefault(id(value), CallGenerator())
