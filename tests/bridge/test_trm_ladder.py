@@ -158,7 +158,8 @@ def trained(variant):
     return list(jax_training(VARIANTS[variant][0], module, config, 20))
 
 
-@pytest.mark.parametrize("variant", slow_unless("trm_singlez".__eq__, TRAINED))
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", TRAINED)
 def test_one_step_then_twenty(variant):
     """Rungs 4 and 5, no exploration: the two sides draw different numbers. Puzzle rows repeat within a batch.
 
@@ -190,7 +191,8 @@ def test_one_step_then_twenty(variant):
             assert all(np.abs(state.params[name] - start[name]).max() > 5e-3 for name in start), "nothing was trained"
 
 
-@pytest.mark.parametrize("variant", slow_unless("trm_singlez".__eq__, TRAINED))
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", TRAINED)
 def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
     """Rung 6."""
     _, state, objective = trained(variant)[-1]

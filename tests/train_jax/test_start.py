@@ -48,6 +48,7 @@ def test_weights_of_another_model_are_refused_before_anything_is_written(config,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_or_is_finished_does_not_need_its_source(config, data_dir, tmp_path):
     source = tmp_path / "source"
     write_run(source, data_dir, act_steps=2, step=3)

@@ -74,6 +74,7 @@ def test_a_rating_is_the_guesses_of_the_search_that_it_tells_of(size, count):
     assert found.tolist() == [guesses_by_hand(puzzle, geometry) for puzzle in puzzles]
 
 
+@pytest.mark.slow
 def test_easier_puzzles_are_left_out_and_the_distribution_is_told(tmp_path, capsys):
     main(SudokuData(output_dir=tmp_path / "set", size=6, num_train=30, num_test=10, min_difficulty=2, num_aug=1))
     out = capsys.readouterr().out
@@ -89,6 +90,7 @@ def test_easier_puzzles_are_left_out_and_the_distribution_is_told(tmp_path, caps
     assert facts["data set"]["recipe: min_difficulty"] == "2"
 
 
+@pytest.mark.slow
 def test_what_is_too_hard_is_said_with_a_remedy(tmp_path, capsys):
     for arguments, message in (
         (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are that hard"),
