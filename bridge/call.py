@@ -135,7 +135,7 @@ class Call:
                 finally:  # PyTorch's own error about one that the call registered says nothing of that
                     refuse_gradient_hooks(self._module)
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
-                final = {name: getattr(owner, slot) for name, (owner, slot) in self._slots.items()}
+                final = {name: _value_of(name, *place) for name, place in self._slots.items()}
                 self._refuse_new_sharing(final)
                 outputs = convert(outputs, to_jax)
                 arrays = {name: to_jax(value) for name, value in final.items()}
@@ -215,7 +215,7 @@ class Call:
         """What is in each parameter's and buffer's place, and how often it was written."""
         versions = {}
         for name, (owner, slot) in self._slots.items():
-            now = getattr(owner, slot)
+            now = _value_of(name, owner, slot)
             cell = now._cell if isinstance(now, BridgeTensor) else self._state[name]._cell
             versions[name] = id(now), id(cell.storage), cell.version
         return versions
@@ -236,6 +236,16 @@ class Call:
                     f"train({train}) writes {name}, and what else it keeps would be lost with the call; "
                     f"call module.train({train}) before export, and leave train=None"
                 )
+
+
+def _value_of(name: str, owner: nn.Module, slot: str) -> Any:
+    """What is in the place of a parameter or buffer."""
+    for registry in (owner._parameters, owner._buffers):
+        if slot in registry:
+            return registry[slot]
+    if not hasattr(owner, slot):
+        raise BridgeError(f"the call deletes {name}, which the next one would miss; write zeros to it instead")
+    return getattr(owner, slot)
 
 
 def method_of(module: nn.Module, name: str) -> Callable[..., Any]:

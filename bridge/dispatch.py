@@ -341,6 +341,8 @@ class Dispatch(DispatchMode):
 
     def _write(self, func: Any, args: tuple, kwargs: dict) -> Any:
         target, functional, args, kwargs = functional_of(func, args, kwargs)
+        if not isinstance(target, torch.Tensor):
+            raise NotImplementedError("it writes a list of tensors; write them one by one")
         inputs: list[BridgeTensor] = []
         map_tensors((args, *kwargs.values()), _value(inputs))
         _refuse_write_into_leaf(target)
