@@ -78,6 +78,15 @@ def test_lowering_can_be_switched_off(op, monkeypatch):
         pytest.skip("nothing else computes it")
 
 
+@pytest.mark.parametrize("op", [aten.addmm.default, aten.addmv.default])
+def test_a_beta_of_zero_ignores_what_it_multiplies(op):
+    vector = op is aten.addmv.default
+    args = torch.full((3,), torch.nan, dtype=torch.float64), X, numbers(4) if vector else numbers(4, 3)
+    (truth,), _ = in_pytorch(op, args, {"beta": 0})
+    (output,), _ = in_jax(op, args, {"beta": 0})
+    assert_close([output], [truth])
+
+
 def test_names_of_lowerings_are_checked():
     with pytest.raises(bridge.BridgeError, match=r"no lowering is called aten::lineer.*aten::linear"):
         bridge.export(nn.Linear(2, 2), without_lowerings=("aten::lineer",))
