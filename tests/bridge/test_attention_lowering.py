@@ -14,7 +14,6 @@ from support.lowering_cases import (
     to_jax,
     weights,
 )
-from support.markers import slow_unless
 from torch import nn
 
 import bridge
@@ -96,7 +95,8 @@ def test_a_float_mask_has_its_gradient(name):
     assert_close([found], [slope])
 
 
-@pytest.mark.parametrize("dtype", slow_unless("bfloat16".__eq__, ["bfloat16", "float16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_in_narrow_dtypes_is_as_exact_as_pytorchs(name, dtype):
     inputs, kwargs = ATTENTION[name]

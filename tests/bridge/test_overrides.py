@@ -78,6 +78,7 @@ def test_a_dropout_rate():
         np.testing.assert_allclose(kept, 1 / (1 - p) if p < 1 else kept, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_exploration_of_trm():
     """Halting exploration is off at 0 and always on at 1, in one compiled function."""
     arch = architecture("trm")

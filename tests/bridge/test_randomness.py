@@ -52,6 +52,7 @@ class Distributions(nn.Module):
         }
 
 
+@pytest.mark.slow
 def test_distributions_are_pytorchs():
     """The largest gap of the two empirical distributions: for equal ones above 0.02 with a probability of 7e-4."""
     module, count = Distributions(), 20_000
