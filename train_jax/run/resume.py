@@ -64,12 +64,11 @@ def decide_start(config: RunConfig, total_steps: int) -> Start:
     return Start(**of_main_process(read))
 
 
-def open_run(config: RunConfig, *, writes: bool = True, step: int | None = None) -> RunFolder:
+def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
     """The run's folder, with its config.json; started again with the same fields, it is the same run.
 
-    `writes`: only one of several processes writes. Other values of operational fields are recorded in changes.jsonl;
-    `step`: from which on they count. Raises `UserError` if the folder holds a run with other fields, or cannot be
-    written.
+    `writes`: only one of several processes writes. Other values of operational fields are recorded in changes.jsonl.
+    Raises `UserError` if the folder holds a run with other fields, or cannot be written.
     """
     folder = RunFolder(Path(config.run_dir))
     changes = changed_fields(folder, config)
@@ -77,7 +76,7 @@ def open_run(config: RunConfig, *, writes: bool = True, step: int | None = None)
         try:
             write_text(folder.config, to_json(config))
             if changes:
-                record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "step": step, "fields": changes}
+                record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "fields": changes}
                 with folder.changes.open("a") as file:
                     file.write(json.dumps(record) + "\n")
         except OSError as error:
