@@ -89,9 +89,13 @@ def without_assigned_buffers(monkeypatch):
     """What was put into the slots comes back, whatever is there after the call."""
     original = call_file._fill
 
+    def place(tensor):
+        owner = nn.Module()
+        owner._buffers["tensor"] = tensor
+        return owner, "tensor"
+
     def fill(*args):
-        first = {n: (owner, getattr(owner, slot)) for n, (owner, slot) in original(*args).items()}
-        return {n: (type("Slot", (), {"tensor": tensor}), "tensor") for n, (_, tensor) in first.items()}
+        return {name: place(getattr(owner, slot)) for name, (owner, slot) in original(*args).items()}
 
     monkeypatch.setattr(call_file, "_fill", fill)
 
