@@ -19,6 +19,9 @@ GROUPS = {
         "summary": "print the accuracy, training time and files of a run",
         "sweep": "list and show the experiments",
     },
+    "pods": {
+        "compile-pod": "compile the train step for a TPU topology, without a TPU, and print what it costs",
+    },
     "evaluation": {
         "evaluate": "score a run on its test set with its EMA weights",
         "score": "count the votes in files of predictions for an ARC data set",

@@ -6,7 +6,7 @@ each process runs this code for its own devices, and a step spans the devices of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -29,16 +29,19 @@ class Devices:
     checkpoint.
     """
 
-    def __init__(self, count: int = 0, runner: Runner = "pmap"):
-        """`count` is the number of devices of this process to use, 0 for all; `runner` maps steps over them."""
-        available = jax.local_devices()
+    def __init__(self, count: int = 0, runner: Runner = "pmap", available: Sequence[Any] | None = None):
+        """`count` is the number of devices of this process to use, 0 for all; `runner` maps steps over them.
+
+        `available` are those of a topology, to compile for; by default the devices of this process.
+        """
+        available = jax.local_devices() if available is None else available
         if count > len(available):
             raise UserError(f"{count} devices requested, {len(available)} available; use at most {len(available)}")
         if jax.process_count() > 1 and count not in (0, len(available)):
             raise UserError(
                 f"{count} devices requested; with several processes, use all {len(available)} devices of each process"
             )
-        self.local = available[: count or None]
+        self.local = list(available[: count or None])
         self._runner = runner
         self._all = jax.devices() if jax.process_count() > 1 else self.local
         # Arrays of `pmap` are local to a process; arrays of `shard_map` span all processes.

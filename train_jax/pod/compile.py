@@ -1,0 +1,121 @@
+"""Compiles the train step of a run ahead of time for the devices of a topology, on any machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from train_jax import start
+from train_jax.errors import UserError
+from train_jax.optim.chain import dense_optimizer
+from train_jax.pod.counted import product_flops
+from train_jax.pod.hlo import Program
+from train_jax.pod.topology import Topology
+from train_jax.run.config import RunConfig
+from train_jax.run.model import build_objective
+from train_jax.runtime.devices import Devices
+from train_jax.start import Training
+from train_jax.tasks.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device."""
+
+    arguments: int
+    temporaries: int
+    outputs: int
+    """Those that do not reuse the memory of a donated argument."""
+    code: int
+
+    @property
+    def peak(self) -> int:
+        return self.arguments + self.temporaries + self.outputs + self.code
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A train step, compiled for a topology."""
+
+    executable: Any
+    """`jax.stages.Compiled`."""
+    program: Program
+    memory: Memory
+    flops: float
+    """Of one dispatch on one device, as XLA counts them in the compiled program."""
+    product_flops: float
+    """Those of the matrix products in the program before XLA's optimization."""
+    lower_seconds: float
+    """Tracing the PyTorch module and lowering it."""
+    compile_seconds: float
+
+
+def training_for(config: RunConfig, task: Task, topology: Topology) -> Training:
+    """Returns the components of a run on all devices of a topology; raises `UserError` as `start` does."""
+    devices = Devices(runner=config.compute.runner, available=topology.devices)
+    devices.local_batch_size(config.global_batch_size)
+    total_steps = config.steps or start.epochs_to_steps(
+        task.examples_per_epoch, config.epochs, config.global_batch_size
+    )
+    objective = build_objective(config, task, start.part_size(config, devices))
+    return Training(config, task, devices, total_steps, objective, dense_optimizer(config.optim, total_steps))
+
+
+def compile_train_step(training: Training) -> Compiled:
+    """Compiles the train step, with all optimizer steps of a dispatch, for arguments of the shapes of the run.
+
+    Nothing of that size is allocated. Raises `UserError` if the compiler refuses the program, because of its memory
+    for example.
+    """
+    arguments = _arguments(training)
+    begin = time.perf_counter()
+    lowered = training.parallel_step().lower(*arguments)
+    lowering = time.perf_counter()
+    try:
+        executable = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"the TPU compiler refuses the step: {_summary(error)}") from error
+    done = time.perf_counter()
+    sizes = executable.memory_analysis()
+    return Compiled(
+        executable,
+        Program(executable.as_text()),
+        Memory(
+            arguments=sizes.argument_size_in_bytes,
+            temporaries=sizes.temp_size_in_bytes,
+            outputs=sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+            code=sizes.generated_code_size_in_bytes,
+        ),
+        float((executable.cost_analysis() or {}).get("flops", 0)),
+        product_flops(jax.make_jaxpr(training.parallel_step())(*arguments).jaxpr),
+        lowering - begin,
+        done - lowering,
+    )
+
+
+def _arguments(training: Training) -> tuple[Any, Any, Any, Any]:
+    """Returns the shapes of state, carry, batch and key of the step over all devices."""
+    count = training.devices.count
+    state = jax.eval_shape(training.initial_state)
+    batch = training.task.batch(0, (0, 1))
+    shares = jax.tree.map(lambda x: _shape((count, len(x) // count, *x.shape[1:]), x.dtype), batch)
+    share = jax.tree.map(lambda x: _shape(x.shape[1:], x.dtype), shares)
+    carry = jax.eval_shape(training.objective.initial_carry, state.params, state.buffers, share)
+    carry = jax.tree.map(lambda x: _shape((count, *x.shape), x.dtype), carry)
+    steps = training.config.compute.steps_per_dispatch
+    if steps > 1:
+        shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
+    return state, carry, shares, _shape((2,), np.uint32)
+
+
+def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _summary(error: Exception) -> str:
+    """The first line of a compiler error, which has hundreds."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,202 @@
+"""Reads the text of a compiled XLA program: instructions, their shapes in memory, and the source that they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "f8e4m3fn": 1, "f8e5m2": 1} | {
+    f"{kind}{bits}": bits // 8 for kind in "suf" for bits in (8, 16, 32, 64)
+}
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+_ARRAY = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_LINE = re.compile(r"\s+(ROOT )?%(?P<name>\S+) = ")
+_OPCODE = re.compile(r"([a-z][\w-]*)\(")
+_HEADING = re.compile(r"(?P<entry>ENTRY )?%(?P<name>\S+) \(.*\{$")
+_CALLED = re.compile(r"(?:calls|body|condition|to_apply|branch_computations)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """An array of a program, as it lies in memory."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    layout: str = ""
+    """Order of the axes, tiles and memory space, such as `1,0:T(8,128)S(1)`."""
+
+    @property
+    def in_hbm(self) -> bool:
+        """Whether it lies in the main memory of the device, which is space 0."""
+        return re.search(r"S\([1-9]", self.layout) is None
+
+    @property
+    def size_bytes(self) -> float:
+        """Bytes with the padding of its tiles."""
+        dims = list(self.shape)
+        order, _, rest = self.layout.partition(":")
+        tile = re.match(r"T\((\d+),(\d+)\)", rest)
+        if tile and len(dims) >= 2:
+            minor, second = (int(axis) for axis in order.split(",")[:2])
+            for axis, multiple in ((minor, int(tile[2])), (second, int(tile[1]))):
+                dims[axis] = -(-dims[axis] // multiple) * multiple
+        size = BYTES.get(self.dtype, 0)
+        for dim in dims:
+            size *= dim
+        return size
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction of a computation."""
+
+    name: str
+    opcode: str
+    results: tuple[Array, ...]
+    operands: tuple[str, ...]
+    called: tuple[str, ...]
+    text: str
+
+    @cached_property
+    def estimated_cycles(self) -> int:
+        """The TPU compiler's estimate; 0 where it gives none."""
+        number = re.search(r'"estimated_cycles":"?(\d+)', self.text)
+        return int(number[1]) if number else 0
+
+    @property
+    def op_name(self) -> str:
+        """The JAX primitive with the transformations around it."""
+        name = re.search(r'op_name="([^"]*)"', self.text)
+        return name[1] if name else ""
+
+    @property
+    def frame(self) -> int:
+        """Id of the innermost stack frame; 0 for none."""
+        number = re.search(r"stack_frame_id=(\d+)", self.text)
+        return int(number[1]) if number else 0
+
+    @property
+    def trips(self) -> int:
+        """How often a `while` runs its body, as the compiler knows it; 1 if it does not."""
+        number = re.search(r'known_trip_count":\{"n":"(\d+)"', self.text)
+        return int(number[1]) if number else 1
+
+
+class Program:
+    """A compiled program."""
+
+    def __init__(self, text: str):
+        lines = text.splitlines()
+        self.computations, self.entry = _computations(lines)
+        self._functions = _table(lines, "FunctionNames")
+        self._locations = _table(lines, "FileLocations")
+        self._frames = _table(lines, "StackFrames")
+
+    def executed(self) -> Iterator[tuple[Instruction, int]]:
+        """Yields every instruction of the program and of its loops and branches, and how often it runs.
+
+        The instructions inside of a fusion are part of it, and are left out. Of a branch, every case counts once.
+        """
+        yield from self._executed(self.entry, 1)
+
+    def _executed(self, computation: str, times: int) -> Iterator[tuple[Instruction, int]]:
+        for instruction in self.computations.get(computation, ()):
+            yield instruction, times
+            if instruction.opcode in ("while", "conditional", "call", "async-start"):
+                for name in instruction.called:
+                    yield from self._executed(name, times * instruction.trips)
+
+    def inside(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yields the instructions of a fusion, those of nested fusions included."""
+        for name in instruction.called:
+            for each in self.computations.get(name, ()):
+                yield each
+                yield from self.inside(each)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[Array, ...]]:
+        """The results of every instruction by its name."""
+        return {each.name: each.results for part in self.computations.values() for each in part}
+
+    def functions(self, frame: int) -> list[str]:
+        """The qualified names of the Python functions of a stack frame, outermost first."""
+        names = []
+        while frame:
+            # Ids of parents are one larger than those of the table, so that 1 is no parent.
+            fields = _numbers(self._frames.get(frame, ""))
+            location = _numbers(self._locations.get(fields.get("file_location_id", 0), ""))
+            names.append(self._functions.get(location.get("function_name_id", 0), "").strip('"'))
+            frame = fields.get("parent_frame_id", 1) - 1
+        return names[::-1]
+
+
+def _computations(lines: Sequence[str]) -> tuple[dict[str, list[Instruction]], str]:
+    computations: dict[str, list[Instruction]] = {}
+    current, entry = None, ""
+    for line in lines:
+        heading = _HEADING.match(line)
+        if heading:
+            current = computations.setdefault(heading["name"], [])
+            entry = heading["name"] if heading["entry"] else entry
+        elif current is not None:
+            instruction = _instruction(line)
+            if instruction is not None:
+                current.append(instruction)
+    return computations, entry
+
+
+def _instruction(line: str) -> Instruction | None:
+    start = _LINE.match(line)
+    if start is None:
+        return None
+    at = start.end()
+    end = _closing(line, at) if line[at] == "(" else at
+    opcode = _OPCODE.search(line, end)
+    if opcode is None:
+        return None
+    close = _closing(line, opcode.end() - 1)
+    return Instruction(
+        name=start["name"],
+        opcode=opcode[1],
+        results=_arrays(line[at : opcode.start()]),
+        operands=tuple(re.findall(r"%([\w.\-]+)", line[opcode.end() : close])),
+        called=tuple(name for names in _CALLED.findall(line, close) for name in re.findall(r"%([\w.\-]+)", names)),
+        text=line,
+    )
+
+
+def _arrays(text: str) -> tuple[Array, ...]:
+    return tuple(
+        Array(dtype, tuple(int(dim) for dim in dims.split(",") if dim), layout)
+        for dtype, dims, layout in _ARRAY.findall(text)
+    )
+
+
+def _closing(line: str, start: int) -> int:
+    """The position after the parenthesis that closes the one at `start`."""
+    depth = 0
+    for at in range(start, len(line)):
+        depth += {"(": 1, ")": -1}.get(line[at], 0)
+        if not depth:
+            return at + 1
+    return len(line)
+
+
+def _table(lines: Sequence[str], name: str) -> dict[int, str]:
+    """A table of the header: lines of a number and a value, up to an empty one."""
+    if name not in lines:
+        return {}
+    rows = {}
+    for line in lines[lines.index(name) + 1 :]:
+        number, _, value = line.partition(" ")
+        if not number.isdigit():
+            break
+        rows[int(number)] = value
+    return rows
+
+
+def _numbers(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)}

@@ -1,0 +1,133 @@
+"""The figures of a compiled step: as JSON, and as text for the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from train_jax.pod.compile import Compiled
+from train_jax.pod.topology import Topology
+from train_jax.pod.yardsticks import Cost, Yardsticks, yardsticks
+from train_jax.start import Training
+
+MODULES_SHOWN = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What compilation tells about a train step. All figures are of one device; none is measured on a TPU."""
+
+    name: str
+    training: Training
+    topology: Topology
+    compiled: Compiled
+    yardsticks: Yardsticks
+
+    @classmethod
+    def of(cls, name: str, training: Training, topology: Topology, compiled: Compiled) -> Result:
+        return cls(name, training, topology, compiled, yardsticks(compiled.program))
+
+    @property
+    def fits(self) -> bool:
+        return self.compiled.memory.peak <= self.topology.hbm_bytes
+
+    @property
+    def roofline_seconds(self) -> float:
+        """The FLOPs at the peak of the device."""
+        return self.compiled.flops / self.topology.peak_flops
+
+    @property
+    def hbm_seconds(self) -> float:
+        """The bytes to and from memory at its bandwidth."""
+        return self.yardsticks.total.hbm_bytes / self.topology.hbm_bandwidth
+
+    @property
+    def estimated_seconds(self) -> float | None:
+        clock = self.topology.clock
+        return None if clock is None else self.yardsticks.total.cycles / clock
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns every figure, in bytes, FLOPs, cycles and seconds."""
+        compiled, sums = self.compiled, self.yardsticks
+        config = self.training.config
+        return {
+            "name": self.name,
+            "model": config.model,
+            "topology": self.topology.name,
+            "megacore": self.topology.megacore,
+            "devices": len(self.topology.devices),
+            "hosts": self.topology.hosts,
+            "global_batch_size": config.global_batch_size,
+            "runner": config.compute.runner,
+            "lower_seconds": compiled.lower_seconds,
+            "compile_seconds": compiled.compile_seconds,
+            "memory": dataclasses.asdict(compiled.memory) | {"peak": compiled.memory.peak},
+            "hbm_capacity": self.topology.hbm_bytes,
+            "fits": self.fits,
+            "flops": compiled.flops,
+            "product_flops": compiled.product_flops,
+            "estimated_cycles": sums.total.cycles,
+            "estimated_seconds": self.estimated_seconds,
+            "hbm_bytes": sums.total.hbm_bytes,
+            "hbm_seconds": self.hbm_seconds,
+            "prefetched_bytes": sums.prefetched_bytes,
+            "roofline_seconds": self.roofline_seconds,
+            "by_kind": _to_json(sums.by_kind),
+            "by_pass": _to_json(sums.by_pass),
+            "by_module": _to_json(sums.by_module),
+            "collectives": [dataclasses.asdict(each) for each in sums.collectives],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines for the terminal."""
+        compiled, sums, memory = self.compiled, self.yardsticks, self.compiled.memory
+        config = self.training.config
+        local = config.global_batch_size // len(self.topology.devices)
+        yield f"{self.name}: {config.model}, global batch {config.global_batch_size} ({local} on a device)"
+        yield f"{self.topology}"
+        yield f"traced and lowered in {compiled.lower_seconds:.1f} s, compiled in {compiled.compile_seconds:.1f} s"
+        yield ""
+        yield "one step on one device; compiled or estimated, never measured:"
+        parts = f"arguments {_gib(memory.arguments)}, temporaries {_gib(memory.temporaries)}, code {_gib(memory.code)}"
+        verdict = "fits" if self.fits else "DOES NOT FIT"
+        yield f"  memory           {_gib(memory.peak)} of {_gib(self.topology.hbm_bytes)} GiB: {verdict} ({parts})"
+        ratio = compiled.flops / compiled.product_flops if compiled.product_flops else float("nan")
+        yield (
+            f"  FLOPs            {compiled.flops / 1e12:.3f} T, {ratio:.3f} of the program's matrix products "
+            f"({compiled.product_flops / 1e12:.3f} T)"
+        )
+        yield f"  at peak FLOP/s   {_ms(self.roofline_seconds)}"
+        yield f"  HBM bytes        {sums.total.hbm_bytes / 1e9:.2f} GB, {_ms(self.hbm_seconds)} at peak bandwidth"
+        yield f"  estimated cycles {sums.total.cycles / 1e6:.1f} M{_seconds(self.estimated_seconds)}"
+        for (kind, asynchronous, size), count in Counter(
+            (each.kind, each.asynchronous, each.bytes) for each in sums.collectives
+        ).items():
+            beside = "beside other work" if asynchronous else "nothing else runs meanwhile"
+            yield f"  collective       {count} x {kind}, {size / 1e6:.2f} MB, {beside}"
+        for title, costs in (("work", sums.by_kind), ("pass", sums.by_pass), ("module", sums.by_module)):
+            yield ""
+            yield f"  {'Mcycles':>8} {'share':>6} {'HBM GB':>7}  by {title}"
+            yield from (_row(name, cost, sums.total) for name, cost in list(costs.items())[:MODULES_SHOWN])
+
+
+def _row(name: str, cost: Cost, total: Cost) -> str:
+    share = cost.cycles / total.cycles if total.cycles else 0
+    return f"  {cost.cycles / 1e6:8.2f} {share:6.1%} {cost.hbm_bytes / 1e9:7.2f}  {name or '(outside of the module)'}"
+
+
+def _to_json(costs: Mapping[str, Cost]) -> dict[str, dict[str, float]]:
+    return {name: dataclasses.asdict(cost) for name, cost in costs.items()}
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f", {_ms(seconds)} at the clock of the chip"

@@ -1,0 +1,121 @@
+"""What a compiled TPU program costs: estimated cycles, bytes to and from memory, collectives, by kind of work and module."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from train_jax.pod.hlo import COLLECTIVES, Instruction, Program
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+PRODUCTS, COLLECTIVE, SORTS, ELEMENTWISE = (
+    "matrix products",
+    "collectives",
+    "gathers and sorts",
+    "elementwise, reductions",
+)
+_GATHERS = ("gather", "scatter", "sort", "dynamic-slice", "dynamic-update-slice")
+
+
+@dataclasses.dataclass
+class Cost:
+    """The sum over some of a program's instructions, for one device and one step."""
+
+    cycles: float = 0
+    """The compiler's estimate."""
+    hbm_bytes: float = 0
+    """Operands and results that lie in the memory of the device, with the padding of their tiles."""
+    instructions: int = 0
+
+    def add(self, instruction: Instruction, times: int, hbm_bytes: float) -> None:
+        self.cycles += instruction.estimated_cycles * times
+        self.hbm_bytes += hbm_bytes * times
+        self.instructions += times
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveOperation:
+    """A collective of a program."""
+
+    kind: str
+    """Such as `all-reduce`."""
+    bytes: float
+    """The size of its result on one device."""
+    asynchronous: bool
+    """Whether other work can run meanwhile."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Yardsticks:
+    """The cost of a program for one device and one step, in total and by what the instructions do."""
+
+    total: Cost
+    by_kind: Mapping[str, Cost]
+    """Matrix products (a fusion with one counts whole), collectives, gathers and sorts, and the rest."""
+    by_pass: Mapping[str, Cost]
+    """Forward pass, backward pass (with recomputation), and everything outside of the module's gradient."""
+    by_module: Mapping[str, Cost]
+    """By the classes of the PyTorch modules, such as `Block/SwiGLU`; empty outside of the module."""
+    collectives: tuple[CollectiveOperation, ...]
+    prefetched_bytes: float
+    """Copies between the memory and the caches of the device that run beside the instructions."""
+
+
+def yardsticks(program: Program, *, module_depth: int = 2) -> Yardsticks:
+    """Sums the instructions that have an estimate; `module_depth` is the number of nested modules that are named."""
+    total, prefetched = Cost(), 0.0
+    by_kind, by_pass, by_module = (defaultdict(Cost) for _ in range(3))
+    collectives = []
+    for instruction, times in program.executed():
+        kind = kind_of(program, instruction)
+        if kind == COLLECTIVE and not instruction.opcode.endswith("-done"):
+            size = sum(array.size_bytes for array in instruction.results[-1:])
+            asynchronous = instruction.opcode.endswith("-start")
+            operation = CollectiveOperation(instruction.opcode.removesuffix("-start"), size, asynchronous)
+            collectives += [operation] * times
+        if instruction.opcode in ("copy-start", "slice-start"):
+            prefetched += sum(array.size_bytes for array in instruction.results[1:2]) * times
+        if not instruction.estimated_cycles:
+            continue
+        size = _hbm_bytes(program, instruction)
+        module = "/".join(modules(program.functions(instruction.frame))[-module_depth:])
+        for cost in (total, by_kind[kind], by_pass[pass_of(instruction)], by_module[module]):
+            cost.add(instruction, times, size)
+    return Yardsticks(total, *map(_largest_first, (by_kind, by_pass, by_module)), tuple(collectives), prefetched)
+
+
+def kind_of(program: Program, instruction: Instruction) -> str:
+    """Returns the kind of work of an instruction."""
+    if instruction.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
+        return COLLECTIVE
+    opcodes = {instruction.opcode, *(each.opcode for each in program.inside(instruction))}
+    if opcodes & {"convolution", "dot"}:
+        return PRODUCTS
+    return SORTS if opcodes.intersection(_GATHERS) else ELEMENTWISE
+
+
+def pass_of(instruction: Instruction) -> str:
+    """Returns the pass that an instruction belongs to, by the transformations in its name."""
+    if "transpose(" in instruction.op_name or "checkpoint" in instruction.op_name:
+        return BACKWARD
+    return FORWARD if "jvp(" in instruction.op_name else UPDATE
+
+
+def modules(functions: Iterable[str]) -> list[str]:
+    """Returns the classes of the PyTorch modules among nested functions, outermost first."""
+    names, called = [], False
+    for function in functions:
+        if called and function != "Module._call_impl" and "." in function:
+            names.append(function.split(".")[0])
+        called = function == "Module._call_impl"
+    return names
+
+
+def _hbm_bytes(program: Program, instruction: Instruction) -> float:
+    arrays = [*instruction.results, *(each for name in instruction.operands for each in program.shapes.get(name, ()))]
+    return sum(array.size_bytes for array in arrays if array.in_hbm)
+
+
+def _largest_first(costs: Mapping[str, Cost]) -> dict[str, Cost]:
+    return dict(sorted(costs.items(), key=lambda item: -item[1].cycles))

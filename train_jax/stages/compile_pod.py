@@ -1,0 +1,98 @@
+"""`trm compile-pod NAME`: compiles the train step of a run for a TPU topology, on a machine without a TPU."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from models_torch.ranges import Range
+from train_jax.command_line import parse
+from train_jax.errors import UserError
+from train_jax.pod import topology as topologies
+from train_jax.pod.compile import compile_train_step, training_for
+from train_jax.pod.results import Result
+from train_jax.run.config import RunConfig
+from train_jax.run.folder import write_text
+from train_jax.run_arguments import parse_run
+from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
+from train_jax.tasks.task import Task, task_class
+
+
+@dataclasses.dataclass(frozen=True)
+class CompilePod:
+    """Compile the train step of a run for a TPU topology, on a machine without a TPU, and print what it costs: memory,
+    FLOPs, estimated cycles, bytes to and from memory, collectives. Needs libtpu (`pip install 'trm-bridge[tpu]'`).
+
+    NAME is a preset or an experiment; every field of `trm train NAME` can follow."""
+
+    name: Annotated[str, tyro.conf.Positional]
+    """Preset or experiment, such as sudoku-extreme or exp01a."""
+    topology: str = topologies.DEFAULT
+    """Chip and axes of the slice: v4:2x4x4 is a v4-64; v5e:4x8, v5p:2x4x4 and v6e:4x8 have as many chips."""
+    megacore: bool = True
+    """Whether the two cores of a v4 or v5p chip are one device, as on Google Cloud."""
+    kind: str = ""
+    """Kind of puzzles, such as sudoku-9x9, maze-30 or arc, if the data set is not built and its folder has another
+    name."""
+    puzzle_identifiers: Annotated[int, Range(1, 2**31 - 1)] = 1
+    """Rows of the puzzle table, if the data set is not built; 1 for Sudokus and mazes."""
+    json: str = ""
+    """File for all figures as JSON; - for standard output instead of the table."""
+
+
+def main(options: CompilePod, config: RunConfig) -> None:
+    topologies.use_host_backend()
+    topology = topologies.topology(options.topology, megacore=options.megacore)
+    training = training_for(config, _task(options, config), topology)
+    if options.json != "-":
+        print(f"compiling for {topology} …", file=sys.stderr, flush=True)
+    result = Result.of(options.name, training, topology, compile_train_step(training))
+    text = json.dumps(result.to_json(), indent=1)
+    if options.json == "-":
+        print(text)
+        return
+    if options.json:
+        write_text(Path(options.json), text)
+    print("\n".join(result.lines()))
+
+
+def _task(options: CompilePod, config: RunConfig) -> Task:
+    """The task of the run with its data set, or without one for puzzles that are not built."""
+    built = all(Path(folder).exists() for folder in config.data_dir.split(","))
+    if config.task != "puzzles" or (built and not options.kind):
+        return task_class(config.task)(config)
+    return UnbuiltPuzzles(config, options.kind, options.puzzle_identifiers)
+
+
+def cli(argv: list[str]) -> None:
+    own, rest = _split(argv)
+    options = parse(CompilePod, own, prog="trm compile-pod")
+    name, config = parse_run(rest, prog="trm compile-pod", description="")
+    main(dataclasses.replace(options, name=name), config)
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments of the stage, with NAME, and those that name the run, with NAME."""
+    if {"-h", "--help"} & set(argv):
+        return ["--help"], []
+    if not argv or argv[0].startswith("-"):
+        raise UserError("trm compile-pod needs a preset or an experiment as its first argument")
+    values = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(CompilePod)}
+    flags = {"--megacore", "--no-megacore"}
+    own, rest, words = argv[:1], argv[:1], iter(argv[1:])
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in flags:
+            own.append(word)
+        elif option in values:
+            own += [word] if "=" in word else [word, *([value] if (value := next(words, None)) is not None else [])]
+        else:
+            rest.append(word)
+    return own, rest
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])
