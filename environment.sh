@@ -1,5 +1,5 @@
 # Sourced by the scripts: creates .venv with the pinned versions if it is missing or out of date, and activates it.
-#   source ./environment.sh [extra …]      extras of pyproject.toml: test, docs, tpu, cuda
+#   source ./environment.sh [extra …]      extras of pyproject.toml: test, docs, tpu, cuda; and pod, the TPU compiler
 
 _python=${PYTHON:-python3}
 _sum=$(cat pyproject.toml constraints.txt | cksum)
@@ -15,9 +15,13 @@ if [ -n "$_missing" ]; then
     [ -x .venv/bin/python ] || "$_python" -m venv .venv
     # torch first and by itself, so that a CPU build where there is one is kept: models run in JAX, torch traces them.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-    _extras=$(IFS=,; echo "$*")
+    _extras=$(for _extra in "$@"; do [ "$_extra" = pod ] || { printf "%s" "${_comma:-}$_extra"; _comma=,; }; done)
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${_extras:+[$_extras]}"
+    case " $* " in *" pod "*)                            # apart, so that JAX does not search for a TPU in every program
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade \
+            --target .venv/pod libtpu ;;
+    esac
     for _extra in $_missing; do echo "$_extra" >> "$_done"; done
 fi
 source .venv/bin/activate
-unset _python _sum _done _missing _extra _extras
+unset _python _sum _done _missing _extra _extras _comma

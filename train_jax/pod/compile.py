@@ -1,4 +1,4 @@
-"""Compiles the train step of a run ahead of time for the devices of a topology, on any machine."""
+"""Compiles the steps of a run ahead of time for the devices of a topology, on any machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Compiled:
     program: Program
     memory: Memory
     flops: float
-    """Of one dispatch on one device, as XLA counts them in the compiled program."""
+    """As XLA counts them in the compiled program, the body of a loop once."""
     product_flops: float
     """Those of the matrix products in the program before XLA's optimization."""
     lower_seconds: float
@@ -71,9 +71,31 @@ def compile_train_step(training: Training) -> Compiled:
     Nothing of that size is allocated. Raises `UserError` if the compiler refuses the program, because of its memory
     for example.
     """
-    arguments = _arguments(training)
+    count = training.devices.count
+    state = jax.eval_shape(training.initial_state)
+    shares = _shares(training.task.batch(0, (0, 1)), count)
+    share = jax.tree.map(lambda x: _shape(x.shape[1:], x.dtype), shares)
+    carry = jax.eval_shape(training.objective.initial_carry, state.params, state.buffers, share)
+    carry = jax.tree.map(lambda x: _shape((count, *x.shape), x.dtype), carry)
+    steps = training.config.compute.steps_per_dispatch
+    if steps > 1:
+        shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
+    return _compile(training.parallel_step(), (state, carry, shares, _shape((2,), np.uint32)))
+
+
+def compile_eval_step(training: Training) -> Compiled:
+    """Like `compile_train_step`, for the step of an evaluation during training."""
+    task: Any = training.task
+    if not hasattr(task, "eval_step"):
+        raise UserError(f"task {training.config.task} has no method eval_step, which compiling its evaluation needs")
+    step, batch = task.eval_step(training.objective)
+    state = jax.eval_shape(training.initial_state)
+    return _compile(training.devices.parallel_eval_step(step), (state, _shares(batch, training.devices.count)))
+
+
+def _compile(step: Any, arguments: tuple) -> Compiled:
     begin = time.perf_counter()
-    lowered = training.parallel_step().lower(*arguments)
+    lowered = step.lower(*arguments)
     lowering = time.perf_counter()
     try:
         executable = lowered.compile()
@@ -91,25 +113,15 @@ def compile_train_step(training: Training) -> Compiled:
             code=sizes.generated_code_size_in_bytes,
         ),
         float((executable.cost_analysis() or {}).get("flops", 0)),
-        product_flops(jax.make_jaxpr(training.parallel_step())(*arguments).jaxpr),
+        product_flops(jax.make_jaxpr(step)(*arguments).jaxpr),
         lowering - begin,
         done - lowering,
     )
 
 
-def _arguments(training: Training) -> tuple[Any, Any, Any, Any]:
-    """Returns the shapes of state, carry, batch and key of the step over all devices."""
-    count = training.devices.count
-    state = jax.eval_shape(training.initial_state)
-    batch = training.task.batch(0, (0, 1))
-    shares = jax.tree.map(lambda x: _shape((count, len(x) // count, *x.shape[1:]), x.dtype), batch)
-    share = jax.tree.map(lambda x: _shape(x.shape[1:], x.dtype), shares)
-    carry = jax.eval_shape(training.objective.initial_carry, state.params, state.buffers, share)
-    carry = jax.tree.map(lambda x: _shape((count, *x.shape), x.dtype), carry)
-    steps = training.config.compute.steps_per_dispatch
-    if steps > 1:
-        shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
-    return state, carry, shares, _shape((2,), np.uint32)
+def _shares(batch: Any, count: int) -> Any:
+    """The shapes of a batch on the devices."""
+    return jax.tree.map(lambda x: _shape((count, len(x) // count, *x.shape[1:]), x.dtype), batch)
 
 
 def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

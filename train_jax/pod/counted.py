@@ -12,7 +12,8 @@ from jax.extend import core
 def product_flops(jaxpr: core.Jaxpr) -> float:
     """Returns the FLOPs of every matrix product and convolution, two for a multiplication and addition.
 
-    Loops count as often as they run; a `while`, whose length is not known, and the longest branch of a `cond` count once.
+    Loops count as often as they run. A `while`, whose length is not known, counts once, as the longest branch of a
+    `cond` does.
     """
     return sum(_of_equation(equation) for equation in jaxpr.eqns)
 

@@ -1,4 +1,4 @@
-"""Reads the text of a compiled XLA program: instructions, their shapes in memory, and the source that they come from."""
+"""Reads the text of a compiled XLA program: instructions, their shapes in memory, and the source they come from."""
 
 from __future__ import annotations
 

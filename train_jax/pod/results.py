@@ -20,14 +20,22 @@ class Result:
     """What compilation tells about a train step. All figures are of one device; none is measured on a TPU."""
 
     name: str
+    step: str
+    """`train` or `evaluate`."""
     training: Training
     topology: Topology
     compiled: Compiled
     yardsticks: Yardsticks
 
     @classmethod
-    def of(cls, name: str, training: Training, topology: Topology, compiled: Compiled) -> Result:
-        return cls(name, training, topology, compiled, yardsticks(compiled.program))
+    def of(cls, name: str, step: str, training: Training, topology: Topology, compiled: Compiled) -> Result:
+        return cls(name, step, training, topology, compiled, yardsticks(compiled.program))
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a step, on all devices together."""
+        config = self.training.config
+        return config.global_batch_size if self.step == "train" else config.eval_batch_size
 
     @property
     def fits(self) -> bool:
@@ -35,8 +43,8 @@ class Result:
 
     @property
     def roofline_seconds(self) -> float:
-        """The FLOPs at the peak of the device."""
-        return self.compiled.flops / self.topology.peak_flops
+        """The matrix products at the peak of the device."""
+        return self.compiled.product_flops / self.topology.peak_flops
 
     @property
     def hbm_seconds(self) -> float:
@@ -54,12 +62,13 @@ class Result:
         config = self.training.config
         return {
             "name": self.name,
+            "step": self.step,
             "model": config.model,
             "topology": self.topology.name,
             "megacore": self.topology.megacore,
             "devices": len(self.topology.devices),
             "hosts": self.topology.hosts,
-            "global_batch_size": config.global_batch_size,
+            "batch_size": self.batch_size,
             "runner": config.compute.runner,
             "lower_seconds": compiled.lower_seconds,
             "compile_seconds": compiled.compile_seconds,
@@ -83,9 +92,9 @@ class Result:
     def lines(self) -> Iterator[str]:
         """Yields the lines for the terminal."""
         compiled, sums, memory = self.compiled, self.yardsticks, self.compiled.memory
-        config = self.training.config
-        local = config.global_batch_size // len(self.topology.devices)
-        yield f"{self.name}: {config.model}, global batch {config.global_batch_size} ({local} on a device)"
+        local = self.batch_size // len(self.topology.devices)
+        model = self.training.config.model
+        yield f"{self.name}, {self.step} step: {model}, {self.batch_size} examples ({local} on a device)"
         yield f"{self.topology}"
         yield f"traced and lowered in {compiled.lower_seconds:.1f} s, compiled in {compiled.compile_seconds:.1f} s"
         yield ""
@@ -93,10 +102,9 @@ class Result:
         parts = f"arguments {_gib(memory.arguments)}, temporaries {_gib(memory.temporaries)}, code {_gib(memory.code)}"
         verdict = "fits" if self.fits else "DOES NOT FIT"
         yield f"  memory           {_gib(memory.peak)} of {_gib(self.topology.hbm_bytes)} GiB: {verdict} ({parts})"
-        ratio = compiled.flops / compiled.product_flops if compiled.product_flops else float("nan")
         yield (
-            f"  FLOPs            {compiled.flops / 1e12:.3f} T, {ratio:.3f} of the program's matrix products "
-            f"({compiled.product_flops / 1e12:.3f} T)"
+            f"  FLOPs            {compiled.product_flops / 1e12:.3f} T in matrix products; XLA counts "
+            f"{compiled.flops / 1e12:.3f} T in all, a loop once"
         )
         yield f"  at peak FLOP/s   {_ms(self.roofline_seconds)}"
         yield f"  HBM bytes        {sums.total.hbm_bytes / 1e9:.2f} GB, {_ms(self.hbm_seconds)} at peak bandwidth"
@@ -114,7 +122,7 @@ class Result:
 
 def _row(name: str, cost: Cost, total: Cost) -> str:
     share = cost.cycles / total.cycles if total.cycles else 0
-    return f"  {cost.cycles / 1e6:8.2f} {share:6.1%} {cost.hbm_bytes / 1e9:7.2f}  {name or '(outside of the module)'}"
+    return f"  {cost.cycles / 1e6:8.2f} {share:6.1%} {cost.hbm_bytes / 1e9:7.2f}  {name or '(no module)'}"
 
 
 def _to_json(costs: Mapping[str, Cost]) -> dict[str, dict[str, float]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +19,9 @@ from train_jax.errors import UserError
 
 DEFAULT = "v4:2x4x4"
 """32 chips in 8 hosts, which Google Cloud rents as v4-64: it counts TensorCores."""
+
+LIBTPU = "0.0.42.*"
+"""The version of the compiler that belongs to the supported version of JAX."""
 
 _NAME = re.compile(r"(?P<chip>v4|v5e|v5p|v6e):(?P<shape>\d+(x\d+)+)")
 _MEGACORE_CHIPS = ("v4", "v5p")
@@ -88,18 +94,31 @@ def topology(name: str = DEFAULT, *, megacore: bool = True) -> Topology:
     expected = 3 if chip in _MEGACORE_CHIPS else 2
     if len(axes) != expected or not all(axes):
         raise UserError(f"topology {name!r}: {chip} has {expected} axes, such as {'x'.join('244'[:expected])}")
+    _find_compiler()
     _prepare_environment(chip, axes)
     config = {"chip_config_name": "megacore" if megacore else "default"} if chip in _MEGACORE_CHIPS else {}
     try:
         devices = topologies.get_topology_desc(topology_name=name, platform="tpu", **config).devices
     except Exception as error:  # JAX and libtpu raise RuntimeError, ValueError and errors of their own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if "libtpu" in reason or "No such file" in reason:
-            raise UserError(
-                f"the TPU compiler is not installed ({reason}); install it with `pip install 'trm-bridge[tpu]'`"
-            ) from error
-        raise UserError(f"topology {name!r}: {reason}") from error
+        reason = str(error).strip() or type(error).__name__
+        raise UserError(f"topology {name!r}: {reason.splitlines()[0]}") from error
     return Topology(name, megacore, devices)
+
+
+def _find_compiler() -> None:
+    """Names libtpu in `TPU_LIBRARY_PATH` if it lies in the folder `pod` of the environment.
+
+    There JAX does not find it by itself, and does not search for a TPU in every program.
+    """
+    if "TPU_LIBRARY_PATH" in os.environ or importlib.util.find_spec("libtpu"):
+        return
+    library = Path(sys.prefix, "pod", "libtpu", "libtpu.so")
+    if not library.exists():
+        raise UserError(
+            "the TPU compiler is not installed; run `source ./environment.sh pod` in the project's folder, or "
+            f"`pip install --no-deps --target {library.parents[1]} 'libtpu=={LIBTPU}'`"
+        )
+    os.environ["TPU_LIBRARY_PATH"] = str(library)
 
 
 def _prepare_environment(chip: str, axes: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a compiled TPU program costs: estimated cycles, bytes to and from memory, collectives, by kind of work and module."""
+"""What a compiled TPU program costs: estimated cycles, HBM bytes and collectives, by kind of work and by module."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from train_jax.pod.hlo import COLLECTIVES, Instruction, Program
 
-FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-PRODUCTS, COLLECTIVE, SORTS, ELEMENTWISE = (
-    "matrix products",
-    "collectives",
-    "gathers and sorts",
-    "elementwise, reductions",
-)
+FORWARD, BACKWARD, UPDATE, UNNAMED = "forward", "backward", "update", "made by the compiler"
+PRODUCTS, COLLECTIVE = "matrix products", "collectives"
+SORTS, ELEMENTWISE = "gathers and sorts", "elementwise, reductions"
 _GATHERS = ("gather", "scatter", "sort", "dynamic-slice", "dynamic-update-slice")
 
 
@@ -54,9 +50,11 @@ class Yardsticks:
     by_kind: Mapping[str, Cost]
     """Matrix products (a fusion with one counts whole), collectives, gathers and sorts, and the rest."""
     by_pass: Mapping[str, Cost]
-    """Forward pass, backward pass (with recomputation), and everything outside of the module's gradient."""
+    """Forward pass, backward pass (with recomputation), everything outside of the module's gradient, and instructions
+    without a name, which are mostly copies."""
     by_module: Mapping[str, Cost]
-    """By the classes of the PyTorch modules, such as `Block/SwiGLU`; empty outside of the module."""
+    """By the classes of the PyTorch modules, such as `Block/SwiGLU`; empty outside of the module and for instructions
+    without a source."""
     collectives: tuple[CollectiveOperation, ...]
     prefetched_bytes: float
     """Copies between the memory and the caches of the device that run beside the instructions."""
@@ -82,7 +80,14 @@ def yardsticks(program: Program, *, module_depth: int = 2) -> Yardsticks:
         module = "/".join(modules(program.functions(instruction.frame))[-module_depth:])
         for cost in (total, by_kind[kind], by_pass[pass_of(instruction)], by_module[module]):
             cost.add(instruction, times, size)
-    return Yardsticks(total, *map(_largest_first, (by_kind, by_pass, by_module)), tuple(collectives), prefetched)
+    return Yardsticks(
+        total,
+        _largest_first(by_kind),
+        _largest_first(by_pass),
+        _largest_first(by_module),
+        tuple(collectives),
+        prefetched,
+    )
 
 
 def kind_of(program: Program, instruction: Instruction) -> str:
@@ -97,6 +102,8 @@ def kind_of(program: Program, instruction: Instruction) -> str:
 
 def pass_of(instruction: Instruction) -> str:
     """Returns the pass that an instruction belongs to, by the transformations in its name."""
+    if not instruction.op_name:
+        return UNNAMED
     if "transpose(" in instruction.op_name or "checkpoint" in instruction.op_name:
         return BACKWARD
     return FORWARD if "jvp(" in instruction.op_name else UPDATE

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
@@ -12,7 +12,7 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.pod import topology as topologies
-from train_jax.pod.compile import compile_train_step, training_for
+from train_jax.pod.compile import compile_eval_step, compile_train_step, training_for
 from train_jax.pod.results import Result
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
@@ -24,7 +24,7 @@ from train_jax.tasks.task import Task, task_class
 @dataclasses.dataclass(frozen=True)
 class CompilePod:
     """Compile the train step of a run for a TPU topology, on a machine without a TPU, and print what it costs: memory,
-    FLOPs, estimated cycles, bytes to and from memory, collectives. Needs libtpu (`pip install 'trm-bridge[tpu]'`).
+    FLOPs, estimated cycles, bytes to and from memory, collectives. Needs libtpu (`source ./environment.sh pod`).
 
     NAME is a preset or an experiment; every field of `trm train NAME` can follow."""
 
@@ -34,6 +34,8 @@ class CompilePod:
     """Chip and axes of the slice: v4:2x4x4 is a v4-64; v5e:4x8, v5p:2x4x4 and v6e:4x8 have as many chips."""
     megacore: bool = True
     """Whether the two cores of a v4 or v5p chip are one device, as on Google Cloud."""
+    step: Literal["train", "evaluate"] = "train"
+    """The train step, or the step of evaluations during training."""
     kind: str = ""
     """Kind of puzzles, such as sudoku-9x9, maze-30 or arc, if the data set is not built and its folder has another
     name."""
@@ -41,21 +43,34 @@ class CompilePod:
     """Rows of the puzzle table, if the data set is not built; 1 for Sudokus and mazes."""
     json: str = ""
     """File for all figures as JSON; - for standard output instead of the table."""
+    text: str = ""
+    """File for the text of the compiled program."""
 
 
-def main(options: CompilePod, config: RunConfig) -> None:
+class Command(NamedTuple):
+    """The arguments: those of the stage, and those that name the run."""
+
+    options: CompilePod
+    run: RunConfig
+
+
+def main(command: Command) -> None:
+    options, config = command
     topologies.use_host_backend()
     topology = topologies.topology(options.topology, megacore=options.megacore)
     training = training_for(config, _task(options, config), topology)
     if options.json != "-":
         print(f"compiling for {topology} …", file=sys.stderr, flush=True)
-    result = Result.of(options.name, training, topology, compile_train_step(training))
-    text = json.dumps(result.to_json(), indent=1)
+    compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
+    result = Result.of(options.name, options.step, training, topology, compiled)
+    if options.text:
+        write_text(Path(options.text), compiled.executable.as_text())
+    figures = json.dumps(result.to_json(), indent=1)
     if options.json == "-":
-        print(text)
+        print(figures)
         return
     if options.json:
-        write_text(Path(options.json), text)
+        write_text(Path(options.json), figures)
     print("\n".join(result.lines()))
 
 
@@ -71,7 +86,7 @@ def cli(argv: list[str]) -> None:
     own, rest = _split(argv)
     options = parse(CompilePod, own, prog="trm compile-pod")
     name, config = parse_run(rest, prog="trm compile-pod", description="")
-    main(dataclasses.replace(options, name=name), config)
+    main(Command(dataclasses.replace(options, name=name), config))
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -18,6 +18,7 @@ from train_jax.run.config import RunConfig
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.config import PuzzleConfig
+from train_jax.tasks.puzzles.eval_step import EvalStep, make_eval_step
 from train_jax.tasks.puzzles.evaluation import Evaluator, Progress, means
 from train_jax.tasks.puzzles.halting import halting_histogram
 from train_jax.tasks.puzzles.kinds import add_kind
@@ -140,6 +141,13 @@ class PuzzleTask:
             halt_threshold=halt_threshold,
             progress=progress,
         )
+
+    def eval_step(self, objective: Objective) -> tuple[EvalStep, dict[str, np.ndarray]]:
+        """Returns the step of evaluations during training, of one device, and a batch of zeros for all of them."""
+        rows = self._config.eval_batch_size
+        tokens, numbers = np.zeros((rows, self.metadata.seq_len), np.int32), np.zeros(rows, np.int32)
+        batch = {"inputs": tokens, "labels": tokens, "puzzle_identifiers": numbers, "is_example": numbers > 0}
+        return make_eval_step(objective, self.halt_max_steps, metrics_only=True), batch
 
     # ---- schedules
 

@@ -27,13 +27,13 @@ class UnbuiltPuzzles(PuzzleTask):
         """
         name = PurePath(config.data_dir.split(",")[0]).name
         key = kind or ("sudoku-9x9" if name.startswith(_EXTREME) else name)
-        found = next((found for each in KINDS if (found := each.from_key(key)) is not None), None)
-        if found is None:
+        puzzle_kind = next((known for each in KINDS if (known := each.from_key(key)) is not None), None)
+        if puzzle_kind is None:
             wrong = f"unknown kind {kind!r}" if kind else f"{config.data_dir} is not built, and does not name its kind"
             raise UserError(f"{wrong}; use --kind with one such as sudoku-9x9, maze-30 or arc")
         facts: dict[str, Any] = {
-            "seq_len": found.seq_len,
-            "vocab_size": found.vocab_size,
+            "seq_len": puzzle_kind.seq_len,
+            "vocab_size": puzzle_kind.vocab_size,
             "pad_id": 0,
             "ignore_label_id": 0,
             "blank_identifier_id": 0,
@@ -42,7 +42,7 @@ class UnbuiltPuzzles(PuzzleTask):
             "mean_puzzle_examples": 1.0,
             "total_puzzles": puzzles,
             "sets": ["all"],
-            "kind": found.key,
+            "kind": puzzle_kind.key,
         }
         super().__init__(config, facts)
 

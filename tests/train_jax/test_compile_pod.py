@@ -1,0 +1,102 @@
+"""`trm compile-pod`: real compilation for TPU topologies on this machine, and what it refuses."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.run.presets import preset
+from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
+
+
+def compile_pod(tmp_path, *arguments):
+    """In a process of its own: libtpu changes the environment of the process."""
+    command = [sys.executable, "-m", "train_jax", "compile-pod", *arguments, "--json", str(tmp_path / "pod.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads((tmp_path / "pod.json").read_text()), done.stdout
+
+
+def test_train_step_for_a_host_of_v4(tmp_path):
+    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1")
+    assert (figures["devices"], figures["hosts"], figures["batch_size"]) == (4, 1, 16)
+    assert figures["fits"] and 0 < figures["memory"]["peak"] < figures["hbm_capacity"] == 2 * 17_200_000_000
+    # XLA counts every operation, the program's own count only the products.
+    assert 1 < figures["flops"] / figures["product_flops"] < 1.3
+    assert figures["estimated_cycles"] == pytest.approx(sum(part["cycles"] for part in figures["by_pass"].values()))
+    assert {"forward", "backward", "update"} <= set(figures["by_pass"])
+    assert {"SwiGLU/CastLinear", "ReasoningModule/Block"} <= set(figures["by_module"])
+    assert [each["kind"] for each in figures["collectives"]].count("all-gather") == 1  # the rows of the puzzle table
+    estimate = re.search(r"estimated cycles ([\d.]+) M", text)
+    assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v4:2x2x2", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_every_generation(topology, tmp_path):
+    figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--no-megacore", "--compute.runner", "shard_map")
+    assert figures["estimated_cycles"] > 0 and figures["fits"]
+    assert (figures["estimated_seconds"] is None) == topology.startswith("v6e")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["trm", "trm_singlez", "trm_hier6", "hrm", "transformer"])
+def test_every_architecture_in_training_and_evaluation(model, tmp_path):
+    for step in ("train", "evaluate"):
+        sizes = ["--arch.hidden-size", "128", "--arch.num-heads", "2"]
+        figures, _ = compile_pod(tmp_path, "tiny", "--model", model, "--topology", "v4:2x2x1", "--step", step, *sizes)
+        assert figures["estimated_cycles"] > 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "needs a preset or an experiment"),
+        (["tiny", "--topology", "v3:2x2"], "unknown topology 'v3:2x2'; use a chip and its axes"),
+        (["tiny", "--topology", "v5e:2x2x2"], "v5e has 2 axes, such as 2x4"),
+        (["tiny", "--topology", "v4:3x5x7"], "topology 'v4:3x5x7'"),
+        (["tiny", "--topology", "v4:2x2x1", "--global-batch-size", "6"], "6"),
+        (["tiny", "--data-dir", "elsewhere/mine"], "is not built, and does not name its kind; use --kind"),
+        (["tiny", "--kind", "chess"], "unknown kind 'chess'"),
+        (["nothing"], "unknown preset 'nothing'"),
+    ],
+)
+def test_what_is_refused(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compile-pod", *argv]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("trm: ") and message in error
+
+
+def test_without_the_compiler(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["compile-pod", "tiny"]) == 2
+    assert "the TPU compiler is not installed; run `source ./environment.sh pod`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "kind", "sizes"),
+    [
+        ("data/sudoku-extreme-100-aug-1000", "", (81, 11)),
+        ("data/sudoku-6x6", "", (36, 8)),
+        ("anywhere", "maze-30", (900, 6)),
+        ("anywhere", "arc", (900, 12)),
+    ],
+)
+def test_sizes_without_a_data_set(data_dir, kind, sizes):
+    task = UnbuiltPuzzles(dataclasses.replace(preset("tiny"), data_dir=data_dir), kind, 7)
+    assert (task.sizes["seq_len"], task.sizes["vocab_size"], task.sizes["num_puzzle_identifiers"]) == (*sizes, 7)
+    assert task.batch(0, (0, 2))["inputs"].shape == (8, sizes[0])
+
+
+def test_a_folder_without_a_kind_is_refused():
+    with pytest.raises(UserError, match="use --kind"):
+        UnbuiltPuzzles(dataclasses.replace(preset("tiny"), data_dir="data/mine"))
