@@ -77,8 +77,9 @@ def yardsticks(program: Program, *, module_depth: int = 2) -> Yardsticks:
         if not instruction.estimated_cycles:
             continue
         size = _hbm_bytes(program, instruction)
-        module = "/".join(modules(program.functions(instruction.frame))[-module_depth:])
-        for cost in (total, by_kind[kind], by_pass[pass_of(instruction)], by_module[module]):
+        source, names = _source(program, instruction)
+        module = "/".join(names[-module_depth:])
+        for cost in (total, by_kind[kind], by_pass[pass_of(source)], by_module[module]):
             cost.add(instruction, times, size)
     return Yardsticks(
         total,
@@ -117,6 +118,18 @@ def modules(functions: Iterable[str]) -> list[str]:
             names.append(function.split(".")[0])
         called = function == "Module._call_impl"
     return names
+
+
+def _source(program: Program, instruction: Instruction) -> tuple[Instruction, list[str]]:
+    """Returns the instruction and the modules it comes from.
+
+    A fusion that the compiler put together has no source of its own: that is its first instruction which has one.
+    """
+    for each in (instruction, *program.inside(instruction)):
+        names = modules(program.functions(each.frame))
+        if names:
+            return each, names
+    return instruction, []
 
 
 def _hbm_bytes(program: Program, instruction: Instruction) -> float:
