@@ -88,7 +88,7 @@ class Call:
         self._state = self._stand_ins()
         self._dispatch.state = list(self._state.values())
         tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
-        self._module, copies, made = shadow(original, tensors)
+        self._module, copies, replaced = shadow(original, tensors)
         names |= {id(copies[id(m)]): name for name, m in original.named_modules()}
         for name in fn.recompute:
             twin = copies[id(original.get_submodule(name))]
@@ -103,7 +103,7 @@ class Call:
         self._attributes = Attributes(
             {name: copies[id(m)] for name, m in original.named_modules()},
             {(id(owner), slot) for owner, slot in self._slots.values()},
-            made,
+            replaced,
             fn.reached(request.method),
         )
         self._own = [*tree, *self._state.values()]
