@@ -258,6 +258,8 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
 
 def _remedy(places: list[Place]) -> str:
     registry = places[0][0].rpartition(".")[2]
+    if places[0][1] == "requires_grad":
+        return "assign a detached tensor"
     if registry == "_buffers":
         return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
     if registry in _REGISTRIES:

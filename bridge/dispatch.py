@@ -143,6 +143,10 @@ class Dispatch(DispatchMode):
         """Whether it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
         return self._adopted.is_traced(tensor)
 
+    def may_write(self, real: torch.Tensor) -> bool:
+        """Whether the memory of the real tensor is the call's own."""
+        return self._adopted.may_write(real)
+
     def _adopt_all(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.adopt(value)
@@ -199,7 +203,7 @@ class Dispatch(DispatchMode):
     def _in_pytorch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on constants."""
         for target in written_arguments(func, args, kwargs):
-            if not self._adopted.may_write(target):
+            if not self.may_write(target):
                 self.take_over(target)  # which is an error
         if is_random(func):
             generator = self._generator(func, kwargs)
