@@ -220,7 +220,7 @@ class Call:
                 self._fn.shared_slots.add(name)
 
     def _refuse_lost_sharing(self) -> None:
-        """A slot that has shared memory with a tensor from before the call, where a call writes it, this one or another."""
+        """A slot that has shared memory with a tensor from before the call, and that this or another call writes."""
         for name in self._fn.shared_slots & self._fn.written_slots:
             raise BridgeError(
                 f"a call sets {name} to a tensor that was there before and is no parameter or buffer, and one writes "

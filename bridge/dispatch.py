@@ -446,8 +446,9 @@ class Dispatch(DispatchMode):
             self._said.add(place)
             warnings.warn(BridgeWarning(f"{what} {place}" + (remedy and f": {remedy}")), stacklevel=2)
 
-    def error(self, what: str, remedy: str) -> BridgeError:
-        error = BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")
+    def error(self, what: str, remedy: str, cause: BaseException | None = None) -> BridgeError:
+        """The error that the call ends with; it names the place where `cause` was raised, if there is one."""
+        error = BridgeError(f"{what} {where_in_module(self._names, cause)}. Remedy: {remedy}.")
         self.failed = self.failed or error
         return error
 

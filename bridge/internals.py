@@ -82,6 +82,9 @@ _NAMES = {
         "_decomp.decomposition_table",
         "_register_device_module",
         "Tensor._make_wrapper_subclass",
+        "_C._set_throw_on_mutable_data_ptr",
+        "_C._select_conv_backend",
+        "_C._conv_determine_backend_memory_format",
         "UntypedStorage._cdata",
         "_C._functorch.is_functorch_wrapped_tensor",
         "_C.TensorBase.requires_grad.__set__",
@@ -150,8 +153,16 @@ below_dispatch = torch._C._DisableTorchDispatch
 NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
 """The `__torch_function__` of a class whose tensors need none."""
 
-make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
-"""A tensor of a subclass, with shape, strides and dtype but no memory."""
+
+def make_wrapper(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """A tensor of a subclass, with shape, strides and dtype; who asks in C++ for its memory gets `NO_MEMORY`."""
+    wrapper = torch.Tensor._make_wrapper_subclass(cls, *args, **kwargs)  # pyright: ignore
+    torch._C._set_throw_on_mutable_data_ptr(wrapper)  # pyright: ignore[reportAttributeAccessIssue]
+    return wrapper
+
+
+NO_MEMORY = "Cannot access data pointer of Tensor"
+"""How PyTorch's `RuntimeError` begins."""
 
 
 in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
