@@ -152,7 +152,7 @@ class Adopted:
                 if isinstance(real, torch.Tensor) and real.layout is torch.strided:
                     versions = (*before, _version(real))
                     self._made[id(real)] = _Made(real, func, args, kwargs, index, versions, torch.is_grad_enabled())
-                    if kind_of(func) == "compute" or func is aten.lift_fresh.default:
+                    if kind_of(func) in ("compute", "each") or func is aten.lift_fresh.default:
                         self._storages.setdefault(storage_id(real), real)
         return out
 

@@ -33,6 +33,7 @@ from bridge.internals import (
     below_modes,
     decomposition,
     is_composite,
+    returns,
     schema_name,
     torchax_lowering,
 )
@@ -40,6 +41,7 @@ from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.metas import MetaCache, check_write, listed, map_tensors, meta_of, meta_of_strided
 from bridge.operations import (
     draws_numbers,
+    each_of,
     functional_of,
     functional_op,
     is_random,
@@ -238,11 +240,9 @@ class Dispatch(DispatchMode):
         kwargs = {k: self._adopt_all(v) for k, v in kwargs.items()}
         if torch.Tag.inplace_view in func.tags:
             return self._reshape_in_place(func, args, kwargs)
-        kind = kind_of(func)
-        if kind == "view":
-            return self._view(func, args, kwargs)
-        if kind == "write":
-            return self._write(func, args, kwargs)
+        of_its_kind = _BY_KIND.get(kind_of(func))
+        if of_its_kind is not None:
+            return of_its_kind(self, func, args, kwargs)
         result = self._compute(func, args, kwargs)
         if kwargs.get("check_errors"):
             name = schema_name(func).removeprefix("aten::").lstrip("_").replace("linalg_", "linalg.")
@@ -330,6 +330,12 @@ class Dispatch(DispatchMode):
             tracks = True  # no operation: PyTorch's graph keeps a result for its backward
         made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
         return made if isinstance(metas, (tuple, list)) else made[0]
+
+    def _each(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation on lists of tensors, such as `_foreach_add`."""
+        with self:
+            results = [one(*mine, **keywords) for one, mine, keywords in each_of(func, args, kwargs)]
+        return results if returns(func) else None
 
     def _reshape_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
@@ -453,6 +459,7 @@ class Dispatch(DispatchMode):
         return error
 
 
+_BY_KIND = {"view": Dispatch._view, "write": Dispatch._write, "each": Dispatch._each}
 _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: Dispatch._scalar,
     aten.is_nonzero.default: Dispatch._scalar,
