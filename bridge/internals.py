@@ -182,6 +182,16 @@ def casts_under_autocast(op: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU")
 
 
+def convolution_format(x: torch.Tensor, weight: torch.Tensor, *settings: Any) -> torch.memory_format:
+    """The memory format that PyTorch's CPU gives to the result of a convolution of tensors with these strides.
+
+    `settings`: stride, padding, dilation, transposed, output padding, groups.
+    """
+    x, weight = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (x, weight))
+    backend = torch._C._select_conv_backend(x, weight, None, *settings, None)
+    return torch._C._conv_determine_backend_memory_format(x, weight, backend)
+
+
 def arguments(op: Any) -> list[Any]:
     """The declared arguments of an ATen operation."""
     return op._schema.arguments
