@@ -21,6 +21,7 @@ import torch
 from bridge.adoption import Adopted
 from bridge.argument_checks import CHECKS, raise_if_not_cast, raise_if_refused
 from bridge.arrays import array_of, jax_dtype, tensor_of
+from bridge.cells import differentiable, stop_gradient
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.exception_handlers import caught_by_the_module
 from bridge.generators import draw, generator_of
@@ -53,7 +54,7 @@ from bridge.operations import (
 from bridge.precision import precision_for, precision_is_given
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.recording import NO_GRAPH
-from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
+from bridge.tensors import BridgeTensor, as_view, fresh
 from bridge.value_checks import answer_to_a_check
 from bridge.views import view_steps
 
