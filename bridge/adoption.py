@@ -16,12 +16,13 @@ from typing import Any, Protocol
 import torch
 
 from bridge.arrays import array_of
+from bridge.cells import REGION, View
 from bridge.errors import BridgeError
 from bridge.internals import below_modes, storage_id
 from bridge.memory import elements, positions, what_is_special
 from bridge.metas import listed, meta_of, meta_of_strided, tensors_in
 from bridge.operations import is_random, kind_of
-from bridge.tensors import REGION, BridgeTensor, View, as_view, blank, fresh
+from bridge.tensors import BridgeTensor, as_view, blank, fresh
 from bridge.views import view_steps
 
 aten = torch.ops.aten
@@ -152,7 +153,7 @@ class Adopted:
                 if isinstance(real, torch.Tensor) and real.layout is torch.strided:
                     versions = (*before, _version(real))
                     self._made[id(real)] = _Made(real, func, args, kwargs, index, versions, torch.is_grad_enabled())
-                    if kind_of(func) == "compute" or func is aten.lift_fresh.default:
+                    if kind_of(func) in ("compute", "each") or func is aten.lift_fresh.default:
                         self._storages.setdefault(storage_id(real), real)
         return out
 

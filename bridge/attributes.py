@@ -34,6 +34,7 @@ from bridge.holders import (
     holder_of,
     inside,
     is_iterator,
+    is_plain_object,
     of_cache,
     of_cells,
     of_class,
@@ -49,7 +50,7 @@ from bridge.holders import (
 from bridge.internals import Tracer
 from bridge.pytrees import convert
 from bridge.reachable import LARGE, Reached, is_own_class
-from bridge.shadow import COPIED_KINDS, HeldIterator
+from bridge.shadow import COPIED_KINDS, HeldIterator, with_copies
 from bridge.tensors import BridgeTensor, blank, fresh
 
 Place = tuple[str, Any]
@@ -66,11 +67,11 @@ class Attributes:
     """What a copied module tree and the code that it runs hold besides parameters and buffers."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], slots: set[tuple[int, str]], copies: set[int], reached: Reached
+        self, modules: Mapping[str, nn.Module], slots: set[tuple[int, str]], copies: dict[int, Any], reached: Reached
     ):
         """`modules`: the copies by qualified name. `slots`: (id of a copy, name) of its parameters and buffers.
 
-        `copies`: ids of all objects that exist for this call only.
+        `copies`: id of an object -> what this call has instead of it.
         """
         self.context = contextvars.copy_context()
         """What the call has to run in."""
@@ -78,7 +79,8 @@ class Attributes:
         """Those of NumPy, by their paths."""
         self._holders: dict[str, Holder] = {}
         self._seen: set[int] = set(map(id, modules.values()))
-        self._copies = copies
+        self._replaced = copies
+        self._copies = set(map(id, copies.values()))
         known: dict[int, set] = {}
         for owner, slot in slots:
             known.setdefault(owner, set()).add(slot)
@@ -112,7 +114,11 @@ class Attributes:
                 outside.append((name, of_cells(function)))
             if function.__defaults__ or function.__kwdefaults__:
                 outside.append((name, of_defaults(function)))
-        self._add("contextvars", of_context(self.context), False)
+        for cls in reached.classes:
+            for name, value in vars(cls).items():
+                if hasattr(type(value), "__get__") and is_plain_object(value):  # what it keeps of each instance
+                    self._visit(f"{cls.__name__}.{name}", value, True)
+        self._add("contextvars", of_context(self.context), True)
         for path, holder in outside:
             self._visit_items(path, self._add(path, holder, True), True)
         self._caches = [of_cache(cached, self._copies) for cached in reached.caches]
@@ -155,13 +161,17 @@ class Attributes:
             self._visit(f"{path}.{key}" if isinstance(key, str) else f"{path}[{_shown(key)}]", item, outside)
 
     def start(self) -> None:
-        """Nothing that belongs to the user shall be advanced where that cannot be taken back."""
+        """Objects that the user holds as well get the call's own parameters and modules, and no iterator to advance."""
         for holder in self._holders.values():
             if holder.shared:
-                iterators = {k: HeldIterator() for k, v in holder.original.items() if is_iterator(v)}
-                if iterators:
-                    holder.before = holder.before | iterators
-                    holder.write(holder.before)
+                before = holder.before
+                values = {self._instead(k): self._instead(v) for k, v in before.items()}
+                if any(k not in before or before[k] is not v for k, v in values.items()):
+                    holder.before = values
+                    holder.write(values)
+
+    def _instead(self, value: Any) -> Any:
+        return HeldIterator() if is_iterator(value) else with_copies(self._replaced, value)
 
     def changes(self) -> dict[Place, Any]:
         """What is not as it was before the call; `GONE` for what is not there any more."""
@@ -195,7 +205,7 @@ class Attributes:
 
 def arrays_in(module: nn.Module) -> list[np.ndarray]:
     """The NumPy arrays that the module holds."""
-    return list(Attributes(dict(module.named_modules()), set(), set(), Reached()).arrays.values())
+    return list(Attributes(dict(module.named_modules()), set(), {}, Reached()).arrays.values())
 
 
 def _twin(key: Any, twins: Mapping[int, Any]) -> Any:
@@ -248,6 +258,8 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
 
 def _remedy(places: list[Place]) -> str:
     registry = places[0][0].rpartition(".")[2]
+    if places[0][1] == "requires_grad":
+        return "assign a detached tensor"
     if registry == "_buffers":
         return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
     if registry in _REGISTRIES:

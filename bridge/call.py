@@ -20,7 +20,7 @@ from bridge.dispatch import Dispatch, Survey
 from bridge.errors import BridgeError
 from bridge.generators import CallGenerator
 from bridge.integers import check_values
-from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
+from bridge.internals import Tracer, gradient_hooks, is_parameter, mark_as_parameter, storage_id
 from bridge.memory import roots, shares_memory
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
@@ -85,10 +85,11 @@ class Call:
         self._dispatch = Dispatch(
             request.rng, names, fn.without_lowerings, request.survey, request.traced, fn.int64, recording
         )
-        self._state = self._stand_ins()
+        self._state = self._stand_ins(start or {})
+        self._flags = {name: tensor.requires_grad for name, tensor in self._state.items()}
         self._dispatch.state = list(self._state.values())
         tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
-        self._module, copies, made = shadow(original, tensors)
+        self._module, copies, replaced = shadow(original, tensors)
         names |= {id(copies[id(m)]): name for name, m in original.named_modules()}
         for name in fn.recompute:
             twin = copies[id(original.get_submodule(name))]
@@ -103,7 +104,7 @@ class Call:
         self._attributes = Attributes(
             {name: copies[id(m)] for name, m in original.named_modules()},
             {(id(owner), slot) for owner, slot in self._slots.values()},
-            made,
+            replaced,
             fn.reached(request.method),
         )
         self._own = [*tree, *self._state.values()]
@@ -127,6 +128,7 @@ class Call:
             return dispatch.adopt(value).value if isinstance(value, torch.Tensor) else value
 
         before = self._versions()
+        memory = {name: (t._cell.storage, t._cell.version) for name, t in self._state.items()}
         try:
             self._attributes.start()
             with tracing(dispatch):
@@ -137,10 +139,13 @@ class Call:
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
                 final = {name: _value_of(name, *place) for name, place in self._slots.items()}
                 self._refuse_new_sharing(final)
+                flags = self._new_flags(final)
                 outputs = convert(outputs, to_jax)
                 arrays = {name: to_jax(value) for name, value in final.items()}
-            self.changes = self._attributes.changes()
+            self.changes = self._attributes.changes() | flags
             now = self._versions()
+            self._fn.written_slots.update(n for n, (storage, version) in memory.items() if storage.version != version)
+            self._refuse_lost_sharing()
             self.written = [name for name in self._fn.params if now[name] != before[name]]
             self._refuse_stale_arrays([*self._fn.params, *(n for n in self._fn.buffers if now[n] != before[n])])
         finally:
@@ -176,7 +181,7 @@ class Call:
             integers.input(tensor)
         return start_graph(tensor, self.recording)
 
-    def _stand_ins(self) -> dict[str, BridgeTensor]:
+    def _stand_ins(self, start: Mapping[Place, Any]) -> dict[str, BridgeTensor]:
         """The traced tensor of each parameter and buffer."""
         request, state = self._request, {}
         reals = state_of(self._fn.module)
@@ -190,7 +195,8 @@ class Call:
                 tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
             else:
                 meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
-                tensor = fresh(array, meta, tracked=trained, leaf=True)
+                grad = start.get((name, "requires_grad"))  # of a buffer
+                tensor = fresh(array, meta, tracked=trained or bool(grad), leaf=grad != "result")
             state[name] = tensor
             vars(tensor).update({key: value for key, value in vars(real).items() if key not in vars(tensor)})
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
@@ -199,17 +205,36 @@ class Call:
 
     def _refuse_new_sharing(self, final: Mapping[str, Any]) -> None:
         """Parameters and buffers come back as separate arrays, so a later write would not reach both."""
-        names: dict[int, str] = {}
+        names: dict[Any, str] = {}
         for name, now in final.items():
-            if not isinstance(now, BridgeTensor):
+            if not isinstance(now, torch.Tensor):
                 continue
-            storage = now._cell.storage
-            other = names.setdefault(id(storage), name)
+            now = self._dispatch.adopt(now) if self._dispatch.is_traced(now) else now
+            other = names.setdefault(now._cell.storage if isinstance(now, BridgeTensor) else storage_id(now), name)
             if other != name and self._state[other]._cell.storage is not self._state[name]._cell.storage:
                 raise BridgeError(
                     f"{other} and {name} share their memory after the call, and would be separate in the next one; "
                     "assign a clone()"
                 )
+            if not isinstance(now, BridgeTensor) and not self._dispatch.may_write(now):
+                self._fn.shared_slots.add(name)
+
+    def _refuse_lost_sharing(self) -> None:
+        """A slot that has shared memory with a tensor from before the call, and that this or another call writes."""
+        for name in self._fn.shared_slots & self._fn.written_slots:
+            raise BridgeError(
+                f"a call sets {name} to a tensor that was there before and is no parameter or buffer, and one writes "
+                f"{name} in place, which would not reach that tensor; assign a clone()"
+            )
+
+    def _new_flags(self, final: Mapping[str, Any]) -> dict[Place, Any]:
+        """Buffers that require grad after the call and did not before it, or the reverse."""
+        flags: dict[Place, Any] = {}
+        for name in self._fn.buffers:
+            before, now = self._state[name], final[name]
+            if isinstance(now, torch.Tensor) and not is_parameter(before) and now.requires_grad != self._flags[name]:
+                flags[name, "requires_grad"] = now.requires_grad and ("leaf" if now.is_leaf else "result")
+        return flags
 
     def _versions(self) -> dict[str, tuple]:
         """What is in each parameter's and buffer's place, and how often it was written."""

@@ -15,12 +15,13 @@ from torch import nn
 from torch.autograd.function import FunctionCtx
 
 from bridge.arrays import jax_dtype
+from bridge.cells import stop_gradient
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
 from bridge.internals import AutogradFunction, engine_leaf, engine_requires_grad, in_transform
 from bridge.pytrees import convert
 from bridge.recording import recorded, restarted, start_graph
-from bridge.tensors import BridgeTensor, fresh, stop_gradient
+from bridge.tensors import BridgeTensor, fresh
 from bridge.tracing import active, tracing
 
 

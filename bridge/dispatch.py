@@ -21,6 +21,7 @@ import torch
 from bridge.adoption import Adopted
 from bridge.argument_checks import CHECKS, raise_if_not_cast, raise_if_refused
 from bridge.arrays import array_of, jax_dtype, tensor_of
+from bridge.cells import differentiable, stop_gradient
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.exception_handlers import caught_by_the_module
 from bridge.generators import draw, generator_of
@@ -33,6 +34,7 @@ from bridge.internals import (
     below_modes,
     decomposition,
     is_composite,
+    returns,
     schema_name,
     torchax_lowering,
 )
@@ -40,6 +42,7 @@ from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.metas import MetaCache, check_write, listed, map_tensors, meta_of, meta_of_strided
 from bridge.operations import (
     draws_numbers,
+    each_of,
     functional_of,
     functional_op,
     is_random,
@@ -51,7 +54,7 @@ from bridge.operations import (
 from bridge.precision import precision_for, precision_is_given
 from bridge.randomness import RANDOM, Rng, Source
 from bridge.recording import NO_GRAPH
-from bridge.tensors import BridgeTensor, as_view, differentiable, fresh, stop_gradient
+from bridge.tensors import BridgeTensor, as_view, fresh
 from bridge.value_checks import answer_to_a_check
 from bridge.views import view_steps
 
@@ -143,6 +146,10 @@ class Dispatch(DispatchMode):
         """Whether it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
         return self._adopted.is_traced(tensor)
 
+    def may_write(self, real: torch.Tensor) -> bool:
+        """Whether the memory of the real tensor is the call's own."""
+        return self._adopted.may_write(real)
+
     def _adopt_all(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.adopt(value)
@@ -199,7 +206,7 @@ class Dispatch(DispatchMode):
     def _in_pytorch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on constants."""
         for target in written_arguments(func, args, kwargs):
-            if not self._adopted.may_write(target):
+            if not self.may_write(target):
                 self.take_over(target)  # which is an error
         if is_random(func):
             generator = self._generator(func, kwargs)
@@ -234,11 +241,9 @@ class Dispatch(DispatchMode):
         kwargs = {k: self._adopt_all(v) for k, v in kwargs.items()}
         if torch.Tag.inplace_view in func.tags:
             return self._reshape_in_place(func, args, kwargs)
-        kind = kind_of(func)
-        if kind == "view":
-            return self._view(func, args, kwargs)
-        if kind == "write":
-            return self._write(func, args, kwargs)
+        of_its_kind = _BY_KIND.get(kind_of(func))
+        if of_its_kind is not None:
+            return of_its_kind(self, func, args, kwargs)
         result = self._compute(func, args, kwargs)
         if kwargs.get("check_errors"):
             name = schema_name(func).removeprefix("aten::").lstrip("_").replace("linalg_", "linalg.")
@@ -326,6 +331,12 @@ class Dispatch(DispatchMode):
             tracks = True  # no operation: PyTorch's graph keeps a result for its backward
         made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
         return made if isinstance(metas, (tuple, list)) else made[0]
+
+    def _each(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation on lists of tensors, such as `_foreach_add`."""
+        with self:
+            results = [one(*mine, **keywords) for one, mine, keywords in each_of(func, args, kwargs)]
+        return results if returns(func) else None
 
     def _reshape_in_place(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
@@ -442,12 +453,14 @@ class Dispatch(DispatchMode):
             self._said.add(place)
             warnings.warn(BridgeWarning(f"{what} {place}" + (remedy and f": {remedy}")), stacklevel=2)
 
-    def error(self, what: str, remedy: str) -> BridgeError:
-        error = BridgeError(f"{what} {where_in_module(self._names)}. Remedy: {remedy}.")
+    def error(self, what: str, remedy: str, cause: BaseException | None = None) -> BridgeError:
+        """The error that the call ends with; it names the place where `cause` was raised, if there is one."""
+        error = BridgeError(f"{what} {where_in_module(self._names, cause)}. Remedy: {remedy}.")
         self.failed = self.failed or error
         return error
 
 
+_BY_KIND = {"view": Dispatch._view, "write": Dispatch._write, "each": Dispatch._each}
 _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: Dispatch._scalar,
     aten.is_nonzero.default: Dispatch._scalar,

@@ -5,6 +5,8 @@ import linecache
 import os
 import sys
 import threading
+import traceback
+import types
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -16,6 +18,11 @@ FRAMEWORK = tuple(
     os.path.dirname(file) + os.sep
     for file in (torch.__file__, jax.__file__, __file__, _TORCHAX.origin if _TORCHAX else None)
     if file
+)
+
+WITHOUT_MEMORY = "asks for the memory of a traced tensor"
+WITHOUT_MEMORY_REMEDY = (
+    "write what is done with it in operations of PyTorch, or compute it before the call and pass it in"
 )
 
 
@@ -55,12 +62,15 @@ def is_framework(path: str) -> bool:
     return path.startswith((*FRAMEWORK, "<"))
 
 
-def where_in_module(names: Mapping[int, str]) -> str:
-    """The innermost submodule being called and its source line, read off the Python stack.
+def where_in_module(names: Mapping[int, str], error: BaseException | None = None) -> str:
+    """The innermost submodule being called and its source line, read off the Python stack, or off that of an error.
 
     `names` maps `id(submodule)` to its qualified name. Walking the stack costs nothing until there is something to say.
     """
-    frame, line, module = sys._getframe(1), None, None
+    frame: types.FrameType | None = sys._getframe(1)
+    if error is not None:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    line = module = None
     while frame is not None and (line is None or module is None):
         path = frame.f_code.co_filename
         if line is None and not is_framework(path):

@@ -43,6 +43,10 @@ class Functional:
     """Names of submodules whose intermediate results are computed again in the backward pass."""
     int64: Int64 = "refuse"
     """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
+    shared_slots: set[str] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
+    """Buffers that a call has set to a tensor from before it, which is no parameter or buffer."""
+    written_slots: set[str] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
+    """Parameters and buffers that a call has written in place."""
     _reached: dict[str, Reached] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(

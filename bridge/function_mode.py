@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, constructed, holds_traced
 from bridge.dispatch import Dispatch
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
@@ -116,10 +117,7 @@ class Functions(TorchFunctionMode):
         if not isinstance(tensor, BridgeTensor):
             return func(*args, **kwargs)
         if func not in (torch.Tensor.numpy, torch.Tensor.__array__) or isinstance(tensor.value, Tracer):
-            raise self._dispatch.error(
-                f"`{func.__name__}()` asks for the memory of a traced tensor",
-                "write what is done with it in operations of PyTorch, or compute it before the call and pass it in",
-            )
+            raise self._dispatch.error(f"`{func.__name__}()` {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY)
         if tensor.requires_grad:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         with below_modes():

@@ -93,8 +93,12 @@ def of_dict(contents: Any) -> Holder:
 
 
 def _write_dict(contents: Any, values: dict) -> None:
-    for key in contents.keys() - values.keys():
-        del contents[key]
+    gone = contents.keys() - values.keys()
+    if gone and not values.keys() <= contents.keys():  # a key for another one, in its place
+        contents.clear()
+    else:
+        for key in gone:
+            del contents[key]
     for key, value in values.items():  # `Counter.update` adds
         contents[key] = value
 
@@ -260,7 +264,10 @@ def of_context(context: contextvars.Context) -> Holder:
     def write(values: dict) -> None:
         for variable, value in values.items():
             if variable not in context or context[variable] is not value:
-                context.run(variable.set, value)
+                try:
+                    context.run(variable.set, value)
+                except RuntimeError:  # this runs in the context
+                    variable.set(value)
 
     return Holder(lambda: dict(context.items()), write)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.internals import DispatchMode, run_before, run_before_functional
 from bridge.recording import GRAPH_FROM_INPUTS, Restart
 from bridge.tensors import BridgeTensor
@@ -51,8 +53,17 @@ def _mode(mode: Any) -> None:
         )
 
 
+def _memory(tensor: Any, *_args: Any, **_kwargs: Any) -> None:
+    """A capsule of DLPack would point to no memory."""
+    dispatch = active()
+    if dispatch is not None and isinstance(tensor, torch.Tensor) and dispatch.is_traced(tensor):
+        raise dispatch.error(f"`to_dlpack()` {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY)
+
+
 def install() -> None:
     """Take part in these; outside a traced call they are PyTorch's own."""
     run_before_functional(_derivative)
     run_before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _saved_tensors)
     run_before(DispatchMode, "__enter__", _mode)
+    for owner in (torch, torch.utils.dlpack):
+        run_before(owner, "to_dlpack", _memory)

@@ -82,6 +82,9 @@ _NAMES = {
         "_decomp.decomposition_table",
         "_register_device_module",
         "Tensor._make_wrapper_subclass",
+        "_C._set_throw_on_mutable_data_ptr",
+        "_C._select_conv_backend",
+        "_C._conv_determine_backend_memory_format",
         "UntypedStorage._cdata",
         "_C._functorch.is_functorch_wrapped_tensor",
         "_C.TensorBase.requires_grad.__set__",
@@ -150,8 +153,16 @@ below_dispatch = torch._C._DisableTorchDispatch
 NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
 """The `__torch_function__` of a class whose tensors need none."""
 
-make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
-"""A tensor of a subclass, with shape, strides and dtype but no memory."""
+
+def make_wrapper(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """A tensor of a subclass, with shape, strides and dtype; who asks in C++ for its memory gets `NO_MEMORY`."""
+    wrapper = torch.Tensor._make_wrapper_subclass(cls, *args, **kwargs)  # pyright: ignore
+    torch._C._set_throw_on_mutable_data_ptr(wrapper)  # pyright: ignore[reportAttributeAccessIssue]
+    return wrapper
+
+
+NO_MEMORY = "Cannot access data pointer of Tensor"
+"""How PyTorch's `RuntimeError` begins."""
 
 
 in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -169,6 +180,16 @@ def is_composite(op: Any) -> bool:
 @functools.cache
 def casts_under_autocast(op: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU")
+
+
+def convolution_format(x: torch.Tensor, weight: torch.Tensor, *settings: Any) -> torch.memory_format:
+    """The memory format that PyTorch's CPU gives to the result of a convolution of tensors with these strides.
+
+    `settings`: stride, padding, dilation, transposed, output padding, groups.
+    """
+    x, weight = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (x, weight))
+    backend = torch._C._select_conv_backend(x, weight, None, *settings, None)
+    return torch._C._conv_determine_backend_memory_format(x, weight, backend)
 
 
 def arguments(op: Any) -> list[Any]:

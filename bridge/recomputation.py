@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import torch
 
+from bridge.cells import REGION, Cell, Storage
 from bridge.internals import replace_checkpoint
-from bridge.tensors import REGION, BridgeTensor, Cell, Storage
+from bridge.tensors import BridgeTensor
 from bridge.tracing import active
 
 

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from bridge.cells import differentiable
 from bridge.internals import engine_leaf, engine_requires_grad
-from bridge.tensors import BridgeTensor, differentiable
+from bridge.tensors import BridgeTensor
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)

@@ -23,6 +23,9 @@ COPIED_KINDS = (
 )  # fmt: skip
 """What is copied besides modules, wherever it hangs. Other objects are shared: nobody knows how far one reaches."""
 
+_ATOMS = frozenset({str, float, bool, bytes, type(None), torch.Size, torch.dtype, torch.device})
+"""What holds nothing."""
+
 
 class HeldIterator:
     """What stands in a traced call for an iterator from before it, which a call can neither advance nor rewind."""
@@ -43,8 +46,10 @@ class HeldIterator:
         return next(self) if not name.startswith("__") else object.__getattribute__(self, name)
 
 
-def shadow(module: nn.Module, known: Mapping[int, torch.Tensor]) -> tuple[nn.Module, dict[int, nn.Module], set[int]]:
-    """The copy, the copy of every submodule by the id of its original, and the ids of all that was copied.
+def shadow(
+    module: nn.Module, known: Mapping[int, torch.Tensor]
+) -> tuple[nn.Module, dict[int, nn.Module], dict[int, Any]]:
+    """The copy, the copy of every submodule by the id of its original, and the same of all that was copied or `known`.
 
     Whatever the tree holds twice, its copy holds twice: a list that two submodules share, a module kept beside the
     registry, in a list, as a bound method or in a hook. `known`: what stands for a parameter or buffer, by the id of
@@ -56,18 +61,28 @@ def shadow(module: nn.Module, known: Mapping[int, torch.Tensor]) -> tuple[nn.Mod
     visit = functools.partial(_copied, copies)
     for original in module.modules():
         _fill(copies[id(original)], original, visit)
-    made = {id(copy) for key, copy in copies.items() if key not in known}
-    return copies[id(module)], {id(m): copies[id(m)] for m in module.modules()}, made
+    return copies[id(module)], {id(m): copies[id(m)] for m in module.modules()}, copies
+
+
+def with_copies(copies: dict[int, Any], value: Any) -> Any:
+    """What an object that is not copied holds during the call instead of `value`: `value`, where that was not copied.
+
+    Containers that were not copied belong to somebody else as well and stay.
+    """
+    known = copies.get(id(value))
+    if known is not None or type(value) in _ATOMS:
+        return value if known is None else known
+    return _rebuilt(copies, value, functools.partial(with_copies, copies))
 
 
 def _fill(new: Any, original: Any, visit: Callable[[Any], Any]) -> None:
     new.__dict__.update({name: visit(value) for name, value in original.__dict__.items()})
 
 
-def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case for each kind of container)
+def _copied(copies: dict[int, Any], value: Any) -> Any:
     known = copies.get(id(value))
-    if known is not None:
-        return known
+    if known is not None or type(value) in _ATOMS:
+        return value if known is None else known
     visit = functools.partial(_copied, copies)
     kind = type(value)
     if isinstance(value, nn.Module):  # one that is not registered
@@ -79,7 +94,7 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case 
         if kind is types.SimpleNamespace:
             _fill(new, value, visit)
         else:
-            if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
+            if isinstance(value, dict) and any(visit(key) is not key for key in value):
                 new.clear()  # in the same order
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 new[visit(key)] = visit(item)
@@ -88,32 +103,49 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:  # noqa: C901 (one case 
         return copies.setdefault(id(value), CallGenerator())
     if kind is set:
         return copies.setdefault(id(value), {visit(item) for item in value})
-    if isinstance(value, tuple):
+    if is_iterator(value):
+        return copies.setdefault(id(value), HeldIterator())
+    return _rebuilt(copies, value, visit)
+
+
+def _rebuilt(copies: dict[int, Any], value: Any, visit: Callable[[Any], Any]) -> Any:
+    """Another one of what cannot be changed, holding `visit` of what `value` holds; `value`, where that is the same."""
+    kind = type(value)
+    if kind is int:  # `rates[id(self.weight)]`
+        return id(copies[value]) if value in copies else value
+    if isinstance(value, (tuple, frozenset)):
         items = [visit(item) for item in value]
         same = all(a is b for a, b in zip(items, value, strict=True))
-        return value if same else kind(items) if kind is tuple else kind(*items)
+        return value if same else kind(*items) if hasattr(kind, "_fields") else kind(items)
     if kind is types.MethodType:
-        return types.MethodType(visit(value.__func__), visit(value.__self__))
+        owner, function = visit(value.__self__), visit(value.__func__)
+        same = owner is value.__self__ and function is value.__func__
+        return value if same else types.MethodType(function, owner)
     if kind is functools.partial:
-        return functools.partial(visit(value.func), *visit(value.args), **visit(value.keywords))
+        parts = value.func, *value.args, *value.keywords.values()
+        new, given = visit(parts), len(value.args) + 1
+        keywords = dict(zip(value.keywords, new[given:], strict=True))
+        return value if new is parts else functools.partial(*new[:given], **keywords)
     if kind is weakref.ref:
-        return weakref.ref(visit(value())) if isinstance(value(), nn.Module) else value
-    if kind is types.FunctionType and value.__closure__:
-        return _with_cells(copies, value)
-    return copies.setdefault(id(value), HeldIterator()) if is_iterator(value) else value
+        target = value()
+        new = visit(target) if isinstance(target, (nn.Module, torch.Tensor)) else target
+        return value if new is target else weakref.ref(new)
+    return _with_cells(copies, value) if kind is types.FunctionType and value.__closure__ else value
 
 
 def _with_cells(copies: dict[int, Any], function: types.FunctionType) -> types.FunctionType:
-    """A closure over modules of the tree, closed over their copies instead."""
+    """A closure over what was copied, closed over the copies instead."""
     contents = [getattr(cell, "cell_contents", None) for cell in function.__closure__ or ()]
-    if not any(id(content) in copies for content in contents if isinstance(content, nn.Module)):
+    held = [isinstance(content, (nn.Module, torch.Tensor)) and id(content) in copies for content in contents]
+    if not any(held):
         return function
     cells = [
-        types.CellType(copies[id(c)]) if isinstance(c, nn.Module) and id(c) in copies else cell
-        for cell, c in zip(function.__closure__ or (), contents, strict=True)
+        types.CellType(copies[id(content)]) if copied else cell
+        for cell, content, copied in zip(function.__closure__ or (), contents, held, strict=True)
     ]
-    code, names, defaults = function.__code__, function.__globals__, function.__defaults__
-    new = types.FunctionType(code, names, function.__name__, defaults, tuple(cells))
-    new.__kwdefaults__ = function.__kwdefaults__
+    defaults = with_copies(copies, function.__defaults__)
+    new = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))
+    given = function.__kwdefaults__
+    new.__kwdefaults__ = given and {name: with_copies(copies, value) for name, value in given.items()}
     new.__dict__.update(function.__dict__)
     return new

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Iterator
 
 from bridge.dispatch import Dispatch
-from bridge.errors import UNDER_WAY
+from bridge.errors import UNDER_WAY, WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
+from bridge.internals import NO_MEMORY
 from bridge.precision import products_of_pytorch
 from bridge.recording import NO_GRAPH
 from bridge.tensors import RECORDING
@@ -51,6 +52,8 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     except Exception as error:
         if dispatch.failed is not None and error is not dispatch.failed:
             raise dispatch.failed from error
+        if isinstance(error, RuntimeError) and str(error).startswith(NO_MEMORY):
+            raise dispatch.error(f"code that leaves PyTorch {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY, error) from error
         raise
     else:
         if dispatch.failed is not None:

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from bridge.arrays import jax_dtype
+from bridge.cells import REGION, View, stop_gradient
 from bridge.internals import below_modes
 from bridge.lowerings.registry import METAS
 from bridge.memory import elements, positions
-from bridge.tensors import REGION, BridgeTensor, View, stop_gradient
+from bridge.tensors import BridgeTensor
 
 aten = torch.ops.aten
 

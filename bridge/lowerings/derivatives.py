@@ -10,9 +10,10 @@ import jax
 import torch
 
 from bridge.arrays import array_of
+from bridge.cells import stop_gradient
 from bridge.internals import pytorch_decomposition
 from bridge.lowerings.registry import DECOMPOSITIONS, decomposes
-from bridge.tensors import BridgeTensor, fresh, stop_gradient
+from bridge.tensors import BridgeTensor, fresh
 
 aten = torch.ops.aten
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.cells import regraft
 from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.registry import LOWERINGS, decomposes, lowers, widened
-from bridge.tensors import regraft
 
 aten = torch.ops.aten
 

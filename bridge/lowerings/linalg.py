@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.cells import regraft
 from bridge.lowerings.registry import FUNCTIONS, lowers
-from bridge.tensors import regraft
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge.cells import regraft
 from bridge.lowerings.registry import lowers, widened
-from bridge.tensors import regraft
 
 aten = torch.ops.aten
 

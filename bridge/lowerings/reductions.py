@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from bridge.arrays import jax_dtype
+from bridge.cells import regraft
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.registry import METAS, lowers, widened
-from bridge.tensors import regraft
 
 aten = torch.ops.aten
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.cells import regraft
 from bridge.internals import torchax_embedding, torchax_index_put
 from bridge.lowerings.registry import METAS, decomposes, lowers
-from bridge.tensors import regraft
 
 aten = torch.ops.aten
 

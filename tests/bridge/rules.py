@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bridge
-from bridge import adoption, arrays, dispatch, tensors
+from bridge import adoption, arrays, cells, dispatch, tensors
 from bridge.lowerings import DECOMPOSITIONS
 
 call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("call", "parity"))
@@ -20,15 +20,15 @@ def without_stop(monkeypatch):
 
 
 def without_own_cell(monkeypatch):
-    monkeypatch.setattr(tensors.Cell, "detached", lambda self: self)
+    monkeypatch.setattr(cells.Cell, "detached", lambda self: self)
 
 
 def with_own_memory(monkeypatch):
     """A detached tensor that is a copy."""
     monkeypatch.setattr(
-        tensors.Cell,
+        cells.Cell,
         "detached",
-        lambda self: tensors.Cell(tensors.Storage(self.read()), tensors.stop_gradient(self.read()), False),
+        lambda self: cells.Cell(cells.Storage(self.read()), cells.stop_gradient(self.read()), False),
     )
 
 
@@ -37,32 +37,34 @@ def without_visible_requires_grad(monkeypatch):
 
 
 def without_regraft(monkeypatch):
-    monkeypatch.setattr(tensors, "regraft", lambda value, path: value)
+    for file in (cells, tensors):
+        monkeypatch.setattr(file, "regraft", lambda value, path: value)
 
 
 def with_stopped_writes(monkeypatch):
     """The other half-rule: a write without gradients cuts the path instead of keeping it."""
-    monkeypatch.setattr(tensors, "regraft", lambda value, path: jax.lax.stop_gradient(value))
+    for file in (cells, tensors):
+        monkeypatch.setattr(file, "regraft", lambda value, path: jax.lax.stop_gradient(value))
 
 
 def with_writes_that_stop(monkeypatch):
     """Every write cuts the gradient, as if gradients were always off for it."""
-    original = tensors.Cell.write
+    original = cells.Cell.write
 
     def write(self, array, **settings):
         original(self, jax.lax.stop_gradient(array), **settings)
 
-    monkeypatch.setattr(tensors.Cell, "write", write)
+    monkeypatch.setattr(cells.Cell, "write", write)
 
 
 def without_writes(monkeypatch):
-    monkeypatch.setattr(tensors.Cell, "write", lambda self, array, **settings: None)
+    monkeypatch.setattr(cells.Cell, "write", lambda self, array, **settings: None)
 
 
 def without_write_back(monkeypatch):
     def write(self, value, *, tracked, **_settings):
         self._views = ()
-        self._cell = tensors.Cell(tensors.Storage(value), value, tracked)
+        self._cell = cells.Cell(cells.Storage(value), value, tracked)
 
     monkeypatch.setattr(tensors.BridgeTensor, "write", write)
 

@@ -80,12 +80,17 @@ def said(action, x=None):
     return text
 
 
+TO_DLPACK = torch._C._to_dlpack  # as somebody has it who imported it before the bridge
+
 REFUSED = {
     "numpy": lambda x: torch.from_numpy(x.detach().numpy()),
     "np.asarray": lambda x: torch.from_numpy(np.asarray(x.detach())),
     "a function of NumPy": lambda x: torch.as_tensor(np.sin(x.detach())),
     "data_ptr": lambda x: x * (x.data_ptr() % 2),
     "from_dlpack": lambda x: torch.from_dlpack(x.detach()).mul(2),
+    "to_dlpack": lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)),
+    "jax": lambda x: jax.dlpack.from_dlpack(x),
+    "code of C++": lambda x: torch.from_dlpack(TO_DLPACK(x)),
 }
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import bridge
 from bridge import recomputation
-from bridge.tensors import Region
+from bridge.cells import Region
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ from rows import ROWS
 from side_by_side import inputs_of, objective_of, state_of
 from support.markers import slow_unless
 
-from bridge import tensors
+from bridge import cells, tensors
 from bridge.parity.leaves import compare as compared
 from bridge.parity.leaves import named
 from bridge.parity.sides import projection, torch_weigh
@@ -72,5 +72,6 @@ def test_is_red_where_a_regrafted_value_keeps_its_own_path(name, monkeypatch):
         return value
 
     regraft.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
-    monkeypatch.setattr(tensors, "regraft", regraft)
+    for file in (cells, tensors):
+        monkeypatch.setattr(file, "regraft", regraft)
     assert any(leaf.error > leaf.tolerance for leaf in compare(name))

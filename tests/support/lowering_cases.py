@@ -38,6 +38,7 @@ CASES = {
     aten._to_copy.default: [((X,), {"dtype": torch.int32}), ((X,), {})],
     aten.clone.default: [((X,), {})],
     aten.lift_fresh_copy.default: [((X,), {})],
+    aten.fake_quantize_per_tensor_affine_cachemask.default: [((X, 0.25, 2, -5, 6), {})],
     aten.copy.default: [((X.int(), torch.arange(4)), {})],
     aten.angle.default: [((X,), {})],
     aten.softplus.default: [((X,), {}), ((X, 2, 10), {})],
@@ -179,6 +180,9 @@ AT_SPECIAL_POINTS = {
 """`test_special_points.py` compares these at many points."""
 
 ELSEWHERE = {
+    torch.ops.prims.copy_strided.default,
+    aten.fake_quantize_per_channel_affine_cachemask.default,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
     *AT_SPECIAL_POINTS,
     aten._weight_norm_interface.default,
     aten._ctc_loss.default,
