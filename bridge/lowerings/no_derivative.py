@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from bridge.errors import BridgeError
-from bridge.internals import arguments
+from bridge.internals import arguments, tree_map_only
 from bridge.tensors import BridgeTensor, differentiable, fresh
 
 aten = torch.ops.aten
@@ -93,19 +93,19 @@ def apply_rule(
     message = f"PyTorch has no derivative of `{name}`"
     message += "" if rule.of is None else f" with respect to {' and '.join(f'`{n}`' for n, _ in sources)}"
     refused = f"{message}; the gradient of one was asked for {where()}. Remedy: detach it, or write it otherwise."
-    values = [t.value for _, t in sources]
+    values, tracked = [t.value for _, t in sources], any(t.requires_grad for _, t in sources)
     out = run(func, args, kwargs)
 
-    def without(result: Any) -> Any:
-        if not isinstance(result, BridgeTensor) or not differentiable(result.dtype):
+    def without(result: BridgeTensor) -> BridgeTensor:
+        if not differentiable(result.dtype):
             return result
         value = without_derivative(result.value, values, refused)
         if any(result is a for a in args):  # written in place
-            result.write(value, tracked=result._cell.tracked, grad_enabled=True)
+            result.write(value, tracked=tracked, grad_enabled=True)
             return result
-        return fresh(value, result._meta, tracked=result._cell.tracked, live=True)
+        return fresh(value, result._meta, tracked=tracked or result._cell.tracked, live=True)
 
-    return type(out)(map(without, out)) if isinstance(out, (tuple, list)) else without(out)
+    return tree_map_only(BridgeTensor, without, out)
 
 
 def without_derivative(value: jax.Array, sources: Sequence[jax.Array], message: str) -> jax.Array:
