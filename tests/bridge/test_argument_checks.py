@@ -4,6 +4,7 @@ import contextlib
 import itertools
 
 import jax
+import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import nn
 import bridge
 from bridge import kernel_checks
 from bridge.internals import DispatchMode, tree_map_only
+from bridge.tensors import blank, fresh
 
 X = randn(3, 4)
 long = torch.tensor
@@ -131,12 +133,10 @@ def test_what_pytorch_takes_is_let_through():
 
 
 @pytest.mark.slow
-def test_no_kernel_is_said_to_refuse_what_it_takes(monkeypatch):
+def test_no_kernel_is_said_to_refuse_what_it_takes():
     """Of all calls of operations that the samples of PyTorch's database make: integers as JAX has them, zeros."""
     from benchmarks import op_survey
 
-    monkeypatch.setattr(kernel_checks, "_is_index", lambda tensor: False)
-    monkeypatch.setattr(kernel_checks, "BridgeTensor", torch.Tensor)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     refused = {}
@@ -150,8 +150,8 @@ def test_no_kernel_is_said_to_refuse_what_it_takes(monkeypatch):
             return out
 
     for entry in op_survey.database():
-        for dtype in {torch.float32, torch.int64, torch.complex64} & set(entry.dtypes):
-            for sample in itertools.islice(entry.sample_inputs("cpu", dtype), 4):
+        for dtype in {torch.float32, torch.int64} & set(entry.dtypes):
+            for sample in itertools.islice(entry.sample_inputs("cpu", dtype), 2):
                 with contextlib.suppress(Exception), Watch():
                     entry.op(sample.input, *sample.args, **sample.kwargs)
     torch.set_num_threads(threads)
@@ -160,6 +160,6 @@ def test_no_kernel_is_said_to_refuse_what_it_takes(monkeypatch):
 
 
 def as_from_jax(tensor):
-    if tensor.layout is not torch.strided:
-        return tensor
-    return tensor.detach().clone().to(torch.int32 if tensor.dtype == torch.int64 else tensor.dtype)
+    """A traced tensor; nobody reads its values."""
+    dtype = torch.int32 if tensor.dtype == torch.int64 else tensor.dtype
+    return fresh(jnp.zeros(()), blank(tensor.shape, None, dtype))
