@@ -92,7 +92,7 @@ lowers(aten.logaddexp2.default)(_logarithm_of_sum(jnp.logaddexp2, jnp.exp2))
 
 
 @lowers(aten.nextafter.default)
-@with_derivatives(lambda t, out, x, y: t, lambda t, out, x, y: jnp.zeros_like(t))
+@with_derivatives(lambda t, out, x, y: jnp.where(x != y, t, 0), lambda t, out, x, y: jnp.zeros_like(t))
 def nextafter(x, y):
     return jnp.nextafter(x, y)
 

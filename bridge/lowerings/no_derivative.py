@@ -63,7 +63,11 @@ _enter(
         )
     ),
 )  # fmt: skip
-_enter(Rule(), "heaviside floor_divide scatter.reduce scatter.value_reduce _unique2 unique_dim unique_consecutive")
+_enter(
+    Rule(),
+    "heaviside floor_divide scatter.reduce scatter.value_reduce _chunk_cat linalg_ldl_factor_ex _unique2 unique_dim "
+    "unique_consecutive",
+)
 _enter(Rule(("self",)), "igamma igammac special_zeta")
 _enter(Rule(("target",), is_checked=True), "soft_margin_loss")
 _enter(Rule(("weight", "pos_weight"), is_checked=True), "binary_cross_entropy_with_logits binary_cross_entropy")
