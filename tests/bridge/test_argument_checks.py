@@ -1,10 +1,6 @@
 """What PyTorch refuses by values that are known while tracing, or by dtype: the same error, before anything runs."""
 
-import contextlib
-import itertools
-
 import jax
-import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +8,6 @@ from eager import Call, compare, randn
 from torch import nn
 
 import bridge
-from bridge import kernel_checks
-from bridge.internals import DispatchMode, tree_map_only
-from bridge.tensors import blank, fresh
 
 X = randn(3, 4)
 long = torch.tensor
@@ -130,36 +123,3 @@ def test_what_pytorch_takes_is_let_through():
         )
 
     compare(Call(function), [X])
-
-
-@pytest.mark.slow
-def test_no_kernel_is_said_to_refuse_what_it_takes():
-    """Of all calls of operations that the samples of PyTorch's database make: integers as JAX has them, zeros."""
-    from benchmarks import op_survey
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    refused = {}
-
-    class Watch(DispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            given = tree_map_only(torch.Tensor, as_from_jax, (args, kwargs or {}))
-            out = func(*args, **(kwargs or {}))
-            if func not in refused and "sparse" not in func.name():
-                refused[func] = kernel_checks.refused_by_kernel(func, *given)
-            return out
-
-    for entry in op_survey.database():
-        for dtype in {torch.float32, torch.int64} & set(entry.dtypes):
-            for sample in itertools.islice(entry.sample_inputs("cpu", dtype), 2):
-                with contextlib.suppress(Exception), Watch():
-                    entry.op(sample.input, *sample.args, **sample.kwargs)
-    torch.set_num_threads(threads)
-    assert len(refused) > 400
-    assert not {func.name(): error for func, error in refused.items() if error is not None}
-
-
-def as_from_jax(tensor):
-    """A traced tensor; nobody reads its values."""
-    dtype = torch.int32 if tensor.dtype == torch.int64 else tensor.dtype
-    return fresh(jnp.zeros(()), blank(tensor.shape, None, dtype))
