@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from bridge.internals import below_modes, tree_map_only
+from bridge.internals import below_modes, overload_name, tree_map_only
+from bridge.kernel_checks import refused_by_kernel
 from bridge.metas import tensors_in
 from bridge.tensors import BridgeTensor
 
@@ -23,8 +24,21 @@ Check = Callable[[tuple, dict], bool]
 CHECKS: dict[Any, Check] = {}
 
 
-def raise_if_refused(check: Check, func: Any, args: tuple, kwargs: dict) -> None:
-    """Raise PyTorch's own error if `check` says that there is one."""
+def raise_if_refused(func: Any, args: tuple, kwargs: dict, nested: bool) -> None:
+    """Raise PyTorch's own error for the arguments, if there is one.
+
+    `nested`: the operation is part of a decomposition, so the types are ours, and only constants are checked.
+    """
+    check = CHECKS.get(func)
+    if check is not None:
+        _raise_if(check, func, args, kwargs)
+    if not nested and func not in _CHECKED:
+        error = refused_by_kernel(func, args, kwargs)
+        if error is not None:
+            raise error
+
+
+def _raise_if(check: Check, func: Any, args: tuple, kwargs: dict) -> None:
     if check(args, kwargs):
         with below_modes():
             args, kwargs = tree_map_only(torch.Tensor, _copy, (args, kwargs))
@@ -34,7 +48,7 @@ def raise_if_refused(check: Check, func: Any, args: tuple, kwargs: dict) -> None
 def raise_if_not_cast(func: Any, args: tuple, kwargs: dict) -> None:
     """Raise what PyTorch raises for an in-place operation whose result has a type that its target cannot hold."""
     if torch.Tag.pointwise in func.tags:
-        raise_if_refused(_into_lesser_type, func, args, kwargs)
+        _raise_if(_into_lesser_type, func, args, kwargs)
 
 
 def _into_lesser_type(args: tuple, kwargs: dict) -> bool:
@@ -142,3 +156,20 @@ _enter("mm bmm addmm baddbmm addbmm mv addmv dot vdot linear convolution scaled_
 _enter("_softmax _log_softmax upsample_linear1d upsample_bicubic2d upsample_trilinear3d", _not_floating)
 _enter("max min", _of_nothing)
 _enter("bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift", _not_integers)
+
+
+def _overloads(names: str) -> frozenset[Any]:
+    packets = [getattr(aten, name) for name in names.split()]
+    ops = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    return frozenset(op for op in ops if not overload_name(op).endswith("out"))
+
+
+_CHECKED = _overloads("mm bmm addmm baddbmm embedding _softmax _log_softmax convolution linear")
+"""Operations of nearly every model, whose kernels refuse nothing else than what is checked here."""
+
+ORDINARY = _overloads(
+    "add mul div neg exp tanh sigmoid silu gelu rsqrt sqrt cos sin mean sum where cat clone copy_ _to_copy view "
+    "_unsafe_view permute transpose t expand unsqueeze squeeze slice select split split_with_sizes detach alias "
+    "native_layer_norm reshape _reshape_alias lift_fresh arange full zeros ones empty empty_like zeros_like ones_like"
+)
+"""Operations of nearly every model, whose kernels refuse nothing that their meta kernels take, and views."""

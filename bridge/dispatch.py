@@ -8,10 +8,11 @@ draws random numbers, it writes in place, or it computes a new tensor. Lowerings
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.adoption import Adopted
-from bridge.argument_checks import CHECKS, raise_if_not_cast, raise_if_refused
+from bridge.argument_checks import ORDINARY, raise_if_not_cast, raise_if_refused
 from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.cells import differentiable, stop_gradient
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
@@ -39,6 +40,7 @@ from bridge.internals import (
     torchax_lowering,
 )
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
+from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule
 from bridge.metas import MetaCache, check_write, listed, map_tensors, meta_of, meta_of_strided
 from bridge.operations import (
     draws_numbers,
@@ -107,6 +109,8 @@ class Dispatch(DispatchMode):
         self._off = off
         self._adopted = Adopted()
         self._said: set[str] = set()
+        self._nested = 0
+        """In how many decompositions the operation at hand is: PyTorch has no part in what those are made of."""
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""
         self._metas_of = MetaCache()
@@ -163,26 +167,52 @@ class Dispatch(DispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             raise self.error(f"`{func.name()}` takes functions, which has no translation", _UNSUPPORTED_REMEDY)
-        check = CHECKS.get(func)
-        if check is not None:
-            raise_if_refused(check, func, args, kwargs)
         try:
-            args = self._adopted.without_values(func, args, kwargs) or args
-            if self._is_constant(func, args, kwargs):
-                return self._in_pytorch(func, args, kwargs)
-            return self.replay(func, args, kwargs)
+            if func not in ORDINARY:
+                raise_if_refused(func, args, kwargs, nested=bool(self._nested))
+            return self._translated(func, args, kwargs)
+        except Exception as error:
+            if not isinstance(error, BridgeError) and not hasattr(error, "__notes__"):
+                error.add_note(where_in_module(self._names))  # to PyTorch's own message
+            raise
+
+    def _translated(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        try:
+            return self._run(func, args, kwargs)
         except _TRACE_ERRORS as error:
             what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
             raise self.error(f"`{func.name()}` {what}", _SHAPE_REMEDY) from error
         except NotImplementedError as error:
-            if self.survey is not None:
-                return self._skip(func, args, kwargs, str(error))
-            if shapes_by_data(func):
-                raise self.error(f"`{func.name()}` makes a shape that depends on data", _SHAPE_REMEDY) from error
-            if isinstance(error, _LoweringError):
-                raise self.error(f"the lowering of `{func.name()}` failed ({error})", _DEFECT_REMEDY) from error
-            remedy = _NESTED_REMEDY if "nested" in func.name() else _UNSUPPORTED_REMEDY
-            raise self.error(f"`{func.name()}` has no translation ({error})", remedy) from error
+            return self._untranslated(func, args, kwargs, error)
+
+    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        args = self._adopted.without_values(func, args, kwargs) or args
+        if self._is_constant(func, args, kwargs):
+            return self._in_pytorch(func, args, kwargs)
+        rule = NO_DERIVATIVE.get(func)
+        if rule is not None and not self._nested:
+            return apply_rule(rule, self.replay, func, args, kwargs, lambda: where_in_module(self._names))
+        return self.replay(func, args, kwargs)
+
+    def _untranslated(self, func: Any, args: tuple, kwargs: dict, error: NotImplementedError) -> Any:
+        if self.survey is not None:
+            return self._skip(func, args, kwargs, str(error))
+        if shapes_by_data(func):
+            raise self.error(f"`{func.name()}` makes a shape that depends on data", _SHAPE_REMEDY) from error
+        if isinstance(error, _LoweringError):
+            raise self.error(f"the lowering of `{func.name()}` failed ({error})", _DEFECT_REMEDY) from error
+        remedy = _NESTED_REMEDY if "nested" in func.name() else _UNSUPPORTED_REMEDY
+        raise self.error(f"`{func.name()}` has no translation ({error})", remedy) from error
+
+    @contextlib.contextmanager
+    def _taking_apart(self) -> Iterator[None]:
+        """Code that makes one operation of others, which come here in turn."""
+        self._nested += 1
+        try:
+            with self:
+                yield
+        finally:
+            self._nested -= 1
 
     def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether the result depends on no input, on no parameter, buffer or key."""
@@ -229,11 +259,11 @@ class Dispatch(DispatchMode):
             return by_values(self, func, self.adopt(args[0]), *args[1:], **kwargs)
         ours = func in DECOMPOSITIONS and not self.is_off(func)
         if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
-            with self:
+            with self._taking_apart():
                 return DECOMPOSITIONS[func](*args, **kwargs)
         if is_composite(func) and func not in LOWERINGS and func not in RANDOM:
             # Met inside a decomposition, where PyTorch's autograd layer no longer takes it apart.
-            with self:
+            with self._taking_apart():
                 return func.decompose(*args, **kwargs)
         for target in written_arguments(func, args, kwargs):
             self.take_over(target)
@@ -421,7 +451,7 @@ class Dispatch(DispatchMode):
         made_of = decomposition(func)
         if made_of is None:
             raise NotImplementedError("neither a lowering nor a decomposition")
-        with self:
+        with self._taking_apart():
             result = made_of(*args, **kwargs)
         if result is NotImplemented:
             raise NotImplementedError("its decomposition does not take these arguments")

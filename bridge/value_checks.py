@@ -8,9 +8,10 @@ import sys
 import torch.distributions
 import torch.nn.functional
 
+from bridge.errors import is_framework
+
 _FUNCTIONAL = torch.nn.functional.__file__
 _DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
-_FRAMEWORK = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<")
 _CHECKS = ("__init__", "_validate_sample", "check", "_mvdigamma")
 """Functions of `torch.distributions` that ask for a value only to raise if it is false."""
 
@@ -24,7 +25,7 @@ def answer_to_a_check() -> bool | None:
             return True if frame.f_code.co_name in _CHECKS else None
         if path == _FUNCTIONAL and frame.f_code.co_name == "gaussian_nll_loss":
             return False  # it asks for a negative variance
-        if not path.startswith(_FRAMEWORK):
+        if not is_framework(path):
             return None
         frame = frame.f_back
     return None

@@ -4,6 +4,7 @@ The derivatives are the formulas of PyTorch; where one says 0 * inf or shares a 
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -77,30 +78,23 @@ def fmin(x, y):
     return jnp.where((x <= y) | jnp.isnan(y), x, y)
 
 
-@with_derivatives(
-    lambda t, out, x, y: t / (1 + jnp.exp(y - x)),
-    lambda t, out, x, y: t / (1 + jnp.exp(x - y)),
-)
-def _logaddexp(x, y):
-    return jnp.logaddexp(x, y)
+def _logarithm_of_sum(add: Callable, exp: Callable) -> Callable:
+    """`add(x, y)` is the logarithm of `exp(x) + exp(y)`."""
+    combine = with_derivatives(
+        lambda t, out, x, y: t / (1 + exp(y - x)),
+        lambda t, out, x, y: t / (1 + exp(x - y)),
+    )(add)
+    return lambda x, y: combine(widened(x), widened(y))
 
 
-@lowers(aten.logaddexp.default)
-def logaddexp(x, y):
-    return _logaddexp(widened(x), widened(y))
+lowers(aten.logaddexp.default)(_logarithm_of_sum(jnp.logaddexp, jnp.exp))
+lowers(aten.logaddexp2.default)(_logarithm_of_sum(jnp.logaddexp2, jnp.exp2))
 
 
-@with_derivatives(
-    lambda t, out, x, y: t / (1 + jnp.exp2(y - x)),
-    lambda t, out, x, y: t / (1 + jnp.exp2(x - y)),
-)
-def _logaddexp2(x, y):
-    return jnp.logaddexp2(x, y)
-
-
-@lowers(aten.logaddexp2.default)
-def logaddexp2(x, y):
-    return _logaddexp2(widened(x), widened(y))
+@lowers(aten.nextafter.default)
+@with_derivatives(lambda t, out, x, y: jnp.where(x != y, t, 0), lambda t, out, x, y: jnp.zeros_like(t))
+def nextafter(x, y):
+    return jnp.nextafter(x, y)
 
 
 @with_derivatives(lambda t, out, x, y: t / y, lambda t, out, x, y: -(t * out) / y)

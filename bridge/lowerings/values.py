@@ -124,3 +124,9 @@ def is_all_true(x):
 @decomposes(aten._is_any_true.default)
 def is_any_true(x):
     return x.any()
+
+
+@decomposes(aten._new_zeros_with_same_feature_meta.default)
+def zeros_for_a_tangent(x, other, *, self_num_batch_dims=0):
+    """What forward-mode differentiation copies a tangent into that lies otherwise in memory than `other`."""
+    return other.new_zeros((*x.shape[:self_num_batch_dims], *other.shape))

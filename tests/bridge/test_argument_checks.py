@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager import Call, compare, randn
+from torch import nn
 
 import bridge
 
@@ -62,7 +63,35 @@ REFUSED = {
     "interpolated integers": lambda x: F.interpolate(x.long()[None], size=8, mode="linear"),
     "embedding by floats": lambda x: F.embedding(x, x),
     "gather by 32 bits and bool": lambda x: x.gather(1, x > 0),
+    "deviation of integers": lambda x: x.long().std(),
+    "index_add of two dtypes": lambda x: x.index_add(0, long([0]), x[:1].double()),
+    "brackets written in another dtype": lambda x: (x * 1).index_put_((long([0]),), x[0].double()),
+    "brackets of floats": lambda x: x[x],
+    "lerp of two dtypes": lambda x: torch.lerp(x, x.double(), 0.5),
+    "polar of two dtypes": lambda x: torch.polar(x, x.double()),
+    "one_hot of floats": lambda x: F.one_hot(x, 3),
+    "complex relu": lambda x: torch.complex(x, x).relu(),
+    "complex max": lambda x: torch.complex(x, x).max(),
+    "complex clamp": lambda x: torch.complex(x, x).clamp(max=1.0),
+    "complex order": lambda x: torch.complex(x, x) < 1,
+    "out that requires grad": lambda x: torch.add(nn.Parameter(torch.ones(4)), x[0], out=torch.empty(4)),
+    "attention, a mask of integers": lambda x: attention(x, x.new_ones(3, 3).long()),
+    "attention, a mask and causal": lambda x: attention(x, x.new_ones(3, 3), is_causal=True),
+    "attention, a mask and causal, dropout": lambda x: attention(x, x.new_ones(3, 3), 0.5, True),
+    "ctc, labels missing": lambda x: F.ctc_loss(x.log_softmax(-1), long([1, 2, 3, 1]), (3,), (2,)),
+    "ctc, too long": lambda x: F.ctc_loss(x[:, None].log_softmax(-1), long([[1, 2]]), (9,), (2,)),
+    "ctc, blank": lambda x: F.ctc_loss(x[:, None].log_softmax(-1), long([[1, 2]]), (3,), (2,), blank=9),
+    "smooth l1, beta": lambda x: F.smooth_l1_loss(x, x, beta=-1.0),
+    "unpooled": lambda x: F.max_unpool1d(x[None], torch.full((1, 3, 4), 99), 2),
+    "integers filled with inf": lambda x: x.long().fill_(float("inf")),
+    "integers to a negative power": lambda x: x.long() ** -1,
+    "buckets of two dimensions": lambda x: torch.bucketize(x, x),
+    "square of integers as a loss": lambda x: F.mse_loss(x.long(), x.long()),
 }
+
+
+def attention(x, mask, dropout=0.0, is_causal=False):
+    return F.scaled_dot_product_attention(x[None], x[None], x[None], mask, dropout, is_causal)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -71,8 +100,10 @@ def test_refused_as_by_pytorch(name):
         REFUSED[name](X)
     fn = bridge.export(Call(REFUSED[name]))
     with pytest.raises(type(expected.value)) as ours:
-        jax.eval_shape(lambda x: fn({}, {}, x)[0], X.numpy())
+        jax.eval_shape(lambda x: fn({}, {}, x, rng=jax.random.key(0))[0], X.numpy())
     assert not isinstance(ours.value, bridge.BridgeError)
+    if name != "dropout probability":  # which Python code refuses before any operation
+        assert any("in the module itself (Call)" in note for note in ours.value.__notes__)
 
 
 def test_what_pytorch_takes_is_let_through():

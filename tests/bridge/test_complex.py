@@ -78,6 +78,7 @@ REAL = {
     "rfft and irfft": lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.tensor([1, 2j, 1 - 1j]), 4),
     "irfft, odd": lambda x: torch.fft.irfft(torch.fft.rfft(x) * (1 + 2j), 5, norm="ortho"),
     "rfft2 and irfft2": lambda x: torch.fft.irfft2(torch.fft.rfft2(x).square(), (3, 4)),
+    "rfft2 and irfft2, odd": lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * (1 + 2j), (3, 5), norm="forward"),
     "fft2": lambda x: torch.fft.fft2(x).abs(),
     "ihfft": torch.fft.ihfft,
     "fftshift": lambda x: torch.fft.fftshift(torch.fft.fftn(x)).imag,

@@ -79,6 +79,7 @@ LINEAR = {
     "grad": lambda m, x: grad(lambda x: m(x).sin().sum())(x),
     "gradient for each example": lambda m, x: vmap(grad(squared(m)), (None, 0))(parameters(m), x)["weight"],
     "jvp": lambda m, x: jvp(lambda x: m(x).sin(), (x,), (torch.ones_like(x),)),
+    "jvp along an expanded tangent": lambda m, x: jvp(lambda x: m(x).sin(), (x,), (x[:, :1].expand_as(x),)),
     "vjp": lambda m, x: vjp(m, x)[1](torch.sin(x))[0],
     "jacrev": lambda m, x: jacrev(lambda x: m(x).tanh())(x[0]),
     "jacfwd": lambda m, x: jacfwd(lambda x: m(x).tanh())(x[0]),
