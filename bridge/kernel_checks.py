@@ -1,8 +1,8 @@
 """Arguments that PyTorch's kernels refuse while its meta device takes them: types, and numbers out of range.
 
 The kernel itself is asked, on the host, with zeros in place of traced tensors, once for each signature of a process.
-What it refuses is its own error. Sizes above `_SMALL` are brought down to it first; where the kernel then refuses,
-the real sizes decide.
+What it refuses is its own error. Only elementwise operations are asked with smaller sizes, which keep their relations
+there: other kernels may read beyond a tensor that is too small for the rest. Large arguments of those are not checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridge.tensors import BridgeTensor
 aten = torch.ops.aten
 
 _SMALL = 4
-"""The largest size of a dimension in the first attempt."""
+"""The largest size of a dimension for elementwise operations."""
 
 _AFFORDABLE = 2**16
 """Elements up to which the kernel is asked with the real sizes."""
@@ -109,7 +109,7 @@ def _asked(func: Any, args: tuple, kwargs: dict, by_values: bool) -> Exception |
                 if not isinstance(error, (RuntimeError, IndexError, ValueError, TypeError)):
                     return None
                 errors.append(error)
-    if len(errors) < 3 or str(errors[-1]) != str(errors[-2]) or any(n in str(errors[-1]) for n in _NOT_ON_THE_HOST):
+    if not errors or str(errors[-1]) != str(errors[-2]) or any(n in str(errors[-1]) for n in _NOT_ON_THE_HOST):
         return None
     return errors[-1]
 
@@ -129,13 +129,12 @@ def _attempts(values: Any, by_values: bool) -> Iterator[Callable[[torch.Tensor],
         shape = [min(n, _SMALL) for n in tensor.shape] if small else tensor.shape
         return torch.full(shape, fill, dtype=integers if tensor.dtype == torch.int32 else tensor.dtype)
 
-    yield functools.partial(stand_in, fill=0, small=True, integers=torch.int32)
-    if sum(n for n, _ in sizes) > _AFFORDABLE:
+    if by_values and sum(n for n, _ in sizes) > _AFFORDABLE:
         return
     # An integer that comes from JAX has 32 bits where PyTorch's has 64.
     for integers in (torch.int32, torch.int64):
         for fill in (0, 1):
-            yield functools.partial(stand_in, fill=fill, small=False, integers=integers)
+            yield functools.partial(stand_in, fill=fill, small=not by_values, integers=integers)
 
 
 @functools.cache

@@ -195,6 +195,8 @@ ELSEWHERE = {
     aten.linalg_lu_factor_ex.default,
     aten._efficientzerotensor.default,
     aten.polar.default,
+    aten._fft_c2r.default,
+    aten.nextafter.default,
     aten.put.default,
     aten.multilabel_margin_loss_forward.default,
     aten.mkldnn_rnn_layer.default,
@@ -206,7 +208,8 @@ ELSEWHERE = {
     aten.max_pool3d_with_indices_backward.default,
 }
 """Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
-`test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`."""
+`test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`,
+`test_no_derivative.py`."""
 
 
 class Op(nn.Module):
