@@ -22,6 +22,7 @@ from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
 from train_jax.runtime.programs import Programs
+from train_jax.runtime.timeline import Timeline
 from train_jax.tasks.task import Task, task_class
 
 
@@ -90,7 +91,7 @@ class Training:
         dispatch = self.config.compute.steps_per_dispatch
         return self.devices.parallel_train_step(step if dispatch == 1 else several_steps(step))
 
-    def programs(self) -> Programs:
+    def programs(self, timeline: Timeline | None = None) -> Programs:
         """Returns the steps of all stages, which are compiled when they are needed."""
 
         def step_at(stage: Any) -> Any:
@@ -99,7 +100,7 @@ class Training:
             size = part_size(self.config, self.devices)
             return self.parallel_step(build_objective(self.config, self.task, size, stage=stage))
 
-        return Programs(self.devices, step_at, self.task.stages(self.total_steps))
+        return Programs(self.devices, step_at, self.task.stages(self.total_steps), timeline)
 
 
 def start(config: RunConfig, task: Task | None = None, devices: Devices | None = None) -> Training:

@@ -43,6 +43,20 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def events(self) -> Path:
+        """Where the wall time of the run went, a line for each event of each session."""
+        return self.path / "events.jsonl"
+
+    @property
+    def heartbeat(self) -> Path:
+        """The same since the last event, written every second while the run trains."""
+        return self.path / "heartbeat.json"
+
+    def host_log(self, process: int) -> Path:
+        """Everything that a process printed."""
+        return self.path / "logs" / f"host-{process:02}.log"
+
+    @property
     def wandb_id(self) -> Path:
         return self.path / "wandb_id"
 
