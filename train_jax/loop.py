@@ -43,20 +43,26 @@ def train(
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
+    remarks: list[str] = []
     begin = decide_start(config, training.total_steps)
     if begin.finished is not None:
         require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
         return begin.finished
     with all_or_none():
-        state = training.initial_state(continues=begin.continues)
+        state = training.initial_state(continues=begin.continues, say=remarks.append)
     with contextlib.ExitStack() as closing:
         folder = _open(training, closing)
         events = Events(folder if is_main_process() else None, timeline, total_steps=training.total_steps)
-        return _train(training, state, folder, closing.enter_context(events.recorded()), closing)
+        return _train(training, state, folder, closing.enter_context(events.recorded()), remarks, closing)
 
 
 def _train(
-    training: Training, state: TrainState, folder: RunFolder, events: Events, closing: contextlib.ExitStack
+    training: Training,
+    state: TrainState,
+    folder: RunFolder,
+    events: Events,
+    remarks: list[str],
+    closing: contextlib.ExitStack,
 ) -> dict[str, Any]:
     config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
     timeline = events.timeline
@@ -79,8 +85,7 @@ def _train(
     steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
     feed = closing.enter_context(_feed(training, steps))
     record = Record(config, task, devices, tracker, clock, training.groups)
-    for reason in saving.damaged:
-        tracker.say(f"{reason}; continuing from step {first_step}")
+    record.say([*remarks, *(f"{reason}; continuing from step {first_step}" for reason in saving.damaged)])
     record.begin(training.objective.params, first_step, total_steps)
     with training.programs(timeline) as programs, timeline.doing("steps"):
         state = _steps(

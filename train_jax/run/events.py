@@ -67,7 +67,7 @@ class Events:
     def _beat(self) -> None:
         assert self._folder is not None
         while True:
-            with self._lock, contextlib.suppress(OSError):
+            with self._lock, contextlib.suppress(Exception):  # what cannot be written now may be in a second
                 if not self._ended.is_set():
                     write_text(self._folder.heartbeat, json.dumps(self._beat_now()))
             if self._ended.wait(HEARTBEAT_SECONDS):

@@ -18,6 +18,12 @@ class RunFolder:
     """The files of one run."""
 
     path: Path
+    weights_of: str = ""
+    """The checkpoint whose results are asked for, such as `at-step-20`; empty for the newest one."""
+
+    @property
+    def _results(self) -> Path:
+        return self.path / self.weights_of if self.weights_of else self.path
 
     @property
     def config(self) -> Path:
@@ -71,15 +77,15 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        return self.path / "weights.safetensors"
+        return self._results / "weights.safetensors"
 
     @property
     def report(self) -> Path:
-        return self.path / "report" / "index.html"
+        return self._results / "report" / "index.html"
 
     @property
     def export_check(self) -> Path:
-        return self.path / "evaluation" / "export_check.json"
+        return self._results / "evaluation" / "export_check.json"
 
     @property
     def machine(self) -> Path:
@@ -87,18 +93,18 @@ class RunFolder:
         return self.path / "machine.json"
 
     def evaluation(self, split: str) -> Path:
-        return self.path / "evaluation" / f"{split}.json"
+        return self._results / "evaluation" / f"{split}.json"
 
     def predictions(self, split: str) -> Path:
-        return self.path / "evaluation" / f"{split}_predictions.npz"
+        return self._results / "evaluation" / f"{split}_predictions.npz"
 
     def halting_curve(self, split: str) -> Path:
         """The halting curve of an evaluation that ran to the halt limit."""
-        return self.path / "evaluation" / f"{split}_halting_curve.json"
+        return self._results / "evaluation" / f"{split}_halting_curve.json"
 
     def halted_early(self, split: str) -> Path:
         """The metrics of the last evaluation with early halting."""
-        return self.path / "evaluation" / f"{split}_halted_early.json"
+        return self._results / "evaluation" / f"{split}_halted_early.json"
 
 
 def write_text(path: Path, text: str) -> None:

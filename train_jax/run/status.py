@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -61,10 +62,12 @@ def find_runs(paths: Sequence[str]) -> list[RunFolder]:
         if RunFolder(Path(path)).config.is_file():
             runs.append(find_run(path))
             continue
-        inside = sorted(config.parent for config in Path(path).glob("*/config.json"))
+        folder = Path(path)
+        inside = [RunFolder(each) for each in sorted(folder.iterdir())] if folder.is_dir() else []
+        inside = [each for each in inside if each.config.is_file()]
         if not inside:
             raise UserError(f"no run at {path} and none in its folders; train one with `trm train PRESET`")
-        runs += [RunFolder(folder) for folder in inside]
+        runs += inside
     return runs
 
 
@@ -128,13 +131,14 @@ def _health(
 
 
 def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
-    """Its step and when it was complete. Orbax gives the folder of a checkpoint its number when it is complete."""
+    """Its step and when it was complete: until then, the name of its folder is no number."""
     if not folder.checkpoints.is_dir():
         return None, None
     steps = [int(path.name) for path in folder.checkpoints.iterdir() if path.name.isdecimal()]
-    if not steps:
-        return None, None
-    return max(steps), (folder.checkpoints / str(max(steps))).stat().st_mtime
+    for step in sorted(steps, reverse=True):
+        with contextlib.suppress(OSError):  # deleted since it was listed
+            return step, (folder.checkpoints / str(step) / "_CHECKPOINT_METADATA").stat().st_mtime
+    return None, None
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:
