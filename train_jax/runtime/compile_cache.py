@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-_MIN_COMPILE_SECONDS = 0.1
-"""Programs that compile faster are not stored."""
+_MIN_COMPILE_SECONDS = 0.0
+"""Small programs are stored, too: a start has dozens of them."""
 
 
 def use_compile_cache(wanted: bool) -> str:
