@@ -15,6 +15,7 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
 from train_jax.run.checksums import checksums
+from train_jax.run.choice import choose
 from train_jax.run.folder import RunFolder
 from train_jax.run.saving import figure_of_best
 
@@ -99,18 +100,18 @@ def test_the_best_one_is_remembered_by_a_run_that_continues(tmp_path):
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path):
     folder = saved(RunFolder(tmp_path), range(1, 7), {1: 0.1, 3: 0.9, 5: 0.3}, newest=2)
     checkpoints = Checkpoints(folder, writes=False)
-    assert [checkpoints.choose(wanted) for wanted in ("newest", "best", "5")] == [6, 3, 5]
+    assert [choose(checkpoints, wanted) for wanted in ("newest", "best", "5")] == [6, 3, 5]
     for wanted in ("4", "last", "-1"):
         with pytest.raises(UserError, match=rf"no checkpoint of step {wanted}; use one of 3, 5, 6, newest, best"):
-            checkpoints.choose(wanted)
+            choose(checkpoints, wanted)
     flip(folder.checkpoints / "6" / "notes" / "metadata", random.Random(0))
-    assert checkpoints.choose("best") == 3, "as an older checkpoint knows it"
+    assert choose(checkpoints, "best") == 3, "as an older checkpoint knows it"
     checkpoints.close()
     checkpoints = Checkpoints(saved(RunFolder(tmp_path / "none"), [1]), writes=False)
     with pytest.raises(
         UserError, match="has no best checkpoint; train with --keep-best exact_accuracy, or use one of 1"
     ):
-        checkpoints.choose("best")
+        choose(checkpoints, "best")
     checkpoints.close()
 
 

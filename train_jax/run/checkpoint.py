@@ -10,7 +10,6 @@ With several processes each one writes its part of one checkpoint, which is the 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import shutil
@@ -130,35 +129,6 @@ class Checkpoints:
         """Of the complete checkpoints, newest last."""
         return sorted(self._manager.all_steps())
 
-    def choose(self, wanted: str) -> int:
-        """The step of a checkpoint: `newest`, `best` (by the figure that the run keeps the best by), or a number.
-
-        Raises `UserError` if there is no such checkpoint.
-        """
-        steps = self.steps()
-        if wanted == "newest" and steps:
-            return steps[-1]
-        if wanted == "best":
-            best = self._best_of_notes()
-            if best is None:
-                raise UserError(
-                    f"{self.folder} has no best checkpoint; train with --keep-best exact_accuracy, or use one of "
-                    f"{', '.join(map(str, steps))}"
-                )
-            wanted = str(best.step)
-        if not wanted.isdecimal() or int(wanted) not in steps:
-            shown = ", ".join(map(str, [*steps, "newest", "best"]))
-            raise UserError(f"{self.folder} has no checkpoint of step {wanted}; use one of {shown}")
-        return int(wanted)
-
-    def _best_of_notes(self) -> Best | None:
-        """As the newest checkpoint with intact notes knows it."""
-        for step in reversed(self.steps()):
-            with contextlib.suppress(Exception):  # whatever Orbax and JSON raise for damaged files
-                notes = self._notes(step)
-                return Best(**notes["best"]) if "best" in notes else None
-        return None
-
     def restore_newest(self, state: TrainState, carry: Any, sharding: Any = None) -> Resumed | None:
         """The newest checkpoint that is not damaged, None if there is no checkpoint. Collective.
 
@@ -212,7 +182,7 @@ class Checkpoints:
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         """The expected arrays of the expected items, and the notes."""
         try:
-            notes, like = self._notes(step), {}
+            notes, like = self.notes(step), {}
             metadata = self._manager.item_metadata(step)
             for item in expected:
                 place = sharding if item == "carry" else None
@@ -244,7 +214,8 @@ class Checkpoints:
                     raise self._damaged(step, ValueError(f"{name} is not what was saved"))
         return arrays
 
-    def _notes(self, step: int) -> dict[str, Any]:
+    def notes(self, step: int) -> dict[str, Any]:
+        """The notes of a checkpoint. Raises whatever Orbax and JSON raise for damaged files."""
         notes = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
         if notes.pop(_CHECKSUM, None) != _of_json(notes):
             raise ValueError("its notes are not what was saved")

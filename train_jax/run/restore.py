@@ -22,12 +22,11 @@ from train_jax.core.state import Arrays, TrainState, new_state
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, trainable
 from train_jax.run.checkpoint import Checkpoints, has_checkpoint
+from train_jax.run.choice import NEWEST, chosen_steps, results_of
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.model import build_objective
 from train_jax.tasks.task import Task, task_class
-
-NEWEST = "newest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ def restore(
         raise UserError(f"{run_dir} has no checkpoint yet; train it with `trm train`")
     averaged = config.optim.ema_decay > 0
     with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
-        steps = _chosen(checkpoints, str(step), average, average_last)
+        steps = chosen_steps(checkpoints, str(step), average, average_last)
         if whole_state:
             optimizer = dense_optimizer(config.optim, 1)
             like = new_state(
@@ -105,7 +104,7 @@ def restore(
             weights, buffers = mean_weights(map(read, steps), {table.weights for table in objective.tables})
             state = TrainState(jnp.int32(steps[-1]), weights, weights, (), buffers, new_guard(scales_loss=False))
     if str(step) != NEWEST or average or average_last:
-        folder = dataclasses.replace(folder, weights_of=_results_of(steps))
+        folder = dataclasses.replace(folder, weights_of=results_of(steps))
     return Restored(folder, config, task, objective, state, steps[-1])
 
 
@@ -118,28 +117,7 @@ def results_folder(run_dir: str, step: str) -> RunFolder:
     if step == NEWEST:
         return folder
     with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
-        return dataclasses.replace(folder, weights_of=_results_of(_chosen(checkpoints, step, (), 0)))
-
-
-def _chosen(checkpoints: Checkpoints, step: str, average: Sequence[int], average_last: int) -> list[int]:
-    """The steps of the chosen checkpoints, newest last."""
-    if not (average or average_last):
-        return [checkpoints.choose(step)]
-    if step != NEWEST or (average and average_last):
-        raise UserError("several options choose checkpoints; give only one of --step, --average and --average-last")
-    steps = checkpoints.steps()
-    if average_last > len(steps):
-        raise UserError(
-            f"average_last is {average_last}, and {checkpoints.folder} has {len(steps)} checkpoints; use at most "
-            f"{len(steps)}, or train with a larger --keep-checkpoints"
-        )
-    return steps[-average_last:] if average_last else sorted({checkpoints.choose(str(step)) for step in average})
-
-
-def _results_of(steps: Sequence[int]) -> str:
-    if len(steps) == 1:
-        return f"at-step-{steps[0]}"
-    return f"average-of-{'-'.join(map(str, steps))}" if len(steps) <= 8 else f"average-of-{len(steps)}-to-{steps[-1]}"
+        return dataclasses.replace(folder, weights_of=results_of(chosen_steps(checkpoints, step, (), 0)))
 
 
 def mean_weights(read: Iterable[tuple[Arrays, Arrays]], tables: Collection[str]) -> tuple[Arrays, Arrays]:

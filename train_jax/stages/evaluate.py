@@ -13,8 +13,9 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
+from train_jax.run.choice import NEWEST
 from train_jax.run.folder import write_text
-from train_jax.run.restore import NEWEST, Restored, restore
+from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.tasks.puzzles.evaluation import Evaluation
