@@ -46,7 +46,7 @@ def _of_rows(array: np.ndarray, first_row: int) -> int:
     if not array.size:
         return 0
     rows = np.ascontiguousarray(array).reshape(len(array) if array.ndim else 1, -1)
-    parts = (zlib.crc32(row) for row in rows.view(np.uint8))
+    parts = (zlib.crc32(row.data) for row in rows.view(np.uint8))
     return sum((2 * (first_row + i) + 1) * part for i, part in enumerate(parts)) % _MODULUS
 
 

@@ -121,7 +121,7 @@ def _health(
     if folder.finished.is_file():
         return "finished", ""
     if silent is None:
-        return "not started", ""
+        return ("silent", "no events, as of older versions") if folder.metrics.is_file() else ("not started", "")
     if silent > SILENT_SECONDS:
         return "silent", f"not written for {duration(silent)}: killed, frozen, or its storage is away"
     waits = now - beat["step_time"] if beat is not None and beat["kind"] in ("steps", "data") else 0.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ def use_compile_cache(wanted: bool) -> str:
         config.update("jax_enable_compilation_cache", False)
         return ""
     if not config.jax_compilation_cache_dir:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trm" / "compiled"
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trm" / "compiled" / _processor()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -36,6 +38,16 @@ def use_compile_cache(wanted: bool) -> str:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
     return ""
+
+
+def _processor() -> str:
+    """Programs for a CPU may use instructions that another machine with the same home folder does not have."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            facts = {line for line in file if line.startswith(("flags", "Features", "model name"))}
+    except OSError:
+        facts = {platform.processor()}
+    return f"{platform.machine()}-{zlib.crc32(''.join(sorted(facts)).encode()):08x}"
 
 
 class CacheUse:
