@@ -15,6 +15,7 @@ def pytest_configure(config):
     """
     if config.option.markexpr == "not slow":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what the tests run does not depend on what they ran before
 
 
 torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold

@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 __all__ = ["load_run"]
 
 
-def load_run(path: str) -> Predictor:
-    """Loads the averaged weights of the latest checkpoint of the run in the folder `path`, for prediction.
+def load_run(path: str, step: str | int = "newest") -> Predictor:
+    """Loads the averaged weights of a checkpoint of the run in the folder `path`, for prediction.
 
-    Raises `train_jax.errors.UserError` if there is no run or no checkpoint.
+    `step`: `newest`, `best` (of a run with `keep_best`), or the step of a checkpoint. Raises
+    `train_jax.errors.UserError` if there is no run or no such checkpoint.
     """
     from train_jax.tasks.puzzles.solving import Predictor  # imports JAX and PyTorch, which `trm --help` does not need
 
-    return Predictor.load(path)
+    return Predictor.load(path, step)

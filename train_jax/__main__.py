@@ -16,6 +16,7 @@ GROUPS = {
     },
     "training": {
         "train": "train a model, or continue a run: trm train PRESET [--field value …]",
+        "status": "show runs: step, speed, time left, last checkpoint, health, goodput",
         "summary": "print the accuracy, training time and files of a run",
         "sweep": "list and show the experiments",
     },

@@ -11,7 +11,10 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
+from train_jax.run.events import Events
 from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.goodput import read_goodput
+from train_jax.run.host_log import host_log
 from train_jax.run.machine import write_machine
 from train_jax.run.record import Record
 from train_jax.run.resume import decide_start, open_run, sole_writer
@@ -20,33 +23,49 @@ from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
 from train_jax.runtime.preemption import Preemption
-from train_jax.runtime.processes import all_or_none, is_main_process, require_equal
+from train_jax.runtime.processes import all_or_none, is_main_process, process_shard, require_equal
 from train_jax.runtime.programs import Programs
 from train_jax.runtime.stopwatch import Stopwatch
+from train_jax.runtime.timeline import Timeline
 from train_jax.start import Training, start
 from train_jax.tasks.task import Evaluator, Task
 
 
-def train(config: RunConfig, devices: Devices | None = None, task: Task | None = None) -> dict[str, Any]:
+def train(
+    config: RunConfig, devices: Devices | None = None, task: Task | None = None, *, since: float | None = None
+) -> dict[str, Any]:
     """Trains until the run is finished; returns the metrics of the final evaluation, at once for a finished run.
 
+    `since`: when the work began, in seconds of the epoch, if the process is there only for this run; by default now.
     Raises `UserError`, before a folder is created, for a configuration or data that cannot be trained.
     """
+    timeline = Timeline(since)
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
+    remarks: list[str] = []
     begin = decide_start(config, training.total_steps)
     if begin.finished is not None:
         require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
         return begin.finished
     with all_or_none():
-        state = training.initial_state(continues=begin.continues)
+        state = training.initial_state(continues=begin.continues, say=remarks.append)
     with contextlib.ExitStack() as closing:
-        return _train(training, state, _open(training, closing), closing)
+        folder = _open(training, closing)
+        events = Events(folder if is_main_process() else None, timeline, total_steps=training.total_steps)
+        return _train(training, state, folder, closing.enter_context(events.recorded()), remarks, closing)
 
 
-def _train(training: Training, state: TrainState, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, Any]:
+def _train(
+    training: Training,
+    state: TrainState,
+    folder: RunFolder,
+    events: Events,
+    remarks: list[str],
+    closing: contextlib.ExitStack,
+) -> dict[str, Any]:
     config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
+    timeline = events.timeline
     preemption = closing.enter_context(Preemption().watching())
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
@@ -54,8 +73,10 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
     # ---- state: the given one, or from the latest checkpoint
     carry = training.initial_carry(state, batches.at(0, state))
     saving = closing.enter_context(contextlib.closing(Saving(training, folder)))
-    state, carry = saving.restore(state, carry)
+    with timeline.doing("restore"):
+        state, carry = saving.restore(state, carry)
     first_step = saving.first_step
+    events.continues(first_step)
 
     # ---- the loop
     make_tracker = partial(Tracker, config, folder, start_step=first_step, total_steps=total_steps)
@@ -64,19 +85,25 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
     steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
     feed = closing.enter_context(_feed(training, steps))
     record = Record(config, task, devices, tracker, clock, training.groups)
-    for reason in saving.damaged:
-        tracker.say(f"{reason}; continuing from step {first_step}")
+    record.say([*remarks, *(f"{reason}; continuing from step {first_step}" for reason in saving.damaged)])
     record.begin(training.objective.params, first_step, total_steps)
-    with training.programs() as programs:
-        state = _steps(training, programs, feed, saving, evaluator, preemption, clock, record, state, carry, steps)
-    with clock.paused(state):
+    with training.programs(timeline) as programs, timeline.doing("steps"):
+        state = _steps(
+            training, programs, feed, saving, evaluator, preemption, clock, record, events, state, carry, steps
+        )
+    timeline.switch("end")
+    with clock.paused(state), timeline.doing("evaluation"):
         evaluation = record.evaluate(total_steps, state, evaluator)
         figures: dict[str, Any] = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
         figures |= {"summary": evaluation.summary}
-        saving.wait()
+        with timeline.doing("saving"):
+            saving.wait()
         if is_main_process():
             evaluation.save(folder, "test")
             write_text(folder.finished, json.dumps(figures, indent=1))
+            events.progress()
+            goodput = read_goodput(folder)
+            tracker.say(goodput.line() if goodput else "")
     return figures
 
 
@@ -89,12 +116,13 @@ def _steps(
     preemption: Preemption,
     clock: Stopwatch,
     record: Record,
+    events: Events,
     state: TrainState,
     carry: Any,
     steps: range,
 ) -> TrainState:
     """Runs the remaining steps and the events between them; returns the last state."""
-    config, devices = training.config, training.devices
+    config, devices, timeline = training.config, training.devices, events.timeline
     key = devices.random_key(config.seed)
     window: list[tuple[int, Any]] = []
     debugger = NanDebugger(training) if config.debug_nans else None
@@ -102,17 +130,26 @@ def _steps(
     def log(dispatches: list[tuple[int, Any]]) -> None:
         if dispatches:
             record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
+            events.progress()
+
+    def save_and_end(step: int, state: TrainState, carry: Any) -> None:
+        with timeline.doing("saving"):
+            saving.finish(step, state, carry, clock)
+        events.end("preempted")
 
     for first in steps:
         step = min(first + steps.step, steps.stop)
-        batch = feed.next(state)
+        with timeline.doing("data"):
+            batch = feed.next(state)
         devices.limit_dispatch([metrics for _, metrics in window])
         if debugger is not None:
             debugger.before_step(carry, batch)
         program = programs.get(first, step - first, (state, carry, batch, key))
+        record.say(programs.news())
         with preemption.lock:
             state, carry, metrics = program(state, carry, batch, key)
-            preemption.after_step(step, partial(saving.finish, step, state, carry, clock))
+            preemption.after_step(step, partial(save_and_end, step, state, carry))
+        timeline.dispatched(step)
         if debugger is not None:
             debugger.after_step(state, metrics)
         window.append((step, metrics))
@@ -122,15 +159,17 @@ def _steps(
             window = window[-1:]
         last, figures = step == steps.stop, {}
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
-            with clock.paused(state):
+            with clock.paused(state), timeline.doing("evaluation"):
                 evaluation = record.evaluate(step, state, evaluator, limit=config.eval_examples, metrics_only=True)
                 figures = evaluation.metrics
-        if last or step % config.checkpoint_every_steps == 0:
+        if saving.due(step, steps.stop, metrics):
             # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
             with clock.paused(state), preemption.lock:
                 log(window)
                 window = []
-                saving.start(step, state, carry, clock, figures)
+                with timeline.doing("saving"):
+                    saving.start(step, state, carry, clock, figures)
+            events.progress()
         preemption.check(before_saving=partial(log, window))
     return state
 
@@ -166,4 +205,6 @@ def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
                 f"{folder.path} does not contain the files that the first process wrote; use a --run-dir that all "
                 "processes share"
             )
+    number, count = process_shard()
+    closing.enter_context(host_log(folder.host_log(number), f"process {number} of {count} of the run"))
     return folder

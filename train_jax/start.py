@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
 from train_jax.runtime.programs import Programs
+from train_jax.runtime.timeline import Timeline
 from train_jax.tasks.task import Task, task_class
 
 
@@ -47,11 +49,11 @@ class Training:
         dispatch = self.config.compute.steps_per_dispatch
         return Batches(self.task, self.devices, total_steps=self.total_steps, steps_per_dispatch=dispatch)
 
-    def initial_state(self, *, continues: bool = False) -> TrainState:
+    def initial_state(self, *, continues: bool = False, say: Callable[[str], None] = lambda _: None) -> TrainState:
         """Returns the initial state on the host; a copy, because steps donate their state.
 
         If `continues`, a checkpoint will replace the values, so `config.init_from` is not read. Otherwise raises
-        `UserError` if the weights in `config.init_from` do not fit.
+        `UserError` if the weights in `config.init_from` do not fit; `say` is called with what is changed in them.
         """
         params, buffers = jax.tree.map(jnp.copy, (self.objective.params, self.objective.buffers))
         state = new_state(
@@ -62,7 +64,7 @@ class Training:
             keeps_ema=self.config.optim.ema_decay > 0,
             scales_loss=scales_loss(self.config),
         )
-        return initial_weights(state, self.objective, "" if continues else self.config.init_from)
+        return initial_weights(state, self.objective, "" if continues else self.config.init_from, say)
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
         """Returns the initial carry with a device axis; `batch` is a result of `Devices.split_batch`."""
@@ -90,7 +92,7 @@ class Training:
         dispatch = self.config.compute.steps_per_dispatch
         return self.devices.parallel_train_step(step if dispatch == 1 else several_steps(step))
 
-    def programs(self) -> Programs:
+    def programs(self, timeline: Timeline | None = None) -> Programs:
         """Returns the steps of all stages, which are compiled when they are needed."""
 
         def step_at(stage: Any) -> Any:
@@ -99,7 +101,7 @@ class Training:
             size = part_size(self.config, self.devices)
             return self.parallel_step(build_objective(self.config, self.task, size, stage=stage))
 
-        return Programs(self.devices, step_at, self.task.stages(self.total_steps))
+        return Programs(self.devices, step_at, self.task.stages(self.total_steps), timeline)
 
 
 def start(config: RunConfig, task: Task | None = None, devices: Devices | None = None) -> Training:

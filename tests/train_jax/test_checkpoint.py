@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
 from train_jax.run.checksums import checksums
+from train_jax.run.choice import choose
 from train_jax.run.folder import RunFolder
 from train_jax.run.saving import figure_of_best
 
@@ -93,6 +95,49 @@ def test_the_best_one_is_remembered_by_a_run_that_continues(tmp_path):
     checkpoints.save(3, *made(3), {}, value=0.5)
     checkpoints.close()
     assert kept(folder) == [1, 3]
+
+
+def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path):
+    folder = saved(RunFolder(tmp_path), range(1, 7), {1: 0.1, 3: 0.9, 5: 0.3}, newest=2)
+    checkpoints = Checkpoints(folder, writes=False)
+    assert [choose(checkpoints, wanted) for wanted in ("newest", "best", "5")] == [6, 3, 5]
+    for wanted in ("4", "last", "-1"):
+        with pytest.raises(UserError, match=rf"no checkpoint of step {wanted}; use one of 3, 5, 6, newest, best"):
+            choose(checkpoints, wanted)
+    flip(folder.checkpoints / "6" / "notes" / "metadata", random.Random(0))
+    assert choose(checkpoints, "best") == 3, "as an older checkpoint knows it"
+    checkpoints.close()
+    checkpoints = Checkpoints(saved(RunFolder(tmp_path / "none"), [1]), writes=False)
+    with pytest.raises(
+        UserError, match="has no best checkpoint; train with --keep-best exact_accuracy, or use one of 1"
+    ):
+        choose(checkpoints, "best")
+    checkpoints.close()
+
+
+def test_a_reader_of_the_model_reads_little_else(tmp_path):
+    """At most 1.1 times the bytes of what it returns, counted by the operating system."""
+    state, carry = made(1)
+    large = {"w": np.random.default_rng(0).normal(size=(1000, 500)).astype(np.float32)}
+    table = {"table": np.random.default_rng(1).normal(size=(3000, 500)).astype(np.float32)}
+    state = state._replace(params=large, ema=large, opt_state={"mu": large}, buffers=state.buffers | table)
+    folder = RunFolder(tmp_path)
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, state, carry | {"z": np.random.default_rng(2).normal(size=(ROWS, 10**5))}, {})
+    checkpoints.close()
+    checkpoints = Checkpoints(folder, writes=False)
+    before = bytes_read()
+    checkpoints.restore_model(1, state.ema, state.buffers, averaged=True)
+    after = bytes_read()
+    checkpoints.close()
+    returned = sum(np.asarray(array).nbytes for array in (*state.ema.values(), *state.buffers.values()))
+    assert 0.8 * returned < after - before <= 1.1 * returned, f"{(after - before) / returned:.3f}"
+
+
+def bytes_read():
+    """Of files by this process."""
+    facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(facts["rchar"])
 
 
 def test_the_figure_of_the_best_checkpoint():

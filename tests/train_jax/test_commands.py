@@ -59,7 +59,7 @@ def test_a_run_with_other_fields(capsys, tmp_path, data_dir):
 
 
 def test_no_run(capsys, tmp_path):
-    for stage in ("evaluate", "export", "solve", "report", "summary"):
+    for stage in ("evaluate", "export", "solve", "report", "summary", "status"):
         assert "no run at" in mistake(capsys, stage, str(tmp_path / "nothing"))
 
 

@@ -15,6 +15,8 @@ import pytest
 from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.errors import UserError
+from train_jax.run.folder import RunFolder
+from train_jax.run.goodput import read_goodput
 from train_jax.runtime.processes import join_processes
 
 FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5", "H_cycles=1",
@@ -96,6 +98,10 @@ def test_two_processes_learn_the_same_as_one_device(tmp_path, data_dir, single_p
     texts = train(run_dir, data_dir, 2, 4, f"runner='{runner}'")
     assert_same(run_dir, single_process_run)
     assert ["step 20: exact accuracy" in text for text in texts] == [True, False], "only the first process prints"
+    logs = [(run_dir / "logs" / f"host-{number:02}.log").read_text() for number in range(2)]
+    assert [f"process {number} of 2 of the run" in log for number, log in enumerate(logs)] == [True, True]
+    assert ["step 20: exact accuracy" in log for log in logs] == [True, False]
+    assert read_goodput(RunFolder(run_dir)).seconds["compile"] > 0, "compiled at the first call"
 
 
 @pytest.mark.slow

@@ -6,9 +6,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import torch
 from support.presets import with_fields
 from support.untrained_run import write_run
 
+import bridge
 from train_jax.core.reduction import sum_over_devices
 from train_jax.errors import UserError
 from train_jax.loop import train
@@ -16,6 +18,9 @@ from train_jax.run.presets import preset
 from train_jax.run.restore import initial_weights, restore
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
+
+IDENTIFIERS = 6
+"""Of `data_dir`."""
 
 
 @pytest.fixture
@@ -36,6 +41,24 @@ def test_a_run_starts_with_the_averaged_weights_of_another(config, data_dir, tmp
     name = "model.inner.lm_head.weight"
     assert (np.asarray(new.params[name]) != np.asarray(state.params[name])).any()
     assert initial_weights(new, training.objective, "") is new
+
+
+def test_a_table_of_another_size_starts_as_its_mean(config, data_dir, tmp_path):
+    source = write_run(tmp_path / "source", data_dir, act_steps=2, step=3, seed=5)
+    training = start(config, devices=Devices(1))
+    (table,) = training.objective.tables
+    weights = restore(source).state_dict()
+    weights[table.weights] = torch.randn(9, weights[table.weights].shape[1])
+    file, said = tmp_path / "weights.safetensors", []
+    bridge.save_weights(file, weights)
+    state = initial_weights(training.initial_state(), training.objective, str(file), said.append)
+    mean = weights[table.weights].double().mean(0).float().numpy()
+    np.testing.assert_array_equal(state.buffers[table.weights], np.broadcast_to(mean, (IDENTIFIERS, len(mean))))
+    assert said == [f"init_from {file}: {table.weights} has 9 rows, here 6; every row starts as the mean of those"]
+    weights[table.weights] = torch.randn(IDENTIFIERS, len(mean) + 1)
+    bridge.save_weights(file, weights)
+    with pytest.raises(UserError, match=table.weights):
+        initial_weights(training.initial_state(), training.objective, str(file))
 
 
 def test_weights_of_another_model_are_refused_before_anything_is_written(config, data_dir, tmp_path):

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Integer
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
+from train_jax.run.goodput import Goodput, read_goodput
 from train_jax.run.tracking import read_metrics
 from train_jax.tasks.puzzles.accuracy import score_answers
 from train_jax.tasks.puzzles.batches import loss_labels
@@ -95,6 +96,8 @@ class Measured:
     """Accuracy with early halting, from the last evaluation on the whole test set."""
     halted_early: dict[str, float] | None
     """Metrics of the last evaluation with early halting, and its `threshold`."""
+    goodput: Goodput | None = None
+    """Where the wall time went; None for runs of older versions."""
 
     @property
     def halt_max_steps(self) -> int:
@@ -133,13 +136,22 @@ class Measured:
         return {name.removeprefix("eval/"): value for name, value in during[-1].items()} if during else {}
 
 
-def measure(run_dir: str) -> Measured:
-    """Reads a run. Raises `UserError` if it does not exist or has no metrics yet."""
+def measure(run_dir: str, step: str = "newest") -> Measured:
+    """Reads a run with the results of a checkpoint: `newest`, `best`, or its step.
+
+    Raises `UserError` if it does not exist, has no metrics yet, or if the chosen checkpoint has not been evaluated.
+    """
     folder, config = read_run(run_dir)
+    if step != "newest":
+        from train_jax.run.restore import results_folder  # imports JAX, which a report needs only for this
+
+        folder = results_folder(run_dir, step)
     add_kind(getattr(config.task_config, "kind", ""))
     records, test = read_metrics(folder), _json(folder.evaluation("test"))
     if not records and test is None:
         raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for the first metrics")
+    if test is None and folder.weights_of:
+        raise UserError(f"{folder.evaluation('test')} is missing; run `trm evaluate {run_dir} --step {step}` first")
     try:
         answers, missing = _answers(folder, config, test), ""
     except UserError as error:
@@ -156,6 +168,7 @@ def measure(run_dir: str) -> Measured:
         answers_missing=missing,
         halting_curve=_curve(folder.halting_curve("test")),
         halted_early=_json(folder.halted_early("test")),
+        goodput=read_goodput(folder),
     )
 
 

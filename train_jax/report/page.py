@@ -10,7 +10,7 @@ from markupsafe import Markup
 from train_jax.report import measured as read
 from train_jax.report.boards import strip
 from train_jax.report.failure_section import failure_section
-from train_jax.report.figures import percent
+from train_jax.report.figures import percent, spelled
 from train_jax.report.halting_section import halting_section
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step
 from train_jax.report.plots import Series, plot
@@ -32,7 +32,8 @@ def page(measured: Measured) -> str:
     check = measured.export_check
     return render_document(
         "report.html.j2",
-        title=measured.folder.path.resolve().name,
+        title=" ".join([measured.folder.path.resolve().name, measured.folder.weights_of]).strip(),
+        goodput=_goodput(measured),
         measured=measured,
         config=measured.config,
         curves=_learning(measured),
@@ -102,6 +103,15 @@ def _examples(answers: Answers, act_steps: ActSteps) -> list[dict[str, Any]]:
         for title, number, why in examples
         if number is not None and (trace := answers.trace(number))
     ]
+
+
+def _goodput(measured: Measured) -> list[tuple[str, str, str]]:
+    """Rows of the wall time by part, largest first."""
+    goodput = measured.goodput
+    if goodput is None or goodput.wall_seconds <= 0:
+        return []
+    parts = sorted(goodput.seconds.items(), key=lambda part: -part[1])
+    return [(name, spelled(seconds), percent(seconds / goodput.wall_seconds)) for name, seconds in parts]
 
 
 def _configuration(measured: Measured) -> dict[str, dict[str, Any]]:

@@ -182,7 +182,7 @@ class Checkpoints:
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         """The expected arrays of the expected items, and the notes."""
         try:
-            notes, like = self._notes(step), {}
+            notes, like = self.notes(step), {}
             metadata = self._manager.item_metadata(step)
             for item in expected:
                 place = sharding if item == "carry" else None
@@ -214,7 +214,8 @@ class Checkpoints:
                     raise self._damaged(step, ValueError(f"{name} is not what was saved"))
         return arrays
 
-    def _notes(self, step: int) -> dict[str, Any]:
+    def notes(self, step: int) -> dict[str, Any]:
+        """The notes of a checkpoint. Raises whatever Orbax and JSON raise for damaged files."""
         notes = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
         if notes.pop(_CHECKSUM, None) != _of_json(notes):
             raise ValueError("its notes are not what was saved")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from train_jax.runtime.processes import sum_over_processes
 
 _MODULUS = 2**32
+_THREADS = 4
 
 
 def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
@@ -21,24 +23,30 @@ def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
     processes that hold different rows of an array add theirs, and a change in one row always changes it. NumPy arrays
     and arrays that a process has whole are taken as they are. Collective if any array spans several processes.
     """
-    sums, spread = {}, []
-    for name, array in arrays.items():
-        if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
-            sums[name] = sum(_of_rows(np.asarray(s.data), s.index[0].start or 0) for s in _distinct(array)) % _MODULUS
-            spread.append(name)
-        else:
-            sums[name] = _of_rows(np.asarray(array), 0)
+    with ThreadPoolExecutor(_THREADS) as pool:  # the loop waits for this, and zlib releases the interpreter's lock
+        sums = dict(zip(arrays, pool.map(_of_array, arrays.values()), strict=True))
+    spread = [name for name, array in arrays.items() if _is_spread(array)]
     if spread:
         totals = sum_over_processes(np.array([sums[name] for name in spread], np.uint32))
         sums |= dict(zip(spread, totals.tolist(), strict=True))
     return sums
 
 
+def _is_spread(array: Any) -> bool:
+    return isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated)
+
+
+def _of_array(array: Any) -> int:
+    if _is_spread(array):
+        return sum(_of_rows(np.asarray(s.data), s.index[0].start or 0) for s in _distinct(array)) % _MODULUS
+    return _of_rows(np.asarray(array), 0)
+
+
 def _of_rows(array: np.ndarray, first_row: int) -> int:
     if not array.size:
         return 0
     rows = np.ascontiguousarray(array).reshape(len(array) if array.ndim else 1, -1)
-    parts = (zlib.crc32(row.tobytes()) for row in rows)
+    parts = (zlib.crc32(row.data) for row in rows.view(np.uint8))
     return sum((2 * (first_row + i) + 1) * part for i, part in enumerate(parts)) % _MODULUS
 
 

@@ -28,8 +28,9 @@ ACT_FIELDS = (
 )  # fmt: skip
 SCHEDULE_FIELDS = ("lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio")
 LOGGING_FIELDS = (
-    "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "keep_checkpoints",
-    "keep_every_steps", "keep_best", "log_every_steps", "debug_nans", "deterministic", "wandb", "wandb_project",
+    "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "checkpoint_every_minutes",
+    "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "debug_nans", "deterministic", "wandb",
+    "wandb_project",
 )  # fmt: skip
 
 
@@ -50,6 +51,9 @@ class ComputeConfig:
     or a regular expression for qualified names."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
+    compile_cache: bool = True
+    """Keep compiled programs in the folder JAX_COMPILATION_CACHE_DIR, by default that of the user's caches, for later
+    runs with equal shapes."""
 
     def __post_init__(self):
         _check(self, "compute.")
@@ -94,6 +98,8 @@ class RunConfig:
     """Number of test examples in evaluations during training; 0 uses all. The final evaluation uses all."""
     checkpoint_every_steps: EverySteps = 1000
     """Optimizer steps between checkpoints."""
+    checkpoint_every_minutes: Annotated[float, Range(0, 1e6)] = 0.0
+    """Minutes between checkpoints, besides those by steps; after a multiple of log_every_steps. 0 for none."""
     keep_checkpoints: Annotated[int, Range(1, 10**6)] = 2
     """Newest checkpoints that are kept."""
     keep_every_steps: Steps = 0

@@ -18,6 +18,12 @@ class RunFolder:
     """The files of one run."""
 
     path: Path
+    weights_of: str = ""
+    """The checkpoint whose results are asked for, such as `at-step-20`; empty for the newest one."""
+
+    @property
+    def _results(self) -> Path:
+        return self.path / self.weights_of if self.weights_of else self.path
 
     @property
     def config(self) -> Path:
@@ -43,6 +49,20 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def events(self) -> Path:
+        """Where the wall time of the run went, a line for each event of each session."""
+        return self.path / "events.jsonl"
+
+    @property
+    def heartbeat(self) -> Path:
+        """The same since the last event, written every second while the run trains."""
+        return self.path / "heartbeat.json"
+
+    def host_log(self, process: int) -> Path:
+        """Everything that a process printed."""
+        return self.path / "logs" / f"host-{process:02}.log"
+
+    @property
     def wandb_id(self) -> Path:
         return self.path / "wandb_id"
 
@@ -57,15 +77,15 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        return self.path / "weights.safetensors"
+        return self._results / "weights.safetensors"
 
     @property
     def report(self) -> Path:
-        return self.path / "report" / "index.html"
+        return self._results / "report" / "index.html"
 
     @property
     def export_check(self) -> Path:
-        return self.path / "evaluation" / "export_check.json"
+        return self._results / "evaluation" / "export_check.json"
 
     @property
     def machine(self) -> Path:
@@ -73,18 +93,18 @@ class RunFolder:
         return self.path / "machine.json"
 
     def evaluation(self, split: str) -> Path:
-        return self.path / "evaluation" / f"{split}.json"
+        return self._results / "evaluation" / f"{split}.json"
 
     def predictions(self, split: str) -> Path:
-        return self.path / "evaluation" / f"{split}_predictions.npz"
+        return self._results / "evaluation" / f"{split}_predictions.npz"
 
     def halting_curve(self, split: str) -> Path:
         """The halting curve of an evaluation that ran to the halt limit."""
-        return self.path / "evaluation" / f"{split}_halting_curve.json"
+        return self._results / "evaluation" / f"{split}_halting_curve.json"
 
     def halted_early(self, split: str) -> Path:
         """The metrics of the last evaluation with early halting."""
-        return self.path / "evaluation" / f"{split}_halted_early.json"
+        return self._results / "evaluation" / f"{split}_halted_early.json"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from train_jax.core.metrics import Groups, optimizer_figures, window_sums
@@ -32,6 +33,10 @@ class Record:
             f"{self._config.model} with {size:,} parameters on {self._devices.kind}; {self._task.description}; "
             f"{total_steps} steps of {self._config.global_batch_size}{resumed}"
         )
+
+    def say(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._tracker.say(line)
 
     def window(
         self, window: list[tuple[int, Any]], *, wait_seconds: float = 0.0, step_flops: float | None = None

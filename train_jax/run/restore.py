@@ -1,25 +1,28 @@
-"""Reads trained weights: the latest checkpoint of a run, or the initial weights of a run."""
+"""Reads trained weights: checkpoints of a run, or the initial weights of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 import bridge
 from train_jax.core.guard import new_guard
 from train_jax.core.objective import Objective
-from train_jax.core.state import TrainState, new_state
+from train_jax.core.state import Arrays, TrainState, new_state
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, trainable
 from train_jax.run.checkpoint import Checkpoints, has_checkpoint
+from train_jax.run.choice import NEWEST, chosen_steps, results_of
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.model import build_objective
@@ -28,7 +31,7 @@ from train_jax.tasks.task import Task, task_class
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A run with the state of its latest checkpoint, on the host."""
+    """A run with the state of a checkpoint, on the host."""
 
     folder: RunFolder
     config: RunConfig
@@ -36,6 +39,7 @@ class Restored:
     objective: Objective
     state: TrainState
     step: int
+    """Of the checkpoint, the newest one of several."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns the averaged weights with PyTorch names, for `load_state_dict(strict=True)`."""
@@ -57,12 +61,22 @@ class Restored:
         return dataclasses.replace(self, config=config, task=task, objective=objective, state=state)
 
 
-def restore(run_dir: str, *, batch_size: int = 1, whole_state: bool = False) -> Restored:
-    """The newest checkpoint: the weights to evaluate and the buffers alone, or with `whole_state` all of the state.
+def restore(
+    run_dir: str,
+    *,
+    step: str | int = NEWEST,
+    average: Sequence[int] = (),
+    average_last: int = 0,
+    batch_size: int = 1,
+    whole_state: bool = False,
+) -> Restored:
+    """A checkpoint: the weights to evaluate and the buffers alone, or with `whole_state` all of the state.
 
-    `batch_size`: examples on one device in a training batch; has no effect on evaluation.
+    `step`: `newest`, `best`, or the step of a checkpoint. `average`: the steps of checkpoints whose mean is taken, or
+    `average_last`: the number of newest ones; see `mean_weights`. `batch_size`: examples on one device in a training
+    batch; has no effect on evaluation. The results of chosen checkpoints have a folder of their own.
 
-    Raises `UserError` if there is no run, no checkpoint, or a checkpoint of another model.
+    Raises `UserError` if there is no run, no such checkpoint, or a checkpoint of another model.
     """
     folder, config = read_run(run_dir)
     if not folder.data.is_file():
@@ -74,7 +88,7 @@ def restore(run_dir: str, *, batch_size: int = 1, whole_state: bool = False) -> 
         raise UserError(f"{run_dir} has no checkpoint yet; train it with `trm train`")
     averaged = config.optim.ema_decay > 0
     with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
-        step = checkpoints.steps()[-1]
+        steps = chosen_steps(checkpoints, str(step), average, average_last)
         if whole_state:
             optimizer = dense_optimizer(config.optim, 1)
             like = new_state(
@@ -84,11 +98,45 @@ def restore(run_dir: str, *, batch_size: int = 1, whole_state: bool = False) -> 
                 trainable=trainable(params, config.optim),
                 keeps_ema=averaged,
             )
-            state = checkpoints.restore_state(step, like)
+            state = checkpoints.restore_state(steps[-1], like)
         else:
-            weights, buffers = checkpoints.restore_model(step, params, objective.buffers, averaged=averaged)
-            state = TrainState(jnp.int32(step), weights, weights, (), buffers, new_guard(scales_loss=False))
-    return Restored(folder, config, task, objective, state, step)
+            read = partial(checkpoints.restore_model, params=params, buffers=objective.buffers, averaged=averaged)
+            weights, buffers = mean_weights(map(read, steps), {table.weights for table in objective.tables})
+            state = TrainState(jnp.int32(steps[-1]), weights, weights, (), buffers, new_guard(scales_loss=False))
+    if str(step) != NEWEST or average or average_last:
+        folder = dataclasses.replace(folder, weights_of=results_of(steps))
+    return Restored(folder, config, task, objective, state, steps[-1])
+
+
+def results_folder(run_dir: str, step: str) -> RunFolder:
+    """The run's folder with the results of one of its checkpoints, as `restore` gives it. Reads no weights.
+
+    Raises `UserError` if there is no run or no such checkpoint.
+    """
+    folder, _ = read_run(run_dir)
+    if step == NEWEST:
+        return folder
+    with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
+        return dataclasses.replace(folder, weights_of=results_of(chosen_steps(checkpoints, step, (), 0)))
+
+
+def mean_weights(read: Iterable[tuple[Arrays, Arrays]], tables: Collection[str]) -> tuple[Arrays, Arrays]:
+    """The mean of the parameters and of the sparse `tables` of several checkpoints, given oldest first.
+
+    The sums have 64 bits. All other buffers are those of the newest one.
+    """
+    sums: dict[str, np.ndarray] = {}
+    count, params, buffers = 0, {}, {}
+    for params, buffers in read:
+        count += 1
+        for name, array in (params | {name: buffers[name] for name in tables}).items():
+            sums[name] = sums[name] + np.asarray(array, np.float64) if name in sums else np.asarray(array, np.float64)
+    if count == 1:
+        return params, buffers
+    means: dict[str, Any] = {
+        name: (sums[name] / count).astype(array.dtype) for name, array in (params | buffers).items() if name in sums
+    }
+    return {name: means[name] for name in params}, buffers | {name: means[name] for name in tables}
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -102,10 +150,13 @@ def read_facts(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); use a run folder that `trm train` wrote") from None
 
 
-def initial_weights(state: TrainState, objective: Objective, source: str) -> TrainState:
+def initial_weights(
+    state: TrainState, objective: Objective, source: str, say: Callable[[str], None] = lambda _: None
+) -> TrainState:
     """Returns the new state with the weights of a run folder or a weights file; unchanged for an empty `source`.
 
-    A sparse table whose size differs keeps its new values. Raises `UserError` for weights of another model.
+    Every row of a sparse table with another number of rows is the mean of those rows, as in the published code;
+    `say` is called with one line about it. Raises `UserError` for weights of another model.
     """
     if not source:
         return state
@@ -119,8 +170,16 @@ def initial_weights(state: TrainState, objective: Objective, source: str) -> Tra
     fn = objective.fn
     own = bridge.state_dict(fn, fn.params, fn.buffers)
     tables = {table.weights for table in objective.tables}
-    resized = {name for name in tables & weights.keys() & own.keys() if weights[name].shape != own[name].shape}
-    params, buffers = _into(objective, state, {**weights, **{name: own[name] for name in resized}})
+    resized = {}
+    for name in sorted(tables & weights.keys() & own.keys()):
+        theirs, ours = weights[name], own[name]
+        if len(theirs) not in (0, len(ours)) and theirs.shape[1:] == ours.shape[1:]:
+            resized[name] = theirs.double().mean(0, keepdim=True).to(ours.dtype).expand(ours.shape).contiguous()
+            say(
+                f"init_from {source}: {name} has {len(theirs):,} rows, here {len(ours):,}; every row starts as the "
+                "mean of those"
+            )
+    params, buffers = _into(objective, state, {**weights, **resized})
     ema = jax.tree.map(jnp.copy, params) if state.ema else {}  # copies, because a step donates the buffers of both
     return state._replace(params=params, ema=ema, buffers=buffers)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints, Retention
 from train_jax.run.folder import RunFolder
+from train_jax.runtime.processes import any_process, is_main_process
 from train_jax.runtime.stopwatch import Stopwatch
 from train_jax.start import Training
 
@@ -16,8 +20,9 @@ from train_jax.start import Training
 class Saving:
     """The checkpoints of a run with the arrays as its devices hold them."""
 
-    def __init__(self, training: Training, folder: RunFolder):
+    def __init__(self, training: Training, folder: RunFolder, now: Callable[[], float] = time.monotonic):
         config = training.config
+        self._now, self._last = now, now()
         self._training, self._devices = training, training.devices
         self._checkpoints = Checkpoints(folder, Retention(config.keep_checkpoints, config.keep_every_steps))
         self.first_step = 0
@@ -52,6 +57,20 @@ class Saving:
         notes = {"train_seconds": clock.seconds, "data": self._training.task.fingerprint}
         value = figure_of_best(figures or {}, self._training.config.keep_best)
         self._checkpoints.save(step, self._devices.to_global(state), self._devices.to_rows(carry), notes, value)
+        self._last = self._now()
+
+    def due(self, step: int, last: int, until_ready: Any) -> bool:
+        """Whether to save after this step, of `last` steps; `until_ready`: results of the step. Collective.
+
+        The first process decides by its clock. Log lines then end at the steps where they end without a checkpoint.
+        """
+        config = self._training.config
+        if step == last or step % config.checkpoint_every_steps == 0:
+            return True
+        if not config.checkpoint_every_minutes or step % config.log_every_steps:
+            return False
+        jax.block_until_ready(until_ready)  # virtual devices cannot run another collective beside the step
+        return any_process(is_main_process() and self._now() - self._last >= 60 * config.checkpoint_every_minutes)
 
     def finish(self, step: int, state: TrainState, carry: Any, clock: Stopwatch) -> None:
         """The same, and blocks until everything is on disk."""

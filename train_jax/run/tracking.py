@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.lines import LineFile, read_lines
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig
@@ -25,9 +27,11 @@ class Tracker:
     def __init__(self, config: RunConfig, folder: RunFolder, *, start_step: int, total_steps: int):
         self._total_steps = total_steps
         self._last_line = 0.0
-        kept = [line for line in _lines(folder) if self._stays(json.loads(line), start_step)]
-        write_text(folder.metrics, "".join(kept))  # atomic: a crash loses nothing
-        self._file = folder.metrics.open("a")
+        records = read_metrics(folder)
+        kept = [record for record in records if self._stays(record, start_step)]
+        if len(kept) < len(records):  # atomic: a crash loses nothing
+            write_text(folder.metrics, "".join(f"{json.dumps(record)}\n" for record in kept))
+        self._file = LineFile(folder.metrics)
         self._wandb = _start_wandb(config, folder)
 
     def _stays(self, record: Mapping[str, float], start_step: int) -> bool:
@@ -36,10 +40,10 @@ class Tracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         record = {"step": step, **{name: float(value) for name, value in metrics.items()}}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._file.write(record)
         if self._wandb is not None:
-            self._wandb.log(dict(metrics), step=step)
+            with self._without_wandb_after_an_error():
+                self._wandb.log(dict(metrics), step=step)
 
     def progress(self, step: int, figures: str, *, step_seconds: float, examples: int) -> None:
         """Prints one line: step, metrics of the task, speed, and remaining time."""
@@ -60,7 +64,16 @@ class Tracker:
     def close(self) -> None:
         self._file.close()
         if self._wandb is not None:
-            self._wandb.finish()
+            with self._without_wandb_after_an_error():
+                self._wandb.finish()
+
+    @contextlib.contextmanager
+    def _without_wandb_after_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a failure of wandb must not stop the training
+            self._wandb = None
+            print(f"wandb stopped ({type(error).__name__}); metrics are in metrics.jsonl", file=sys.stderr)
 
 
 class NullTracker(Tracker):
@@ -87,16 +100,9 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def _lines(folder: RunFolder) -> list[str]:
-    """Returns only complete lines, because a crash may have truncated the last one."""
-    if not folder.metrics.exists():
-        return []
-    return [line for line in folder.metrics.read_text().splitlines(keepends=True) if line.endswith("}\n")]
-
-
 def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
-    """Returns every record of a run, in order."""
-    return [json.loads(line) for line in _lines(folder)]
+    """Returns every record of a run, in order, without a line that a kill has torn."""
+    return [record for record in read_lines(folder.metrics) if "step" in record]
 
 
 def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
@@ -118,10 +124,12 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
             dir=str(folder.path),
             config=dataclasses.asdict(config),
             mode=mode,
-            settings=wandb.Settings(silent=True, x_disable_stats=True),
+            # The address of a git remote may contain a token.
+            settings=wandb.Settings(silent=True, x_disable_stats=True, disable_git=True, disable_code=True),
         )
     except Exception as error:  # a failure of wandb must not stop the training
-        print(f"wandb did not start ({error}); metrics are in {folder.metrics}", file=sys.stderr)
+        reason = type(error).__name__  # its text may contain the key
+        print(f"wandb did not start ({reason}); metrics are in {folder.metrics}", file=sys.stderr)
         return None
 
 

@@ -10,15 +10,25 @@ from typing import Any
 
 import jax
 
+from train_jax.runtime.compile_cache import counted_cache_use
 from train_jax.runtime.devices import Devices
+from train_jax.runtime.timeline import Timeline
 from train_jax.tasks.task import StageSchedule
 
 
 class Programs:
     """Train steps by stage and number of steps in a dispatch, compiled ahead of time."""
 
-    def __init__(self, devices: Devices, step_at: Callable[[Any], Any], stages: StageSchedule):
-        """`step_at(stage)` returns the parallel train step of a stage, not yet compiled."""
+    def __init__(
+        self,
+        devices: Devices,
+        step_at: Callable[[Any], Any],
+        stages: StageSchedule,
+        timeline: Timeline | None = None,
+    ):
+        """`step_at(stage)` returns the parallel train step of a stage, not yet compiled. `timeline` notes waits."""
+        self._timeline = timeline or Timeline()
+        self._news: list[str] = []
         self._devices, self._step_at, self.stages = devices, step_at, stages
         self._compiled: dict[tuple[Any, int], Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
@@ -34,7 +44,8 @@ class Programs:
         stage = self.stages.at(step)
         if (stage, steps) not in self._compiled:
             self._start(stage, steps, args)
-        compiled = self._compiled[stage, steps].result()
+        with self._timeline.doing("compile"):
+            compiled = self._compiled[stage, steps].result()
         following = self.stages.after(step)
         if following is not None and (following, steps) not in self._compiled:
             self._start(following, steps, args)
@@ -43,8 +54,11 @@ class Programs:
     def _call(self, compiled: Any, *args: Any) -> Any:
         # No transfer between host and devices during dispatch, except while the program compiles.
         known, self._called = compiled in self._called, self._called | {compiled}
-        with jax.transfer_guard("disallow" if known else "allow"):
-            return compiled(*args)
+        if known:
+            with jax.transfer_guard("disallow"):
+                return compiled(*args)
+        with jax.transfer_guard("allow"), self._timeline.doing("compile"):
+            return compiled(*args) if _is_compiled(compiled) else self._compiling(lambda: compiled(*args))
 
     @property
     def compiles(self) -> int:
@@ -63,18 +77,34 @@ class Programs:
         shapes = jax.tree.map(_shape, args)
 
         def compiled() -> Any:
-            start = time.perf_counter()
-            program = self._devices.compile(self._step_at(stage), shapes)
-            self.compile_seconds += time.perf_counter() - start
-            return program
+            return self._compiling(lambda: self._devices.compile(self._step_at(stage), shapes))
 
         self._compiled[stage, steps] = self._pool.submit(compiled)
+
+    def _compiling(self, make: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        with counted_cache_use() as use:
+            made = make()
+        seconds = time.perf_counter() - start
+        self.compile_seconds += seconds
+        if _is_compiled(made):  # with several processes, `pmap` compiles at the first call
+            self._news.append(f"train step compiled in {seconds:.1f} s, {use}")
+        return made
+
+    def news(self) -> list[str]:
+        """One line for each program that was compiled since the last call."""
+        lines, self._news = self._news, []
+        return lines
 
     def __enter__(self) -> Programs:
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+
+def _is_compiled(program: Any) -> bool:
+    return not hasattr(program, "lower")
 
 
 def _shape(x: Any) -> Any:

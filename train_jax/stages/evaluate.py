@@ -1,4 +1,4 @@
-"""`trm evaluate RUN_DIR`: evaluates the latest checkpoint of a run on its test set, with its averaged weights."""
+"""`trm evaluate RUN_DIR`: evaluates a checkpoint of a run on its test set, with its averaged weights."""
 
 import dataclasses
 import json
@@ -13,6 +13,7 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
+from train_jax.run.choice import NEWEST
 from train_jax.run.folder import write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
@@ -29,11 +30,14 @@ from train_jax.tasks.puzzles.voting import score_predictions, write_submission
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Evaluate the latest checkpoint of a run with its averaged weights: every example once, every sequence to the halt
+    """Evaluate a checkpoint of a run with its averaged weights: every example once, every sequence to the halt
     limit, and the curve of accuracy against mean ACT steps for early halting."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
+    step: str = "newest"
+    """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
+    RUN/at-step-N."""
     data_dir: str | None = None
     """Data set to evaluate on, by default that of the run; for a run on several data sets, one of them."""
     split: Literal["test", "train"] = "test"
@@ -57,10 +61,12 @@ class Evaluate:
 
 
 def main(config: Evaluate) -> None:
+    if config.weights is not None and config.step != NEWEST:
+        raise UserError(f"--weights and --step {config.step} both select weights; give only one of them")
     halts, threshold = _halting(config)
     join_processes()
     devices = Devices()
-    run = restore(config.run_dir)
+    run = restore(config.run_dir, step=config.step)
     task = puzzle_task(run)
     if config.weights is not None:
         try:

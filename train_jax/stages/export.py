@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 import bridge
+from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
@@ -25,6 +26,13 @@ class Export:
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
+    step: str = "newest"
+    """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
+    RUN/at-step-N."""
+    average: str = ""
+    """Export the mean of the weights of these checkpoints, such as 10,20,30, into RUN/average-of-10-20-30."""
+    average_last: Annotated[int, Range(0, 10**6)] = 0
+    """Export the mean of the weights of so many newest checkpoints; 0 for none."""
     output: str | None = None
     """Output file; by default weights.safetensors in the run folder."""
     check: bool = True
@@ -32,8 +40,10 @@ class Export:
 
 
 def main(config: Export) -> None:
-    run = restore(config.run_dir)
+    run = restore(config.run_dir, step=config.step, average=_steps(config.average), average_last=config.average_last)
     output = Path(config.output) if config.output else run.folder.weights
+    if not config.output:
+        output.parent.mkdir(exist_ok=True)
     if not output.parent.is_dir():
         raise UserError(f"{output.parent} is not a folder; give --output in an existing folder")
     state = run.state_dict()
@@ -52,6 +62,13 @@ def main(config: Export) -> None:
     print(f"{check}; halting logits differ by at most {check.max_logit_difference:.1e}")
     if not check.agrees:
         raise SystemExit(1)
+
+
+def _steps(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(step) for step in text.split(",") if step)
+    except ValueError:
+        raise UserError(f"--average {text} is not a list of steps; write it as 10,20,30") from None
 
 
 def cli(argv: list[str]) -> None:

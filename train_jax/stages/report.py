@@ -22,6 +22,9 @@ class Report:
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
+    step: str = "newest"
+    """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
+    RUN/at-step-N."""
     picture: Path | None = None
     """Also write an SVG for a README to this file: the learning curve and a solved puzzle."""
 
@@ -29,7 +32,7 @@ class Report:
 def main(config: Report) -> None:
     if config.picture is not None and not config.picture.absolute().parent.is_dir():
         raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
-    measured = measure(config.run_dir)
+    measured = measure(config.run_dir, config.step)
     drawing = None if config.picture is None else picture(measured)
     write_text(measured.folder.report, page(measured))
     print(f"report: {measured.folder.report}")

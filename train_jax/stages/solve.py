@@ -26,10 +26,12 @@ from train_jax.tasks.puzzles.solving import puzzle_task, solve
 
 @dataclasses.dataclass(frozen=True)
 class Solve:
-    """Solve one puzzle with the averaged weights of a run's latest checkpoint; show the answer after every ACT step."""
+    """Solve one puzzle with the averaged weights of a run; show the answer after every ACT step."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it."""
+    step: str = "newest"
+    """Checkpoint: newest, best (of a run with --keep-best), or its step."""
     puzzle: str | None = None
     """A Sudoku, row by row: 1 to 9 for a given, '.' or 0 for an empty cell; spaces and box lines are ignored."""
     file: Path | None = None
@@ -47,7 +49,7 @@ class Solve:
 
 def main(config: Solve) -> None:
     _check(config)
-    run = restore(config.run_dir)
+    run = restore(config.run_dir, step=config.step)
     puzzle = _puzzle(config, run)
     answers = solve(run, puzzle.tokens, puzzle_identifier=_identifier_in_run(puzzle, config, run))
     predictions, q_halt_logits = answers.tokens[:, 0], answers.q_halt_logits[:, 0]

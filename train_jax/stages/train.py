@@ -9,15 +9,20 @@ from train_jax.run.config import RunConfig
 from train_jax.run.presets import all_presets
 from train_jax.run.tracking import duration
 from train_jax.run_arguments import parse_run
+from train_jax.runtime.compile_cache import use_compile_cache
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
+from train_jax.runtime.timeline import process_start
 from train_jax.tasks.task import task_class
 
 
 def main(config: RunConfig) -> None:
+    without_cache = use_compile_cache(config.compute.compile_cache)
     join_processes()
+    if without_cache and is_main_process():
+        print(f"trm: {without_cache}", file=sys.stderr)
     devices = Devices(runner=config.compute.runner)
-    figures = train(config, devices)
+    figures = train(config, devices, since=process_start())
     if is_main_process():
         steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
         print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")

@@ -41,8 +41,8 @@ class Predictor:
         self._devices = Devices(1)
 
     @classmethod
-    def load(cls, path: str) -> "Predictor":
-        return cls(restore(path))
+    def load(cls, path: str, step: str | int = "newest") -> "Predictor":
+        return cls(restore(path, step=step))
 
     @property
     def config(self) -> RunConfig:

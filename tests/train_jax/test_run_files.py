@@ -1,0 +1,187 @@
+"""What a run writes beside its checkpoints: logs of its processes, the wandb run, compiled programs; no secrets."""
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.scripts import ENVIRONMENT
+
+from train_jax.errors import UserError
+from train_jax.run.folder import RunFolder
+from train_jax.run.host_log import host_log
+from train_jax.run.presets import preset
+from train_jax.run.tracking import Tracker
+from train_jax.runtime.compile_cache import use_compile_cache
+
+SECRETS = {
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "HF_TOKEN": "hf_PlantedPlantedPlantedPlantedPlant",
+    "AWS_SECRET_ACCESS_KEY": "PlantedSecretPlantedSecretPlantedSecret1",
+}
+
+
+def trained(tmp_path, data_dir, *options, **environment):
+    """A run of `trm train` in a folder of its own; returns what it printed."""
+    fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 4, "--eval-batch-size": 8,
+              "--eval-every-steps": 0, "--checkpoint-every-steps": 2, "--log-every-steps": 2, "--global-batch-size": 8,
+              "--model": "support.outside_models:CellNet", "--arch.options": '{"hidden": 4}'}  # fmt: skip
+    words = [str(word) for pair in fields.items() for word in pair]
+    command = [sys.executable, "-m", "train_jax", "train", "tiny", *words, *options]
+    environment = os.environ | ENVIRONMENT | environment
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+# ---- logs
+
+
+def test_the_log_of_a_process_has_what_it_printed_and_how_it_ended(tmp_path, capsys):
+    path = tmp_path / "logs" / "host-00.log"
+    before, handler = sys.stdout, logging.StreamHandler(sys.stderr)
+    logging.getLogger("test_run_files").addHandler(handler)
+    for error in (None, UserError("a mistake"), ZeroDivisionError("a bug")):
+        with contextlib.suppress(Exception), host_log(path, "process 0 of 1"):
+            print("to the output")
+            print("to the errors", file=sys.stderr)
+            logging.getLogger("test_run_files").warning("by a logger")
+            assert path.read_text().endswith("by a logger\n"), "not written line by line"
+            if error is not None:
+                raise error
+    logging.getLogger("test_run_files").removeHandler(handler)
+    print("afterwards")
+    assert sys.stdout is before and handler.stream is sys.stderr
+    lines = path.read_text().splitlines()
+    assert [line for line in lines if line.startswith("==== ")][2].endswith(
+        f"process {os.getpid()} on {os.uname().nodename}"
+    )
+    assert lines.count("to the output") == lines.count("to the errors") == lines.count("by a logger") == 3
+    assert "trm: a mistake" in lines and "ZeroDivisionError: a bug" in lines and "afterwards" not in lines
+    assert any("test_run_files.py" in line and "line" in line for line in lines), "no traceback"
+    shown = capsys.readouterr()
+    assert shown.out.count("to the output") == 3 and shown.err.count("to the errors") == 3
+
+
+def test_a_log_continues_behind_a_torn_line_and_a_full_disk_stops_nothing(tmp_path, capsys):
+    path = tmp_path / "host-00.log"
+    path.write_text("torn")
+    with host_log(path, "process 0 of 1"):
+        print("one")
+    assert path.read_text().splitlines()[0] == "torn" and path.read_text().endswith("\none\n")
+    if os.path.exists("/dev/full"):
+        os.symlink("/dev/full", tmp_path / "full")
+        with contextlib.suppress(OSError), host_log(tmp_path / "full", "process 0 of 1"):
+            print("two")
+
+
+# ---- wandb and secrets
+
+
+@pytest.mark.slow
+def test_secrets_are_in_no_file_and_the_wandb_run_is_the_same_one(tmp_path, data_dir):
+    """Also not that of the address of a git remote. The second command continues the run."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    remote = f"https://user:{SECRETS['HF_TOKEN']}@example.com/x.git"
+    subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
+    shown = trained(tmp_path, data_dir, "--wandb", "offline", **SECRETS)
+    shown += trained(tmp_path, data_dir, "--wandb", "offline", "--steps", "6", **SECRETS)
+    assert "continuing at step 4" in shown
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(files) > 20 and any(path.suffix == ".wandb" for path in files)
+    for name, secret in SECRETS.items():
+        assert secret not in shown, name
+        assert not [path for path in files if secret.encode() in path.read_bytes()], name
+    folder = RunFolder(tmp_path / "run")
+    parts = [path.name.rpartition("-")[2] for path in (folder.path / "wandb").glob("offline-run-*")]
+    assert parts == [folder.wandb_id.read_text()] * 2, "not one run of wandb"
+
+
+def test_the_id_of_a_wandb_run_is_random(tmp_path, monkeypatch):
+    """Runs of the same name on two machines are two runs; a run that continues is the same one."""
+    begun = []
+
+    class Wandb:
+        Settings = staticmethod(lambda **settings: settings)
+
+        @staticmethod
+        def init(**options):
+            begun.append(options)
+            return Wandb
+
+        @staticmethod
+        def log(*_, **__):
+            raise ConnectionError(f"bad key {SECRETS['WANDB_API_KEY']}")
+
+    monkeypatch.setitem(sys.modules, "wandb", Wandb)
+    config = preset("tiny")
+    for machine in ("a", "b", "a"):
+        folder = RunFolder(tmp_path / machine / "run")
+        folder.path.mkdir(parents=True, exist_ok=True)
+        config = type(config)(**{**vars(config), "run_dir": str(folder.path), "wandb": "online"})
+        tracker = Tracker(config, folder, start_step=0, total_steps=4)
+        tracker.log(2, {"train/lm_loss": 1.0})
+        tracker.close()
+    first, other, again = (options["id"] for options in begun)
+    assert first == again != other and {options["resume"] for options in begun} == {"allow"}
+
+
+def test_a_failure_of_wandb_stops_nothing_and_shows_no_key(tmp_path, monkeypatch, capsys):
+    test_the_id_of_a_wandb_run_is_random(tmp_path, monkeypatch)
+    shown = capsys.readouterr().err
+    assert shown.count("wandb stopped (ConnectionError); metrics are in metrics.jsonl") == 3
+    assert SECRETS["WANDB_API_KEY"] not in shown
+
+
+# ---- compiled programs
+
+
+@pytest.mark.slow
+def test_a_second_run_takes_its_programs_from_the_cache_and_learns_the_same(tmp_path, data_dir):
+    """So does one that continues, and one with the cache off."""
+    cache = {"JAX_ENABLE_COMPILATION_CACHE": "true", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    runs = {"first": (), "second": (), "continued": ("--steps", "2"), "off": ("--compute.no-compile-cache",)}
+    shown, records = {}, {}
+    for name, options in runs.items():
+        (tmp_path / name).mkdir()
+        shown[name] = trained(tmp_path / name, data_dir, "--wandb", "disabled", *options, **cache)
+        if name == "continued":
+            shown[name] = trained(tmp_path / name, data_dir, "--wandb", "disabled", **cache)
+        folder = RunFolder(tmp_path / name / "run")
+        lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+        records[name] = [
+            {figure: value for figure, value in line.items() if figure.startswith(("step", "train/", "eval/"))}
+            | {"step_seconds": 0}
+            for line in lines
+        ]
+    wheres = [
+        each.partition("train step compiled in ")[2].splitlines()[0].partition("s, ")[2] for each in shown.values()
+    ]
+    assert wheres == [
+        "into the compilation cache",
+        *["from the compilation cache"] * 2,
+        "without the compilation cache",
+    ]
+    assert "machine" not in "".join(shown.values()).lower(), "a warning about the features of the processor"
+    last = [line for line in records["continued"] if line["step"] == 4]
+    assert records["first"] == records["second"] == records["off"] and last == records["first"][-len(last) :]
+
+
+def test_a_cache_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
+    updates = {}
+    (tmp_path / "file").touch()
+    config = type("Config", (), {"jax_enable_compilation_cache": True, "jax_compilation_cache_dir": None})
+    config.update = staticmethod(updates.__setitem__)
+    monkeypatch.setattr("jax.config", config)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "cannot be written" in use_compile_cache(True) and updates == {"jax_enable_compilation_cache": False}
+    updates.clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert use_compile_cache(True) == "" and "jax_enable_compilation_cache" not in updates
+    assert Path(updates["jax_compilation_cache_dir"]).parent == tmp_path / "trm" / "compiled"
+    updates.clear()
+    assert use_compile_cache(False) == "" and updates == {"jax_enable_compilation_cache": False}

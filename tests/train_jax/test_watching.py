@@ -1,0 +1,300 @@
+"""What a run's folder says of it: `trm status`, goodput, events and metrics that survive kills."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.scripts import ENVIRONMENT, ROOT
+
+from train_jax.__main__ import main
+from train_jax.errors import PreemptedError, UserError
+from train_jax.report.status_table import status_table
+from train_jax.run.events import Events, read_events
+from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.goodput import DOWN, LOST, goodput_of, read_goodput
+from train_jax.run.lines import LineFile, read_lines
+from train_jax.run.presets import preset
+from train_jax.run.status import RunStatus, find_runs, read_status
+from train_jax.run.tracking import Tracker, read_metrics
+from train_jax.runtime.timeline import Timeline, process_start
+
+
+class Clock:
+    def __init__(self, start=1000.0):
+        self.time = start
+
+    def __call__(self):
+        return self.time
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_text(tmp_path / "config.json", json.dumps({"steps": 100, "global_batch_size": 16}))
+    return RunFolder(tmp_path)
+
+
+# ---- lines
+
+
+def test_a_torn_line_is_left_out_and_takes_no_other_with_it(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "lo')
+    assert read_lines(path) == [{"step": 1}]
+    for step in (3, 4):
+        file = LineFile(path)
+        file.write({"step": step, "loss": float("nan")})
+        file.close()
+    assert [record["step"] for record in read_lines(path)] == [1, 3, 4]
+    assert path.read_bytes().startswith(b'{"step": 1}\n{"step": 2, "lo\n'), "the file was written again"
+    path.write_bytes(b"\0\0\0\n[1]\n" + b'{"step": 5}')
+    assert read_lines(path) == [{"step": 5}], "a whole line that only lacks its end"
+
+
+def test_metrics_have_every_step_once_after_a_kill(folder):
+    """The kill tears a line; the run continues from step 20, so that later lines come again."""
+    lines = [json.dumps({"step": step, "train/lm_loss": 1 / step}) for step in (10, 20, 30)]
+    folder.metrics.write_text("\n".join([*lines, '{"step": 40, "train/lm_l']))
+    config = preset("tiny")
+    for _ in range(2):
+        tracker = Tracker(
+            config.__class__(**{**vars(config), "wandb": "disabled"}), folder, start_step=20, total_steps=40
+        )
+        tracker.log(30, {"train/lm_loss": 0.5})
+        tracker.close()
+    assert [(r["step"], r["train/lm_loss"]) for r in read_metrics(folder)] == [(10, 0.1), (20, 0.05), (30, 0.5)]
+    assert len(folder.metrics.read_text().splitlines()) == 3
+
+
+# ---- goodput
+
+
+def test_a_timeline_has_no_gaps():
+    clock = Clock()
+    line = Timeline(990.0, clock)
+    with line.doing("restore"):
+        clock.time += 3
+    line.switch("steps")
+    with line.doing("data"):
+        clock.time += 1
+        with line.doing("compile"):
+            clock.time += 5
+    clock.time += 0.5
+    assert line.spent(take=True) == (
+        1009.5,
+        "steps",
+        {"start": 10, "restore": 3, "data": 1, "compile": 5, "steps": 0.5},
+    )
+    clock.time += 2
+    assert line.spent() == line.spent() == (1011.5, "steps", {"steps": 2})
+    assert time.time() - 3600 * 24 < process_start() <= time.time()
+
+
+def session(number, start, *events):
+    first = {"event": "start", "session": number, "time": start, "total_steps": 100}
+    return [first, *({"session": number} | event for event in events)]
+
+
+def test_goodput_of_a_run_that_was_killed():
+    """Steps 21 to 30 and a half of a dispatch of ten steps are computed again; one session ends before it restores."""
+    events = [
+        *session(
+            1, 0.0,
+            {"event": "continue", "time": 10.0, "step": 0, "seconds": {"start": 9.0, "restore": 1.0}},
+            {"event": "progress", "time": 50.0, "step": 20, "seconds": {"compile": 18.0, "steps": 20.0, "data": 2.0}},
+            {"event": "progress", "time": 61.0, "step": 30, "seconds": {"steps": 10.0, "data": 1.0}},
+            {"event": "killed", "time": 62.0, "step": 30, "seconds": {"evaluation": 0.5, "steps": 0.5}},
+        ),
+        *session(2, 70.0, {"event": "killed", "time": 72.0, "step": 0, "seconds": {"start": 2.0}}),
+        *session(
+            3, 80.0,
+            {"event": "continue", "time": 85.0, "step": 20, "seconds": {"start": 5.0}},
+            {"event": "progress", "time": 105.0, "step": 40, "seconds": {"steps": 20.0}},
+            {"event": "end", "time": 106.0, "step": 40, "seconds": {"saving": 1.0}, "reason": "preempted"},
+        ),
+        *session(
+            4, 110.0,
+            {"event": "continue", "time": 111.0, "step": 35, "seconds": {"start": 1.0}},
+            {"event": "progress", "time": 116.0, "step": 40, "seconds": {"steps": 5.0}},
+        ),
+    ]  # fmt: skip
+    goodput = goodput_of(events)
+    assert goodput is not None and goodput.seconds == pytest.approx(
+        {"steps": 20 + 15 + 5, "data": 2, "compile": 18, "start": 17, "restore": 1, "evaluation": 0.5, "saving": 1,
+         LOST: 11.5 + 5, DOWN: 8 + 8 + 4}
+    )  # fmt: skip
+    assert sum(goodput.seconds.values()) == pytest.approx(goodput.wall_seconds) == 116
+    assert (goodput.sessions, goodput.lost_steps) == (4, 10 + 5)
+    assert goodput.line().startswith(
+        "goodput 34.5 % of 116 s: down 17.2 %, compile 15.5 %, start 14.7 %, lost steps 14.2"
+    )
+    assert goodput_of([]) is None
+
+
+def test_a_killed_session_is_completed_from_its_heartbeat(folder):
+    """By the next one, once."""
+    clock = Clock()
+    killed = Events(folder, Timeline(999.0, clock), total_steps=100)
+    killed.continues(0)
+    killed.timeline.switch("steps")
+    clock.time += 4
+    killed.timeline.dispatched(3)
+    killed._ended.set()  # SIGKILL: no further event
+    killed._thread.join()
+    folder.heartbeat.write_text(json.dumps(killed._beat_now()))
+    assert read_events(folder)[-1] == {
+        "event": "killed",
+        "session": 1,
+        "time": 1004,
+        "step": 3,
+        "seconds": {"steps": 4},
+    }
+    for number in (2, 3):
+        later = Events(folder, Timeline(1010.0, Clock(1010.0)), total_steps=100)
+        with pytest.raises(PreemptedError), later.recorded():
+            raise PreemptedError(0)
+        assert [event["session"] for event in read_lines(folder.events)].count(number) == 2
+    kinds = [event["event"] for event in read_events(folder)]
+    assert kinds == ["start", "continue", "killed", "start", "end", "start", "end"]
+    assert read_goodput(folder).seconds == {"start": 1, "steps": 4, DOWN: 6}
+
+
+def test_a_process_that_writes_no_files_records_nothing(tmp_path):
+    with Events(None, Timeline(), total_steps=3).recorded() as events:
+        events.continues(0)
+        events.progress()
+    assert not list(tmp_path.iterdir())
+
+
+# ---- status
+
+
+def beat(time, kind="steps", step_time=None):
+    step_time = time if step_time is None else step_time
+    return {"session": 1, "time": time, "kind": kind, "step": 40, "step_time": step_time, "seconds": {"steps": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("reason", "heartbeat", "health", "why"),
+    [
+        (None, None, "silent", "not written for 1:30: killed, frozen"),
+        (None, beat(1085.0), "running", ""),
+        (None, beat(1085.0, "compile", 100.0), "running", "compile"),
+        (None, beat(1085.0, step_time=700.0), "stalled", "no step for 6:30"),
+        ("preempted", None, "preempted", ""),
+        ("error: 7 consecutive steps", None, "stopped", "7 consecutive steps"),
+        ("interrupted", None, "stopped", "interrupted"),
+        ("finished", None, "finished", ""),
+    ],
+)
+def test_health(folder, reason, heartbeat, health, why):
+    events = session(1, 900.0, {"event": "continue", "time": 1000.0, "step": 0, "seconds": {"start": 100.0}})
+    if reason is not None:
+        events.append({"event": "end", "session": 1, "time": 1001.0, "step": 40, "seconds": {}, "reason": reason})
+    folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    if heartbeat is not None:
+        folder.heartbeat.write_text(json.dumps(heartbeat))
+    if reason == "finished":
+        folder.finished.write_text("{}")
+    status = read_status(folder, now=1090.0)
+    assert status.health == health and why in status.why and bool(why) == bool(status.why)
+
+
+def test_status_of_runs(folder, tmp_path, finished_run, capsys):
+    """Of a run in training, of a finished one, and of a folder with both."""
+    shutil.copytree(finished_run, tmp_path / "runs" / "a-run-with-a-name-that-is-longer-than-the-others")
+    running = tmp_path / "runs" / "b"
+    shutil.copytree(finished_run, running)
+    folder = RunFolder(running)
+    folder.finished.unlink()
+    step = {"step": 40, "train/lm_loss": float("nan"), "train/skipped_steps": 3.0, "step_seconds": 0.5}
+    folder.metrics.write_text(json.dumps(step) + "\n")
+    events = session(1, 900.0, {"event": "continue", "time": 1000.0, "step": 0, "seconds": {"start": 100.0}})
+    folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    folder.heartbeat.write_text(json.dumps(beat(1003.0)))
+    status = read_status(folder, now=1004.0)
+    assert (status.health, status.step, status.steps, status.seconds_left) == ("running", 40, 100, 30.0)
+    assert (status.examples_per_second, status.skipped_steps, status.checkpoint_step) == (32, 3, 60)
+    assert main(["status", str(tmp_path / "runs")]) == 0
+    head, finished, killed, *remarks = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "step", "loss", "exact", "examples/s", "left", "checkpoint", "health"]
+    assert finished.startswith("…") and "60/60" in finished and finished.endswith("finished")
+    assert "silent" in killed and "not written for" in remarks[0] and "3 steps skipped" in remarks[1]
+    assert main(["status", str(finished_run), str(running), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [each["health"] for each in shown] == ["finished", "silent"] and shown[1]["loss"] is None
+    assert 0 < shown[0]["goodput"]["share"] < 1
+    for paths in ([], [str(tmp_path / "nothing")]):
+        with pytest.raises(UserError, match="run"):
+            find_runs(paths)
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 120, 200])
+def test_the_table_fits_the_terminal(width):
+    run = RunStatus(
+        "runs/sudoku-extreme-" + "x" * 60, "not started", "why " * 80, 123_456, 1_234_567, 12.3456, 0.98765, 512_345.0,
+        400_000.0, 123_000, 7200.0, 3.0, 5, {"share": 0.5},
+    )  # fmt: skip
+    lines = status_table([run], width=width).splitlines()
+    assert all(len(line) <= width for line in lines) and len(lines) == 4
+    assert ("goodput" in lines[0]) == (width >= 120) and "123,456/1,234,567" in lines[1]
+
+
+def test_status_needs_neither_torch_nor_jax(finished_run):
+    code = f"""import sys, train_jax.__main__ as trm
+assert trm.main(['status', {str(finished_run)!r}]) == 0
+print({{'torch', 'jax', 'numpy', 'orbax', 'wandb'}} & set(sys.modules))"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "set()" and "finished" in output
+
+
+@pytest.mark.slow
+def test_goodput_adds_up_over_a_run_that_is_killed_three_times(tmp_path, data_dir):
+    """To 1 % of the wall time between the first start and the last line, measured outside of the run."""
+    fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 2000, "--eval-batch-size": 8,
+              "--eval-every-steps": 500, "--checkpoint-every-steps": 50, "--log-every-steps": 10,
+              "--wandb": "disabled"}  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "train_jax",
+        "train",
+        "tiny",
+        *(str(word) for pair in fields.items() for word in pair),
+    ]
+    first, down, killed_at = time.time(), 0.0, None
+    folder = RunFolder(tmp_path / "run")
+    for after in (60, 150, 230, None):
+        if killed_at is not None:
+            down += time.time() - killed_at
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if after is None:
+            shown = []
+            for line in process.stdout:
+                shown.append(line)
+                last = time.time()
+                if line.startswith("goodput"):
+                    break
+            process.communicate()
+            assert process.returncode == 0, "".join(shown)
+            break
+        while max((record["step"] for record in read_metrics(folder)), default=0) < after:
+            time.sleep(0.05)
+            assert process.poll() is None, process.stdout.read()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        killed_at = time.time()
+    goodput = read_goodput(folder)
+    wall = last - first
+    assert goodput.sessions == 4 and goodput.lost_steps > 0 and goodput.seconds[LOST] > 0
+    assert sum(goodput.seconds.values()) == pytest.approx(goodput.wall_seconds, rel=0.01)
+    assert goodput.wall_seconds == pytest.approx(wall, rel=0.01)
+    assert goodput.seconds[DOWN] == pytest.approx(down, abs=3 * 1.5), "a heartbeat is a second old at most"
+    steps = [(record["step"], "eval/count" in record) for record in read_metrics(folder)]
+    assert len(steps) == len(set(steps)) and steps == sorted(steps, key=lambda each: each[0])

@@ -1,0 +1,81 @@
+"""The state of runs as a table that fits a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from train_jax.run.status import RunStatus
+from train_jax.run.tracking import duration
+
+_HEAD: tuple[str, ...] = ("run", "step", "loss", "exact", "examples/s", "left", "checkpoint", "goodput", "health")
+_OPTIONAL = ("goodput", "examples/s", "loss", "left")
+"""Columns that are left out, in this order, of a terminal that is too narrow."""
+_NARROWEST_RUN = 12
+
+
+def status_table(runs: Sequence[RunStatus], *, width: int) -> str:
+    """One line for each run, below them why some are not well. No line is longer than `width`, of at least 72."""
+    rows = [dict(zip(_HEAD, _cells(run), strict=True)) for run in runs]
+    columns = list(_HEAD)
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    for name in _OPTIONAL:
+        others = sum(widths[each] + 2 for each in columns[1:])
+        if others + min(widths["run"], _NARROWEST_RUN) <= width:
+            break
+        columns.remove(name)
+    others = sum(widths[each] + 2 for each in columns[1:])
+    widths["run"] = max(1, min(widths["run"], width - others))
+    lines = [_line(dict(zip(_HEAD, _HEAD, strict=True)), columns, widths)]
+    lines += [_line(row, columns, widths) for row in rows]
+    lines += [f"{run.run}: {text}" for run in runs for text in _remarks(run)]
+    return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines)
+
+
+def _line(cells: dict[str, str], columns: Sequence[str], widths: dict[str, int]) -> str:
+    run = cells["run"]
+    if len(run) > widths["run"]:  # the end of a path says more than its beginning
+        run = f"…{run[len(run) - widths['run'] + 1 :]}"
+    others = [
+        cells[name].ljust(widths[name]) if name == "health" else cells[name].rjust(widths[name]) for name in columns[1:]
+    ]
+    return "  ".join([run.ljust(widths["run"]), *others]).rstrip()
+
+
+def _cells(run: RunStatus) -> tuple[str, ...]:
+    goodput = run.goodput
+    return (
+        run.run,
+        f"{run.step:,}/{run.steps:,}" if run.steps else f"{run.step:,}",
+        _number(run.loss, "{:.4f}"),
+        _number(run.exact_accuracy, "{:.2%}"),
+        _number(run.examples_per_second, "{:,.0f}"),
+        "-" if run.seconds_left is None else duration(run.seconds_left),
+        _checkpoint(run),
+        "-" if goodput is None else f"{goodput['share']:.1%}",
+        run.health,
+    )
+
+
+def _checkpoint(run: RunStatus) -> str:
+    if run.checkpoint_step is None or run.checkpoint_age_seconds is None:
+        return "-"
+    return f"{run.checkpoint_step:,}, {_age(run.checkpoint_age_seconds)} ago"
+
+
+def _age(seconds: float) -> str:
+    """In one unit: `12 s`, `3 min`, `5 h`, `2 d`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _remarks(run: RunStatus) -> list[str]:
+    remarks = [run.why] if run.why else []
+    if run.skipped_steps:
+        remarks.append(f"{run.skipped_steps:,} steps skipped, whose loss or gradients were not finite")
+    return remarks
+
+
+def _number(value: float | None, shown: str) -> str:
+    return "-" if value is None else shown.format(value)

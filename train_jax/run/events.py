@@ -1,0 +1,136 @@
+"""Writes where the wall time of a run goes, so that every kill leaves it known: events.jsonl and heartbeat.json.
+
+A process that trains appends to events.jsonl when it starts, continues, logs, and ends. Between these lines, a thread
+writes what has been spent since the last one to heartbeat.json, every second; a later session appends what the
+heartbeat of a killed one says. `run/goodput.py` reads both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from train_jax.errors import PreemptedError, UserError
+from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.lines import LineFile, read_lines
+from train_jax.runtime.timeline import Timeline
+
+HEARTBEAT_SECONDS = 1.0
+
+
+class Events:
+    """The events of one session; a process that does not write the run's files gives no folder."""
+
+    def __init__(self, folder: RunFolder | None, timeline: Timeline, *, total_steps: int):
+        self.timeline = timeline
+        self._folder, self._ended = folder, threading.Event()
+        self._lock = threading.RLock()  # SIGTERM may end the run in another thread
+        if folder is None:
+            return
+        self._file = LineFile(folder.events)
+        last = _finish_killed(folder, self._file)
+        self.session = last + 1
+        self._write("start", time=timeline.since, pid=os.getpid(), total_steps=total_steps)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def continues(self, step: int) -> None:
+        """The session continues from this step: later ones that were computed before are computed again."""
+        self.timeline.dispatched(step)
+        self._spent("continue")
+
+    def progress(self) -> None:
+        self._spent("progress")
+
+    def end(self, reason: str) -> None:
+        """The last event; calls after the first one do nothing."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._spent("end", reason=reason)
+                self._ended.set()
+
+    def _spent(self, event: str, **more: Any) -> None:
+        with self._lock:
+            if self._folder is None or self._ended.is_set():
+                return
+            time, _, seconds = self.timeline.spent(take=True)
+            self._write(event, time=time, step=self.timeline.step, seconds=seconds, **more)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not stop a run because of what only describes it
+            self._file.write({"event": event, "session": self.session, **fields})
+
+    def _beat(self) -> None:
+        assert self._folder is not None
+        while True:
+            with self._lock, contextlib.suppress(Exception):  # what cannot be written now may be in a second
+                if not self._ended.is_set():
+                    write_text(self._folder.heartbeat, json.dumps(self._beat_now()))
+            if self._ended.wait(HEARTBEAT_SECONDS):
+                return
+
+    def _beat_now(self) -> dict[str, Any]:
+        line = self.timeline
+        time, kind, seconds = line.spent()
+        return {
+            "session": self.session, "time": time, "kind": kind, "step": line.step, "step_time": line.step_time,
+            "seconds": seconds,
+        }  # fmt: skip
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[Events]:
+        """Writes how the session ended."""
+        reason = "interrupted"
+        try:
+            yield self
+            reason = "finished"
+        except PreemptedError:
+            reason = "preempted"
+            raise
+        except UserError as error:
+            reason = f"error: {error}"
+            raise
+        except Exception as error:  # its text may contain anything, and is in the log of the process
+            reason = f"error: {type(error).__name__}"
+            raise
+        finally:
+            self.end(reason)
+            if self._folder is not None:
+                self._thread.join()
+                self._file.close()
+
+
+def read_events(folder: RunFolder) -> list[dict[str, Any]]:
+    """The events of all sessions; of a session that runs or was killed, also what its heartbeat says."""
+    events = [event for event in read_lines(folder.events) if "event" in event and "session" in event]
+    beat = read_heartbeat(folder)
+    last = events[-1] if events else None
+    if last is None or beat is None or last["event"] in _LAST or last["session"] != beat["session"]:
+        return events
+    killed = {"event": "killed", **{name: beat[name] for name in ("session", "time", "step", "seconds")}}
+    return [*events, killed] if beat["time"] > last["time"] else events
+
+
+def read_heartbeat(folder: RunFolder) -> dict[str, Any] | None:
+    try:
+        beat = json.loads(folder.heartbeat.read_text())
+        return beat if beat.keys() >= {"session", "time", "kind", "step", "step_time", "seconds"} else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+_LAST = ("end", "killed")
+
+
+def _finish_killed(folder: RunFolder, file: LineFile) -> int:
+    """Appends the last event of a session that could not; returns the number of the last session, 0 for none."""
+    written = read_lines(folder.events)
+    events = read_events(folder)
+    for event in events[len(written) :]:
+        with contextlib.suppress(OSError):
+            file.write(event)
+    return max((event["session"] for event in events), default=0)

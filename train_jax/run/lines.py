@@ -1,0 +1,53 @@
+"""Files of JSON lines that survive a kill at any moment: appended line by line, and read without torn lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class LineFile:
+    """Appends JSON objects, each as one line by one system call. Nothing that is in the file is written again."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("ab", buffering=0)
+        self._torn = ends_in_a_torn_line(path)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Raises `OSError` if the line cannot be written; the next line is intact all the same."""
+        line = json.dumps(record).encode() + b"\n"
+        content = b"\n" + line if self._torn else line
+        self._torn = True  # unless everything is written
+        if self._file.write(content) == len(content):
+            self._torn = False
+        else:
+            raise OSError(f"{self._file.name}: the disk is full")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every intact line of a file, in order; none of a file that does not exist."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def ends_in_a_torn_line(path: Path) -> bool:
+    """Whether the last line has no end; not of an empty file."""
+    with path.open("rb") as file:
+        if not file.seek(0, 2):
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"

@@ -1,0 +1,162 @@
+"""The state of a run, read from its folder without torch and JAX: how far it is, how fast, and whether it is well."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from train_jax.errors import UserError
+from train_jax.run.events import read_events, read_heartbeat
+from train_jax.run.folder import RunFolder, find_run
+from train_jax.run.goodput import Goodput, goodput_of
+from train_jax.run.tracking import duration, read_metrics
+
+SILENT_SECONDS = 60.0
+"""A run whose heartbeat is older is not running."""
+STALLED_SECONDS = 300.0
+"""A step takes at most this long, or ten times as long as those before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStatus:
+    """What `trm status` shows of a run; None for what is not known yet."""
+
+    run: str
+    health: str
+    """running, stalled, silent, preempted, stopped, finished or not started."""
+    why: str
+    """Why it is not well; empty if it is."""
+    step: int
+    steps: int | None
+    """Of the whole run."""
+    loss: float | None
+    """Of the latest log line."""
+    exact_accuracy: float | None
+    """Of the latest evaluation or, before the first one, of the latest log line."""
+    examples_per_second: float | None
+    seconds_left: float | None
+    """Of a running run, without evaluations."""
+    checkpoint_step: int | None
+    """Of the newest complete checkpoint."""
+    checkpoint_age_seconds: float | None
+    silent_seconds: float | None
+    """Since the last sign of life."""
+    skipped_steps: int
+    """Steps that were left out because their loss or gradients were not finite."""
+    goodput: dict[str, Any] | None
+    """`share`, `wall_seconds`, `seconds` by part, `sessions`, `lost_steps`."""
+
+
+def find_runs(paths: Sequence[str]) -> list[RunFolder]:
+    """The runs at the paths, each a run folder or a folder of runs. Raises `UserError` for a path without any."""
+    if not paths:
+        raise UserError("trm status needs a run; give run folders, or folders of runs")
+    runs: list[RunFolder] = []
+    for path in paths:
+        if RunFolder(Path(path)).config.is_file():
+            runs.append(find_run(path))
+            continue
+        folder = Path(path)
+        inside = [RunFolder(each) for each in sorted(folder.iterdir())] if folder.is_dir() else []
+        inside = [each for each in inside if each.config.is_file()]
+        if not inside:
+            raise UserError(f"no run at {path} and none in its folders; train one with `trm train PRESET`")
+        runs += inside
+    return runs
+
+
+def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
+    """Reads one run. Raises `UserError` for a folder whose config.json is damaged. `now`: seconds of the epoch."""
+    now = time.time() if now is None else now
+    config, events, records = _config(folder), read_events(folder), read_metrics(folder)
+    beat = read_heartbeat(folder)
+    step = max([record["step"] for record in records] + [event.get("step", 0) for event in events[-1:]], default=0)
+    steps = next(
+        (event["total_steps"] for event in reversed(events) if "total_steps" in event), config["steps"] or None
+    )
+    seen = [each["time"] for each in (*events[-1:], *([beat] if beat else []))]
+    silent = max(0.0, now - max(seen)) if seen else None
+    speeds = [record["step_seconds"] for record in records[-20:] if record.get("step_seconds", 0) > 0]
+    step_seconds = statistics.median(speeds) if speeds else None
+    health, why = _health(folder, events, beat, silent, step_seconds, now)
+    saved, saved_at = _newest_checkpoint(folder)
+    running = health == "running" and steps is not None and step_seconds is not None
+    return RunStatus(
+        run=str(folder.path),
+        health=health,
+        why=why,
+        step=int(step),
+        steps=steps,
+        loss=_latest(records, lambda name: name.startswith("train/") and name.endswith("loss")),
+        exact_accuracy=_latest(records, "eval/exact_accuracy".__eq__, "train/exact_accuracy".__eq__),
+        examples_per_second=config["global_batch_size"] / step_seconds if step_seconds else None,
+        seconds_left=max(0, steps - step) * step_seconds if running and steps and step_seconds else None,
+        checkpoint_step=saved,
+        checkpoint_age_seconds=None if saved_at is None else max(0.0, now - saved_at),
+        silent_seconds=silent,
+        skipped_steps=int(sum(record.get("train/skipped_steps", 0) for record in records)),
+        goodput=_as_json(goodput_of(events)),
+    )
+
+
+def _health(
+    folder: RunFolder,
+    events: list[dict[str, Any]],
+    beat: dict[str, Any] | None,
+    silent: float | None,
+    step_seconds: float | None,
+    now: float,
+) -> tuple[str, str]:
+    """The health and, if the run is not well, the reason."""
+    last = events[-1] if events else None
+    if last is not None and last["event"] == "end" and last["reason"] != "finished":
+        reason = last["reason"]
+        return ("preempted", "") if reason == "preempted" else ("stopped", reason.removeprefix("error: "))
+    if folder.finished.is_file():
+        return "finished", ""
+    if silent is None:
+        return ("silent", "no events, as of older versions") if folder.metrics.is_file() else ("not started", "")
+    if silent > SILENT_SECONDS:
+        return "silent", f"not written for {duration(silent)}: killed, frozen, or its storage is away"
+    waits = now - beat["step_time"] if beat is not None and beat["kind"] in ("steps", "data") else 0.0
+    if waits > max(STALLED_SECONDS, 10 * (step_seconds or 0.0)):
+        return "stalled", f"no step for {duration(waits)}"
+    return "running", "" if beat is None or beat["kind"] == "steps" else beat["kind"]
+
+
+def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
+    """Its step and when it was complete: until then, the name of its folder is no number."""
+    if not folder.checkpoints.is_dir():
+        return None, None
+    steps = [int(path.name) for path in folder.checkpoints.iterdir() if path.name.isdecimal()]
+    for step in sorted(steps, reverse=True):
+        with contextlib.suppress(OSError):  # deleted since it was listed
+            return step, (folder.checkpoints / str(step) / "_CHECKPOINT_METADATA").stat().st_mtime
+    return None, None
+
+
+def _config(folder: RunFolder) -> dict[str, Any]:
+    try:
+        config = json.loads(folder.config.read_text())
+        return {"steps": config["steps"], "global_batch_size": config["global_batch_size"]}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{folder.config} cannot be read ({error!r}); restore the file, or remove the run") from error
+
+
+def _latest(records: list[dict[str, float]], *wanted: Any) -> float | None:
+    for matches in wanted:
+        for record in reversed(records):
+            values = [value for name, value in record.items() if matches(name)]
+            if values:
+                return values[0]
+    return None
+
+
+def _as_json(goodput: Goodput | None) -> dict[str, Any] | None:
+    return None if goodput is None else {"share": goodput.share, **dataclasses.asdict(goodput)}
