@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-from train_jax.errors import PreemptedError, UserError
+from train_jax.errors import LostProcessError, PreemptedError, UserError
 from train_jax.version import version_text
 
 GROUPS = {
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"trm: {error}", file=sys.stderr)
         return 2
-    except PreemptedError as error:
+    except (PreemptedError, LostProcessError) as error:
         print(f"trm: {error}", file=sys.stderr)
         return error.STATUS
     except BrokenPipeError:  # the reader closed the pipe, as `head` does

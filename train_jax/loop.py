@@ -32,6 +32,11 @@ def train(config: RunConfig, devices: Devices | None = None, task: Task | None =
 
     Raises `UserError`, before a folder is created, for a configuration or data that cannot be trained.
     """
+    with Preemption().watching() as preemption:
+        return _run(config, devices, task, preemption)
+
+
+def _run(config: RunConfig, devices: Devices | None, task: Task | None, preemption: Preemption) -> dict[str, Any]:
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
@@ -42,12 +47,13 @@ def train(config: RunConfig, devices: Devices | None = None, task: Task | None =
     with all_or_none():
         state = training.initial_state(continues=begin.continues)
     with contextlib.ExitStack() as closing:
-        return _train(training, state, _open(training, closing), closing)
+        return _train(training, state, _open(training, closing), preemption, closing)
 
 
-def _train(training: Training, state: TrainState, folder: RunFolder, closing: contextlib.ExitStack) -> dict[str, Any]:
+def _train(
+    training: Training, state: TrainState, folder: RunFolder, preemption: Preemption, closing: contextlib.ExitStack
+) -> dict[str, Any]:
     config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
-    preemption = closing.enter_context(Preemption().watching())
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
 
@@ -110,6 +116,7 @@ def _steps(
         if debugger is not None:
             debugger.before_step(carry, batch)
         program = programs.get(first, step - first, (state, carry, batch, key))
+        preemption.before_step(step, partial(log, window))
         with preemption.lock:
             state, carry, metrics = program(state, carry, batch, key)
             preemption.after_step(step, partial(saving.finish, step, state, carry, clock))
@@ -118,8 +125,9 @@ def _steps(
         window.append((step, metrics))
         # A full window is fetched one dispatch late, so that the devices always have a step to run.
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
-            log(window[:-1])
-            window = window[-1:]
+            done = window[:-1]
+            del window[:-1]
+            log(done)
         last, figures = step == steps.stop, {}
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
             with clock.paused(state):
@@ -129,9 +137,9 @@ def _steps(
             # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
             with clock.paused(state), preemption.lock:
                 log(window)
-                window = []
+                window.clear()
                 saving.start(step, state, carry, clock, figures)
-        preemption.check(before_saving=partial(log, window))
+        preemption.check()
     return state
 
 

@@ -49,11 +49,11 @@ def main(devices, run_dir, out, *pairs):
         np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named})
 
 
-join_processes()
 model.build_module = build_eager_to_halt
 try:
-    for run in runs:
-        main(*run)
+    with join_processes():
+        for run in runs:
+            main(*run)
 except PreemptedError as error:
     print(f"trm: {error}", file=sys.stderr)
     sys.exit(error.STATUS)

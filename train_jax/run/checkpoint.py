@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import flags
 
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
@@ -81,6 +82,8 @@ class Checkpoints:
             enable_async_checkpointing=True,
             preservation_policy=self if writes else None,
         )
+        if jax.process_count() > 1:
+            _keep_off_devices()
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
         handlers["notes"] = ocp.JsonCheckpointHandler()
         self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options, item_handlers=handlers)
@@ -236,6 +239,15 @@ class Checkpoints:
                 (self.folder / str(step)).rename(aside)
         wait_for_all("damaged checkpoints put aside")
         self._manager.reload()
+
+
+def _keep_off_devices() -> None:
+    """Orbax's processes wait for each other in the coordination service, not in a collective of the devices.
+
+    So a thread can save while the main thread waits for the devices, where other collectives have begun.
+    """
+    flags.FLAGS.mark_as_parsed()  # otherwise Orbax cannot read them
+    flags.FLAGS.experimental_orbax_use_distributed_barrier = True
 
 
 def has_checkpoint(folder: RunFolder) -> bool:

@@ -29,8 +29,8 @@ def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
         else:
             sums[name] = _of_rows(np.asarray(array), 0)
     if spread:
-        totals = sum_over_processes(np.array([sums[name] for name in spread], np.uint32))
-        sums |= dict(zip(spread, totals.tolist(), strict=True))
+        totals = sum_over_processes("checksums", [sums[name] for name in spread])
+        sums |= {name: total % _MODULUS for name, total in zip(spread, totals, strict=True)}
     return sums
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from train_jax.runtime.coordination import wait_for_processes
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.task import StageSchedule
 
@@ -23,6 +24,7 @@ class Programs:
         self._compiled: dict[tuple[Any, int], Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._called: frozenset[Any] = frozenset()
+        self._ready: set[tuple[Any, int]] = set()
         self.compile_seconds = 0.0
         """Seconds of compilation so far, including the background."""
 
@@ -35,8 +37,13 @@ class Programs:
         if (stage, steps) not in self._compiled:
             self._start(stage, steps, args)
         compiled = self._compiled[stage, steps].result()
+        if (stage, steps) not in self._ready:
+            # No process begins the step, which takes the memory of the state, while another one could not follow.
+            wait_for_processes("compiled")
+            self._ready.add((stage, steps))
         following = self.stages.after(step)
-        if following is not None and (following, steps) not in self._compiled:
+        known = (following, steps) in self._compiled or self._devices.compiles_for_arrays
+        if following is not None and not known:
             self._start(following, steps, args)
         return functools.partial(self._call, compiled)
 
@@ -60,7 +67,7 @@ class Programs:
         return None
 
     def _start(self, stage: Any, steps: int, args: tuple) -> None:
-        shapes = jax.tree.map(_shape, args)
+        shapes = args if self._devices.compiles_for_arrays else jax.tree.map(_shape, args)
 
         def compiled() -> Any:
             start = time.perf_counter()

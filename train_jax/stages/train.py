@@ -24,12 +24,12 @@ from train_jax.tasks.task import task_class
 
 
 def main(config: RunConfig) -> None:
-    join_processes()
-    devices = Devices(runner=config.compute.runner)
-    figures = train(config, devices)
-    if is_main_process():
-        steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
-        print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
+    with join_processes():
+        devices = Devices(runner=config.compute.runner)
+        figures = train(config, devices)
+        if is_main_process():
+            steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
+            print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
 
 
 def dry_run(name: str, config: RunConfig) -> None:
