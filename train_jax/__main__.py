@@ -3,11 +3,16 @@
 Only the stage imports torch and JAX, so that `trm --help` and `trm --version` are fast.
 """
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 
 from train_jax.errors import LostProcessError, PreemptedError, UserError
+from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
 from train_jax.version import version_text
 
 GROUPS = {
@@ -77,9 +82,33 @@ def _run(argv: list[str]) -> int:
         return 0
     if name not in STAGES:
         raise UserError(f"unknown stage {name!r}; use one of {', '.join(STAGES)}")
-    stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
-    stage.cli(argv[1:])
+    arguments = argv[1:]
+    if name == "train":
+        restarts, arguments = restarts_option(arguments)
+        if restarts and not {"-h", "--help", "--dry-run"} & set(arguments):
+            return supervise(arguments, restarts)
+        connect_to_supervisor()
+    with preempted_before_start() if name == "train" else contextlib.nullcontext():
+        stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
+        stage.cli(arguments)
     return 0
+
+
+@contextlib.contextmanager
+def preempted_before_start() -> Iterator[None]:
+    """SIGTERM ends a run that has not begun, as it does later; nothing is there to be saved."""
+
+    def stop(*_: object) -> None:
+        raise PreemptedError(0)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import all_or_none, is_main_process, require_equal
 from train_jax.runtime.programs import Programs
 from train_jax.runtime.stopwatch import Stopwatch
+from train_jax.runtime.supervisor import report_start
 from train_jax.start import Training, start
 from train_jax.tasks.task import Evaluator, Task
 
@@ -62,6 +63,7 @@ def _train(
     saving = closing.enter_context(contextlib.closing(Saving(training, folder)))
     state, carry = saving.restore(state, carry)
     first_step = saving.first_step
+    report_start(first_step)
 
     # ---- the loop
     make_tracker = partial(Tracker, config, folder, start_step=first_step, total_steps=total_steps)

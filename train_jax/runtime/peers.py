@@ -50,6 +50,8 @@ class Peers:
         self._failed: set[int] = set()
         self._all_left = threading.Event()
         self._status = 0
+        self.agreed_to_stop = False
+        """Whether all processes are about to end because of SIGTERM."""
         self._accept() if index == 0 else self._connect(coordinator)
         for number in self._links:
             threading.Thread(target=self._receive, args=(number,), name=f"peer {number}", daemon=True).start()
@@ -190,7 +192,7 @@ class Peers:
             return
         self._status = exit_status(error)
         atexit.register(exit_now, self._status)  # JAX would wait at exit for processes that do not come
-        if isinstance(error, PreemptedError):
+        if isinstance(error, PreemptedError) and self.agreed_to_stop:
             self.leave(GRACE_SECONDS)
             return
         if self._status == 1:

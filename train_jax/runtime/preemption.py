@@ -197,4 +197,6 @@ class _Agreement:
             self._votes[process] = begun
             if len(self._votes) == (1 if self._peers is None else self._peers.count):
                 self._stop = max(self._votes.values())
+                if self._peers is not None:
+                    self._peers.agreed_to_stop = True
                 self._changed.notify_all()

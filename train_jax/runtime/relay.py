@@ -41,9 +41,14 @@ def _send_on(near: socket.socket, far: socket.socket) -> None:
 
 
 def _send_back(far: socket.socket, near: socket.socket) -> None:
+    """From the service to the process, which does not see that the service's side is closed, if it ever answered."""
+    answered = False
     with contextlib.suppress(OSError):
         while data := _received(far):
             near.sendall(data)
+            answered = True
+        if not answered:
+            near.shutdown(socket.SHUT_RDWR)
 
 
 def _received(end: socket.socket) -> bytes:

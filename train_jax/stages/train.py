@@ -65,7 +65,8 @@ def cli(argv: list[str]) -> None:
         prog=f"trm train {name or 'PRESET'}",
         description=f"Train a model from a preset ({', '.join(presets)}) or an experiment (`trm sweep list`; "
         "`--preset NAME` applies its changes to another preset). Defaults below are those of the preset. `--dry-run` "
-        "prints the differences from the baseline, steps and examples, and trains nothing. `--model NAME` selects "
+        "prints the differences from the baseline, steps and examples, and trains nothing. `--restarts N` starts the "
+        "run again after a crash, up to N times. `--model NAME` selects "
         "the --arch fields, `--task NAME` the fields of the task.",
         registry=JSON_VALUES,
     )
