@@ -133,22 +133,22 @@ def differences(folder: Path, reference: Path, *, tolerance: float, metrics: boo
     A tolerance of 0 compares all arrays bit for bit; a larger one only what is learned, since moments of weights with
     nearly no gradient are rounding.
     """
-    found = []
+    differing = []
     for item in ("model", "optimizer", "carry"):
         arrays, expected = (read_arrays(path / "checkpoints" / str(STEPS) / item) for path in (folder, reference))
         if arrays.keys() != expected.keys():
-            found.append(f"{item}: other arrays")
+            differing.append(f"{item}: other arrays")
         elif tolerance == 0:
-            found += [name for name, array in expected.items() if arrays[name].tobytes() != array.tobytes()]
+            differing += [name for name, array in expected.items() if arrays[name].tobytes() != array.tobytes()]
         elif item != "carry":
-            found += [
+            differing += [
                 f"{name} by {error:.1e}"
                 for name, array in expected.items()
                 if "opt_state" not in name and (error := relative_error(arrays[name], array)) > tolerance
             ]
     if metrics and read_metrics(folder) != read_metrics(reference):
-        found.append("metrics.jsonl")
-    return found
+        differing.append("metrics.jsonl")
+    return differing
 
 
 def relative_error(array: np.ndarray, expected: np.ndarray) -> float:

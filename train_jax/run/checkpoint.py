@@ -20,12 +20,12 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import flags
 
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
 from train_jax.run.checksums import checksums
 from train_jax.run.folder import RunFolder
+from train_jax.runtime.coordination import keep_orbax_off_devices
 from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
 
 _ARRAYS = ("model", "optimizer", "carry")
@@ -83,7 +83,7 @@ class Checkpoints:
             preservation_policy=self if writes else None,
         )
         if jax.process_count() > 1:
-            _keep_off_devices()
+            keep_orbax_off_devices()
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
         handlers["notes"] = ocp.JsonCheckpointHandler()
         self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options, item_handlers=handlers)
@@ -239,15 +239,6 @@ class Checkpoints:
                 (self.folder / str(step)).rename(aside)
         wait_for_all("damaged checkpoints put aside")
         self._manager.reload()
-
-
-def _keep_off_devices() -> None:
-    """Orbax's processes wait for each other in the coordination service, not in a collective of the devices.
-
-    So a thread can save while the main thread waits for the devices, where other collectives have begun.
-    """
-    flags.FLAGS.mark_as_parsed()  # otherwise Orbax cannot read them
-    flags.FLAGS.experimental_orbax_use_distributed_barrier = True
 
 
 def has_checkpoint(folder: RunFolder) -> bool:

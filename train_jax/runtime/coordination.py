@@ -11,7 +11,8 @@ from collections import defaultdict
 from typing import Any
 
 import jax
-from jax._src import distributed  # it has no public door
+from absl import flags
+from jax._src import distributed  # the store has no public name
 
 _TIMEOUT_SECONDS = 24 * 3600
 """`Peers` ends a process that waits for a dead one long before."""
@@ -41,6 +42,12 @@ def exchange(name: str, value: str) -> list[str]:
 def wait_for_processes(name: str) -> None:
     """Blocks until every process is here. Collective."""
     exchange(name, "")
+
+
+def keep_orbax_off_devices() -> None:
+    """Makes Orbax's processes wait for each other in the coordination service, not in a collective of the devices."""
+    flags.FLAGS.mark_as_parsed()  # otherwise Orbax cannot read them
+    flags.FLAGS.experimental_orbax_use_distributed_barrier = True
 
 
 def _client() -> Any:
