@@ -34,8 +34,11 @@ def exchange(name: str, value: str) -> list[str]:
     """The values of all processes, in their order. Collective: each process makes the same calls for a name."""
     if jax.process_count() == 1:
         return [value]
-    key = f"{name}/{next(_calls[name])}"
+    number = next(_calls[name])
+    key = f"{name}/{number}"
     publish(f"{key}/{jax.process_index()}", value)
+    if number > 1:  # all have published the values of the call before, so they have read those of the one before that
+        _client().key_value_delete(f"trm/{name}/{number - 2}/{jax.process_index()}")
     return [read(f"{key}/{index}") for index in range(jax.process_count())]
 
 

@@ -57,8 +57,12 @@ class Evaluate:
 
 
 def main(config: Evaluate) -> None:
+    with join_processes():
+        _evaluate(config)
+
+
+def _evaluate(config: Evaluate) -> None:
     halts, threshold = _halting(config)
-    join_processes()
     devices = Devices()
     run = restore(config.run_dir)
     task = puzzle_task(run)
