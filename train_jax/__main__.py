@@ -3,6 +3,7 @@
 Only the stage imports torch and JAX, so that `trm --help` and `trm --version` are fast.
 """
 
+import atexit
 import contextlib
 import importlib
 import os
@@ -62,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except (PreemptedError, LostProcessError) as error:
         print(f"trm: {error}", file=sys.stderr)
+        _exit_soon(error.STATUS)
         return error.STATUS
     except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,6 +72,13 @@ def main(argv: list[str] | None = None) -> int:
         print("trm: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _exit_soon(status: int) -> None:
+    """Leaves out what JAX and torch do at exit: seconds on a busy machine, which is about to be taken away."""
+    peers = sys.modules.get("train_jax.runtime.peers")
+    if peers is not None:
+        atexit.register(peers.exit_now, status)
 
 
 def _run(argv: list[str]) -> int:
