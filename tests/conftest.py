@@ -18,6 +18,14 @@ def pytest_configure(config):
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what the tests run does not depend on what they ran before
 
 
+def pytest_collection_modifyitems(config, items):
+    """A campaign takes hours, so that only `-m campaign` runs one."""
+    if "campaign" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
 
 

@@ -110,6 +110,13 @@ def test_one_file_knows_pmap_and_shard_map():
     assert train_jax_files_that(knows) == ["runtime/devices.py"]
 
 
+def test_one_file_knows_private_names_of_jax():
+    def knows(path):
+        return any(name.startswith(("jax._src", "jaxlib")) for name in direct_imports(path))
+
+    assert train_jax_files_that(knows) == ["runtime/coordination.py"]
+
+
 def test_nothing_imports_a_stage():
     stages = {path: [n for n in direct_imports(path) if n.startswith("train_jax.stages")] for path in
               (path for room in ROOMS for path in files(room))}  # fmt: skip

@@ -3,11 +3,17 @@
 Only the stage imports torch and JAX, so that `trm --help` and `trm --version` are fast.
 """
 
+import atexit
+import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 
-from train_jax.errors import PreemptedError, UserError
+from train_jax.errors import LostProcessError, PreemptedError, UserError
+from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
 from train_jax.version import version_text
 
 GROUPS = {
@@ -59,8 +65,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"trm: {error}", file=sys.stderr)
         return 2
-    except PreemptedError as error:
+    except (PreemptedError, LostProcessError) as error:
         print(f"trm: {error}", file=sys.stderr)
+        _exit_soon(error.STATUS)
         return error.STATUS
     except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -69,6 +76,13 @@ def main(argv: list[str] | None = None) -> int:
         print("trm: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _exit_soon(status: int) -> None:
+    """Leaves out what JAX and torch do at exit: seconds on a busy machine, which is about to be taken away."""
+    peers = sys.modules.get("train_jax.runtime.peers")
+    if peers is not None:
+        atexit.register(peers.exit_now, status)
 
 
 def _run(argv: list[str]) -> int:
@@ -81,9 +95,33 @@ def _run(argv: list[str]) -> int:
         return 0
     if name not in STAGES:
         raise UserError(f"unknown stage {name!r}; use one of {', '.join(STAGES)}")
-    stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
-    stage.cli(argv[1:])
+    arguments = argv[1:]
+    if name == "train":
+        restarts, arguments = restarts_option(arguments)
+        if restarts and not {"-h", "--help", "--dry-run"} & set(arguments):
+            return supervise(arguments, restarts)
+        connect_to_supervisor()
+    with preempted_before_start() if name == "train" else contextlib.nullcontext():
+        stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
+        stage.cli(arguments)
     return 0
+
+
+@contextlib.contextmanager
+def preempted_before_start() -> Iterator[None]:
+    """SIGTERM ends a run that has not begun, as it does later; nothing is there to be saved."""
+
+    def stop(*_: object) -> None:
+        raise PreemptedError(0)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,20 @@ class PreemptedError(Exception):
         super().__init__(f"stopped by SIGTERM, {done}; the same command continues the run")
 
 
+class LostProcessError(Exception):
+    """Another process of the run died or hangs, so this one cannot go on. The same command continues the run."""
+
+    STATUS: ClassVar[int] = 69
+    """Exit status, as of a service that is not available (EX_UNAVAILABLE)."""
+
+    def __init__(self, index: int, host: str, reason: str):
+        where = f" on {host}" if host else ""
+        super().__init__(
+            f"process {index}{where} {reason}; stopped. Start all processes again: they continue from the newest "
+            "checkpoint"
+        )
+
+
 def option_error(error: ValueError) -> UserError:
     """Converts an error of `check_ranges` ("num_aug is -1; use at least 0") to one with the name of the option."""
     name, _, rest = str(error).partition(" ")

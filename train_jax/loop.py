@@ -26,6 +26,7 @@ from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import all_or_none, is_main_process, process_shard, require_equal
 from train_jax.runtime.programs import Programs
 from train_jax.runtime.stopwatch import Stopwatch
+from train_jax.runtime.supervisor import report_start
 from train_jax.runtime.timeline import Timeline
 from train_jax.start import Training, start
 from train_jax.tasks.task import Evaluator, Task
@@ -39,7 +40,13 @@ def train(
     `since`: when the work began, in seconds of the epoch, if the process is there only for this run; by default now.
     Raises `UserError`, before a folder is created, for a configuration or data that cannot be trained.
     """
-    timeline = Timeline(since)
+    with Preemption().watching() as preemption:
+        return _run(config, devices, task, preemption, Timeline(since))
+
+
+def _run(
+    config: RunConfig, devices: Devices | None, task: Task | None, preemption: Preemption, timeline: Timeline
+) -> dict[str, Any]:
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
@@ -53,7 +60,9 @@ def train(
     with contextlib.ExitStack() as closing:
         folder = _open(training, closing)
         events = Events(folder if is_main_process() else None, timeline, total_steps=training.total_steps)
-        return _train(training, state, folder, closing.enter_context(events.recorded()), remarks, closing)
+        closing.enter_context(events.recorded())
+        preemption.at_exit = partial(events.end, "preempted")
+        return _train(training, state, folder, events, preemption, remarks, closing)
 
 
 def _train(
@@ -61,12 +70,12 @@ def _train(
     state: TrainState,
     folder: RunFolder,
     events: Events,
+    preemption: Preemption,
     remarks: list[str],
     closing: contextlib.ExitStack,
 ) -> dict[str, Any]:
     config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
     timeline = events.timeline
-    preemption = closing.enter_context(Preemption().watching())
     evaluator = task.evaluator(training.objective, devices)
     batches = training.batches
 
@@ -76,6 +85,7 @@ def _train(
     with timeline.doing("restore"):
         state, carry = saving.restore(state, carry)
     first_step = saving.first_step
+    report_start(first_step)
     events.continues(first_step)
 
     # ---- the loop
@@ -146,6 +156,7 @@ def _steps(
             debugger.before_step(carry, batch)
         program = programs.get(first, step - first, (state, carry, batch, key))
         record.say(programs.news())
+        preemption.before_step(step, partial(log, window))
         with preemption.lock:
             state, carry, metrics = program(state, carry, batch, key)
             preemption.after_step(step, partial(save_and_end, step, state, carry))
@@ -155,8 +166,9 @@ def _steps(
         window.append((step, metrics))
         # A full window is fetched one dispatch late, so that the devices always have a step to run.
         if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
-            log(window[:-1])
-            window = window[-1:]
+            done = window[:-1]
+            del window[:-1]
+            log(done)
         last, figures = step == steps.stop, {}
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
             with clock.paused(state), timeline.doing("evaluation"):
@@ -166,11 +178,11 @@ def _steps(
             # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
             with clock.paused(state), preemption.lock:
                 log(window)
-                window = []
+                window.clear()
                 with timeline.doing("saving"):
                     saving.start(step, state, carry, clock, figures)
             events.progress()
-        preemption.check(before_saving=partial(log, window))
+        preemption.check()
     return state
 
 

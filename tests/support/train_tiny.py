@@ -26,6 +26,7 @@ from train_jax.run import model  # noqa: E402
 from train_jax.run.presets import preset  # noqa: E402
 from train_jax.run.restore import restore  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
+from train_jax.runtime.peers import exit_now  # noqa: E402
 from train_jax.runtime.processes import join_processes  # noqa: E402
 
 build_module = model.build_module
@@ -49,11 +50,11 @@ def main(devices, run_dir, out, *pairs):
         np.savez(out, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named})
 
 
-join_processes()
 model.build_module = build_eager_to_halt
 try:
-    for run in runs:
-        main(*run)
+    with join_processes():
+        for run in runs:
+            main(*run)
 except PreemptedError as error:
     print(f"trm: {error}", file=sys.stderr)
-    sys.exit(error.STATUS)
+    exit_now(error.STATUS)

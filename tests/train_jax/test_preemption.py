@@ -3,15 +3,71 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 
 import numpy as np
 import pytest
 from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
+from benchmarks.faults_runs import Run, differences
 from train_jax.errors import PreemptedError
+from train_jax.runtime.preemption import _Agreement
 
-FIELDS = ("steps=60", "checkpoint_every_steps=10", "eval_every_steps=20", "augment=True")
+
+class Network:
+    """Passes the messages of several `_Agreement` on, in the same order to all, as `Peers` does."""
+
+    def __init__(self, count):
+        self.count, self.agreements, self._handlers = count, [], []
+        for index in range(count):
+            self._index = index
+            self.agreements.append(_Agreement(self))
+
+    def listen(self, kind, handler):
+        self._handlers.append((kind, handler))
+
+    def send(self, kind, value=None):
+        """`preempted` reaches all of them before any of their votes."""
+        handlers = [handler for each, handler in self._handlers if each == kind]
+        if kind == "preempted":
+            for handler in handlers:
+                handler(0, value)
+        else:
+            self._index = (self._index + 1) % self.count
+            for handler in handlers:
+                handler(self._index, value)
+
+
+def test_one_process_stops_after_a_step_that_it_has_begun():
+    agreement = _Agreement(None)
+    assert agreement.begin(1) and agreement.begin(2) and not agreement.stops_at(2)
+    agreement.propose()
+    assert agreement.result() == 2 and agreement.stops_at(2) and not agreement.begin(3)
+
+
+def test_processes_stop_after_the_last_step_that_one_of_them_has_begun():
+    network = Network(3)
+    first, second, third = network.agreements
+    assert first.begin(7) and second.begin(6) and third.begin(6)
+    third.propose()
+    assert [agreement.result() for agreement in network.agreements] == [7, 7, 7]
+    assert second.begin(7), "the first one cannot finish it alone"
+    assert not second.begin(8) and not first.begin(8) and not second.stops_at(6)
+
+
+def test_no_step_begins_while_the_processes_agree():
+    agreement = _Agreement(type("Silent", (), {"count": 2, "listen": lambda *_: None, "send": lambda *_: None})())
+    assert agreement.begin(1)
+    agreement._vote()
+    thread = threading.Thread(target=agreement.begin, args=(2,), daemon=True)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    agreement._count(0, 1)
+    agreement._count(1, 2)
+    thread.join(2)
+    assert not thread.is_alive()
 
 
 def preempted(command, ready, seconds=10.0):
@@ -40,3 +96,38 @@ def test_a_run_that_is_preempted_ends_as_one_that_is_not(tmp_path, finished_run,
     expected, arrays = dict(np.load(f"{finished_run}.npz")), dict(np.load(out))
     for name in expected:
         np.testing.assert_array_equal(arrays[name], expected[name], err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_compilation_of_a_minute_does_not_delay_the_stop(tmp_path, data_dir, processes):
+    """With several processes, the signal goes to one of them, which is not process 0."""
+    run = Run(tmp_path / "run", data_dir, processes)
+    run.start(COMPILE_SECONDS="60")
+    run.wait_for_phase("compiling", 1)
+    time.sleep(2)
+    start = time.monotonic()
+    run.send(processes - 1, signal.SIGTERM)
+    assert run.wait(30, set()) == [PreemptedError.STATUS] * processes
+    run.kill()
+    assert time.monotonic() - start < 25
+    assert all("before the first step" in run.text(index) for index in range(processes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["evaluating", "saving"])
+def test_a_signal_to_one_of_two_processes_saves_and_stops_both(tmp_path, data_dir, phase):
+    whole = tmp_path / "whole"
+    Run(whole, data_dir, 2).finish()
+    stopped = Run(tmp_path / "run", data_dir, 2)
+    stopped.start()
+    stopped.wait_for_phase(phase, 2)
+    start = time.monotonic()
+    stopped.send(1, signal.SIGTERM)
+    assert stopped.wait(30, set()) == [PreemptedError.STATUS] * 2, stopped.text(0)
+    assert time.monotonic() - start < 15
+    saved = {stopped.text(index).split("saved after step ")[1].split(";")[0] for index in range(2)}
+    assert len(saved) == 1
+    stopped.kill()
+    Run(tmp_path / "run", data_dir, 2).finish()
+    assert not differences(tmp_path / "run", whole, tolerance=0.0, metrics=False)

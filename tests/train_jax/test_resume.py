@@ -88,3 +88,11 @@ def test_nothing_is_made_before_the_run_is_known_to_start(tmp_path):
     config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path / "run"))
     assert decide_start(config, 10) == decide_start(dataclasses.replace(config, resume="never"), 10)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ["", '{"train_steps": "many"}', "[]"])
+def test_a_damaged_mark_of_the_end_is_refused(tmp_path, text):
+    (tmp_path / "FINISHED").write_text(text)
+    config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"FINISHED cannot be read .*remove it"):
+        decide_start(config, 40)

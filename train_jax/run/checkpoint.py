@@ -25,6 +25,7 @@ from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
 from train_jax.run.checksums import checksums
 from train_jax.run.folder import RunFolder
+from train_jax.runtime.coordination import keep_orbax_off_devices
 from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
 
 _ARRAYS = ("model", "optimizer", "carry")
@@ -81,6 +82,8 @@ class Checkpoints:
             enable_async_checkpointing=True,
             preservation_policy=self if writes else None,
         )
+        if jax.process_count() > 1:
+            keep_orbax_off_devices()
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
         handlers["notes"] = ocp.JsonCheckpointHandler()
         self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options, item_handlers=handlers)

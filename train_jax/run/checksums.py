@@ -27,8 +27,8 @@ def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
         sums = dict(zip(arrays, pool.map(_of_array, arrays.values()), strict=True))
     spread = [name for name, array in arrays.items() if _is_spread(array)]
     if spread:
-        totals = sum_over_processes(np.array([sums[name] for name in spread], np.uint32))
-        sums |= dict(zip(spread, totals.tolist(), strict=True))
+        totals = sum_over_processes("checksums", [sums[name] for name in spread])
+        sums |= {name: total % _MODULUS for name, total in zip(spread, totals, strict=True)}
     return sums
 
 

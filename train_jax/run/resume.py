@@ -51,7 +51,7 @@ def decide_start(config: RunConfig, total_steps: int) -> Start:
         changed_fields(folder, config)
         continues, finished = has_checkpoint(folder), None
         if folder.finished.exists():
-            figures = json.loads(folder.finished.read_text())
+            figures = _figures_at_end(folder)
             finished = figures if figures["train_steps"] >= total_steps else None
         if config.resume == "never" and folder.config.exists():
             raise UserError(
@@ -62,6 +62,17 @@ def decide_start(config: RunConfig, total_steps: int) -> Start:
         return {"finished": finished, "continues": continues}
 
     return Start(**of_main_process(read))
+
+
+def _figures_at_end(folder: RunFolder) -> dict[str, Any]:
+    try:
+        figures = json.loads(folder.finished.read_text())
+        float(figures["train_steps"])
+        return figures
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder.finished} cannot be read ({error}); remove it, and the run makes it again from its checkpoint"
+        ) from None
 
 
 def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:

@@ -99,11 +99,16 @@ class Devices:
         sharded = jax.shard_map(on_one_device, mesh=self._mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
         return jax.jit(sharded, donate_argnums=donate)
 
-    def compile(self, program: Any, shapes: Any) -> Any:
+    @property
+    def compiles_for_arrays(self) -> bool:
+        """Whether `compile` needs the arguments of the first call, instead of their shapes."""
+        return self._runner == "pmap" and jax.process_count() > 1
+
+    def compile(self, program: Any, args: Any) -> Any:
         """Compiles a function of `parallel_*` for arguments of these shapes."""
-        if self._runner == "pmap" and jax.process_count() > 1:
-            return program  # with several processes, `pmap` can compile only at the first call
-        return program.lower(*shapes).compile()
+        compiled = program.lower(*args).compile()
+        # With several processes, only the function itself converts the arguments of `pmap`; it reuses what is compiled.
+        return program if self.compiles_for_arrays else compiled
 
     def limit_dispatch(self, pending: list[Any]) -> None:
         """Blocks until only a few of the steps with these results, oldest first, are still running.

@@ -14,26 +14,54 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from train_jax.errors import UserError
+from train_jax.runtime.coordination import exchange
+from train_jax.runtime.peers import Peers
+from train_jax.runtime.relay import start_relay
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 """Environment variables of a multi-process run: the coordinator's address, the number of processes, and the index of
 this process."""
 
 
-def join_processes() -> None:
+_peers: Peers | None = None
+
+
+def peers() -> Peers | None:
+    """The connections of `join_processes`; None for a single process."""
+    return _peers
+
+
+def join_processes() -> contextlib.AbstractContextManager[Peers | None]:
     """Initializes `jax.distributed` if the environment defines several processes.
 
-    Must run before anything else asks JAX for devices. Raises `UserError` for an incomplete set of variables.
+    Must run before anything else asks JAX for devices. Everything that uses several processes belongs into the returned
+    context: a process that ends it is no longer missed by the others. Raises `UserError` for an incomplete set of
+    variables, `LostProcessError` if a process does not come.
     """
+    global _peers
     address, count, number = (os.environ.get(name, "") for name in VARIABLES)
     if not (address or count or number):
-        return
-    if not (address and count.isdecimal() and number.isdecimal() and int(number) < int(count)):
+        return contextlib.nullcontext()
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and count.isdecimal() and number.isdecimal() and int(number) < int(count)):
         raise UserError(
             f"{', '.join(f'{name}={os.environ.get(name)}' for name in VARIABLES)}: expected host:port, a number of "
             "processes and a process number from 0 below it; set all three, or none"
         )
-    jax.distributed.initialize(address, int(count), int(number), cluster_detection_method="deactivate")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from `Preemption`
+    here = address if number == "0" else f"127.0.0.1:{start_relay(host.strip('[]'), int(port))}"
+    jax.distributed.initialize(
+        here,
+        int(count),
+        int(number),
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=f"[::]:{port}",
+        shutdown_timeout_seconds=30,
+    )
+    if int(count) == 1:
+        return contextlib.nullcontext()
+    _peers = Peers(int(number), int(count), host.strip("[]"))
+    return _peers
 
 
 def is_main_process() -> bool:
@@ -54,9 +82,9 @@ def gather(arrays: dict[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:
     return {name: np.concatenate(list(array), axis=axis) for name, array in gathered.items()}
 
 
-def sum_over_processes(array: np.ndarray) -> np.ndarray:
-    """The sum of every process's host array, with NumPy's wrapping of integers. Collective."""
-    return gather({"array": array[None]}, axis=0)["array"].sum(axis=0, dtype=array.dtype)
+def sum_over_processes(name: str, numbers: list[int]) -> list[int]:
+    """The sums over all processes of each number. Collective, without the devices: see `coordination`."""
+    return [sum(each) for each in zip(*map(json.loads, exchange(name, json.dumps(numbers))), strict=True)]
 
 
 def any_process(flag: bool) -> bool:

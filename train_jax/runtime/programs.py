@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from train_jax.runtime.compile_cache import counted_cache_use
+from train_jax.runtime.coordination import wait_for_processes
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.timeline import Timeline
 from train_jax.tasks.task import StageSchedule
@@ -33,6 +34,7 @@ class Programs:
         self._compiled: dict[tuple[Any, int], Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._called: frozenset[Any] = frozenset()
+        self._ready: set[tuple[Any, int]] = set()
         self.compile_seconds = 0.0
         """Seconds of compilation so far, including the background."""
 
@@ -46,19 +48,21 @@ class Programs:
             self._start(stage, steps, args)
         with self._timeline.doing("compile"):
             compiled = self._compiled[stage, steps].result()
+            if (stage, steps) not in self._ready:
+                # No process begins the step, which takes the memory of the state, while another one could not follow.
+                wait_for_processes("compiled")
+                self._ready.add((stage, steps))
         following = self.stages.after(step)
-        if following is not None and (following, steps) not in self._compiled:
+        known = (following, steps) in self._compiled or self._devices.compiles_for_arrays
+        if following is not None and not known:
             self._start(following, steps, args)
         return functools.partial(self._call, compiled)
 
     def _call(self, compiled: Any, *args: Any) -> Any:
         # No transfer between host and devices during dispatch, except while the program compiles.
         known, self._called = compiled in self._called, self._called | {compiled}
-        if known:
-            with jax.transfer_guard("disallow"):
-                return compiled(*args)
-        with jax.transfer_guard("allow"), self._timeline.doing("compile"):
-            return compiled(*args) if _is_compiled(compiled) else self._compiling(lambda: compiled(*args))
+        with jax.transfer_guard("disallow" if known else "allow"):
+            return compiled(*args)
 
     @property
     def compiles(self) -> int:
@@ -74,7 +78,7 @@ class Programs:
         return None
 
     def _start(self, stage: Any, steps: int, args: tuple) -> None:
-        shapes = jax.tree.map(_shape, args)
+        shapes = args if self._devices.compiles_for_arrays else jax.tree.map(_shape, args)
 
         def compiled() -> Any:
             return self._compiling(lambda: self._devices.compile(self._step_at(stage), shapes))
@@ -87,8 +91,7 @@ class Programs:
             made = make()
         seconds = time.perf_counter() - start
         self.compile_seconds += seconds
-        if _is_compiled(made):  # with several processes, `pmap` compiles at the first call
-            self._news.append(f"train step compiled in {seconds:.1f} s, {use}")
+        self._news.append(f"train step compiled in {seconds:.1f} s, {use}")
         return made
 
     def news(self) -> list[str]:
@@ -101,10 +104,6 @@ class Programs:
 
     def __exit__(self, *_exception: object) -> None:
         self._pool.shutdown(cancel_futures=True)
-
-
-def _is_compiled(program: Any) -> bool:
-    return not hasattr(program, "lower")
 
 
 def _shape(x: Any) -> Any:

@@ -63,8 +63,12 @@ class Evaluate:
 def main(config: Evaluate) -> None:
     if config.weights is not None and config.step != NEWEST:
         raise UserError(f"--weights and --step {config.step} both select weights; give only one of them")
+    with join_processes():
+        _evaluate(config)
+
+
+def _evaluate(config: Evaluate) -> None:
     halts, threshold = _halting(config)
-    join_processes()
     devices = Devices()
     run = restore(config.run_dir, step=config.step)
     task = puzzle_task(run)

@@ -18,14 +18,14 @@ from train_jax.tasks.task import task_class
 
 def main(config: RunConfig) -> None:
     without_cache = use_compile_cache(config.compute.compile_cache)
-    join_processes()
-    if without_cache and is_main_process():
-        print(f"trm: {without_cache}", file=sys.stderr)
-    devices = Devices(runner=config.compute.runner)
-    figures = train(config, devices, since=process_start())
-    if is_main_process():
-        steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
-        print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
+    with join_processes():
+        if without_cache and is_main_process():
+            print(f"trm: {without_cache}", file=sys.stderr)
+        devices = Devices(runner=config.compute.runner)
+        figures = train(config, devices, since=process_start())
+        if is_main_process():
+            steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
+            print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
 
 
 def dry_run(name: str, config: RunConfig) -> None:
@@ -50,7 +50,8 @@ def cli(argv: list[str]) -> None:
         prog="trm train",
         description=f"Train a model from a preset ({', '.join(all_presets())}) or an experiment (`trm sweep list`; "
         "`--preset NAME` applies its changes to another preset). Defaults below are those of the preset. `--dry-run` "
-        "prints the differences from the baseline, steps and examples, and trains nothing. `--model NAME` selects "
+        "prints the differences from the baseline, steps and examples, and trains nothing. `--restarts N` starts the "
+        "run again after a crash, up to N times. `--model NAME` selects "
         "the --arch fields, `--task NAME` the fields of the task.",
     )
     if "--dry-run" in argv:

@@ -1,0 +1,284 @@
+"""A campaign of faults: runs of the tiny preset are killed, preempted or frozen at random moments, and continued.
+
+    python -m benchmarks.faults [kills terms terms4 lost] [--count 50] [--folder /tmp/faults]
+
+Every disturbed run is continued to its end and compared with a run that was never disturbed: weights, EMA, optimizer
+state, carry and metrics, bit for bit on the same devices. Started again with the same folder, the campaign goes on
+where it stopped. It prints a line for each fault and, at the end, the table of `docs/reliability.md`; `results.json` in
+the folder has every figure.
+
+- `kills`: SIGKILL at a random moment of each phase in turn
+- `terms`, `terms4`: SIGTERM to the only process, or to one of four
+- `lost`: one of four processes is killed or frozen, process 0 or another; continued with 4, 2 and 1 processes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from benchmarks.faults_runs import FIELDS, STEPS, Run, differences
+
+Part = Literal["kills", "terms", "terms4", "lost"]
+PHASES = {"compiling": 1, "training": 60, "saving": 6, "evaluating": 3, "restoring": 1, "exporting": 1}
+"""How often each phase begins in a run."""
+LONGEST_SECONDS = {
+    "compiling": 3.0,
+    "training": 0.02,
+    "saving": 0.3,
+    "evaluating": 0.3,
+    "restoring": 0.5,
+    "exporting": 6,
+}
+"""The fault comes at a random moment in this time after the beginning of the phase."""
+PREPARED_STEP = 30
+"""Of the checkpoint that runs to be disturbed while they restore continue from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Campaign:
+    """Disturb runs, continue them and compare."""
+
+    parts: tyro.conf.Positional[tuple[Part, ...]] = ("kills", "terms", "terms4", "lost")
+    """Parts of the campaign."""
+    count: int = 50
+    """Faults in each part; `lost` always has four, `terms` and `terms4` share them as 3 to 2."""
+    folder: str = "/tmp/faults"
+    """Runs and results."""
+    seed: int = 0
+    """Of the moments."""
+
+
+@dataclasses.dataclass
+class Fault:
+    """One fault and what it cost."""
+
+    name: str
+    phase: str
+    processes: int
+    victim: int
+    signal: str
+    statuses: list[int | None] = dataclasses.field(default_factory=list)
+    stop_seconds: float = 0.0
+    """From the signal until the last of the other processes had ended."""
+    lost_steps: int = 0
+    recovery_seconds: float = 0.0
+    """From the start of the next process until it begins the step after the last one before the fault."""
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+class Disturber:
+    """Makes the reference runs once, then one fault after the other."""
+
+    def __init__(self, folder: Path, seed: int, count: int):
+        self.folder, self.seed, self.count = folder, seed, count
+        folder.mkdir(parents=True, exist_ok=True)
+        self._results = folder / "results.jsonl"
+        self.done = {}
+        if self._results.exists():
+            self.done = {(r := json.loads(line))["name"]: r for line in self._results.open()}
+
+    def reference(self, processes: int) -> Path:
+        """The folder of a run that nobody disturbed, and a copy of it as it was at `PREPARED_STEP`."""
+        path = self.folder / f"reference{processes}"
+        data = self.folder / "data"
+        if not data.exists():
+            words = [
+                "build-data",
+                "sudoku",
+                "--size",
+                "4",
+                "--num-train",
+                "64",
+                "--num-test",
+                "16",
+                "--output-dir",
+                data,
+            ]
+            subprocess.run([sys.executable, "-m", "train_jax", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+        if not (path / "FINISHED").exists():
+            shutil.rmtree(path, ignore_errors=True)
+            Run(path, data, processes).finish()
+        return path
+
+    def prepared(self, name: str, phase: str, processes: int) -> Path:
+        """A folder to disturb a run in."""
+        path = self.folder / name
+        shutil.rmtree(path, ignore_errors=True)
+        if phase in ("restoring", "exporting"):
+            shutil.copytree(self.reference(processes), path)
+        if phase == "restoring":
+            (path / "FINISHED").unlink()
+            for checkpoint in (path / "checkpoints").iterdir():
+                if int(checkpoint.name) > PREPARED_STEP:
+                    shutil.rmtree(checkpoint)
+        return path
+
+    def disturb(self, fault: Fault, seed: int) -> Fault:
+        """Makes one fault and continues the run."""
+        if fault.name in self.done:
+            return Fault(**self.done[fault.name])
+        rng = random.Random(f"{self.seed} {seed} {fault.name}")
+        reference = self.reference(fault.processes)
+        path = self.prepared(fault.name, fault.phase, fault.processes)
+        run = Run(path, self.folder / "data", fault.processes, export=fault.phase == "exporting")
+        run.start()
+        run.wait_for_phase(fault.phase, rng.randint(1, PHASES[fault.phase]))
+        time.sleep(rng.uniform(0, LONGEST_SECONDS[fault.phase]))
+        stopped_at = run.step()
+        began = time.monotonic()
+        run.send(fault.victim, signal.Signals[fault.signal])
+        frozen = {fault.victim} if fault.signal == "SIGSTOP" else set()
+        fault.statuses = run.wait(60, without=frozen)
+        fault.stop_seconds = time.monotonic() - began
+        fault.problems = problems_of(fault, run, stopped_at)
+        run.kill()
+        if fault.phase == "exporting":
+            again = Run(path, self.folder / "data", fault.processes, export=True)
+            again.finish()
+            if (path / "weights.safetensors").read_bytes() != self._weights(reference):
+                fault.problems.append("other weights exported")
+        elif fault.name.startswith("lost"):
+            self._continue_elsewhere(fault, path, reference, stopped_at)
+        else:
+            self._continue(fault, path, reference, stopped_at)
+        with self._results.open("a") as file:
+            file.write(json.dumps(dataclasses.asdict(fault)) + "\n")
+        if not fault.problems:
+            shutil.rmtree(path)
+        return fault
+
+    def _continue(self, fault: Fault, path: Path, reference: Path, stopped_at: int, tolerance: float = 0.0) -> None:
+        run = Run(path, self.folder / "data", fault.processes)
+        run.start()
+        self._recover(fault, run, stopped_at)
+        run.finish()
+        compares_metrics = fault.signal == "SIGKILL" and not tolerance
+        fault.problems += differences(path, reference, tolerance=tolerance, metrics=compares_metrics)
+
+    def _recover(self, fault: Fault, run: Run, stopped_at: int) -> None:
+        began = time.monotonic()
+        first = run.first_step()
+        fault.lost_steps = max(stopped_at - first + 1, 0) if first else 0
+        run.wait_for_step(min(stopped_at + 1, STEPS))
+        fault.recovery_seconds = time.monotonic() - began
+
+    def _continue_elsewhere(self, fault: Fault, path: Path, reference: Path, stopped_at: int) -> None:
+        """With 4, 2 and 1 processes, of other numbers of devices."""
+        for processes, devices in ((4, 1), (2, 4), (1, 2)):
+            copy = path.with_name(f"{path.name}-{processes}")
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(path, copy)
+            run = Run(copy, self.folder / "data", processes, devices)
+            run.start()
+            if processes == 4:
+                self._recover(fault, run, stopped_at)
+            run.finish()
+            fault.problems += [
+                f"with {processes} processes: {problem}"
+                for problem in differences(copy, reference, tolerance=0.0 if processes == 4 else 1e-6, metrics=False)
+            ]
+            shutil.rmtree(copy)
+
+    def _weights(self, reference: Path) -> bytes:
+        path = reference / "weights.safetensors"
+        if not path.exists():
+            Run(reference, self.folder / "data", 1, export=True).finish()
+        return path.read_bytes()
+
+
+def problems_of(fault: Fault, run: Run, stopped_at: int) -> list[str]:
+    """What is wrong with the way in which the processes ended."""
+    others = [status for index, status in enumerate(fault.statuses) if index != fault.victim]
+    texts = [run.text(index) for index in range(fault.processes)]
+    problems = []
+    if fault.signal == "SIGTERM" and fault.phase != "exporting":
+        if set(fault.statuses) != {75}:
+            problems.append(f"statuses {fault.statuses}, expected 75")
+        if fault.stop_seconds > 10:
+            problems.append(f"stopped after {fault.stop_seconds:.1f} s")
+        saved = f"saved after step {stopped_at}" if stopped_at else "before the first step"
+        later = f"saved after step {stopped_at + 1}"
+        if not all(saved in text or later in text for text in texts):
+            problems.append(f"not saved at step {stopped_at}")
+    if fault.name.startswith("lost"):
+        if set(others) != {69}:
+            problems.append(f"statuses {others}, expected 69")
+        if fault.stop_seconds > 30:
+            problems.append(f"stopped after {fault.stop_seconds:.1f} s")
+        named = [f"trm: process {fault.victim} on " in text for i, text in enumerate(texts) if i != fault.victim]
+        if not all(named):
+            problems.append("an error does not name the process")
+    return problems
+
+
+def faults(part: Part, count: int) -> list[Fault]:
+    """The faults of one part of the campaign."""
+    phases = list(PHASES)
+    if part == "kills":
+        return [Fault(f"kill{n}", phases[n % 6], 1, 0, "SIGKILL") for n in range(count)]
+    if part == "terms":
+        return [Fault(f"term{n}", phases[n % 6], 1, 0, "SIGTERM") for n in range(count * 3 // 5)]
+    if part == "terms4":
+        return [Fault(f"term4-{n}", phases[n % 5], 4, n * 3 % 4, "SIGTERM") for n in range(count * 2 // 5)]
+    cases = [(victim, name) for name in ("SIGKILL", "SIGSTOP") for victim in (2, 0)]
+    return [Fault(f"lost-{name}-{victim}", "training", 4, victim, name) for victim, name in cases]
+
+
+def table(results: Sequence[Fault]) -> str:
+    """As in `docs/reliability.md`."""
+    lines = [
+        "| fault | phase | faults | continued exactly | stopped after, s | steps lost | recovered after, s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, str], list[Fault]] = {}
+    for fault in results:
+        kind = f"{fault.signal} to 1 of {fault.processes}" + (
+            f" (process {fault.victim})" if "lost" in fault.name else ""
+        )
+        groups.setdefault((kind, fault.phase), []).append(fault)
+    for (kind, phase), group in groups.items():
+
+        def span(name: str, digits: int = 1, group: list[Fault] = group) -> str:
+            values = sorted(float(getattr(fault, name)) for fault in group)
+            low, high = f"{values[0]:.{digits}f}", f"{values[-1]:.{digits}f}"
+            return low if low == high else f"{low} to {high}"
+
+        exact = sum(not fault.problems for fault in group)
+        figures = [span("stop_seconds"), span("lost_steps", 0), span("recovery_seconds")]
+        lines.append(f"| {kind} | {phase} | {len(group)} | {exact} | {' | '.join(figures)} |")
+    return "\n".join(lines)
+
+
+def main(campaign: Campaign) -> int:
+    disturber = Disturber(Path(campaign.folder), campaign.seed, campaign.count)
+    planned = [fault for part in campaign.parts for fault in faults(part, campaign.count)]
+    results: list[Fault] = []
+    for number, fault in enumerate(planned, 1):
+        result = disturber.disturb(fault, number)
+        results.append(result)
+        print(
+            f"{number}/{len(planned)} {result.name} {result.phase}: "
+            f"{'; '.join(result.problems) or 'as if undisturbed'}, stopped after {result.stop_seconds:.1f} s, "
+            f"{result.lost_steps} steps lost, recovered after {result.recovery_seconds:.1f} s",
+            flush=True,
+        )
+    summary: dict[str, Any] = {"fields": FIELDS, "faults": [dataclasses.asdict(fault) for fault in results]}
+    (disturber.folder / "results.json").write_text(json.dumps(summary, indent=1))
+    print(f"\n{table(results)}")
+    return int(any(fault.problems for fault in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Campaign)))

@@ -1,0 +1,54 @@
+"""A script: one of several processes with `Peers`, whose rendezvous is a folder instead of JAX.
+
+python -m support.peer_process FOLDER INDEX COUNT SILENCE_SECONDS DOING
+
+DOING is `wait` for a minute, `busy` for four seconds in calls that hold the interpreter's lock, `end` at once, `fail`
+with an OSError or `mistake` with a UserError. A file `INDEX.ready` says that it is connected.
+"""
+
+import sys
+import time
+import types
+from pathlib import Path
+
+folder, index, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+
+def publish(name, value):
+    (folder / f"{name}.part").write_text(value)
+    (folder / f"{name}.part").rename(folder / name)
+
+
+def read(name, timeout_seconds):
+    while not (folder / name).exists():
+        time.sleep(0.01)
+    return (folder / name).read_text()
+
+
+coordination = types.ModuleType("train_jax.runtime.coordination")  # the real one imports JAX
+coordination.__dict__.update(publish=publish, read=read)
+sys.modules[coordination.__name__] = coordination
+
+from train_jax.errors import UserError  # noqa: E402
+from train_jax.runtime import peers  # noqa: E402
+
+peers.SILENCE_SECONDS, peers.BEAT_SECONDS, peers.GRACE_SECONDS = float(sys.argv[4]), 0.2, 1.0
+
+
+def busy():
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        sum(range(3_000_000))  # one call of C
+
+
+def fail():
+    raise OSError("no space left")
+
+
+def mistake():
+    raise UserError("lr is -1; use a positive one")
+
+
+with peers.Peers(index, count, "127.0.0.1"):
+    (folder / f"{index}.ready").touch()
+    {"wait": lambda: time.sleep(60), "busy": busy, "end": lambda: None, "fail": fail, "mistake": mistake}[sys.argv[5]]()

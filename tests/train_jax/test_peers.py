@@ -1,0 +1,81 @@
+"""Processes of a run that die, freeze, fail or are late, without training."""
+
+import os
+import platform
+import signal
+import subprocess
+import time
+
+import pytest
+from support.markers import slow_unless
+from support.scripts import ENVIRONMENT, ROOT, script
+
+from train_jax.errors import LostProcessError
+
+SILENCE = 2.6
+
+
+class Processes:
+    def __init__(self, folder, *doing):
+        self._running = [
+            subprocess.Popen(
+                script("peer_process", folder, index, len(doing), SILENCE, what),
+                cwd=ROOT,
+                env=os.environ | ENVIRONMENT,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index, what in enumerate(doing)
+        ]
+        while not all((folder / f"{index}.ready").exists() for index in range(len(doing))):
+            time.sleep(0.01)
+
+    def send(self, index, number):
+        self._running[index].send_signal(number)
+
+    def ended(self, *, without=()):
+        """Exit status and standard error by process."""
+        try:
+            return {
+                index: (process.wait(timeout=20), process.stderr.read())
+                for index, process in enumerate(self._running)
+                if index not in without
+            }
+        finally:
+            for process in self._running:
+                process.kill()
+                process.wait()
+
+
+CASES = [(0, "SIGKILL"), (1, "SIGSTOP"), (1, "SIGKILL"), (0, "SIGSTOP")]
+
+
+@pytest.mark.parametrize("case", slow_unless(lambda case: case in CASES[:2], CASES), ids=str)
+def test_the_others_end_with_an_error_that_names_the_lost_process(tmp_path, case):
+    victim, number = case
+    processes = Processes(tmp_path, "wait", "wait", "wait")
+    processes.send(victim, signal.Signals[number])
+    reason = "died" if number == "SIGKILL" else "sent no sign of life for 3 s"
+    for status, error in processes.ended(without={victim}).values():
+        assert status == LostProcessError.STATUS
+        assert error.startswith(f"trm: process {victim} on {platform.node()} {reason}; stopped.")
+        assert error.count("\n") == 1
+
+
+def test_a_process_that_is_busy_is_not_lost_and_all_wait_for_it(tmp_path):
+    processes = Processes(tmp_path, "end", "busy")
+    assert processes.ended() == {0: (0, ""), 1: (0, "")}
+
+
+def test_an_error_of_one_process_ends_the_others(tmp_path):
+    ended = Processes(tmp_path, "wait", "fail").ended()
+    assert ended[0][0] == LostProcessError.STATUS
+    assert f"process 1 on {platform.node()} ended with an error (OSError: no space left)" in ended[0][1]
+    assert ended[1][0] == 1 and "OSError: no space left" in ended[1][1] and "trm:" not in ended[1][1]
+
+
+@pytest.mark.slow
+def test_a_mistake_that_all_make_is_the_error_of_all(tmp_path):
+    ended = Processes(tmp_path, "mistake", "mistake").ended()
+    assert [status for status, _ in ended.values()] == [2, 2]
+    assert all("use a positive one" in error and "trm:" not in error for _, error in ended.values())

@@ -1,0 +1,57 @@
+"""JAX's coordination service as a store of small values: the only file of this package with a private name of JAX.
+
+Unlike the functions of `multihost_utils`, nothing here runs on the devices, so that a second thread can use it while
+the main thread compiles, or waits for a collective.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+import jax
+from absl import flags
+from jax._src import distributed  # the store has no public name
+
+_TIMEOUT_SECONDS = 24 * 3600
+"""`Peers` ends a process that waits for a dead one long before."""
+
+_calls: defaultdict[str, Any] = defaultdict(itertools.count)
+
+
+def publish(name: str, value: str) -> None:
+    """Makes a value known to all processes under a name, once."""
+    _client().key_value_set(f"trm/{name}", value)
+
+
+def read(name: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
+    """The value of a name; blocks until it is published. Raises an error of JAX after the timeout."""
+    return _client().blocking_key_value_get(f"trm/{name}", int(timeout_seconds * 1000))
+
+
+def exchange(name: str, value: str) -> list[str]:
+    """The values of all processes, in their order. Collective: each process makes the same calls for a name."""
+    if jax.process_count() == 1:
+        return [value]
+    number = next(_calls[name])
+    key = f"{name}/{number}"
+    publish(f"{key}/{jax.process_index()}", value)
+    if number > 1:  # all have published the values of the call before, so they have read those of the one before that
+        _client().key_value_delete(f"trm/{name}/{number - 2}/{jax.process_index()}")
+    return [read(f"{key}/{index}") for index in range(jax.process_count())]
+
+
+def wait_for_processes(name: str) -> None:
+    """Blocks until every process is here. Collective."""
+    exchange(name, "")
+
+
+def keep_orbax_off_devices() -> None:
+    """Makes Orbax's processes wait for each other in the coordination service, not in a collective of the devices."""
+    flags.FLAGS.mark_as_parsed()  # otherwise Orbax cannot read them
+    flags.FLAGS.experimental_orbax_use_distributed_barrier = True
+
+
+def _client() -> Any:
+    return distributed.global_state.client
