@@ -3,11 +3,12 @@
 Only the stage imports torch and JAX, so that `trm --help` and `trm --version` are fast.
 """
 
+import errno
 import importlib
 import os
 import sys
 
-from train_jax.errors import PreemptedError, UserError
+from train_jax.errors import PreemptedError, StorageError, UserError
 from train_jax.version import version_text
 
 GROUPS = {
@@ -30,6 +31,8 @@ GROUPS = {
     },
 }
 """The stages by group, in the order of `trm --help`."""
+
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}
 
@@ -54,13 +57,20 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except UserError as error:
         print(f"trm: {error}", file=sys.stderr)
-        return 2
+        return error.STATUS
     except PreemptedError as error:
         print(f"trm: {error}", file=sys.stderr)
         return error.STATUS
     except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        print(
+            f"trm: {error.filename or 'a file'} cannot be written ({error.strerror}); free some space", file=sys.stderr
+        )
+        return StorageError.STATUS
     except KeyboardInterrupt:
         print("trm: interrupted", file=sys.stderr)
         return 130

@@ -9,6 +9,7 @@ from typing import Any
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
+from train_jax.run.cache import upload_working_files
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.folder import RunFolder, write_text
@@ -76,6 +77,7 @@ def _train(training: Training, state: TrainState, folder: RunFolder, closing: co
         saving.wait()
         if is_main_process():
             evaluation.save(folder, "test")
+            upload_working_files(folder.path)
             write_text(folder.finished, json.dumps(figures, indent=1))
     return figures
 

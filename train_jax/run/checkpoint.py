@@ -10,9 +10,11 @@ With several processes each one writes its part of one checkpoint, which is the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import shutil
+import logging
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,13 +24,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from train_jax.core.state import Arrays, TrainState
-from train_jax.errors import UserError
+from train_jax.errors import StorageError, UserError
+from train_jax.run.cache import upload_working_files
 from train_jax.run.checksums import checksums
 from train_jax.run.folder import RunFolder
+from train_jax.run.lease import check_writer
+from train_jax.run.storage import absolute, is_outage, move_folder
 from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
 
 _ARRAYS = ("model", "optimizer", "carry")
 _CHECKSUM = "checksum"
+_MARKER = "commit_success.txt"
+"""Orbax writes it last."""
 
 
 class DamagedCheckpointError(UserError):
@@ -69,11 +76,21 @@ class Checkpoints:
     """The checkpoints of one run. A checkpoint is written completely or not at all.
 
     `writes`: false for a reader, which changes nothing in the folder.
+
+    A save that fails is told on stderr, and the next one is not made in the background; if that fails too, it raises
+    `StorageError`. The checkpoints before are intact.
     """
 
     def __init__(self, folder: RunFolder, retention: Retention | None = None, *, writes: bool = True):
         self.folder = folder.checkpoints
-        self._retention, self.best = retention or Retention(), None
+        self._run, self._retention, self.best = folder.path, retention or Retention(), None
+        self._saving: int | None = None
+        """The step that is being saved."""
+        self._started_wrong: Exception | None = None
+        self._writes, self._manager = writes, self._open(writes)
+
+    def _open(self, writes: bool) -> ocp.CheckpointManager:
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax prints the traceback of every error that it raises
         options = ocp.CheckpointManagerOptions(
             create=writes,
             save_root_metadata=writes,
@@ -83,7 +100,7 @@ class Checkpoints:
         )
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
         handlers["notes"] = ocp.JsonCheckpointHandler()
-        self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options, item_handlers=handlers)
+        return ocp.CheckpointManager(absolute(self.folder), options=options, item_handlers=handlers)
 
     # ---- writing
 
@@ -95,9 +112,14 @@ class Checkpoints:
         `state`, `carry`: as `Devices.to_global` and `Devices.to_rows` return them. `value`: of the figure that decides
         which checkpoint is the best one, higher is better; None if it was not evaluated at this step.
         """
-        self.wait()  # for the one before; then nothing else is written in this folder
+        failed = self._finish()  # the one before; then nothing else is written in this folder
+        if failed:
+            sys.stderr.write(f"trm: {failed}; saving step {step} instead\n")
         if step in self._manager.all_steps():
             return
+        if is_main_process():
+            check_writer(self._run)
+        upload_working_files(self._run)
         if value is not None and (self.best is None or value > self.best.value):
             self.best = Best(step, value)
         items = {name: _stored(arrays) for name, arrays in _items(state, carry).items()}
@@ -106,7 +128,13 @@ class Checkpoints:
             notes["best"] = dataclasses.asdict(self.best)
         notes[_CHECKSUM] = _of_json(notes)
         args = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items() if arrays}
-        self._manager.save(step, args=ocp.args.Composite(notes=ocp.args.JsonSave(notes), **args))
+        self._saving = step
+        try:
+            self._manager.save(step, args=ocp.args.Composite(notes=ocp.args.JsonSave(notes), **args))
+        except Exception as error:  # whatever Orbax and TensorStore raise for a disk or a service
+            self._started_wrong = error
+        if failed:
+            self.wait()
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Orbax asks which of its checkpoints, oldest first, to keep."""
@@ -116,11 +144,37 @@ class Checkpoints:
         every = retention.every_steps
         return [info.step in kept or bool(every and info.step % every == 0) for info in checkpoints]
 
+    def _finish(self) -> str:
+        """Waits for the save in the background; returns why it failed. Collective if there is one."""
+        step, problem = self._saving, self._started_wrong
+        self._saving = self._started_wrong = None
+        if step is None:
+            return ""
+        try:
+            if problem is None:
+                self._manager.wait_until_finished()
+        except Exception as error:  # whatever Orbax and TensorStore raise for a disk or a service
+            problem = error
+        if not any_process(problem is not None):
+            return ""
+        with contextlib.suppress(Exception):  # it raises the same again
+            self._manager.close()
+        self._manager = self._open(self._writes)  # removes what was written of it
+        if step in self._manager.all_steps():
+            return ""  # only an older one could not be deleted
+        return f"the checkpoint {self.folder / str(step)} could not be saved ({_reason(problem)})"
+
     def wait(self) -> None:
-        """Blocks until everything saved so far is on disk."""
-        self._manager.wait_until_finished()
+        """Blocks until everything saved so far is on disk. Raises `StorageError` if the last save failed."""
+        failed = self._finish()
+        if failed:
+            newest = max(self.steps(), default=0)
+            good = f"step {newest} is intact, and the same command continues from it" if newest else "none is there yet"
+            raise StorageError(f"{failed}; {good}, once the disk or the storage is in order")
 
     def close(self) -> None:
+        with contextlib.suppress(StorageError) if sys.exc_info()[0] else contextlib.nullcontext():
+            self.wait()
         self._manager.close()
 
     # ---- reading
@@ -189,7 +243,7 @@ class Checkpoints:
                 names = notes["checksums"].get(item, {})
                 like[item] = {name: _placeholder(metadata[item][name], place) for name in names}
         except Exception as error:  # whatever Orbax and JSON raise for files that are not theirs
-            raise self._damaged(step, error) from error
+            raise self._unreadable(step, error) from error
         for item, arrays in expected.items():
             problem = _difference(like[item], _stored(arrays))
             if problem:
@@ -206,7 +260,7 @@ class Checkpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(**args)) if args else {}
             arrays = {item: dict(restored[item]) if like[item] else {} for item in like}
         except Exception as error:
-            raise self._damaged(step, error) from error
+            raise self._unreadable(step, error) from error
         for item, values in arrays.items():
             saved = notes["checksums"].get(item, {})
             for name, value in checksums(values).items():
@@ -220,9 +274,16 @@ class Checkpoints:
             raise ValueError("its notes are not what was saved")
         return notes
 
+    def _unreadable(self, step: int, error: Exception) -> UserError:
+        """A checkpoint is not damaged because a disk or a service fails to read it."""
+        if is_outage(error):
+            return StorageError(
+                f"the checkpoint {self.folder / str(step)} cannot be read ({_reason(error)}); run the command again"
+            )
+        return self._damaged(step, error)
+
     def _damaged(self, step: int, error: Exception) -> DamagedCheckpointError:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        return DamagedCheckpointError(f"the checkpoint {self.folder / str(step)} is damaged ({reason})")
+        return DamagedCheckpointError(f"the checkpoint {self.folder / str(step)} is damaged ({_reason(error)})")
 
     def _put_aside(self, steps: Sequence[int]) -> None:
         """Renames the folders of damaged checkpoints, so that the run can save at these steps again."""
@@ -230,17 +291,20 @@ class Checkpoints:
             return
         if is_main_process():
             for step in steps:
-                aside = self.folder.with_name("damaged") / str(step)
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.parent.mkdir(exist_ok=True)
-                (self.folder / str(step)).rename(aside)
+                move_folder(self.folder / str(step), self.folder.with_name("damaged") / str(step), marker=_MARKER)
         wait_for_all("damaged checkpoints put aside")
         self._manager.reload()
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
     """Returns whether the run has a complete checkpoint. Creates no folder."""
-    return folder.checkpoints.is_dir() and bool(ocp.utils.checkpoint_steps(folder.checkpoints.absolute()))
+    return folder.checkpoints.is_dir() and bool(ocp.utils.checkpoint_steps(absolute(folder.checkpoints)))
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None:
+        return "another process failed"
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 _STATE, _CARRY = "state.", "carry."

@@ -23,6 +23,7 @@ from train_jax.run.checkpoint import Checkpoints, has_checkpoint
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.model import build_objective
+from train_jax.run.storage import local_copy, path_of
 from train_jax.tasks.task import Task, task_class
 
 
@@ -109,11 +110,12 @@ def initial_weights(state: TrainState, objective: Objective, source: str) -> Tra
     """
     if not source:
         return state
-    if (Path(source) / "config.json").is_file():
+    if (path_of(source) / "config.json").is_file():
         weights = restore(source).state_dict()
     else:
         try:
-            weights = bridge.load_weights(source)
+            with local_copy(path_of(source)) as local:
+                weights = bridge.load_weights(local)
         except bridge.BridgeError as error:
             raise UserError(f"init_from {source}: {error}; give a run folder, a .safetensors or a .pt file") from error
     fn = objective.fn

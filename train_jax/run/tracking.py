@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from train_jax.run.cache import upload_working_files, working_file, working_folder
 from train_jax.run.folder import RunFolder, write_text
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
@@ -26,8 +27,9 @@ class Tracker:
         self._total_steps = total_steps
         self._last_line = 0.0
         kept = [line for line in _lines(folder) if self._stays(json.loads(line), start_step)]
-        write_text(folder.metrics, "".join(kept))  # atomic: a crash loses nothing
-        self._file = folder.metrics.open("a")
+        self._folder, metrics = folder, working_file(folder.metrics)
+        write_text(metrics, "".join(kept))  # atomic: a crash loses nothing
+        self._file = metrics.open("a")
         self._wandb = _start_wandb(config, folder)
 
     def _stays(self, record: Mapping[str, float], start_step: int) -> bool:
@@ -59,6 +61,7 @@ class Tracker:
 
     def close(self) -> None:
         self._file.close()
+        upload_working_files(self._folder.path)
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -115,7 +118,7 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
             id=_wandb_id(folder),
             name=folder.path.name,
             resume="allow" if mode == "online" else None,
-            dir=str(folder.path),
+            dir=str(working_folder(folder.path)),
             config=dataclasses.asdict(config),
             mode=mode,
             settings=wandb.Settings(silent=True, x_disable_stats=True),

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -12,8 +11,8 @@ import bridge
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
-from train_jax.run.folder import write_text
 from train_jax.run.restore import restore
+from train_jax.run.storage import is_folder, local_copy, path_of, whole_file, write_text
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.export_check import check_export
 from train_jax.tasks.puzzles.solving import puzzle_task
@@ -33,11 +32,12 @@ class Export:
 
 def main(config: Export) -> None:
     run = restore(config.run_dir)
-    output = Path(config.output) if config.output else run.folder.weights
-    if not output.parent.is_dir():
+    output = path_of(config.output) if config.output else run.folder.weights
+    if not is_folder(output.parent):
         raise UserError(f"{output.parent} is not a folder; give --output in an existing folder")
     state = run.state_dict()
-    bridge.save_weights(output, state)
+    with whole_file(output) as scratch:
+        bridge.save_weights(scratch, state)
     print(f"{output}: {len(state)} tensors, {output.stat().st_size / 1e6:.1f} MB")
     if not config.check:
         return
@@ -46,8 +46,8 @@ def main(config: Export) -> None:
     task = puzzle_task(wide)
     with progress("answers in JAX") as advance:
         ours = task.evaluator(wide.objective, Devices(), progress=advance)(wide.state)
-    with progress("answers in PyTorch") as advance:
-        check = check_export(wide.config, task, output, task.test_set, ours, progress=advance)
+    with progress("answers in PyTorch") as advance, local_copy(output) as weights:
+        check = check_export(wide.config, task, weights, task.test_set, ours, progress=advance)
     write_text(run.folder.export_check, json.dumps(dataclasses.asdict(check), indent=1))
     print(f"{check}; halting logits differ by at most {check.max_logit_difference:.1e}")
     if not check.agrees:

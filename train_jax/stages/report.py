@@ -12,7 +12,7 @@ from train_jax.errors import UserError
 from train_jax.report.measured import measure
 from train_jax.report.page import page
 from train_jax.report.picture import picture
-from train_jax.run.folder import write_text
+from train_jax.run.storage import is_folder, write_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Report:
 
 
 def main(config: Report) -> None:
-    if config.picture is not None and not config.picture.absolute().parent.is_dir():
+    if config.picture is not None and not is_folder(config.picture.parent):
         raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
     measured = measure(config.run_dir)
     drawing = None if config.picture is None else picture(measured)
