@@ -4,25 +4,51 @@ The emulator of the package `gcp-storage-emulator` ignores `ifGenerationMatch`, 
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
 BUCKET = "tests"
+for _name in ("gcp_storage_emulator", "api"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+class _Storage(Storage):
+    """Writes and removes an object only if its newest version is the one that the request names."""
+
+    expected = threading.local()
+
+    def create_file(self, bucket, name, *args, **kwargs):
+        self._check(bucket, name)
+        super().create_file(bucket, name, *args, **kwargs)
+
+    def delete_file(self, bucket, name):
+        self._check(bucket, name)
+        super().delete_file(bucket, name)
+
+    def _check(self, bucket, name):
+        expected = getattr(self.expected, "generation", None)
+        if expected not in (None, int(self.objects.get(bucket, {}).get(name, {}).get("generation", 0))):
+            raise PreconditionError
+
+
+class PreconditionError(Exception):
+    """The service answers 412."""
 
 
 class Emulator:
     """One storage service with the bucket `tests`; `gs://tests/…` is reached with `environment`."""
 
     def __init__(self):
-        self._storage = Storage(use_memory_fs=True)
+        self._storage = _Storage(use_memory_fs=True)
         self._storage.create_bucket(BUCKET, {"name": BUCKET, "kind": "storage#bucket"})
         self.lock = threading.Lock()
         self.fault: Callable[[str, str], str] = lambda method, path: ""
@@ -33,12 +59,19 @@ class Emulator:
         self.sent_bytes = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self, self._storage))
         self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # clients cancel requests whose answer they no longer need
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
     def environment(self) -> dict[str, str]:
         url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        return {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "GOOGLE_CLOUD_PROJECT": "tests"}
+        return {
+            "STORAGE_EMULATOR_HOST": url,
+            "TENSORSTORE_GCS_HTTP_URL": url,
+            "GOOGLE_CLOUD_PROJECT": "tests",
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }  # it asks another service for the kind of the bucket
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of all objects of the bucket."""
@@ -46,7 +79,7 @@ class Emulator:
             return sorted(name for name in self._storage.objects.get(BUCKET, {}) if name.startswith(prefix))
 
     def generation(self, name: str) -> int:
-        """Of an object; 0 if there is none."""
+        """Number of the newest version of an object; 0 if there is none."""
         return int(self._storage.objects.get(BUCKET, {}).get(name, {}).get("generation", 0))
 
     def read(self, name: str) -> bytes:
@@ -91,21 +124,15 @@ class _Handler(RequestHandler):
             return self._refuse(int(fault))
         if fault == "lost":
             self.wfile = open(os.devnull, "wb")  # noqa: SIM115
+        query = parse_qs(urlsplit(self.path).query)
         with emulator.lock:
-            if not self._precondition_holds():
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                return self._refuse(412)
-            answer()
+            _Storage.expected.generation = int(query["ifGenerationMatch"][0]) if "ifGenerationMatch" in query else None
+            try:
+                answer()
+            except PreconditionError:
+                self._refuse(412)
         if fault == "lost":
             self._reset()
-
-    def _precondition_holds(self) -> bool:
-        url = urlsplit(self.path)
-        query = parse_qs(url.query)
-        if "ifGenerationMatch" not in query:
-            return True
-        name = query["name"][0] if "name" in query else unquote(url.path.rpartition("/o/")[2])
-        return self._emulator.generation(name) == int(query["ifGenerationMatch"][0])
 
     def _refuse(self, status: int) -> None:
         self.send_response(status)

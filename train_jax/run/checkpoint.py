@@ -15,6 +15,7 @@ import dataclasses
 import json
 import logging
 import sys
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,11 +30,12 @@ from train_jax.run.cache import upload_working_files
 from train_jax.run.checksums import checksums
 from train_jax.run.folder import RunFolder
 from train_jax.run.lease import check_writer
-from train_jax.run.storage import absolute, is_outage, move_folder
+from train_jax.run.storage import absolute, is_outage, move_folder, remove_folder
 from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
 
 _ARRAYS = ("model", "optimizer", "carry")
 _CHECKSUM = "checksum"
+_REMOVALS = 20
 _MARKER = "commit_success.txt"
 """Orbax writes it last."""
 
@@ -157,12 +159,30 @@ class Checkpoints:
             problem = error
         if not any_process(problem is not None):
             return ""
+        sys.unraisablehook = _without_closed_loops
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the other writes, which nobody waits for any more
         with contextlib.suppress(Exception):  # it raises the same again
             self._manager.close()
-        self._manager = self._open(self._writes)  # removes what was written of it
-        if step in self._manager.all_steps():
+        complete = step in ocp.utils.checkpoint_steps(absolute(self.folder))
+        if is_main_process() and not complete:
+            self._remove_incomplete(step)
+        wait_for_all("an incomplete checkpoint removed")
+        self._manager = self._open(self._writes)
+        if complete:
             return ""  # only an older one could not be deleted
         return f"the checkpoint {self.folder / str(step)} could not be saved ({_reason(problem)})"
+
+    def _remove_incomplete(self, step: int) -> None:
+        """Removes what is there of a checkpoint, again as long as TensorStore still writes what it had begun."""
+        paths = [self.folder / name for name in (f"{step}{ocp.utils.TMP_DIR_SUFFIX}", str(step))]
+        with contextlib.suppress(StorageError, UserError):  # the next start of the run removes it, too
+            for _ in range(_REMOVALS):
+                time.sleep(0.2)
+                for path in paths:
+                    remove_folder(path)
+                time.sleep(0.1)
+                if not any(path.exists() for path in paths):
+                    return
 
     def wait(self) -> None:
         """Blocks until everything saved so far is on disk. Raises `StorageError` if the last save failed."""
@@ -302,9 +322,20 @@ def has_checkpoint(folder: RunFolder) -> bool:
 
 
 def _reason(error: BaseException | None) -> str:
+    """One line; of TensorStore's long chains the two ends, which say what failed and why."""
     if error is None:
         return "another process failed"
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= 200 else f"{line[:60]} … {line[-120:]}"
+
+
+_unraisablehook = sys.unraisablehook
+
+
+def _without_closed_loops(unraisable: Any) -> None:
+    """After one write has failed, Orbax stops listening to the others, and each of them prints a traceback."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        _unraisablehook(unraisable)
 
 
 _STATE, _CARRY = "state.", "carry."
