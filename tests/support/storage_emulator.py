@@ -34,6 +34,10 @@ class _Storage(Storage):
         self._check(bucket, name)
         super().delete_file(bucket, name)
 
+    def get_file(self, bucket, name, show_error=True):
+        self._check(bucket, name)
+        return super().get_file(bucket, name, show_error)
+
     def _check(self, bucket, name):
         expected = getattr(self.expected, "generation", None)
         if expected not in (None, int(self.objects.get(bucket, {}).get(name, {}).get("generation", 0))):

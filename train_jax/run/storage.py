@@ -420,7 +420,7 @@ def write_generation(path: Path, content: bytes, generation: int) -> int | None:
         blob = _blob(path)
         try:
             blob.upload_from_string(content, if_generation_match=generation, timeout=_SILENT_SECONDS, retry=None)
-            return blob.generation
+            return int(blob.generation)
         except Exception as error:
             if type(error).__name__ != "PreconditionFailed":
                 raise
@@ -449,11 +449,17 @@ def _blob(path: Path) -> Any:
 
 
 def _read_generation(blob: Any) -> tuple[bytes, int]:
-    try:
-        blob.reload(timeout=_SILENT_SECONDS, retry=None)
-        content = blob.download_as_bytes(if_generation_match=blob.generation, timeout=_SILENT_SECONDS, retry=None)
-        return content, blob.generation
-    except Exception as error:
-        if type(error).__name__ == "NotFound":
-            return b"", 0
-        raise
+    while True:
+        try:
+            blob.reload(timeout=_SILENT_SECONDS, retry=None)
+        except Exception as error:
+            if type(error).__name__ == "NotFound":
+                return b"", 0
+            raise
+        generation = int(blob.generation)  # a download sets it again, from a header that may be missing
+        try:
+            content = blob.download_as_bytes(if_generation_match=generation, timeout=_SILENT_SECONDS, retry=None)
+            return content, generation
+        except Exception as error:  # it was replaced in between
+            if type(error).__name__ not in ("NotFound", "PreconditionFailed"):
+                raise
