@@ -87,8 +87,8 @@ def test_a_lease_that_is_renewed_while_it_is_read(folder):
 
     thread = threading.Thread(target=renew)
     thread.start()
-    contents = [read_generation(folder / "lock") for _ in range(100)]
+    contents = [read_generation(folder / "lock") for _ in range(20)]
     stop.set()
     thread.join()
-    assert len({generation for _, generation in contents}) > 10
+    assert len({generation for _, generation in contents}) > 3
     assert all(generations[json.loads(content)["token"]] == generation for content, generation in contents)

@@ -30,7 +30,7 @@ from train_jax.run.cache import upload_working_files
 from train_jax.run.checksums import checksums
 from train_jax.run.folder import RunFolder
 from train_jax.run.lease import check_writer
-from train_jax.run.storage import absolute, is_outage, move_folder, remove_folder
+from train_jax.run.storage import absolute, check_readable, is_outage, move_folder, remove_folder
 from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
 
 _ARRAYS = ("model", "optimizer", "carry")
@@ -212,12 +212,11 @@ class Checkpoints:
         """
         reasons = []
         for step in reversed(self.steps()):
-            resumed, reason = None, f"another process cannot read the checkpoint {self.folder / str(step)}"
-            try:
-                resumed = self._restore(step, state, carry, sharding, tuple(reasons))
-            except DamagedCheckpointError as error:
-                reason = str(error)
-            if any_process(resumed is None):
+            resumed, reason = self._tried(step, state, carry, sharding, reasons)
+            if resumed is None:  # Orbax does not tell a file that it cannot read from one that is not there
+                check_readable(self.folder / str(step))
+                resumed, reason = self._tried(step, state, carry, sharding, reasons)
+            if resumed is None:
                 reasons.append(reason)
                 continue
             self._put_aside([newer for newer in self.steps() if newer > step])
@@ -225,6 +224,17 @@ class Checkpoints:
         if reasons:
             raise DamagedCheckpointError(f"{reasons[0]}, and so are the older ones; start another --run-dir")
         return None
+
+    def _tried(
+        self, step: int, state: TrainState, carry: Any, sharding: Any, reasons: list[str]
+    ) -> tuple[Resumed | None, str]:
+        """The checkpoint, or None on every process and why this one cannot read it. Collective."""
+        resumed, reason = None, f"another process cannot read the checkpoint {self.folder / str(step)}"
+        try:
+            resumed = self._restore(step, state, carry, sharding, tuple(reasons))
+        except DamagedCheckpointError as error:
+            reason = str(error)
+        return (None, reason) if any_process(resumed is None) else (resumed, "")
 
     def _restore(self, step: int, state: TrainState, carry: Any, sharding: Any, damaged: tuple[str, ...]) -> Resumed:
         expected = _items(state, carry)

@@ -393,6 +393,18 @@ def move_folder(source: Path, target: Path, *, marker: str) -> None:
         (source / name).unlink(missing_ok=True)
 
 
+def check_readable(path: Path) -> None:
+    """Raises `StorageError` or `UserError` if a file of the folder is there and cannot be read; reads all of them."""
+    names = path.files() if isinstance(path, RemotePath) else sorted(file for file in path.rglob("*") if file.is_file())
+    try:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), local_copy(path / name) as local, local.open("rb") as file:
+                while file.read(2**24):
+                    pass
+    except OSError as error:
+        raise StorageError(f"{error.filename} cannot be read ({error.strerror}); run the command again") from error
+
+
 def remove_folder(path: Path) -> None:
     """Removes a folder and everything in it, if it exists."""
     if not isinstance(path, RemotePath):
