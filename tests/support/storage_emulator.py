@@ -44,6 +44,14 @@ class _Storage(Storage):
             raise PreconditionError
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request, client_address):
+        """Clients cancel requests whose answer they no longer need."""
+
+
 class PreconditionError(Exception):
     """The service answers 412."""
 
@@ -61,9 +69,7 @@ class Emulator:
         self.requests: list[tuple[str, str]] = []
         """Method and path of every request."""
         self.sent_bytes = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self, self._storage))
-        self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # clients cancel requests whose answer they no longer need
+        self._server = _Server(("127.0.0.1", 0), partial(_Handler, self, self._storage))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property

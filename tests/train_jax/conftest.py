@@ -9,7 +9,8 @@ from support.markers import slow_unless
 from support.scripts import run_script
 from support.storage_emulator import Emulator
 
-from train_jax.run.storage import path_of, upload_folder
+from train_jax.run.files import upload_folder
+from train_jax.run.storage import path_of
 from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
@@ -80,8 +81,8 @@ def remote(emulator, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Requests are repeated without pauses, and only a few times."""
-    monkeypatch.setattr("train_jax.run.storage.PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr("train_jax.run.storage.FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("train_jax.run.requests.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
 
 

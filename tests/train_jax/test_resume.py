@@ -8,10 +8,10 @@ import pytest
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.run.files import local_copy, whole_file
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
-from train_jax.run.storage import local_copy, whole_file
 
 SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", "8", "--log-every-steps", "1",
          "--checkpoint-every-steps", "2", "--global-batch-size", "8", "--model", "support.outside_models:CellNet",

@@ -11,17 +11,17 @@ from google.auth.exceptions import DefaultCredentialsError
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
 from train_jax.run import storage
-from train_jax.run.storage import (
+from train_jax.run.files import (
     append_text,
     local_copy,
     move_folder,
-    path_of,
     remove_folder,
     upload_folder,
     whole_file,
     write_bytes,
     write_text,
 )
+from train_jax.run.storage import path_of
 
 FAULTS = ["503", "429", "reset", "lost"]
 
@@ -76,7 +76,7 @@ def test_large_objects_come_in_parts(remote, tmp_path):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
-    monkeypatch.setattr(storage, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
     folder = path_of(remote)
     file = folder / "file"
@@ -163,10 +163,10 @@ def test_a_folder_that_is_moved_keeps_its_marker_only_while_it_is_complete(remot
         for name in names:
             write_text(source / name, name)
         handled = itertools.count(1)
-        with emulator.failing(lambda method, path, n=count, c=handled: "403" if next(c) > n else ""):
-            with contextlib.suppress(UserError):
-                move_folder(source, target, marker="done")
-                break
+        fault = lambda method, path, n=count, c=handled: "403" if next(c) > n else ""  # noqa: E731
+        with emulator.failing(fault), contextlib.suppress(UserError):
+            move_folder(source, target, marker="done")
+            break
         if (source / "done").exists():
             assert sorted(source.files()) == names
         if (target / "done").exists():

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Integer
 
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
+from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder, read_run
-from train_jax.run.storage import local_copy
 from train_jax.run.tracking import read_metrics
 from train_jax.tasks.puzzles.accuracy import score_answers
 from train_jax.tasks.puzzles.batches import loss_labels

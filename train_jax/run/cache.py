@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from train_jax.errors import StorageError
-from train_jax.run.storage import RemotePath, cannot_be_written, crc32c_of, path_of
+from train_jax.run.files import cannot_be_written
+from train_jax.run.storage import RemotePath, crc32c_of, path_of
 
 _verified: set[Path] = set()
 _working: dict[str, tuple[RemotePath, Path]] = {}

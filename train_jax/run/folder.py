@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train_jax.errors import UserError
-from train_jax.run.storage import path_of, write_bytes, write_text
+from train_jax.run.files import write_bytes, write_text
+from train_jax.run.storage import path_of
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig

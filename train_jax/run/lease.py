@@ -21,13 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from train_jax.errors import StorageError, UserError
-from train_jax.run.storage import (
-    cannot_be_written,
-    is_remote,
-    read_generation,
-    remove_generation,
-    write_generation,
-)
+from train_jax.run.files import cannot_be_written
+from train_jax.run.storage import is_remote, read_generation, remove_generation, write_generation
 
 LEASE_SECONDS, RENEW_SECONDS = 30.0, 8.0
 

@@ -21,9 +21,10 @@ from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, trainable
 from train_jax.run.checkpoint import Checkpoints, has_checkpoint
 from train_jax.run.config import RunConfig
+from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.model import build_objective
-from train_jax.run.storage import local_copy, path_of
+from train_jax.run.storage import path_of
 from train_jax.tasks.task import Task, task_class
 
 

@@ -13,8 +13,9 @@ from train_jax.errors import UserError
 from train_jax.run import lease
 from train_jax.run.checkpoint import has_checkpoint
 from train_jax.run.config import RunConfig, from_json, to_json
+from train_jax.run.files import append_text, write_text
 from train_jax.run.folder import RunFolder
-from train_jax.run.storage import append_text, path_of, write_text
+from train_jax.run.storage import path_of
 from train_jax.runtime.processes import of_main_process
 
 OPERATIONAL = {

@@ -13,8 +13,9 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
+from train_jax.run.files import local_copy, write_text
 from train_jax.run.restore import Restored, restore
-from train_jax.run.storage import is_folder, local_copy, path_of, write_text
+from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.tasks.puzzles.evaluation import Evaluation
@@ -34,7 +35,7 @@ class Evaluate:
     limit, and the curve of accuracy against mean ACT steps for early halting."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
     data_dir: str | None = None
     """Data set to evaluate on, by default that of the run; for a run on several data sets, one of them."""
     split: Literal["test", "train"] = "test"

@@ -11,8 +11,9 @@ import bridge
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
+from train_jax.run.files import local_copy, whole_file, write_text
 from train_jax.run.restore import restore
-from train_jax.run.storage import is_folder, local_copy, path_of, whole_file, write_text
+from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.export_check import check_export
 from train_jax.tasks.puzzles.solving import puzzle_task
@@ -23,7 +24,7 @@ class Export:
     """Write the averaged weights of a run as safetensors with PyTorch names, and compare the answers of PyTorch."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
     output: str | None = None
     """Output file; by default weights.safetensors in the run folder."""
     check: bool = True

@@ -12,7 +12,8 @@ from train_jax.errors import UserError
 from train_jax.report.measured import measure
 from train_jax.report.page import page
 from train_jax.report.picture import picture
-from train_jax.run.storage import is_folder, write_text
+from train_jax.run.files import write_text
+from train_jax.run.storage import is_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Report:
     early halting, configuration."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
     picture: Path | None = None
     """Also write an SVG for a README to this file: the learning curve and a solved puzzle."""
 

@@ -15,8 +15,9 @@ from train_jax.errors import UserError
 from train_jax.report.pixels import animation
 from train_jax.report.player import player
 from train_jax.report.terminal import trace_text, verdict
+from train_jax.run.files import write_bytes, write_text
 from train_jax.run.restore import Restored, restore
-from train_jax.run.storage import is_folder, write_bytes, write_text
+from train_jax.run.storage import is_folder
 from train_jax.tasks.puzzles.kind import PuzzleInput
 from train_jax.tasks.puzzles.kinds import trace_of
 from train_jax.tasks.puzzles.mixture import data_dirs, load_part
@@ -29,7 +30,7 @@ class Solve:
     """Solve one puzzle with the averaged weights of a run's latest checkpoint; show the answer after every ACT step."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
     puzzle: str | None = None
     """A Sudoku, row by row: 1 to 9 for a given, '.' or 0 for an empty cell; spaces and box lines are ignored."""
     file: Path | None = None

@@ -13,8 +13,8 @@ import numpy as np
 
 from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState
+from train_jax.run.files import whole_file
 from train_jax.run.folder import RunFolder, write_text
-from train_jax.run.storage import whole_file
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
 from train_jax.tasks.puzzles.eval_step import make_eval_step, make_halting_eval_step

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from train_jax.errors import UserError
 from train_jax.run.cache import local_folder
+from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, map_array
 from train_jax.tasks.puzzles.metadata import SPLITS, check, read_json, read_metadata
 from train_jax.tasks.puzzles.recipe import FIELDS, content_of, read_record
@@ -33,7 +34,8 @@ def _check_content(copy: Path, directory: str | Path) -> None:
         return  # the reader says what is wrong
     if content_of(splits).sha256 != record.get("content_sha256"):
         raise UserError(
-            f"{directory} is not what its recipe.json says (SHA-256); build it again with `trm build-data --overwrite`"
+            f"{path_of(directory)} is not what its recipe.json says (SHA-256); build it again with `trm build-data` "
+            "and --overwrite"
         )
 
 

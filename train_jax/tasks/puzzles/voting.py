@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.run.storage import path_of, write_text
+from train_jax.run.files import write_text
+from train_jax.run.storage import path_of
 from train_jax.tasks.puzzles.arc.grid import CELLS, SIDE, VOCAB_SIZE, Grid, Puzzle, sizes_of
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
 from train_jax.tasks.puzzles.arc.symmetry import OUTSIDE, Symmetries, parse_names, undo

@@ -11,7 +11,8 @@ from typing import Any
 
 from train_jax.errors import StorageError, UserError, brief
 from train_jax.run.cache import scratch_folder
-from train_jax.run.storage import is_remote, path_of, remove_folder, upload_folder
+from train_jax.run.files import remove_folder, upload_folder
+from train_jax.run.storage import is_remote, path_of
 from train_jax.tasks.puzzles.format import SPLITS, write_split
 from train_jax.tasks.puzzles.metadata import write_json
 from train_jax.tasks.puzzles.recipe import Splits, content_of, read_recipe, write_record
