@@ -49,8 +49,7 @@ from train_jax.runtime.processes import any_process, is_main_process, wait_for_a
 
 _ARRAYS = ("model", "optimizer", "carry")
 _CHECKSUM = "checksum"
-_MARKER = "commit_success.txt"
-"""Orbax writes it last."""
+_MARKER = "commit_success.txt"  # Orbax writes it last
 
 
 class Checkpoints:
@@ -126,14 +125,14 @@ class Checkpoints:
         return [info.step in kept or bool(every and info.step % every == 0) for info in checkpoints]
 
     def _finish(self) -> str:
-        """Waits for the save in the background; returns why it failed. Collective if there is one."""
+        """Waits for the save in the background; returns why it failed. Collective."""
         step, problem, self._saving, self._started_wrong = self._saving, self._started_wrong, None, None
         if step is None:
             return ""
         try:
             if problem is None:
                 self._manager.wait_until_finished()
-        except Exception as error:  # whatever Orbax and TensorStore raise for a disk or a service
+        except Exception as error:  # as above
             problem = error
         if not any_process(problem is not None):
             return ""
@@ -147,8 +146,7 @@ class Checkpoints:
         self._manager = self._open(self._writes)
         if complete:
             return ""  # only an older one could not be deleted
-        why = reason(problem) if problem else "another process failed"
-        return f"the checkpoint {self.folder / str(step)} could not be saved ({why})"
+        return f"the checkpoint {self.folder / str(step)} could not be saved ({reason(problem)})"
 
     def wait(self) -> None:
         """Blocks until everything saved so far is on disk. Raises `StorageError` if the last save failed."""
@@ -159,9 +157,11 @@ class Checkpoints:
             raise StorageError(f"{failed}; {good}, once the disk or the storage is in order")
 
     def close(self) -> None:
-        with contextlib.suppress(StorageError) if sys.exc_info()[0] else contextlib.nullcontext():
+        failing = sys.exc_info()[0] is not None  # the other processes may be elsewhere, and the first error counts
+        if not failing:
             self.wait()
-        self._manager.close()
+        with contextlib.suppress(Exception) if failing else contextlib.nullcontext():
+            self._manager.close()
 
     # ---- reading
 

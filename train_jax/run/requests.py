@@ -102,8 +102,10 @@ def is_outage(error: BaseException | None) -> bool:
     return False
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException | None) -> str:
     """One line; of a long chain, as TensorStore's, the two ends, which say what failed and why."""
+    if error is None:
+        return "another process failed"
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line if len(line) <= 200 else f"{line[:60]} … {line[-120:]}"
 
