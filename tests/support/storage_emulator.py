@@ -1,6 +1,7 @@
 """The storage service on loopback, for tests: an emulator that also honours preconditions and fails as it is told to.
 
-The emulator of the package `gcp-storage-emulator` ignores `ifGenerationMatch`, on which the lease of a run depends.
+The emulator of the package `gcp-storage-emulator` ignores `ifGenerationMatch`, on which the lease of a run and
+TensorStore depend, and does not tell the generation of what it sends.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
@@ -143,6 +144,13 @@ class _Handler(RequestHandler):
                 self._refuse(412)
         if fault == "lost":
             self._reset()
+
+    def end_headers(self):
+        """TensorStore needs the generation of what it read to write again after a precondition has failed."""
+        name = unquote(urlsplit(self.path).path.rpartition("/o/")[2])
+        if self.command == "GET" and (generation := self._emulator.generation(name)):
+            self.send_header("x-goog-generation", str(generation))
+        super().end_headers()
 
     def _refuse(self, status: int) -> None:
         self.send_response(status)
