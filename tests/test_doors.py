@@ -95,9 +95,28 @@ def test_core_and_optim_do_no_input_or_output(path):
     assert not names & {"print", "open"}
 
 
-@pytest.mark.parametrize(("package", "owner"), [("wandb", "run/tracking.py"), ("orbax", "run/checkpoint.py")])
+@pytest.mark.parametrize(
+    ("package", "owner"),
+    [
+        ("wandb", "run/tracking.py"),
+        ("orbax", "run/checkpoint.py"),
+        *((package, "run/storage.py") for package in ("etils", "fsspec", "google", "google_crc32c")),
+    ],
+)
 def test_one_file_knows_the_package(package, owner):
     assert train_jax_files_that(lambda path: package in packages(path)) == [owner]
+    assert package == "etils" or not any(package in packages(path) for room in ROOMS[:2] for path in files(room))
+
+
+def test_paths_of_runs_and_data_come_from_storage():
+    """`pathlib` would make `gs://bucket/run` the local folder `gs:`."""
+
+    def makes_a_path(path):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        texts = [ast.unparse(call) for call in calls if ast.unparse(call.func) == "Path"]
+        return any("dir" in text for text in texts)
+
+    assert train_jax_files_that(makes_a_path) == []
 
 
 def test_one_file_knows_pmap_and_shard_map():

@@ -5,6 +5,7 @@ Only the stage imports torch and JAX, so that `trm --help` and `trm --version` a
 
 import atexit
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -12,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from train_jax.errors import LostProcessError, PreemptedError, UserError
+from train_jax.errors import LostProcessError, PreemptedError, StorageError, UserError
 from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
 from train_jax.version import version_text
 
@@ -41,6 +42,8 @@ GROUPS = {
 }
 """The stages by group, in the order of `trm --help`."""
 
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
@@ -64,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except UserError as error:
         print(f"trm: {error}", file=sys.stderr)
-        return 2
+        return error.STATUS
     except (PreemptedError, LostProcessError) as error:
         print(f"trm: {error}", file=sys.stderr)
         _exit_soon(error.STATUS)
@@ -72,6 +75,13 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        print(
+            f"trm: {error.filename or 'a file'} cannot be written ({error.strerror}); free some space", file=sys.stderr
+        )
+        return StorageError.STATUS
     except KeyboardInterrupt:
         print("trm: interrupted", file=sys.stderr)
         return 130

@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake: one line, exit status 2, never a traceback."""
+"""The exceptions that are one line and an exit status, never a traceback."""
 
 from typing import Any, ClassVar
 
@@ -6,8 +6,19 @@ from typing import Any, ClassVar
 class UserError(Exception):
     """A mistake of the user; the message contains the value, the expected value and the remedy, in one line."""
 
+    STATUS: ClassVar[int] = 2
+    """Exit status."""
+
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
+
+
+class StorageError(UserError):
+    """Files cannot be read or written although nothing is wrong with the command: a full disk, a service that does not
+    answer. What was saved before is intact."""
+
+    STATUS: ClassVar[int] = 74
+    """As of an input or output error (EX_IOERR)."""
 
 
 class PreemptedError(Exception):

@@ -9,6 +9,7 @@ from typing import Any
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
+from train_jax.run.cache import continued_file, upload_working_files
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.events import Events
@@ -110,6 +111,7 @@ def _train(
             saving.wait()
         if is_main_process():
             evaluation.save(folder, "test")
+            upload_working_files(folder.path)
             write_text(folder.finished, json.dumps(figures, indent=1))
             events.progress()
             goodput = read_goodput(folder)
@@ -217,6 +219,7 @@ def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
                 f"{folder.path} does not contain the files that the first process wrote; use a --run-dir that all "
                 "processes share"
             )
+    closing.callback(upload_working_files, folder.path)  # after the last line of the log
     number, count = process_shard()
-    closing.enter_context(host_log(folder.host_log(number), f"process {number} of {count} of the run"))
+    closing.enter_context(host_log(continued_file(folder.host_log(number)), f"process {number} of {count} of the run"))
     return folder

@@ -1,15 +1,23 @@
 """A data set of small puzzles with several identifiers, so that puzzle rows repeat within a batch."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
+from support.markers import slow_unless
 from support.scripts import run_script
+from support.storage_emulator import Emulator
 
+from train_jax.run.files import upload_folder
+from train_jax.run.storage import path_of
 from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
 from train_jax.tasks.puzzles.writing import write_dataset
 
 IDENTIFIERS = 6
+STORAGES = slow_unless(lambda name: name == "disk", ["disk", "storage"])
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +58,45 @@ def write_puzzles(folder):
         }
         splits[split] = (metadata, arrays)
     write_dataset(folder, splits, ["<blank>", *map(str, range(1, IDENTIFIERS))], {"made": "by the tests"})
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory):
+    """The storage service of this session; this process and those that it starts reach it as `gs://tests`."""
+    emulator, patch = Emulator(), pytest.MonkeyPatch()
+    cache = {"TRM_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    for name, value in (emulator.environment | cache).items():
+        patch.setenv(name, value)
+    yield emulator
+    patch.undo()
+    emulator.stop()
+
+
+@pytest.fixture
+def remote(emulator, tmp_path):
+    """An empty folder in storage, as text."""
+    return f"gs://tests/{tmp_path.name}-{os.getpid()}"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Requests are repeated without pauses, and only a few times."""
+    monkeypatch.setattr("train_jax.run.requests.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
+
+
+@pytest.fixture(params=STORAGES)
+def place(request, tmp_path):
+    """An empty folder on the local disk, and in slow tests also one in storage."""
+    return tmp_path if request.param == "disk" else path_of(request.getfixturevalue("remote"))
+
+
+@pytest.fixture
+def data_at(place, tmp_path, data_dir):
+    """The data set of `data_dir` in `place`, without a recipe: it states the hash, which then is not computed."""
+    copy = shutil.copytree(data_dir, tmp_path / "data")
+    (copy / "recipe.json").unlink()
+    if place != tmp_path:
+        upload_folder(copy, place / "data", last=[])
+    return place / "data"

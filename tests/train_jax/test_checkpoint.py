@@ -12,12 +12,14 @@ from support.markers import slow_unless
 
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
-from train_jax.errors import UserError
+from train_jax.errors import StorageError, UserError
 from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
 from train_jax.run.checksums import checksums
 from train_jax.run.choice import choose
+from train_jax.run.files import remove_folder, upload_folder
 from train_jax.run.folder import RunFolder
 from train_jax.run.saving import figure_of_best
+from train_jax.run.storage import is_remote, path_of
 
 ROWS = 24
 
@@ -41,6 +43,21 @@ def saved(folder: RunFolder, steps, values=None, **retention) -> RunFolder:
     return folder
 
 
+def copied(run: RunFolder, place) -> RunFolder:
+    """A copy in `place`, on the disk or in storage."""
+    if is_remote(place):
+        upload_folder(run.path, place / "run", last=[])
+    else:
+        shutil.copytree(run.path, place / "run")
+    return RunFolder(place / "run")
+
+
+def files_of(path) -> list:
+    """All files below a folder that are not empty."""
+    found = [path / name for name in path.files()] if is_remote(path) else path.rglob("*")
+    return sorted(file for file in found if file.is_file() and file.stat().st_size)
+
+
 def kept(folder: RunFolder) -> list[int]:
     return sorted(int(path.name) for path in folder.checkpoints.iterdir())
 
@@ -57,18 +74,18 @@ def assert_same(tree, expected):
         assert np.asarray(a).dtype == np.asarray(b).dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def test_everything_comes_back_bit_for_bit(two):
-    checkpoints = Checkpoints(two, writes=False)
+def test_everything_comes_back_bit_for_bit(two, place):
+    checkpoints = Checkpoints(copied(two, place), writes=False)
     resumed = checkpoints.restore_newest(*made(0))
     checkpoints.close()
     assert (resumed.step, resumed.damaged, resumed.notes["train_seconds"]) == (2, (), 1.0)
     assert_same((resumed.state, resumed.carry), made(2))
 
 
-def test_a_reader_of_the_model_opens_nothing_else(two, tmp_path):
-    folder = RunFolder(shutil.copytree(two.path, tmp_path / "run"))
+def test_a_reader_of_the_model_opens_nothing_else(two, place):
+    folder = copied(two, place)
     for item in ("optimizer", "carry"):
-        shutil.rmtree(folder.checkpoints / "2" / item)
+        remove_folder(folder.checkpoints / "2" / item)
     state, _ = made(0)
     checkpoints = Checkpoints(folder, writes=False)
     ema, buffers = checkpoints.restore_model(2, state.ema, state.buffers, averaged=True)
@@ -84,12 +101,12 @@ def test_a_reader_of_the_model_opens_nothing_else(two, tmp_path):
         ({"newest": 1}, {1: 0.1, 2: 0.9, 3: 0.9, 5: 0.3}, [2, 6]),
     ],
 )
-def test_which_checkpoints_are_kept(tmp_path, retention, values, expected):
-    assert kept(saved(RunFolder(tmp_path), range(1, 7), values, **retention)) == expected
+def test_which_checkpoints_are_kept(place, retention, values, expected):
+    assert kept(saved(RunFolder(place), range(1, 7), values, **retention)) == expected
 
 
-def test_the_best_one_is_remembered_by_a_run_that_continues(tmp_path):
-    folder = saved(RunFolder(tmp_path), [1, 2], {1: 0.9}, newest=1)
+def test_the_best_one_is_remembered_by_a_run_that_continues(place):
+    folder = saved(RunFolder(place), [1, 2], {1: 0.9}, newest=1)
     checkpoints = Checkpoints(folder, Retention(newest=1))
     assert checkpoints.restore_newest(*made(0)).step == 2
     checkpoints.save(3, *made(3), {}, value=0.5)
@@ -184,10 +201,19 @@ DAMAGES = [flip, truncate, remove, overwrite]
 
 @pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(200)))
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_path, seed):
+    recover_from_damage(copied(two, tmp_path), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(0, 200, 5))
+def test_a_damaged_checkpoint_in_storage(two, remote, seed):
+    recover_from_damage(copied(two, path_of(remote)), seed)
+
+
+def recover_from_damage(folder: RunFolder, seed: int) -> None:
     """Or it is intact in everything that is read, and used."""
     rng = random.Random(seed)
-    folder = RunFolder(shutil.copytree(two.path, tmp_path / "run"))
-    files = sorted(path for path in (folder.checkpoints / "2").rglob("*") if path.is_file() and path.stat().st_size)
+    files = files_of(folder.checkpoints / "2")
     path = files[seed // len(DAMAGES) % len(files)]
     DAMAGES[seed % len(DAMAGES)](path, rng)
     checkpoints = Checkpoints(folder)
@@ -202,10 +228,10 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_p
     checkpoints.close()
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused(two, tmp_path):
-    folder = RunFolder(shutil.copytree(two.path, tmp_path / "run"))
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(two, place):
+    folder = copied(two, place)
     for step in ("1", "2"):
-        shutil.rmtree(folder.checkpoints / step / "model")
+        remove_folder(folder.checkpoints / step / "model")
     checkpoints = Checkpoints(folder)
     with pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and so are the older ones"):
         checkpoints.restore_newest(*made(0))
@@ -219,3 +245,39 @@ def test_checksums_see_every_change_and_no_difference_in_distribution():
     swapped = array.copy()
     swapped[[3, 4]] = swapped[[4, 3]]
     assert checksums({"a": swapped}) != expected
+
+
+# ---- outages are not damage
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda path: "%2Fmodel%2Fd%2F" in path,  # TensorStore
+        pytest.param(lambda path: "notes" in path, marks=pytest.mark.slow),  # gcsfs
+    ],
+)
+def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote, emulator, impatient, fails):
+    folder = copied(two, path_of(remote))
+    checkpoints = Checkpoints(folder)
+    with (
+        emulator.failing(lambda method, path: "403" if method == "GET" and fails(path) else ""),
+        pytest.raises(UserError, match=r"checkpoints/2.*(cannot be read \(|no permission)"),
+    ):
+        checkpoints.restore_newest(*made(0))
+    assert checkpoints.restore_newest(*made(0)).step == 2 and checkpoints.steps() == [1, 2]
+    checkpoints.close()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_cannot_be_uploaded_is_told_and_leaves_nothing(two, remote, emulator, impatient, capsys):
+    folder = copied(two, path_of(remote))
+    checkpoints = Checkpoints(folder)
+    with emulator.failing(lambda method, path: "403" if method == "POST" and "%2Fd%2F" in path else ""):
+        checkpoints.save(3, *made(3), {})
+        with pytest.raises(StorageError, match=r"checkpoints/4 could not be saved \(.*step 2 is intact"):
+            checkpoints.save(4, *made(4), {})
+    assert "checkpoints/3 could not be saved (" in capsys.readouterr().err
+    checkpoints.save(5, *made(5), {})
+    assert checkpoints.steps() == [2, 5]
+    checkpoints.close()

@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pytest
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.run.files import local_copy, whole_file
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
@@ -19,17 +19,15 @@ SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", 
 
 
 @pytest.fixture
-def command(tmp_path, data_dir):
+def command(place, data_at):
     """`trm train` with further options; returns the exit status."""
-    data = shutil.copytree(data_dir, tmp_path / "data")
-    (data / "recipe.json").unlink()  # it states the hash of the data, which then is not computed
-    where = ["--data-dir", str(data), "--run-dir", str(tmp_path / "run")]
+    where = ["--data-dir", str(data_at), "--run-dir", str(place / "run")]
     return lambda *options: main(["train", "tiny", *where, *SMALL, *options])
 
 
-def test_a_run_continues_with_more_steps_and_records_what_changed(command, tmp_path, capsys):
+def test_a_run_continues_with_more_steps_and_records_what_changed(command, place, data_at, capsys):
     assert command("--resume", "must") == 2
-    assert "run has no checkpoint; use --resume auto" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "run has no checkpoint; use --resume auto" in capsys.readouterr().err and not (place / "run").exists()
     assert command("--steps", "4", "--resume", "never") == 0
     assert command("--steps", "4", "--resume", "never") == 2
     assert "holds a run already; use another --run-dir, or --resume auto" in capsys.readouterr().err
@@ -37,15 +35,18 @@ def test_a_run_continues_with_more_steps_and_records_what_changed(command, tmp_p
     assert "steps 4 there, 3 requested" in capsys.readouterr().err
     assert command("--steps", "6", "--keep-checkpoints", "5", "--resume", "must") == 0
     assert "continuing at step 4" in capsys.readouterr().out
-    folder = RunFolder(tmp_path / "run")
+    folder = RunFolder(place / "run")
     assert json.loads(folder.finished.read_text())["train_steps"] == 6
     (record,) = map(json.loads, folder.changes.read_text().splitlines())
     assert record["fields"] == {"steps": [4, 6], "keep_checkpoints": [2, 5], "resume": ["never", "must"]}
     with sole_writer(str(folder.path)):
         assert command("--steps", "8") == 2
     assert "run is being written by process " in capsys.readouterr().err
-    labels = tmp_path / "data" / "train" / "all__labels.npy"
-    np.save(labels, np.roll(np.load(labels), 1, axis=0))
+    labels = data_at / "train" / "all__labels.npy"
+    with local_copy(labels) as local:
+        rolled = np.roll(np.load(local), 1, axis=0)
+    with whole_file(labels) as scratch:
+        np.save(scratch, rolled)
     assert command("--steps", "8") == 2
     assert "holds other data than the run was trained on up to step 6" in capsys.readouterr().err
 
@@ -60,8 +61,8 @@ def test_a_run_continues_with_more_steps_and_records_what_changed(command, tmp_p
         ({"data_dir": "elsewhere", "wandb": "offline", "keep_best": "exact_accuracy"}, ""),
     ],
 )
-def test_fields_identify_the_run_or_may_change(tmp_path, changes, refused):
-    config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path), steps=10)
+def test_fields_identify_the_run_or_may_change(place, changes, refused):
+    config = dataclasses.replace(preset("tiny"), run_dir=str(place), steps=10)
     folder = open_run(config)
     parts = {name: value for name, value in changes.items() if isinstance(value, dict)}
     other = {name: dataclasses.replace(getattr(config, name), **value) for name, value in parts.items()}
@@ -84,10 +85,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
         pass
 
 
-def test_nothing_is_made_before_the_run_is_known_to_start(tmp_path):
-    config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path / "run"))
+def test_nothing_is_made_before_the_run_is_known_to_start(place):
+    config = dataclasses.replace(preset("tiny"), run_dir=str(place / "run"))
     assert decide_start(config, 10) == decide_start(dataclasses.replace(config, resume="never"), 10)
-    assert not (tmp_path / "run").exists()
+    assert not (place / "run").exists()
 
 
 @pytest.mark.parametrize("text", ["", '{"train_steps": "many"}', "[]"])

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Integer
 
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
+from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.goodput import Goodput, read_goodput
 from train_jax.run.tracking import read_metrics
@@ -218,7 +219,7 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
     if test is None or not path.is_file():
         raise UserError("the run has not been evaluated on its whole test set; run `trm evaluate`")
     try:
-        with np.load(path) as arrays:
+        with local_copy(path) as local, np.load(local) as arrays:
             predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read ({error}); run `trm evaluate` to write it again") from error

@@ -10,71 +10,68 @@ With several processes each one writes its part of one checkpoint, which is the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
-import shutil
-import zlib
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from train_jax.core.state import Arrays, TrainState
-from train_jax.errors import UserError
+from train_jax.errors import StorageError, UserError
+from train_jax.run.cache import upload_working_files
+from train_jax.run.checkpoint_items import (
+    CARRY,
+    STATE,
+    Best,
+    DamagedCheckpointError,
+    Resumed,
+    Retention,
+    by_name,
+    checksum_of_json,
+    damaged,
+    difference,
+    items_of,
+    like_tree,
+    placeholder,
+    stored,
+    unreadable,
+)
 from train_jax.run.checksums import checksums
+from train_jax.run.files import check_readable, move_folder, remove_until_gone
 from train_jax.run.folder import RunFolder
+from train_jax.run.lease import check_writer
+from train_jax.run.requests import reason, silence_abandoned_writes, silence_raised_errors
+from train_jax.run.storage import RemotePath, absolute
 from train_jax.runtime.coordination import keep_orbax_off_devices
 from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
 
 _ARRAYS = ("model", "optimizer", "carry")
 _CHECKSUM = "checksum"
-
-
-class DamagedCheckpointError(UserError):
-    """A checkpoint that cannot be read, or whose content is not what was saved."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Retention:
-    """Which checkpoints are kept; the others are deleted when a new one is complete."""
-
-    newest: int = 2
-    every_steps: int = 0
-    """Those at multiples of this; 0 for none."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Best:
-    """The checkpoint with the highest value of the figure that the run keeps the best by."""
-
-    step: int
-    value: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Resumed:
-    """What a run continues from."""
-
-    step: int
-    state: TrainState
-    carry: Any
-    """By rows of the global batch."""
-    notes: dict[str, Any]
-    damaged: tuple[str, ...]
-    """Why newer checkpoints are not used."""
+_MARKER = "commit_success.txt"  # Orbax writes it last
 
 
 class Checkpoints:
     """The checkpoints of one run. A checkpoint is written completely or not at all.
 
     `writes`: false for a reader, which changes nothing in the folder.
+
+    A save that fails is told on stderr, and the next one is not made in the background; if that fails too, it raises
+    `StorageError`. The checkpoints before are intact.
     """
 
     def __init__(self, folder: RunFolder, retention: Retention | None = None, *, writes: bool = True):
         self.folder = folder.checkpoints
-        self._retention, self.best = retention or Retention(), None
+        self._run, self._retention, self.best = folder.path, retention or Retention(), None
+        self._saving: int | None = None
+        """The step that is being saved."""
+        self._started_wrong: Exception | None = None
+        self._writes, self._manager = writes, self._open(writes)
+
+    def _open(self, writes: bool) -> ocp.CheckpointManager:
+        silence_raised_errors()
         options = ocp.CheckpointManagerOptions(
             create=writes,
             save_root_metadata=writes,
@@ -82,11 +79,10 @@ class Checkpoints:
             enable_async_checkpointing=True,
             preservation_policy=self if writes else None,
         )
-        if jax.process_count() > 1:
-            keep_orbax_off_devices()
+        keep_orbax_off_devices()
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
         handlers["notes"] = ocp.JsonCheckpointHandler()
-        self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options, item_handlers=handlers)
+        return ocp.CheckpointManager(absolute(self.folder), options=options, item_handlers=handlers)
 
     # ---- writing
 
@@ -98,18 +94,29 @@ class Checkpoints:
         `state`, `carry`: as `Devices.to_global` and `Devices.to_rows` return them. `value`: of the figure that decides
         which checkpoint is the best one, higher is better; None if it was not evaluated at this step.
         """
-        self.wait()  # for the one before; then nothing else is written in this folder
+        failed = self._finish()  # the one before; then nothing else is written in this folder
+        if failed:
+            sys.stderr.write(f"trm: {failed}; saving step {step} instead\n")
         if step in self._manager.all_steps():
             return
+        if is_main_process():
+            check_writer(self._run)
+        upload_working_files(self._run)
         if value is not None and (self.best is None or value > self.best.value):
             self.best = Best(step, value)
-        items = {name: _stored(arrays) for name, arrays in _items(state, carry).items()}
+        items = {name: stored(arrays) for name, arrays in items_of(state, carry).items()}
         notes = dict(notes) | {"checksums": {name: checksums(arrays) for name, arrays in items.items()}}
         if self.best is not None:
             notes["best"] = dataclasses.asdict(self.best)
-        notes[_CHECKSUM] = _of_json(notes)
+        notes[_CHECKSUM] = checksum_of_json(notes)
         args = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items() if arrays}
-        self._manager.save(step, args=ocp.args.Composite(notes=ocp.args.JsonSave(notes), **args))
+        self._saving = step
+        try:
+            self._manager.save(step, args=ocp.args.Composite(notes=ocp.args.JsonSave(notes), **args))
+        except Exception as error:  # whatever Orbax and TensorStore raise for a disk or a service
+            self._started_wrong = error
+        if failed:
+            self.wait()
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Orbax asks which of its checkpoints, oldest first, to keep."""
@@ -119,18 +126,53 @@ class Checkpoints:
         every = retention.every_steps
         return [info.step in kept or bool(every and info.step % every == 0) for info in checkpoints]
 
+    def _finish(self) -> str:
+        """Waits for the save in the background; returns why it failed. Collective."""
+        step, problem, self._saving, self._started_wrong = self._saving, self._started_wrong, None, None
+        if step is None:
+            return ""
+        try:
+            if problem is None:
+                self._manager.wait_until_finished()
+        except Exception as error:  # as above
+            problem = error
+        if not any_process(problem is not None):
+            return ""
+        silence_abandoned_writes()
+        with contextlib.suppress(Exception):  # it raises the same again
+            self._manager.close()
+        complete = step in complete_steps(self.folder)
+        if is_main_process() and not complete:
+            remove_until_gone([self.folder / f"{step}{ocp.utils.TMP_DIR_SUFFIX}", self.folder / str(step)])
+        wait_for_all("an incomplete checkpoint removed")
+        self._manager = self._open(self._writes)
+        if complete:
+            return ""  # only an older one could not be deleted
+        return f"the checkpoint {self.folder / str(step)} could not be saved ({reason(problem)})"
+
     def wait(self) -> None:
-        """Blocks until everything saved so far is on disk."""
-        self._manager.wait_until_finished()
+        """Blocks until everything saved so far is on disk. Raises `StorageError` if the last save failed."""
+        failed = self._finish()
+        if failed:
+            newest = max(self.steps(), default=0)
+            good = f"step {newest} is intact, and the same command continues from it" if newest else "none is there yet"
+            raise StorageError(f"{failed}; {good}, once the disk or the storage is in order")
 
     def close(self) -> None:
-        self._manager.close()
+        failing = sys.exc_info()[0] is not None  # the other processes may be elsewhere, and the first error counts
+        if not failing:
+            self.wait()
+        with contextlib.suppress(Exception) if failing else contextlib.nullcontext():
+            self._manager.close()
 
     # ---- reading
 
     def steps(self) -> list[int]:
         """Of the complete checkpoints, newest last."""
-        return sorted(self._manager.all_steps())
+        steps = complete_steps(self.folder)
+        if steps != sorted(self._manager.all_steps()):
+            self._manager.reload()
+        return steps
 
     def restore_newest(self, state: TrainState, carry: Any, sharding: Any = None) -> Resumed | None:
         """The newest checkpoint that is not damaged, None if there is no checkpoint. Collective.
@@ -141,13 +183,12 @@ class Checkpoints:
         """
         reasons = []
         for step in reversed(self.steps()):
-            resumed, reason = None, f"another process cannot read the checkpoint {self.folder / str(step)}"
-            try:
-                resumed = self._restore(step, state, carry, sharding, tuple(reasons))
-            except DamagedCheckpointError as error:
-                reason = str(error)
-            if any_process(resumed is None):
-                reasons.append(reason)
+            resumed, why = self._tried(step, state, carry, sharding, reasons)
+            if resumed is None:  # Orbax does not tell a file that it cannot read from one that is not there
+                check_readable(self.folder / str(step))
+                resumed, why = self._tried(step, state, carry, sharding, reasons)
+            if resumed is None:
+                reasons.append(why)
                 continue
             self._put_aside([newer for newer in self.steps() if newer > step])
             return resumed
@@ -155,20 +196,31 @@ class Checkpoints:
             raise DamagedCheckpointError(f"{reasons[0]}, and so are the older ones; start another --run-dir")
         return None
 
+    def _tried(
+        self, step: int, state: TrainState, carry: Any, sharding: Any, reasons: list[str]
+    ) -> tuple[Resumed | None, str]:
+        """The checkpoint, or None on every process and why this one cannot read it. Collective."""
+        resumed, why = None, f"another process cannot read the checkpoint {self.folder / str(step)}"
+        try:
+            resumed = self._restore(step, state, carry, sharding, tuple(reasons))
+        except DamagedCheckpointError as error:
+            why = str(error)
+        return (None, why) if any_process(resumed is None) else (resumed, "")
+
     def _restore(self, step: int, state: TrainState, carry: Any, sharding: Any, damaged: tuple[str, ...]) -> Resumed:
-        expected = _items(state, carry)
+        expected = items_of(state, carry)
         arrays, notes = self._read(step, expected, sharding)
         values = {name: value for item in arrays.values() for name, value in item.items()}
         if "best" in notes:
             self.best = Best(**notes["best"])
-        return Resumed(step, _like(state, values, _STATE), _like(carry, values, _CARRY), notes, damaged)
+        return Resumed(step, like_tree(state, values, STATE), like_tree(carry, values, CARRY), notes, damaged)
 
     def restore_state(self, step: int, state: TrainState) -> TrainState:
         """The state without the carry."""
-        items = _items(state, ())
+        items = items_of(state, ())
         del items["carry"]
         arrays, _ = self._read(step, items)
-        return _like(state, {name: value for item in arrays.values() for name, value in item.items()}, _STATE)
+        return like_tree(state, {name: value for item in arrays.values() for name, value in item.items()}, STATE)
 
     def restore_model(self, step: int, params: Arrays, buffers: Arrays, *, averaged: bool) -> tuple[Arrays, Arrays]:
         """The weights to evaluate and the buffers, and nothing else; `averaged`: whether the run keeps an EMA.
@@ -176,8 +228,8 @@ class Checkpoints:
         Raises `UserError` for a checkpoint of another model, `DamagedCheckpointError` for one that cannot be read.
         """
         like = {"ema" if averaged else "params": params, "buffers": buffers}
-        arrays, _ = self._read(step, {"model": _by_name(like, _STATE)})
-        restored = _like(like, arrays["model"], _STATE)
+        arrays, _ = self._read(step, {"model": by_name(like, STATE)})
+        restored = like_tree(like, arrays["model"], STATE)
         return restored["ema" if averaged else "params"], restored["buffers"]
 
     def _read(
@@ -190,11 +242,11 @@ class Checkpoints:
             for item in expected:
                 place = sharding if item == "carry" else None
                 names = notes["checksums"].get(item, {})
-                like[item] = {name: _placeholder(metadata[item][name], place) for name in names}
+                like[item] = {name: placeholder(metadata[item][name], place) for name in names}
         except Exception as error:  # whatever Orbax and JSON raise for files that are not theirs
-            raise self._damaged(step, error) from error
+            raise unreadable(self.folder / str(step), error) from error
         for item, arrays in expected.items():
-            problem = _difference(like[item], _stored(arrays))
+            problem = difference(like[item], stored(arrays))
             if problem:
                 raise UserError(
                     f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
@@ -209,24 +261,20 @@ class Checkpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(**args)) if args else {}
             arrays = {item: dict(restored[item]) if like[item] else {} for item in like}
         except Exception as error:
-            raise self._damaged(step, error) from error
+            raise unreadable(self.folder / str(step), error) from error
         for item, values in arrays.items():
             saved = notes["checksums"].get(item, {})
             for name, value in checksums(values).items():
                 if saved[name] != value:
-                    raise self._damaged(step, ValueError(f"{name} is not what was saved"))
+                    raise damaged(self.folder / str(step), ValueError(f"{name} is not what was saved"))
         return arrays
 
     def notes(self, step: int) -> dict[str, Any]:
         """The notes of a checkpoint. Raises whatever Orbax and JSON raise for damaged files."""
         notes = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
-        if notes.pop(_CHECKSUM, None) != _of_json(notes):
+        if notes.pop(_CHECKSUM, None) != checksum_of_json(notes):
             raise ValueError("its notes are not what was saved")
         return notes
-
-    def _damaged(self, step: int, error: Exception) -> DamagedCheckpointError:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        return DamagedCheckpointError(f"the checkpoint {self.folder / str(step)} is damaged ({reason})")
 
     def _put_aside(self, steps: Sequence[int]) -> None:
         """Renames the folders of damaged checkpoints, so that the run can save at these steps again."""
@@ -234,63 +282,17 @@ class Checkpoints:
             return
         if is_main_process():
             for step in steps:
-                aside = self.folder.with_name("damaged") / str(step)
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.parent.mkdir(exist_ok=True)
-                (self.folder / str(step)).rename(aside)
+                move_folder(self.folder / str(step), self.folder.with_name("damaged") / str(step), marker=_MARKER)
         wait_for_all("damaged checkpoints put aside")
         self._manager.reload()
 
 
-def has_checkpoint(folder: RunFolder) -> bool:
-    """Returns whether the run has a complete checkpoint. Creates no folder."""
-    return folder.checkpoints.is_dir() and bool(ocp.utils.checkpoint_steps(folder.checkpoints.absolute()))
+def complete_steps(folder: Path) -> list[int]:
+    """The steps of the complete checkpoints, newest last. Raises `StorageError` if that cannot be told.
 
-
-_STATE, _CARRY = "state.", "carry."
-
-
-def _items(state: TrainState, carry: Any) -> dict[str, dict[str, Any]]:
-    """The arrays of each item by name."""
-    fields = state._asdict()
-    model = {name: fields.pop(name) for name in ("ema" if state.ema else "params", "buffers")}
-    return {"model": _by_name(model, _STATE), "optimizer": _by_name(fields, _STATE), "carry": _by_name(carry, _CARRY)}
-
-
-def _by_name(tree: Any, prefix: str) -> dict[str, Any]:
-    """Flattens a tree to a dict, so that a checkpoint does not depend on the classes of its state."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {prefix + jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
-def _stored(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the empty arrays, which Orbax does not save."""
-    return {name: array for name, array in arrays.items() if np.size(array)}
-
-
-def _like(tree: Any, arrays: Mapping[str, Any], prefix: str) -> Any:
-    """The arrays in the structure of the tree."""
-    return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in _by_name(tree, prefix)])
-
-
-def _placeholder(array: Any, sharding: Any) -> Any:
-    """What Orbax restores into: NumPy, whole on every process, or an array over all processes."""
-    if sharding is None:
-        return np.empty(array.shape, array.dtype)
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-
-
-def _difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    for name in sorted(saved.keys() | expected.keys()):
-        if name not in saved:
-            return f"{name} is missing"
-        if name not in expected:
-            return f"{name} is unexpected"
-        a, b = saved[name], expected[name]
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
-    return ""
-
-
-def _of_json(value: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+    Orbax takes an object that it cannot reach for one that is not there; a run would start again from nothing.
+    """
+    if isinstance(folder, RemotePath):
+        names = (name.partition("/") for name in folder.files())
+        return sorted(int(step) for step, _, name in names if name == _MARKER and step.isdecimal())
+    return sorted(ocp.utils.checkpoint_steps(absolute(folder))) if folder.is_dir() else []

@@ -64,9 +64,11 @@ class RunConfig:
     """A training run. `trm train PRESET` starts from a preset; every field can be set after it."""
 
     data_dir: str
-    """Data set built by `trm build-data`, or several separated by commas to train on jointly."""
+    """Data set built by `trm build-data`, a folder or gs://bucket/folder; or several separated by commas to train on
+    jointly."""
     run_dir: str
-    """Folder of the run; started again with the same fields, the run continues where it stopped."""
+    """Folder of the run, or gs://bucket/folder; started again with the same fields, the run continues where it
+    stopped."""
     resume: Literal["auto", "never", "must"] = "auto"
     """Whether to continue the run in --run-dir: if it has a checkpoint, never (an error if there is a run), or must (an
     error if there is no checkpoint)."""

@@ -15,11 +15,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from train_jax.errors import PreemptedError, UserError
+from train_jax.run.cache import continued_file, upload_working_files
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.lines import LineFile, read_lines
+from train_jax.run.storage import is_remote
 from train_jax.runtime.timeline import Timeline
 
 HEARTBEAT_SECONDS = 1.0
+REMOTE_HEARTBEAT_SECONDS = 20.0
+"""In `gs://`, where every one is a request."""
 
 
 class Events:
@@ -31,7 +35,7 @@ class Events:
         self._lock = threading.RLock()  # SIGTERM may end the run in another thread
         if folder is None:
             return
-        self._file = LineFile(folder.events)
+        self._file = LineFile(continued_file(folder.events))
         last = _finish_killed(folder, self._file)
         self.session = last + 1
         self._write("start", time=timeline.since, pid=os.getpid(), total_steps=total_steps)
@@ -67,10 +71,11 @@ class Events:
     def _beat(self) -> None:
         assert self._folder is not None
         while True:
-            with self._lock, contextlib.suppress(Exception):  # what cannot be written now may be in a second
-                if not self._ended.is_set():
-                    write_text(self._folder.heartbeat, json.dumps(self._beat_now()))
-            if self._ended.wait(HEARTBEAT_SECONDS):
+            with self._lock:
+                beat = json.dumps(self._beat_now())
+            with contextlib.suppress(Exception):  # what cannot be written now may be later
+                write_text(self._folder.heartbeat, beat)
+            if self._ended.wait(REMOTE_HEARTBEAT_SECONDS if is_remote(self._folder.path) else HEARTBEAT_SECONDS):
                 return
 
     def _beat_now(self) -> dict[str, Any]:
@@ -102,6 +107,7 @@ class Events:
             if self._folder is not None:
                 self._thread.join()
                 self._file.close()
+                upload_working_files(self._folder.path)
 
 
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:

@@ -1,16 +1,19 @@
-"""A run on disk: the one place that knows its paths, and how its files are read and written."""
+"""A run on disk or in storage: the one place that knows the names of its files."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train_jax.errors import UserError
+from train_jax.run.files import write_bytes, write_text
+from train_jax.run.storage import path_of
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig
+
+__all__ = ["RunFolder", "find_run", "read_run", "write_bytes", "write_text"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +21,7 @@ class RunFolder:
     """The files of one run."""
 
     path: Path
+    """From `path_of`, which may be `gs://…`."""
     weights_of: str = ""
     """The checkpoint whose results are asked for, such as `at-step-20`; empty for the newest one."""
 
@@ -107,22 +111,9 @@ class RunFolder:
         return self._results / "evaluation" / f"{split}_halted_early.json"
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".partial")
-    scratch.write_bytes(content)
-    os.replace(scratch, path)
-
-
 def find_run(run_dir: str) -> RunFolder:
     """Returns the folder of an existing run. Raises `UserError` if there is none."""
-    folder = RunFolder(Path(run_dir))
+    folder = RunFolder(path_of(run_dir))
     if not folder.config.is_file():
         raise UserError(
             f"no run at {run_dir} ({folder.config} is missing); train one with `trm train PRESET --run-dir {run_dir}`"

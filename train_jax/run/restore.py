@@ -21,11 +21,13 @@ from train_jax.core.objective import Objective
 from train_jax.core.state import Arrays, TrainState, new_state
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, trainable
-from train_jax.run.checkpoint import Checkpoints, has_checkpoint
+from train_jax.run.checkpoint import Checkpoints, complete_steps
 from train_jax.run.choice import NEWEST, chosen_steps, results_of
 from train_jax.run.config import RunConfig
+from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.model import build_objective
+from train_jax.run.storage import path_of
 from train_jax.tasks.task import Task, task_class
 
 
@@ -84,7 +86,7 @@ def restore(
     task = task_class(config.task)(config, read_facts(folder.data))
     objective = build_objective(config, task, batch_size)
     params = objective.params
-    if not has_checkpoint(folder):
+    if not complete_steps(folder.checkpoints):
         raise UserError(f"{run_dir} has no checkpoint yet; train it with `trm train`")
     averaged = config.optim.ema_decay > 0
     with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
@@ -160,11 +162,12 @@ def initial_weights(
     """
     if not source:
         return state
-    if (Path(source) / "config.json").is_file():
+    if (path_of(source) / "config.json").is_file():
         weights = restore(source).state_dict()
     else:
         try:
-            weights = bridge.load_weights(source)
+            with local_copy(path_of(source)) as local:
+                weights = bridge.load_weights(local)
         except bridge.BridgeError as error:
             raise UserError(f"init_from {source}: {error}; give a run folder, a .safetensors or a .pt file") from error
     fn = objective.fn

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
-import os
-import platform
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.run.checkpoint import has_checkpoint
+from train_jax.run import lease
+from train_jax.run.checkpoint import complete_steps
 from train_jax.run.config import RunConfig, from_json, to_json
-from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.files import append_text, write_text
+from train_jax.run.folder import RunFolder
+from train_jax.run.storage import path_of
 from train_jax.runtime.processes import of_main_process
 
 OPERATIONAL = {
@@ -47,9 +46,9 @@ def decide_start(config: RunConfig, total_steps: int) -> Start:
     """
 
     def read() -> dict[str, Any]:
-        folder = RunFolder(Path(config.run_dir))
+        folder = RunFolder(path_of(config.run_dir))
         changed_fields(folder, config)
-        continues, finished = has_checkpoint(folder), None
+        continues, finished = bool(complete_steps(folder.checkpoints)), None
         if folder.finished.exists():
             figures = _figures_at_end(folder)
             finished = figures if figures["train_steps"] >= total_steps else None
@@ -79,24 +78,16 @@ def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
     """The run's folder, with its config.json; started again with the same fields, it is the same run.
 
     `writes`: only one of several processes writes. Other values of operational fields are recorded in changes.jsonl.
-    Raises `UserError` if the folder holds a run with other fields, or cannot be written.
+    Raises `UserError` if the folder holds a run with other fields, `StorageError` if it cannot be written.
     """
-    folder = RunFolder(Path(config.run_dir))
+    folder = RunFolder(path_of(config.run_dir))
     changes = changed_fields(folder, config)
     if writes and (not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config)):
-        try:
-            write_text(folder.config, to_json(config))
-            if changes:
-                record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "fields": changes}
-                with folder.changes.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise _cannot_be_written(folder, error) from None
+        write_text(folder.config, to_json(config))
+        if changes:
+            record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "fields": changes}
+            append_text(folder.changes, json.dumps(record) + "\n")
     return folder
-
-
-def _cannot_be_written(folder: RunFolder, error: OSError) -> UserError:
-    return UserError(f"{folder.path} cannot be written ({error.strerror}); use a --run-dir in a writable folder")
 
 
 def changed_fields(folder: RunFolder, config: RunConfig) -> dict[str, list[Any]]:
@@ -137,26 +128,9 @@ def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[st
 
 @contextlib.contextmanager
 def sole_writer(run_dir: str) -> Iterator[None]:
-    """Makes the run's folder and holds its lock; the operating system releases it however the process ends.
+    """Makes the run's folder and holds its lock or lease while the block runs.
 
-    Raises `UserError` if another process holds it, and for a folder that cannot be written.
+    Raises `UserError` if another process holds it, `StorageError` for a folder that cannot be written.
     """
-    folder = RunFolder(Path(run_dir))
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        file = folder.lock.open("a+")
-    except OSError as error:
-        raise _cannot_be_written(folder, error) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise UserError(
-                f"{folder.path} is being written by {file.read().strip() or 'another process'}; wait until it ends, or "
-                "use another --run-dir"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        file.flush()
+    with lease.sole_writer(path_of(run_dir)):
         yield

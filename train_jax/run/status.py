@@ -8,13 +8,13 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.run.events import read_events, read_heartbeat
 from train_jax.run.folder import RunFolder, find_run
 from train_jax.run.goodput import Goodput, goodput_of
+from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
 
 SILENT_SECONDS = 60.0
@@ -59,10 +59,10 @@ def find_runs(paths: Sequence[str]) -> list[RunFolder]:
         raise UserError("trm status needs a run; give run folders, or folders of runs")
     runs: list[RunFolder] = []
     for path in paths:
-        if RunFolder(Path(path)).config.is_file():
+        if RunFolder(path_of(path)).config.is_file():
             runs.append(find_run(path))
             continue
-        folder = Path(path)
+        folder = path_of(path)
         inside = [RunFolder(each) for each in sorted(folder.iterdir())] if folder.is_dir() else []
         inside = [each for each in inside if each.config.is_file()]
         if not inside:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from train_jax.run.cache import continued_file, upload_working_files, working_folder
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.lines import LineFile, read_lines
 
@@ -27,11 +28,12 @@ class Tracker:
     def __init__(self, config: RunConfig, folder: RunFolder, *, start_step: int, total_steps: int):
         self._total_steps = total_steps
         self._last_line = 0.0
-        records = read_metrics(folder)
+        metrics = continued_file(folder.metrics)
+        records = read_lines(metrics)
         kept = [record for record in records if self._stays(record, start_step)]
         if len(kept) < len(records):  # atomic: a crash loses nothing
-            write_text(folder.metrics, "".join(f"{json.dumps(record)}\n" for record in kept))
-        self._file = LineFile(folder.metrics)
+            write_text(metrics, "".join(f"{json.dumps(record)}\n" for record in kept))
+        self._folder, self._file = folder, LineFile(metrics)
         self._wandb = _start_wandb(config, folder)
 
     def _stays(self, record: Mapping[str, float], start_step: int) -> bool:
@@ -63,6 +65,7 @@ class Tracker:
 
     def close(self) -> None:
         self._file.close()
+        upload_working_files(self._folder.path)
         if self._wandb is not None:
             with self._without_wandb_after_an_error():
                 self._wandb.finish()
@@ -121,7 +124,7 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
             id=_wandb_id(folder),
             name=folder.path.name,
             resume="allow" if mode == "online" else None,
-            dir=str(folder.path),
+            dir=str(working_folder(folder.path)),
             config=dataclasses.asdict(config),
             mode=mode,
             # The address of a git remote may contain a token.

@@ -49,6 +49,8 @@ def wait_for_processes(name: str) -> None:
 
 def keep_orbax_off_devices() -> None:
     """Makes Orbax's processes wait for each other in the coordination service, not in a collective of the devices."""
+    if jax.process_count() == 1:
+        return
     flags.FLAGS.mark_as_parsed()  # otherwise Orbax cannot read them
     flags.FLAGS.experimental_orbax_use_distributed_barrier = True
 

@@ -14,6 +14,7 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.built import build_summary, inspected, samples
+from train_jax.run.storage import path_of
 from train_jax.tasks.puzzles.arc.options import ArcData
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.options import MazeData
@@ -49,14 +50,14 @@ def main(config: SudokuData | MazeData | ArcData | Inspect) -> None:
     if isinstance(config, Inspect):
         facts = inspect(config.directory, progress)
         progress.clear()
-        print(inspected(config.directory, facts))
+        print(inspected(path_of(config.directory), facts))
         styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         for text in samples(config.directory, config.examples, shutil.get_terminal_size().columns, styled=styled):
             print(f"\n{text}")
     else:
         built = config.build(progress)
         progress.clear()
-        print(build_summary(config.directory, built, time.monotonic() - started))
+        print(build_summary(path_of(config.directory), built, time.monotonic() - started))
 
 
 def cli(argv: list[str]) -> None:

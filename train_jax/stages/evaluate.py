@@ -14,13 +14,15 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
 from train_jax.run.choice import NEWEST
-from train_jax.run.folder import write_text
+from train_jax.run.files import local_copy, write_text
 from train_jax.run.restore import Restored, restore
+from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.tasks.puzzles.evaluation import Evaluation
 from train_jax.tasks.puzzles.halting import table
 from train_jax.tasks.puzzles.kinds import describe
+from train_jax.tasks.puzzles.location import dataset_folder
 from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
@@ -34,7 +36,7 @@ class Evaluate:
     limit, and the curve of accuracy against mean ACT steps for early halting."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
     step: str = "newest"
     """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
     RUN/at-step-N."""
@@ -74,7 +76,8 @@ def _evaluate(config: Evaluate) -> None:
     task = puzzle_task(run)
     if config.weights is not None:
         try:
-            run = run.with_weights(bridge.load_weights(config.weights))
+            with local_copy(path_of(config.weights)) as weights:
+                run = run.with_weights(bridge.load_weights(weights))
         except bridge.BridgeError as error:
             raise UserError(str(error)) from error
     puzzles = _puzzles(config, run)
@@ -145,14 +148,14 @@ def check_same_puzzles(given: Metadata, trained: Metadata) -> None:
 def _arc_directory(config: Evaluate, run: Restored) -> Path | None:
     """Returns the ARC data set of the votes, if any. Raises `UserError` for files that cannot be written."""
     names = data_dirs(config.data_dir or run.config.data_dir)
-    directory = Path(names[0])
+    directory = dataset_folder(names[0])
     votes = len(names) == 1 and config.split == "test" and (directory / "test_puzzles.json").is_file()
     if config.predictions is not None and len(names) > 1:
         raise UserError(f"--predictions {config.predictions} is for one data set; set --data-dir to one of {names}")
     if config.submission is not None and not votes:
         raise UserError(f"--submission {config.submission} is for the test split of one ARC data set; omit it")
     for path in (config.predictions, config.submission):
-        if path is not None and not Path(path).absolute().parent.is_dir():
+        if path is not None and not is_folder(Path(path).parent):
             raise UserError(f"{Path(path).parent} is not a folder; give a file in an existing folder")
     return directory if votes else None
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -13,8 +12,9 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
-from train_jax.run.folder import write_text
+from train_jax.run.files import local_copy, whole_file, write_text
 from train_jax.run.restore import restore
+from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.export_check import check_export
 from train_jax.tasks.puzzles.solving import puzzle_task
@@ -25,7 +25,7 @@ class Export:
     """Write the averaged weights of a run as safetensors with PyTorch names, and compare the answers of PyTorch."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
     step: str = "newest"
     """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
     RUN/at-step-N."""
@@ -41,13 +41,14 @@ class Export:
 
 def main(config: Export) -> None:
     run = restore(config.run_dir, step=config.step, average=_steps(config.average), average_last=config.average_last)
-    output = Path(config.output) if config.output else run.folder.weights
+    output = path_of(config.output) if config.output else run.folder.weights
     if not config.output:
         output.parent.mkdir(exist_ok=True)
-    if not output.parent.is_dir():
+    if not is_folder(output.parent):
         raise UserError(f"{output.parent} is not a folder; give --output in an existing folder")
     state = run.state_dict()
-    bridge.save_weights(output, state)
+    with whole_file(output) as scratch:
+        bridge.save_weights(scratch, state)
     print(f"{output}: {len(state)} tensors, {output.stat().st_size / 1e6:.1f} MB")
     if not config.check:
         return
@@ -56,8 +57,8 @@ def main(config: Export) -> None:
     task = puzzle_task(wide)
     with progress("answers in JAX") as advance:
         ours = task.evaluator(wide.objective, Devices(), progress=advance)(wide.state)
-    with progress("answers in PyTorch") as advance:
-        check = check_export(wide.config, task, output, task.test_set, ours, progress=advance)
+    with progress("answers in PyTorch") as advance, local_copy(output) as weights:
+        check = check_export(wide.config, task, weights, task.test_set, ours, progress=advance)
     write_text(run.folder.export_check, json.dumps(dataclasses.asdict(check), indent=1))
     print(f"{check}; halting logits differ by at most {check.max_logit_difference:.1e}")
     if not check.agrees:

@@ -12,7 +12,8 @@ from train_jax.errors import UserError
 from train_jax.report.measured import measure
 from train_jax.report.page import page
 from train_jax.report.picture import picture
-from train_jax.run.folder import write_text
+from train_jax.run.files import write_text
+from train_jax.run.storage import is_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Report:
     early halting, configuration."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
     step: str = "newest"
     """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
     RUN/at-step-N."""
@@ -30,7 +31,7 @@ class Report:
 
 
 def main(config: Report) -> None:
-    if config.picture is not None and not config.picture.absolute().parent.is_dir():
+    if config.picture is not None and not is_folder(config.picture.parent):
         raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
     measured = measure(config.run_dir, config.step)
     drawing = None if config.picture is None else picture(measured)

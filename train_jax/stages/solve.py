@@ -15,8 +15,9 @@ from train_jax.errors import UserError
 from train_jax.report.pixels import animation
 from train_jax.report.player import player
 from train_jax.report.terminal import trace_text, verdict
-from train_jax.run.folder import write_bytes, write_text
+from train_jax.run.files import write_bytes, write_text
 from train_jax.run.restore import Restored, restore
+from train_jax.run.storage import is_folder
 from train_jax.tasks.puzzles.kind import PuzzleInput
 from train_jax.tasks.puzzles.kinds import trace_of
 from train_jax.tasks.puzzles.mixture import data_dirs, load_part
@@ -29,7 +30,7 @@ class Solve:
     """Solve one puzzle with the averaged weights of a run; show the answer after every ACT step."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
     step: str = "newest"
     """Checkpoint: newest, best (of a run with --keep-best), or its step."""
     puzzle: str | None = None
@@ -77,7 +78,7 @@ def _check(config: Solve) -> None:
         one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
         raise UserError(f"{one} and {other} both select a puzzle; give only one of them")
     for path in (config.html, config.gif):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is not None and not is_folder(path.parent):
             raise UserError(f"{path.parent} is not a folder; give a file in an existing folder")
 
 

@@ -20,7 +20,7 @@ class Summary:
     """Print the results of a run. Nothing is computed."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it."""
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
 
 
 def main(config: Summary) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState
+from train_jax.run.files import whole_file
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
@@ -58,11 +59,8 @@ class Evaluation:
         )
 
     def save(self, folder: RunFolder, split: str) -> None:
-        path = folder.predictions(split)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name("partial.npz")
-        np.savez_compressed(scratch, predictions=self.predictions, q_halt_logits=self.q_halt_logits)
-        scratch.replace(path)
+        with whole_file(folder.predictions(split)) as scratch, scratch.open("wb") as file:
+            np.savez_compressed(file, predictions=self.predictions, q_halt_logits=self.q_halt_logits)
         folder.halting_curve(split).unlink(missing_ok=True)  # an existing file may belong to other weights
         if self.halting_curve is not None:
             write_text(folder.halting_curve(split), to_json(self.halting_curve))

@@ -20,13 +20,13 @@ from train_jax.errors import UserError
 from train_jax.run.untrusted import DamagedError, map_array
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import kind_of
+from train_jax.tasks.puzzles.location import dataset_folder, read_identifiers
 from train_jax.tasks.puzzles.metadata import (
     REBUILD,
     SPLITS,
     Metadata,
     check,
     published_fields,
-    read_identifiers,
     read_metadata,
     write_json,
 )
@@ -113,7 +113,8 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
 
     Several sets are concatenated in memory, in the order of `dataset.json`.
     """
-    folder = Path(directory) / split
+    copy = dataset_folder(directory)
+    folder = copy / split
     if not (folder / "dataset.json").is_file():
         raise UserError(
             f"no data set at {folder} (dataset.json is missing); "
@@ -127,7 +128,7 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
         folder / "dataset.json",
         f"total_groups is {metadata.total_groups}, expected {len(arrays['group_indices']) - 1} as in group_indices",
     )
-    record = read_record(directory)
+    record = read_record(copy)
     puzzles = PuzzleSet(_with_kind(metadata, stated_kind(record), folder), **arrays)
     if len(metadata.sets) == 1:
         object.__setattr__(puzzles, "stated_fingerprint", stated_fingerprint(record, split))

@@ -11,6 +11,7 @@ from train_jax.tasks.puzzles.format import FIELDS, SPLITS, PuzzleSet, array_path
 from train_jax.tasks.puzzles.hashing import mix
 from train_jax.tasks.puzzles.kind import Examples, Kind, number_range
 from train_jax.tasks.puzzles.kinds import describe
+from train_jax.tasks.puzzles.location import dataset_folder
 from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.recipe import content_of, read_recipe
 
@@ -23,7 +24,7 @@ Facts = dict[str, Any]
 
 def inspect(directory: str | Path, progress: Progress) -> dict[str, Facts]:
     """Returns facts by heading: data set, each split, both splits. Raises `UserError` if there is no data set."""
-    directory = Path(directory)
+    directory = dataset_folder(directory)
     sets = {split: load_split(directory, split) for split in SPLITS}
     facts = {"data set": _whole(directory, sets, progress)}
     rows = {}

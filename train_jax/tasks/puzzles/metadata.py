@@ -58,7 +58,7 @@ def check(holds: bool | np.bool_, path: Path, problem: str) -> None:
 
 def read_metadata(path: Path) -> Metadata:
     """Reads and checks a `dataset.json`; the file of a run also has the field `kind`."""
-    return metadata_of(_read_json(path), path)
+    return metadata_of(read_json(path), path)
 
 
 def metadata_of(values: Any, path: Path = Path("dataset.json")) -> Metadata:
@@ -101,15 +101,8 @@ def is_kind_key(value: Any) -> bool:
     return isinstance(value, str) and (value == "" or KIND_KEY.fullmatch(value) is not None)
 
 
-def read_identifiers(directory: str | Path) -> list[str]:
-    """Reads `identifiers.json`: the names of the puzzles by puzzle identifier."""
-    path = Path(directory) / "identifiers.json"
-    names = _read_json(path)
-    check(isinstance(names, list) and all(isinstance(name, str) for name in names), path, "expected a list of names")
-    return names
-
-
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Reads an untrusted JSON file of a data set. Raises `UserError` with the path and the reason."""
     try:
         return json.loads(read_whole(path, largest_bytes=MAX_JSON_BYTES))
     except (FileNotFoundError, DamagedError) as error:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from models_torch.ranges import Range, check_ranges
 from train_jax.errors import UserError, option_error
+from train_jax.run.cache import cache_folder
+from train_jax.run.storage import is_remote
 
 MAX_PUZZLES = 10**9
 Puzzles = Annotated[int, Range(1, MAX_PUZZLES)]
@@ -41,6 +43,7 @@ def check_memory(needed_bytes: int, remedy: str) -> None:
 
 def check_disk(directory: Path, needed_bytes: int, remedy: str) -> None:
     """Raises `UserError` if the disk of `directory` has too little free space; the directory need not exist."""
+    directory = cache_folder() / "building" if is_remote(directory) else directory
     existing = next((folder for folder in directory.absolute().parents if folder.is_dir()), Path("/"))
     free_bytes = shutil.disk_usage(existing).free
     if needed_bytes > free_bytes:

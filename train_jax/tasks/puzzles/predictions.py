@@ -7,6 +7,8 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from train_jax.errors import UserError
+from train_jax.run.files import local_copy, whole_file
+from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, read_arrays
 
 LARGEST_BYTES = 2**36
@@ -24,23 +26,16 @@ class Predictions(NamedTuple):
 
 
 def save_predictions(path: str | Path, predictions: Predictions) -> None:
-    """Writes the file atomically. Raises `UserError` if it cannot be written."""
-    path = Path(path)
-    scratch = path.with_name(f".{path.name}.partial")
-    try:
-        with scratch.open("wb") as file:
-            np.savez_compressed(file, **predictions._asdict())
-        scratch.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in an existing folder") from None
-    finally:
-        scratch.unlink(missing_ok=True)
+    """Writes the file atomically. Raises `StorageError` if it cannot be written."""
+    with whole_file(path_of(path)) as scratch, scratch.open("wb") as file:
+        np.savez_compressed(file, **predictions._asdict())
 
 
 def load_predictions(path: str | Path) -> Predictions:
     """Reads a file. Raises `UserError` if it does not have the format of `save_predictions`."""
     try:
-        predictions = Predictions(**read_arrays(Path(path), Predictions._fields, largest_bytes=LARGEST_BYTES))
+        with local_copy(path_of(path)) as local:
+            predictions = Predictions(**read_arrays(local, Predictions._fields, largest_bytes=LARGEST_BYTES))
         _check(predictions)
     except (DamagedError, ValueError, FileNotFoundError) as error:
         reason = error.strerror if isinstance(error, FileNotFoundError) else error

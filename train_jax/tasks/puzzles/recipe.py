@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles.metadata import (
     MAX_JSON_BYTES,
@@ -43,7 +44,7 @@ def read_record(directory: str | Path) -> dict[str, Any] | None:
     `recipe` and `findings` are objects with untrusted values.
     """
     try:
-        record = json.loads(read_whole(Path(directory) / "recipe.json", largest_bytes=MAX_JSON_BYTES))
+        record = json.loads(read_whole(path_of(directory) / "recipe.json", largest_bytes=MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError, DamagedError):
         return None
     if not isinstance(record, dict):
@@ -53,7 +54,7 @@ def read_record(directory: str | Path) -> dict[str, Any] | None:
 
 def read_recipe(directory: str | Path) -> dict[str, Any] | None:
     """Like `read_record`, but also returns None if a split is missing."""
-    complete = all((Path(directory) / split / "dataset.json").is_file() for split in SPLITS)
+    complete = all((path_of(directory) / split / "dataset.json").is_file() for split in SPLITS)
     return read_record(directory) if complete else None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from train_jax.errors import UserError
+from train_jax.run.storage import fetch
 
 COLUMNS = ["source", "question", "answer", "rating"]
 NAMES = {"train": "train.csv", "test": "test.csv"}
@@ -69,10 +70,7 @@ def _copied(source: str, name: str, target: Path) -> Path:
     """Copies one table from a bucket to `target`."""
     kind = source.partition("://")[0]
     try:
-        fsspec = importlib.import_module("fsspec")
-        with fsspec.open(f"{source.rstrip('/')}/{name}", "rb") as remote, target.open("wb") as file:
-            while block := remote.read(2**24):
-                file.write(block)
+        fetch(f"{source.rstrip('/')}/{name}", target)
     except ImportError:
         raise UserError(
             f"--source {source}: reading it needs `pip install fsspec {CLIENTS.get(kind, '')}`; or copy train.csv and "

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.run.folder import write_text
+from train_jax.run.files import write_text
+from train_jax.run.storage import path_of
 from train_jax.tasks.puzzles.arc.grid import CELLS, SIDE, VOCAB_SIZE, Grid, Puzzle, sizes_of
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
 from train_jax.tasks.puzzles.arc.symmetry import OUTSIDE, Symmetries, parse_names, undo
@@ -61,7 +62,7 @@ def score(data_dir: str | Path, files: Sequence[str | Path]) -> Scores:
 
     Raises `UserError` if the data set is not an ARC data set or a file does not belong to it.
     """
-    if len({Path(file).resolve() for file in files}) < len(files):
+    if len({path_of(file).resolve() for file in files}) < len(files):
         raise UserError(f"{files[0]} … {files[-1]}: a file is given more than once; give each file once")
     return score_predictions(data_dir, (load_predictions(file) for file in files))
 
@@ -73,11 +74,8 @@ def score_predictions(data_dir: str | Path, predictions: Iterable[Predictions]) 
 
 
 def write_submission(path: str | Path, scores: Scores) -> None:
-    """Writes the submission atomically. Raises `UserError` if it cannot be written."""
-    try:
-        write_text(Path(path), json.dumps(scores.submission))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in an existing folder") from None
+    """Writes the submission atomically. Raises `StorageError` if it cannot be written."""
+    write_text(path_of(path), json.dumps(scores.submission))
 
 
 def count_votes(names: Sequence[str], predictions: Iterable[Predictions]) -> Ballots:

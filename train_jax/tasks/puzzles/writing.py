@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train_jax.errors import UserError, brief
+from train_jax.errors import StorageError, UserError, brief
+from train_jax.run.cache import scratch_folder
+from train_jax.run.files import remove_folder, upload_folder
+from train_jax.run.storage import is_remote, path_of
 from train_jax.tasks.puzzles.format import SPLITS, write_split
 from train_jax.tasks.puzzles.metadata import write_json
 from train_jax.tasks.puzzles.recipe import Splits, content_of, read_recipe, write_record
@@ -23,7 +26,7 @@ def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: boo
 
     Raises `UserError` if it contains anything else that may not be replaced.
     """
-    directory = Path(directory)
+    directory = path_of(directory)
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return False
     if not directory.is_dir():
@@ -84,9 +87,14 @@ def new_dataset(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: 
     """Yields a temporary folder, which is renamed to `directory` if the block succeeds.
 
     Yields None if the data set of this recipe already exists. A killed build leaves `directory` unchanged, and the next
-    build removes the temporary folder. Raises the errors of `is_built`, and `UserError` if the disk is full.
+    build removes the temporary folder. For a `gs://` path the folder is uploaded instead, the metadata of the splits
+    and the recipe last. Raises the errors of `is_built`, and `StorageError` if the disk is full.
     """
-    directory = Path(directory).absolute()
+    directory = path_of(directory).absolute()
+    if is_remote(directory):
+        with _uploaded(directory, recipe, overwrite=overwrite) as building:
+            yield building
+        return
     building, replaced = (directory.with_name(f".{directory.name}.{state}") for state in ("building", "replaced"))
     with _only_builder_in(directory.parent):
         for leftover in (building, replaced):
@@ -100,12 +108,31 @@ def new_dataset(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: 
                 os.rename(directory, replaced)
             os.rename(building, directory)
         except OSError as error:
-            raise UserError(
+            raise StorageError(
                 f"{directory} could not be written ({error.strerror}); free some space or choose another --output-dir"
             ) from None
         finally:
             for leftover in (building, replaced):
                 shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _uploaded(directory: Path, recipe: Mapping[str, Any], *, overwrite: bool) -> Iterator[Path | None]:
+    """Two builders at once would both upload; readers then find the content unlike the recipe."""
+    if is_built(directory, recipe, overwrite=overwrite):
+        yield None
+        return
+    with scratch_folder() as building:
+        try:
+            yield building
+        except OSError as error:
+            raise StorageError(
+                f"{building} could not be written ({error.strerror}); free some space or set TRM_CACHE_DIR"
+            ) from None
+        for name in ("recipe.json", *(f"{split}/dataset.json" for split in SPLITS)):
+            (directory / name).unlink(missing_ok=True)  # of the data set that is replaced
+        remove_folder(directory)
+        upload_folder(building, directory, last=[*(f"{split}/dataset.json" for split in SPLITS), "recipe.json"])
 
 
 @contextlib.contextmanager

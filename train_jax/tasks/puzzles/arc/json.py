@@ -12,6 +12,7 @@ import numpy as np
 from train_jax.errors import UserError, brief
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles.arc.grid import COLOURS, SIDE, UNKNOWN, Example, Grid, Puzzle
+from train_jax.tasks.puzzles.location import dataset_folder
 
 LARGEST_FILE_BYTES = 2**25
 """Eight times the largest official file. Parsing a list of empty lists takes about thirty times the file's size."""
@@ -95,7 +96,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_test_puzzles(directory: str | Path) -> list[Puzzle]:
     """Reads the `test_puzzles.json` of a data set; a solution that is not public is stored as one black cell."""
-    path = Path(directory) / "test_puzzles.json"
+    path = dataset_folder(directory) / "test_puzzles.json"
     if not path.is_file():
         raise UserError(f"{path} is missing; voting needs an ARC data set built by `trm build-data arc`")
     content, _ = _read_json(path)

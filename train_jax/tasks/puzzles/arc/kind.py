@@ -23,7 +23,8 @@ from train_jax.tasks.puzzles.arc.grid import (
 from train_jax.tasks.puzzles.arc.json import read_task
 from train_jax.tasks.puzzles.arc.symmetry import canonical
 from train_jax.tasks.puzzles.kind import Examples, Grid, Grids, Mask, Masks, PuzzleInput, Tokens
-from train_jax.tasks.puzzles.metadata import Metadata, read_identifiers
+from train_jax.tasks.puzzles.location import read_identifiers
+from train_jax.tasks.puzzles.metadata import Metadata
 
 
 @dataclass(frozen=True)

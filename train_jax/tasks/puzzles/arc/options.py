@@ -26,7 +26,7 @@ class ArcData:
     source: str
     """Folder of the official files, or the beginning of their paths up to the name of the subset."""
     output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/arc1concept-aug-1000)")] = None
-    """Output folder; 1000 augmentations take 7 GB."""
+    """Output folder, or gs://bucket/folder; 1000 augmentations take 7 GB."""
     overwrite: bool = False
     """Replace an existing data set that has other options."""
     edition: Literal[1, 2] = 1

@@ -27,7 +27,7 @@ class MazeData:
     """
 
     output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/maze-30x30)")] = None
-    """Output folder."""
+    """Output folder, or gs://bucket/folder."""
     overwrite: bool = False
     """Replace an existing data set that has other options."""
     seed: Seed = 0

@@ -29,7 +29,7 @@ class SudokuData:
     """
 
     output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/sudoku-9x9)")] = None
-    """Output folder."""
+    """Output folder, or gs://bucket/folder."""
     overwrite: bool = False
     """Replace an existing data set that has other options."""
     seed: Seed = 0

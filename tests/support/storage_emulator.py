@@ -1,0 +1,177 @@
+"""The storage service on loopback, for tests: an emulator that also honours preconditions and fails as it is told to.
+
+The emulator of the package `gcp-storage-emulator` ignores `ifGenerationMatch`, on which the lease of a run and
+TensorStore depend, and does not tell the generation of what it sends.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from gcp_storage_emulator.server import RequestHandler
+from gcp_storage_emulator.storage import Storage
+
+BUCKET = "tests"
+for _name in ("gcp_storage_emulator", "api"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+class _Storage(Storage):
+    """Writes and removes an object only if its newest version is the one that the request names."""
+
+    expected = threading.local()
+
+    def create_file(self, bucket, name, *args, **kwargs):
+        self._check(bucket, name)
+        super().create_file(bucket, name, *args, **kwargs)
+
+    def delete_file(self, bucket, name):
+        self._check(bucket, name)
+        super().delete_file(bucket, name)
+
+    def get_file(self, bucket, name, show_error=True):
+        self._check(bucket, name)
+        return super().get_file(bucket, name, show_error)
+
+    def _check(self, bucket, name):
+        expected = getattr(self.expected, "generation", None)
+        if expected not in (None, int(self.objects.get(bucket, {}).get(name, {}).get("generation", 0))):
+            raise PreconditionError
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request, client_address):
+        """Clients cancel requests whose answer they no longer need."""
+
+
+class PreconditionError(Exception):
+    """The service answers 412."""
+
+
+class Emulator:
+    """One storage service with the bucket `tests`; `gs://tests/…` is reached with `environment`."""
+
+    def __init__(self):
+        self._storage = _Storage(use_memory_fs=True)
+        self._storage.create_bucket(BUCKET, {"name": BUCKET, "kind": "storage#bucket"})
+        self.lock = threading.Lock()
+        self.fault: Callable[[str, str], str] = lambda method, path: ""
+        """What happens to a request: "" for nothing, a status such as "503", "reset" before it has an effect, "lost" if
+        it has its effect but no answer, "slow" for an answer after two seconds."""
+        self.requests: list[tuple[str, str]] = []
+        """Method and path of every request."""
+        self.sent_bytes = 0
+        self._server = _Server(("127.0.0.1", 0), partial(_Handler, self, self._storage))
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        return {
+            "STORAGE_EMULATOR_HOST": url,
+            "TENSORSTORE_GCS_HTTP_URL": url,
+            "GOOGLE_CLOUD_PROJECT": "tests",
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }  # it asks another service for the kind of the bucket
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of all objects of the bucket."""
+        with self.lock:
+            return sorted(name for name in self._storage.objects.get(BUCKET, {}) if name.startswith(prefix))
+
+    def generation(self, name: str) -> int:
+        """Number of the newest version of an object; 0 if there is none."""
+        return int(self._storage.objects.get(BUCKET, {}).get(name, {}).get("generation", 0))
+
+    def read(self, name: str) -> bytes:
+        return self._storage.get_file(BUCKET, name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Overwrites an object, as damage would: with the checksums of the service left as they are."""
+        self._storage._store.write_bytes(self._storage._object_path(BUCKET, name), content)
+
+    def remove(self, name: str) -> None:
+        self._storage.delete_file(BUCKET, name)
+
+    @contextlib.contextmanager
+    def failing(self, fault: Callable[[str, str], str]) -> Iterator[None]:
+        self.fault = fault
+        try:
+            yield
+        finally:
+            self.fault = lambda method, path: ""
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(RequestHandler):
+    def __init__(self, emulator: Emulator, *args):
+        self._emulator = emulator
+        super().__init__(*args)
+
+    def _handle(self, method: str, answer: Callable[[], None]) -> None:
+        emulator = self._emulator
+        emulator.requests.append((method, self.path))
+        fault = emulator.fault(method, self.path)
+        if fault == "slow":
+            time.sleep(2)
+        if fault == "reset" or fault.isdecimal():
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if fault == "reset":
+            return self._reset()
+        if fault.isdecimal():
+            return self._refuse(int(fault))
+        if fault == "lost":
+            self.wfile = open(os.devnull, "wb")  # noqa: SIM115
+        query = parse_qs(urlsplit(self.path).query)
+        with emulator.lock:
+            _Storage.expected.generation = int(query["ifGenerationMatch"][0]) if "ifGenerationMatch" in query else None
+            try:
+                answer()
+            except PreconditionError:
+                self._refuse(412)
+        if fault == "lost":
+            self._reset()
+
+    def end_headers(self):
+        """TensorStore needs the generation of what it read to write again after a precondition has failed."""
+        name = unquote(urlsplit(self.path).path.rpartition("/o/")[2])
+        if self.command == "GET" and (generation := self._emulator.generation(name)):
+            self.send_header("x-goog-generation", str(generation))
+        super().end_headers()
+
+    def _refuse(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _reset(self) -> None:
+        self.close_connection = True
+        self.connection.close()
+
+    def do_GET(self):  # noqa: N802
+        self._handle("GET", super().do_GET)
+
+    def do_POST(self):  # noqa: N802
+        self._handle("POST", super().do_POST)
+
+    def do_PUT(self):  # noqa: N802
+        self._handle("PUT", super().do_PUT)
+
+    def do_DELETE(self):  # noqa: N802
+        self._handle("DELETE", super().do_DELETE)
+
+    def do_PATCH(self):  # noqa: N802
+        self._handle("PATCH", super().do_PATCH)

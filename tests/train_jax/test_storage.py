@@ -1,0 +1,174 @@
+"""Files on disks and in storage: whole or not there, requests repeated up to a limit, one line for what is wrong."""
+
+import contextlib
+import itertools
+from pathlib import Path
+
+import pytest
+from google.api_core.exceptions import Forbidden
+from google.auth.exceptions import DefaultCredentialsError
+
+from train_jax.__main__ import main
+from train_jax.errors import StorageError, UserError
+from train_jax.run import storage
+from train_jax.run.files import (
+    append_text,
+    local_copy,
+    move_folder,
+    remove_folder,
+    upload_folder,
+    whole_file,
+    write_bytes,
+    write_text,
+)
+from train_jax.run.storage import path_of
+
+FAULTS = ["503", "429", "reset", "lost"]
+
+
+def failing_twice(fault, requests=lambda method, path: True):
+    """The first two of these requests fail."""
+    left = iter([fault] * 2)
+    return lambda method, path: next(left, "") if requests(method, path) else ""
+
+
+def test_a_gs_path_survives_pathlib():
+    assert str(path_of(Path("gs://tests/a/b"))) == str(path_of("gs://tests/a/b/")) == "gs://tests/a/b"
+    assert (path_of("gs://tests/a") / "b").parent == path_of("gs://tests/a") and path_of("a").absolute().is_absolute()
+    with pytest.raises(UserError, match=r"gs:// names no bucket; write it as gs://bucket/folder"):
+        path_of("gs://")
+
+
+@pytest.fixture(params=["disk", "storage"])
+def anywhere(request, tmp_path):
+    return tmp_path if request.param == "disk" else path_of(request.getfixturevalue("remote"))
+
+
+def test_a_file_is_written_whole_or_not_at_all(anywhere):
+    file = anywhere / "folder" / "file.txt"
+    write_text(file, "one")
+    append_text(file, " two")
+    with pytest.raises(ZeroDivisionError), whole_file(file) as scratch:
+        scratch.write_text("half")
+        _ = 1 / 0
+    assert file.read_text() == "one two" and [path.name for path in file.parent.iterdir()] == ["file.txt"]
+    with whole_file(file) as scratch:
+        scratch.write_bytes(b"whole")
+    with local_copy(file) as local:
+        assert local.read_bytes() == b"whole" and file.stat().st_size == 5 and file.is_file()
+    file.unlink()
+    file.unlink(missing_ok=True)
+    assert not file.exists() and not file.is_file()
+    with pytest.raises(FileNotFoundError):
+        file.read_text()
+
+
+@pytest.mark.slow
+def test_large_objects_come_in_parts(remote, tmp_path):
+    content = bytes(range(256)) * 2**12 * 60
+    write_bytes(path_of(remote) / "large", content)
+    (tmp_path / "file").write_bytes(content)
+    upload_folder(tmp_path, path_of(remote), last=[])
+    for name in ("large", "file"):
+        with local_copy(path_of(remote) / name) as local:
+            assert local.read_bytes() == content
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
+    monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
+    folder = path_of(remote)
+    file = folder / "file"
+    for request in (
+        lambda: write_text(file, "content"),
+        lambda: file.read_text() == "content",
+        lambda: file.exists() and file.is_file() and folder.is_dir() and not (folder / "no").exists(),
+        lambda: [path.name for path in folder.iterdir()] == ["file"],
+        lambda: list(folder.files()) == ["file"],
+        lambda: file.copy_to(folder / "copy"),
+        lambda: storage.write_generation(folder / "new", b"x", 0) == storage.read_generation(folder / "new")[1],
+        lambda: remove_folder(folder),
+    ):
+        with emulator.failing(failing_twice(fault)):
+            assert request() in (None, True)
+    assert not emulator.names(folder.name)
+
+
+def test_the_limit_is_one_line_and_a_status(remote, emulator, impatient, capsys):
+    write_text(path_of(remote) / "config.json", "{}")
+    with emulator.failing(lambda method, path: "503"):
+        assert main(["summary", remote]) == StorageError.STATUS == 74
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        line.startswith(f"trm: {remote}/config.json cannot be reached (") and "tried for 0 s; the same command" in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (
+            "401",
+            "there are no credentials; run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CRED",
+        ),
+        ("403", "the account needs the roles Storage Object Admin and Storage Legacy Bucket Reader on gs://tests"),
+    ],
+)
+def test_a_refused_request_names_the_remedy(remote, emulator, impatient, capsys, status, message):
+    write_text(path_of(remote) / "x", "")
+    with emulator.failing(lambda method, path: status):
+        assert main(["summary", remote]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (DefaultCredentialsError("none"), "gs://other: there are no credentials; run `gcloud auth application-default"),
+        (Forbidden("storage.buckets.get"), r"gs://other: no permission \(403 storage.buckets.get\); the account needs"),
+        (
+            OSError("Project was not passed and"),
+            "there is no project; set GOOGLE_CLOUD_PROJECT to the project of gs://o",
+        ),
+    ],
+)
+def test_what_is_missing_before_the_first_request(emulator, monkeypatch, raised, message):
+    def client():
+        raise raised
+
+    monkeypatch.setattr(storage, "_client", client)
+    with pytest.raises(UserError, match=message) as error:
+        path_of("gs://other/run").exists()
+    assert not isinstance(error.value, StorageError)
+
+
+def test_a_bucket_that_does_not_exist(emulator, capsys):
+    assert main(["summary", "gs://nowhere/run"]) == 2
+    assert "the bucket gs://nowhere does not exist; create it with `gcloud storage" in capsys.readouterr().err
+
+
+def test_without_the_package(monkeypatch, capsys):
+    storage._prepare_client.cache_clear()
+    monkeypatch.setattr(storage.importlib.util, "find_spec", lambda name: None)
+    assert main(["summary", "gs://tests/run"]) == 2
+    assert "gs:// paths need the package gcsfs; install it with `pip install" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_moved_keeps_its_marker_only_while_it_is_complete(remote, emulator, impatient):
+    """However many requests reach the service before the process is killed."""
+    for count in itertools.count(1):
+        source, target = path_of(remote) / f"{count}" / "7", path_of(remote) / f"{count}" / "aside"
+        names = ["a/data", "b/data", "done"]
+        for name in names:
+            write_text(source / name, name)
+        handled = itertools.count(1)
+        fault = lambda method, path, n=count, c=handled: "403" if next(c) > n else ""  # noqa: E731
+        with emulator.failing(fault), contextlib.suppress(UserError):
+            move_folder(source, target, marker="done")
+            break
+        if (source / "done").exists():
+            assert sorted(source.files()) == names
+        if (target / "done").exists():
+            assert sorted(target.files()) == names
+    assert count > 7 and not source.exists() and sorted(target.files()) == names

@@ -1,0 +1,150 @@
+"""Whole files and folders, on disks and in storage: what is written is there completely, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import cast
+
+from train_jax.errors import StorageError, UserError
+from train_jax.run.storage import RemotePath, crc32c_of, path_of
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file atomically. Raises `StorageError` if the disk is full or cannot be written."""
+    path = path_of(path)
+    if isinstance(path, RemotePath):
+        path.write_bytes(content)
+        return
+    with whole_file(path) as scratch:
+        scratch.write_bytes(content)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Adds to a short text file, which is written again as a whole."""
+    write_text(path, (path.read_text() if path.exists() else "") + text)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A local file to write; it becomes `path` if the block succeeds, and is removed if not.
+
+    Raises `StorageError` if the disk is full or cannot be written.
+    """
+    path, folder = path_of(path), None
+    try:
+        if isinstance(path, RemotePath):
+            folder = tempfile.mkdtemp(prefix="trm-")
+            scratch = Path(folder) / path.name
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_name(f".partial.{path.name}")
+        try:
+            yield scratch
+            path.upload(scratch) if isinstance(path, RemotePath) else os.replace(scratch, path)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_be_written(path, error) from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def cannot_be_written(path: Path, error: OSError) -> StorageError:
+    """The error for a local file or folder that cannot be written."""
+    return StorageError(
+        f"{path} cannot be written ({error.strerror or error}); free some space, or use a folder that can be written"
+    )
+
+
+@contextlib.contextmanager
+def local_copy(path: Path) -> Iterator[Path]:
+    """A local file with the content of a file: itself, or a copy that is removed after the block."""
+    path = path_of(path)
+    if not isinstance(path, RemotePath):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="trm-") as folder:
+        path.download(Path(folder) / path.name)
+        yield Path(folder) / path.name
+
+
+# ---- folders
+
+
+def upload_folder(source: Path, target: Path, *, last: Iterable[str]) -> None:
+    """Uploads all files of a local folder; those in `last` at the end, in this order, so that they mark it as complete.
+
+    Every object is compared with its file by the CRC-32C that the service computed.
+    """
+    assert isinstance(target, RemotePath)
+    names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
+    at_end = [name for name in last if name in names]
+    for name in [name for name in names if name not in at_end] + at_end:
+        cast(RemotePath, target / name).upload(source / name)
+    arrived = target.files()
+    for name in names:
+        if arrived.get(name, {}).get("crc32c") != crc32c_of(source / name):
+            raise StorageError(f"{target / name} is not what was sent; run the same command again")
+
+
+def move_folder(source: Path, target: Path, *, marker: str) -> None:
+    """Moves a folder; an existing target is replaced.
+
+    Storage has no folders: all objects are copied, then those named `marker` are deleted, then the others. So a folder
+    with its marker is always complete, wherever a kill interrupts the move.
+    """
+    remove_folder(target)
+    if not isinstance(source, RemotePath):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+        return
+    names = sorted(source.files(), key=lambda name: (PurePath(name).name != marker, name))
+    for name in reversed(names):
+        cast(RemotePath, source / name).copy_to(cast(RemotePath, target / name))
+    for name in names:
+        (source / name).unlink(missing_ok=True)
+
+
+def check_readable(path: Path) -> None:
+    """Raises `StorageError` or `UserError` if a file of the folder is there and cannot be read; reads all of them."""
+    names = path.files() if isinstance(path, RemotePath) else sorted(file for file in path.rglob("*") if file.is_file())
+    try:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), local_copy(path / name) as local, local.open("rb") as file:
+                while file.read(2**24):
+                    pass
+    except OSError as error:
+        raise StorageError(f"{error.filename} cannot be read ({error.strerror}); run the command again") from error
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder and everything in it, if it exists."""
+    if not isinstance(path, RemotePath):
+        shutil.rmtree(path, ignore_errors=True)
+    elif names := path.files():
+        for name in names:
+            (path / name).unlink(missing_ok=True)
+
+
+def remove_until_gone(paths: Sequence[Path]) -> None:
+    """Removes folders into which something else may still write what it had begun; gives up after six seconds."""
+    with contextlib.suppress(StorageError, UserError):  # nothing needs it
+        for _ in range(20):
+            time.sleep(0.2)
+            for path in paths:
+                remove_folder(path)
+            time.sleep(0.1)
+            if not any(path.exists() for path in paths):
+                return
