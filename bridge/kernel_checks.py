@@ -124,14 +124,15 @@ def _attempts(values: Any, by_values: bool) -> Iterator[Callable[[torch.Tensor],
         return
 
     def stand_in(tensor: torch.Tensor, fill: int, small: bool, integers: torch.dtype) -> torch.Tensor:
+        dtype = integers if tensor.dtype == torch.int32 else tensor.dtype
         if by_values and _is_index(tensor):
-            return tensor.clone()
+            return tensor.to(dtype, copy=True)
         shape = [min(n, _SMALL) for n in tensor.shape] if small else tensor.shape
-        return torch.full(shape, fill, dtype=integers if tensor.dtype == torch.int32 else tensor.dtype)
+        return torch.full(shape, fill, dtype=dtype)
 
     if by_values and sum(n for n, _ in sizes) > _AFFORDABLE:
         return
-    # An integer that comes from JAX has 32 bits where PyTorch's has 64.
+    # An integer that comes from JAX has 32 bits where PyTorch's has 64, and so have constants that are made like it.
     for integers in (torch.int32, torch.int64):
         for fill in (0, 1):
             yield functools.partial(stand_in, fill=fill, small=not by_values, integers=integers)

@@ -123,3 +123,17 @@ def test_what_pytorch_takes_is_let_through():
         )
 
     compare(Call(function), [X])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda h, y: F.cross_entropy(h, torch.zeros_like(y)),
+        lambda h, y: F.nll_loss(h, y.new_full((3,), 1)),
+    ],
+    ids=["zeros_like", "new_full"],
+)
+def test_a_constant_like_an_integer_input_counts_as_one_of_64_bits(forward):
+    h, y = randn(3, 5), long([0, 2, 1])
+    result, _ = bridge.export(Call(forward))({}, {}, jnp.asarray(h.numpy()), jnp.asarray(y.numpy()))
+    assert float(result) == pytest.approx(float(forward(h, y)), rel=1e-6)
