@@ -1,6 +1,7 @@
 """What PyTorch refuses by values that are known while tracing, or by dtype: the same error, before anything runs."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
