@@ -99,6 +99,7 @@ class Call:
             tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
             override(self._module, tree, name, start_graph(tensor, recording))
         self._slots = _fill(original, copies, tensors)
+        self._second_slots = {name: _place(self._module, name) for name in fn.second_names}
         if request.train is not None:
             self._set_mode(tree, request.train)
         self._attributes = Attributes(
@@ -139,6 +140,7 @@ class Call:
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
                 final = {name: _value_of(name, *place) for name, place in self._slots.items()}
                 self._refuse_new_sharing(final)
+                self._refuse_parted(final)
                 flags = self._new_flags(final)
                 outputs = convert(outputs, to_jax)
                 arrays = {name: to_jax(value) for name, value in final.items()}
@@ -155,6 +157,15 @@ class Call:
             {name: arrays[name] for name in self._fn.buffers},
             {name: arrays[name] for name in self._fn.params},
         )
+
+    def _refuse_parted(self, final: Mapping[str, Any]) -> None:
+        """A tensor with two names has one array, so it must be one tensor after the call, too."""
+        for name, first in self._fn.second_names.items():
+            if _value_of(name, *self._second_slots[name]) is not final[first]:
+                raise BridgeError(
+                    f"{first} and {name} are one tensor before the call and two after it, and would be one in the next "
+                    "call; write in place, or register a clone"
+                )
 
     def _refuse_stale_arrays(self, changing: list[str]) -> None:
         """`changing`: names of the parameters, and of the buffers that the call has written."""
@@ -192,7 +203,8 @@ class Call:
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
             if name in windows:  # written into the memory that it shows, as `load_state_dict` does
                 tensor = window(state[windows[name]], real, differentiable=False)
-                tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
+                if windows[name] not in self._fn.params:  # a parameter may have been updated since, and decides
+                    tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
             else:
                 meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
                 grad = start.get((name, "requires_grad"))  # of a buffer
@@ -297,6 +309,21 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
             seen[id(tensor)] = name
             state[name] = tensor
     return state
+
+
+def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, slot = name.rpartition(".")
+    return module.get_submodule(path), slot
+
+
+def second_names(module: nn.Module) -> dict[str, str]:
+    """The further names of parameters and buffers that have several -> the first one."""
+    first = {id(tensor): name for name, tensor in state_of(module).items()}
+    every = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
 
 
 def _fill(

@@ -14,7 +14,7 @@ from torch import nn
 
 from bridge.arrays import array_of
 from bridge.attributes import Place, check_left
-from bridge.call import Call, Request, Result, refuse_gradient_hooks, state_of
+from bridge.call import Call, Request, Result, refuse_gradient_hooks, second_names, state_of
 from bridge.dispatch import Survey
 from bridge.errors import BridgeError
 from bridge.integers import Int64, check_policy, check_values, checked
@@ -43,6 +43,8 @@ class Functional:
     """Names of submodules whose intermediate results are computed again in the backward pass."""
     int64: Int64 = "refuse"
     """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
+    second_names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    """Further names of a parameter or buffer -> the first one."""
     shared_slots: set[str] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
     """Buffers that a call has set to a tensor from before it, which is no parameter or buffer."""
     written_slots: set[str] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
@@ -196,6 +198,7 @@ def export(
         frozenset(without_lowerings),
         chosen,
         int64,
+        second_names(module),
     )
 
 

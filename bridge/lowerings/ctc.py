@@ -65,5 +65,5 @@ METAS[aten._ctc_loss.default] = _meta
 
 @decomposes(aten._ctc_loss.Tensor)
 def ctc_loss_of_tensors(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
-    lengths = [[int(n) for n in t.tolist()] for t in (input_lengths, target_lengths)]
+    lengths = [[int(n) for n in t.reshape(-1).tolist()] for t in (input_lengths, target_lengths)]
     return aten._ctc_loss.default(log_probs, targets, *lengths, blank, zero_infinity)
