@@ -187,7 +187,12 @@ class Call:
         integers = self._dispatch.integers
         if integers is not None and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
-        tensor = fresh(jnp.asarray(value), tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
+        array = jnp.asarray(value)
+        dtype = torch_dtype(array.dtype)
+        if dtype == torch.int32 and array.dtype == jax_dtype(torch.int64):
+            dtype = torch.int64  # JAX has no wider one, and labels and indices of PyTorch are wide
+        meta = blank(array.shape, None, dtype)
+        tensor = fresh(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
         if integers is not None:
             integers.input(tensor)
         return start_graph(tensor, self.recording)

@@ -176,3 +176,23 @@ def test_complex128_is_announced():
     module = Applied(lambda m, x: x.to(torch.complex128) * 2)
     with pytest.warns(bridge.BridgeWarning, match=r"torch.complex128 is computed as complex64"):
         bridge.export(module)({"table": jnp.zeros((97, 4))}, {}, jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda y: y.dtype == torch.long,
+        lambda y: (y + 1).dtype == torch.int64,
+        lambda y: torch.zeros_like(y).dtype == torch.int64,
+        lambda y: y.new_zeros(2).dtype == torch.int64,
+        lambda y: torch.iinfo(y.dtype).bits == 64,
+        lambda y: y.element_size() == 8,
+        lambda y: F.one_hot(torch.zeros_like(y), 3).shape == (3, 3),
+    ],
+)
+@pytest.mark.parametrize("given", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
+def test_an_integer_input_has_the_dtype_of_labels_and_indices(asks, given):
+    """A module that asks takes the branch that it takes in PyTorch."""
+    fn = bridge.export(Applied(lambda module, y: torch.ones(()) * (1.0 if asks(y) else -1.0)))
+    out, _ = fn(fn.params, {}, given(np.array([0, 2, 1])))
+    assert float(out) == 1.0

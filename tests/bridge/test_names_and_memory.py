@@ -1,5 +1,6 @@
 """One tensor under two names, and buffers over the memory of a parameter."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -97,3 +98,26 @@ def test_ctc_loss_of_one_sequence():
     h = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     out, _ = bridge.export(Call(forward))({}, {}, jnp.asarray(h.numpy()))
     assert float(out) == pytest.approx(float(forward(h)), rel=1e-5)
+
+
+class EvalThenTrain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        self.bn.eval()
+        first = self.bn(x)
+        self.bn.train()
+        return first.sin().sum() + 0 * self.bn(x).sum()
+
+
+def test_batch_norm_in_eval_and_then_in_train_mode_has_the_derivative_of_its_result():
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)) * 3
+    fn = bridge.export(EvalThenTrain())
+    slope = jax.grad(lambda x: fn(fn.params, fn.buffers, x, train=True)[0])(jnp.asarray(x.numpy()))
+    step, wide = torch.zeros(6, 3, dtype=torch.float64), x.double()
+    step[0, 0] = 1e-6
+    with torch.no_grad():
+        high, low = (EvalThenTrain().double()(wide + sign * step) for sign in (1, -1))
+    assert float(slope[0, 0]) == pytest.approx(float(high - low) / 2e-6, rel=1e-4)

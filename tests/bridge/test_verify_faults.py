@@ -110,7 +110,11 @@ def in_float32(monkeypatch):
 
 def with_frozen_input(monkeypatch):
     fresh = call_file.fresh
-    monkeypatch.setattr(call_file, "fresh", lambda a, *rest, **kw: fresh(a if rest else stop(a), *rest, **kw))
+
+    def frozen(array, meta, *, tracked, leaf):  # parameters are tracked, inputs are not
+        return fresh(array if tracked else stop(array), meta, tracked=tracked, leaf=leaf)
+
+    monkeypatch.setattr(call_file, "fresh", frozen)
 
 
 class Doubled(torch.autograd.Function):
