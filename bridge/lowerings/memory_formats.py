@@ -92,6 +92,18 @@ def _formatted(made_of: Callable[..., Any], wanted: Callable[[torch.Tensor], tor
     return run
 
 
+def _composed(op: Any) -> Callable:
+    """How torchax or PyTorch make the operation of others; asked at its first use, since it claims the devices."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        made_of = decomposition(op)
+        if made_of is None:
+            raise NotImplementedError("neither a lowering nor a decomposition")
+        return made_of(*args, **kwargs)
+
+    return run
+
+
 DECOMPOSITIONS[aten.native_batch_norm.default] = _formatted(batch_norm, _suggested)
 for _op, _wanted in {
     aten.log_sigmoid_forward.default: _contiguous,
@@ -99,9 +111,7 @@ for _op, _wanted in {
     aten.replication_pad2d.default: _suggested,
     aten.replication_pad3d.default: _suggested,
 }.items():
-    _made_of = decomposition(_op)
-    if _made_of is not None:
-        DECOMPOSITIONS[_op] = _formatted(_made_of, _wanted)
+    DECOMPOSITIONS[_op] = _formatted(_composed(_op), _wanted)
 
 
 @lowers(prims.copy_strided.default)

@@ -19,3 +19,9 @@ def said(*arguments: str) -> str:
 def test_the_compiler_flex_attention_and_global_tables_are_as_without_the_bridge():
     """`torch.compile` of a module with a checkpoint and its own backward, before and after a call of the bridge."""
     assert said() == said("without the bridge")
+
+
+def test_importing_the_bridge_claims_no_devices():
+    """`jax.distributed.initialize` must come before that."""
+    code = "import bridge; from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)
