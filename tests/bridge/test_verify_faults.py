@@ -109,12 +109,8 @@ def in_float32(monkeypatch):
 
 
 def with_frozen_input(monkeypatch):
-    fresh = call_file.fresh
-
-    def frozen(array, meta, *, tracked, leaf):  # parameters are tracked, inputs are not
-        return fresh(array if tracked else stop(array), meta, tracked=tracked, leaf=leaf)
-
-    monkeypatch.setattr(call_file, "fresh", frozen)
+    fresh = call_file.fresh  # parameters are tracked, inputs are not
+    monkeypatch.setattr(call_file, "fresh", lambda a, meta, **kw: fresh(a if kw["tracked"] else stop(a), meta, **kw))
 
 
 class Doubled(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from train_jax.run.status import RunStatus
@@ -27,8 +28,11 @@ def status_table(runs: Sequence[RunStatus], *, width: int) -> str:
     widths["run"] = max(1, min(widths["run"], width - others))
     lines = [_line(dict(zip(_HEAD, _HEAD, strict=True)), columns, widths)]
     lines += [_line(row, columns, widths) for row in rows]
-    lines += [f"{run.run}: {text}" for run in runs for text in _remarks(run)]
-    return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines)
+    lines = [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+    for run in runs:
+        for text in _remarks(run):
+            lines += textwrap.wrap(f"{run.run}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def _line(cells: dict[str, str], columns: Sequence[str], widths: dict[str, int]) -> str:
