@@ -23,6 +23,7 @@ def compile_pod(tmp_path, *arguments):
     return json.loads((tmp_path / "pod.json").read_text()), done.stdout
 
 
+@pytest.mark.slow
 def test_train_step_for_a_host_of_v4(tmp_path):
     figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1")
     assert (figures["devices"], figures["hosts"], figures["batch_size"]) == (4, 1, 16)

@@ -23,6 +23,7 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.tracking import read_metrics
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_starts_ends_as_one_that_is_not(
     tmp_path, finished_run, finished_fields, data_dir
 ):

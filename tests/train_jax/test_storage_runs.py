@@ -53,6 +53,7 @@ def losses(run):
     return values
 
 
+@pytest.mark.slow
 def test_a_run_in_storage_is_killed_continued_evaluated_and_reported(arguments, remote, emulator, capsys):
     run = RunFolder(path_of(remote) / "run")
     committed = f"{run.path.relative_to(path_of('gs://tests'))}/checkpoints/4/commit_success.txt"
