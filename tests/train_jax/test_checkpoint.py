@@ -205,7 +205,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, 200, 5))
+@pytest.mark.parametrize("seed", range(0, 200, 25))
 def test_a_damaged_checkpoint_in_storage(two, remote, seed):
     recover_from_damage(copied(two, path_of(remote)), seed)
 
@@ -279,5 +279,6 @@ def test_a_checkpoint_that_cannot_be_uploaded_is_told_and_leaves_nothing(two, re
             checkpoints.save(4, *made(4), {})
     assert "checkpoints/3 could not be saved (" in capsys.readouterr().err
     checkpoints.save(5, *made(5), {})
+    checkpoints.wait()
     assert checkpoints.steps() == [2, 5]
     checkpoints.close()

@@ -80,7 +80,7 @@ def undisturbed(tmp_path, data_dir, capsys):
     return losses(run), run.weights.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("fault", ["503", "reset", "lost", "slow"])
 def test_requests_that_fail_change_nothing(arguments, remote, emulator, undisturbed, monkeypatch, fault):
     """One request in ten, drawn at random."""
@@ -94,7 +94,7 @@ def test_requests_that_fail_change_nothing(arguments, remote, emulator, undistur
     assert (losses(run), run.weights.read_bytes()) == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_at_any_request(arguments, remote, emulator, undisturbed, seed):
     """A run of six steps makes about 700 requests."""
