@@ -114,12 +114,17 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
     for size in (config.global_batch_size, config.eval_batch_size):
         devices.local_batch_size(size)
     task.check(config, devices)
+    training = assemble(config, task, devices)
+    training.train_step()  # raises the errors of optimizer, schedules and groups
+    jax.eval_shape(training.optimizer.init, trainable(training.objective.params, config.optim))  # only for its errors
+    return training
+
+
+def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
+    """Builds the module and the optimizer, without reading data. Raises `UserError` if the sizes do not fit."""
     total_steps = config.steps or epochs_to_steps(task.examples_per_epoch, config.epochs, config.global_batch_size)
     objective = build_objective(config, task, part_size(config, devices))
-    training = Training(config, task, devices, total_steps, objective, dense_optimizer(config.optim, total_steps))
-    training.train_step()  # raises the errors of optimizer, schedules and groups
-    jax.eval_shape(training.optimizer.init, trainable(objective.params, config.optim))  # only for its errors
-    return training
+    return Training(config, task, devices, total_steps, objective, dense_optimizer(config.optim, total_steps))
 
 
 def part_size(config: RunConfig, devices: Devices) -> int:

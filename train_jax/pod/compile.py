@@ -9,16 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from train_jax import start
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer
 from train_jax.pod.counted import product_flops
 from train_jax.pod.hlo import Program
 from train_jax.pod.topology import Topology
 from train_jax.run.config import RunConfig
-from train_jax.run.model import build_objective
 from train_jax.runtime.devices import Devices
-from train_jax.start import Training
+from train_jax.start import Training, assemble
 from train_jax.tasks.task import Task
 
 
@@ -56,13 +53,7 @@ class Compiled:
 
 def training_for(config: RunConfig, task: Task, topology: Topology) -> Training:
     """Returns the components of a run on all devices of a topology; raises `UserError` as `start` does."""
-    devices = Devices(runner=config.compute.runner, available=topology.devices)
-    devices.local_batch_size(config.global_batch_size)
-    total_steps = config.steps or start.epochs_to_steps(
-        task.examples_per_epoch, config.epochs, config.global_batch_size
-    )
-    objective = build_objective(config, task, start.part_size(config, devices))
-    return Training(config, task, devices, total_steps, objective, dense_optimizer(config.optim, total_steps))
+    return assemble(config, task, Devices(runner=config.compute.runner, available=topology.devices))
 
 
 def compile_train_step(training: Training) -> Compiled:

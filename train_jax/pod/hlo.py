@@ -63,8 +63,7 @@ class Instruction:
     @cached_property
     def estimated_cycles(self) -> int:
         """The TPU compiler's estimate; 0 where it gives none."""
-        number = re.search(r'"estimated_cycles":"?(\d+)', self.text)
-        return int(number[1]) if number else 0
+        return self._number(r'"estimated_cycles":"?(\d+)', 0)
 
     @property
     def op_name(self) -> str:
@@ -75,14 +74,16 @@ class Instruction:
     @property
     def frame(self) -> int:
         """Id of the innermost stack frame; 0 for none."""
-        number = re.search(r"stack_frame_id=(\d+)", self.text)
-        return int(number[1]) if number else 0
+        return self._number(r"stack_frame_id=(\d+)", 0)
 
     @property
     def trips(self) -> int:
         """How often a `while` runs its body, as the compiler knows it; 1 if it does not."""
-        number = re.search(r'known_trip_count":\{"n":"(\d+)"', self.text)
-        return int(number[1]) if number else 1
+        return self._number(r'known_trip_count":\{"n":"(\d+)"', 1)
+
+    def _number(self, pattern: str, otherwise: int) -> int:
+        number = re.search(pattern, self.text)
+        return int(number[1]) if number else otherwise
 
 
 class Program:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.run.cache import continued_file, upload_working_files
+from train_jax.run.cache import continued_file
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.storage import is_remote
@@ -107,7 +107,6 @@ class Events:
             if self._folder is not None:
                 self._thread.join()
                 self._file.close()
-                upload_working_files(self._folder.path)
 
 
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:
