@@ -16,20 +16,23 @@ from torch import nn
 from bridge.adoption import window
 from bridge.arrays import jax_dtype, torch_dtype
 from bridge.attributes import Attributes, Place
-from bridge.dispatch import Dispatch, Survey
+from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
+from bridge.final_state import changed_flags, refuse_lost_sharing, refuse_parted, refuse_stale_arrays, shared_slots
 from bridge.generators import CallGenerator
 from bridge.integers import check_values
-from bridge.internals import Tracer, gradient_hooks, is_parameter, mark_as_parameter, storage_id
-from bridge.memory import roots, shares_memory
+from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
+from bridge.memory import roots
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
 from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
 from bridge.shadow import shadow
+from bridge.slots import fill, place_of, state_of, value_in
 from bridge.tensors import BridgeTensor, blank, fresh
 from bridge.tracing import tracing
+from bridge.untranslated import Survey
 
 if TYPE_CHECKING:
     from bridge.export import Functional
@@ -98,8 +101,8 @@ class Call:
         for name, number in request.overrides.items():
             tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
             override(self._module, tree, name, start_graph(tensor, recording))
-        self._slots = _fill(original, copies, tensors)
-        self._second_slots = {name: _place(self._module, name) for name in fn.second_names}
+        self._slots = fill(original, copies, tensors)
+        self._second_slots = {name: place_of(self._module, name) for name in fn.second_names}
         if request.train is not None:
             self._set_mode(tree, request.train)
         self._attributes = Attributes(
@@ -138,18 +141,19 @@ class Call:
                 finally:  # PyTorch's own error about one that the call registered says nothing of that
                     refuse_gradient_hooks(self._module)
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
-                final = {name: _value_of(name, *place) for name, place in self._slots.items()}
-                self._refuse_new_sharing(final)
-                self._refuse_parted(final)
-                flags = self._new_flags(final)
+                final = {name: value_in(name, *place) for name, place in self._slots.items()}
+                self._fn.shared_slots.update(shared_slots(dispatch, self._state, final))
+                refuse_parted(self._fn.second_names, self._second_slots, final)
+                flags = changed_flags({n: (self._state[n], self._flags[n], final[n]) for n in self._fn.buffers})
                 outputs = convert(outputs, to_jax)
                 arrays = {name: to_jax(value) for name, value in final.items()}
             self.changes = self._attributes.changes() | flags
             now = self._versions()
             self._fn.written_slots.update(n for n, (storage, version) in memory.items() if storage.version != version)
-            self._refuse_lost_sharing()
+            refuse_lost_sharing(self._fn.shared_slots & self._fn.written_slots)
             self.written = [name for name in self._fn.params if now[name] != before[name]]
-            self._refuse_stale_arrays([*self._fn.params, *(n for n in self._fn.buffers if now[n] != before[n])])
+            changing = [*self._fn.params, *(n for n in self._fn.buffers if now[n] != before[n])]
+            refuse_stale_arrays(self._attributes.arrays, self._fn.module, changing)
         finally:
             self._attributes.restore()
         return Result(
@@ -157,28 +161,6 @@ class Call:
             {name: arrays[name] for name in self._fn.buffers},
             {name: arrays[name] for name in self._fn.params},
         )
-
-    def _refuse_parted(self, final: Mapping[str, Any]) -> None:
-        """A tensor with two names has one array, so it must be one tensor after the call, too."""
-        for name, first in self._fn.second_names.items():
-            if _value_of(name, *self._second_slots[name]) is not final[first]:
-                raise BridgeError(
-                    f"{first} and {name} are one tensor before the call and two after it, and would be one in the next "
-                    "call; write in place, or register a clone"
-                )
-
-    def _refuse_stale_arrays(self, changing: list[str]) -> None:
-        """`changing`: names of the parameters, and of the buffers that the call has written."""
-        if not self._attributes.arrays:
-            return
-        reals = state_of(self._fn.module)
-        for path, array in self._attributes.arrays.items():
-            for name in changing:
-                if shares_memory(array, reals[name]):
-                    raise BridgeError(
-                        f"`{path}` is a NumPy array over the memory of {name}, which no call writes; "
-                        f"use {name} itself, or keep a copy of the array"
-                    )
 
     def _to_torch(self, value: Any) -> Any:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
@@ -220,44 +202,11 @@ class Call:
             self._dispatch.stand_in(real, start_graph(tensor, self.recording))
         return state
 
-    def _refuse_new_sharing(self, final: Mapping[str, Any]) -> None:
-        """Parameters and buffers come back as separate arrays, so a later write would not reach both."""
-        names: dict[Any, str] = {}
-        for name, now in final.items():
-            if not isinstance(now, torch.Tensor):
-                continue
-            now = self._dispatch.adopt(now) if self._dispatch.is_traced(now) else now
-            other = names.setdefault(now._cell.storage if isinstance(now, BridgeTensor) else storage_id(now), name)
-            if other != name and self._state[other]._cell.storage is not self._state[name]._cell.storage:
-                raise BridgeError(
-                    f"{other} and {name} share their memory after the call, and would be separate in the next one; "
-                    "assign a clone()"
-                )
-            if not isinstance(now, BridgeTensor) and not self._dispatch.may_write(now):
-                self._fn.shared_slots.add(name)
-
-    def _refuse_lost_sharing(self) -> None:
-        """A slot that has shared memory with a tensor from before the call, and that this or another call writes."""
-        for name in self._fn.shared_slots & self._fn.written_slots:
-            raise BridgeError(
-                f"a call sets {name} to a tensor that was there before and is no parameter or buffer, and one writes "
-                f"{name} in place, which would not reach that tensor; assign a clone()"
-            )
-
-    def _new_flags(self, final: Mapping[str, Any]) -> dict[Place, Any]:
-        """Buffers that require grad after the call and did not before it, or the reverse."""
-        flags: dict[Place, Any] = {}
-        for name in self._fn.buffers:
-            before, now = self._state[name], final[name]
-            if isinstance(now, torch.Tensor) and not is_parameter(before) and now.requires_grad != self._flags[name]:
-                flags[name, "requires_grad"] = now.requires_grad and ("leaf" if now.is_leaf else "result")
-        return flags
-
     def _versions(self) -> dict[str, tuple]:
         """What is in each parameter's and buffer's place, and how often it was written."""
         versions = {}
         for name, (owner, slot) in self._slots.items():
-            now = _value_of(name, owner, slot)
+            now = value_in(name, owner, slot)
             cell = now._cell if isinstance(now, BridgeTensor) else self._state[name]._cell
             versions[name] = id(now), id(cell.storage), cell.version
         return versions
@@ -280,16 +229,6 @@ class Call:
                 )
 
 
-def _value_of(name: str, owner: nn.Module, slot: str) -> Any:
-    """What is in the place of a parameter or buffer."""
-    for registry in (owner._parameters, owner._buffers):
-        if slot in registry:
-            return registry[slot]
-    if not hasattr(owner, slot):
-        raise BridgeError(f"the call deletes {name}, which the next one would miss; write zeros to it instead")
-    return getattr(owner, slot)
-
-
 def method_of(module: nn.Module, name: str) -> Callable[..., Any]:
     """What a call of the method runs: for `forward` the module itself, with its hooks and its own `__call__`."""
     return module if name == "forward" else getattr(module, name)
@@ -303,48 +242,3 @@ def refuse_gradient_hooks(module: nn.Module) -> None:
             f"{hooked[0]} has a gradient hook, which JAX's differentiation does not call; remove it, or write what it "
             "does as the backward of a torch.autograd.Function"
         )
-
-
-def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by its first qualified name; a tied one once."""
-    seen: dict[int, str] = {}
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if id(tensor) not in seen:
-            seen[id(tensor)] = name
-            state[name] = tensor
-    return state
-
-
-def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, slot = name.rpartition(".")
-    return module.get_submodule(path), slot
-
-
-def second_names(module: nn.Module) -> dict[str, str]:
-    """The further names of parameters and buffers that have several -> the first one."""
-    first = {id(tensor): name for name, tensor in state_of(module).items()}
-    every = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
-    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
-
-
-def _fill(
-    module: nn.Module, copies: dict[int, nn.Module], tensors: dict[int, BridgeTensor]
-) -> dict[str, tuple[nn.Module, str]]:
-    """Put the traced tensors where the real ones were; returns where each name lives."""
-    slots: dict[str, tuple[nn.Module, str]] = {}
-    placed: set[int] = set()
-    for prefix, original in module.named_modules():
-        twin = copies[id(original)]
-        for registry in ("_parameters", "_buffers"):
-            for slot, real in getattr(original, registry).items():
-                if real is None:
-                    continue
-                getattr(twin, registry)[slot] = tensors[id(real)]
-                if id(real) not in placed:
-                    placed.add(id(real))
-                    slots[f"{prefix}.{slot}" if prefix else slot] = (twin, slot)
-    return slots

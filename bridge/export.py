@@ -13,17 +13,19 @@ import jax.numpy as jnp
 from torch import nn
 
 from bridge.arrays import array_of
-from bridge.attributes import Place, check_left
-from bridge.call import Call, Request, Result, refuse_gradient_hooks, second_names, state_of
-from bridge.dispatch import Survey
+from bridge.attributes import Place
+from bridge.call import Call, Request, Result, refuse_gradient_hooks
 from bridge.errors import BridgeError
 from bridge.integers import Int64, check_policy, check_values, checked
 from bridge.internals import is_script
+from bridge.lost_state import check_left
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng
 from bridge.reachable import Reached, reached_by
 from bridge.recording import restarted
+from bridge.slots import second_names, state_of
+from bridge.untranslated import Survey
 
 
 @dataclasses.dataclass(frozen=True)

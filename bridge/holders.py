@@ -1,61 +1,38 @@
-"""Kinds of objects with contents that a call may change: how each is read, compared and written back."""
+"""How the contents of each kind of object that a call may change are read and written back."""
 
 from __future__ import annotations
 
-import argparse
-import array
 import collections
 import contextvars
-import dataclasses
 import functools
 import gc
 import random
 import threading
 import types
-import weakref
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
-from bridge.internals import below_modes
+from bridge.held_objects import (
+    GONE,
+    MEMORY,
+    RANDOM,
+    WEAK,
+    Drawn,
+    Kept,
+    equal,
+    is_class_state,
+    is_plain_object,
+    slots_of,
+)
 from bridge.tensors import BridgeTensor
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-GONE = object()
-
+_WRITEABLE = np.empty(0).flags
 COPIED = 10**7
 """Elements up to which the memory of an array is copied before a call. Of a larger one only a checksum is kept, so a
 change is refused and cannot be taken back."""
-
-_OURS = ("torch", "torchax", "jax", "jaxlib", "numpy", "builtins", "threading", "logging", "weakref", "functools")
-"""Packages whose objects are no state of the module."""
-_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
-_MEMORY = (np.ndarray, bytearray, array.array)
-_WRITEABLE = np.empty(0).flags
-_RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
-CONTAINERS = (dict, list, collections.deque, set, threading.local, *_MEMORY, *_RANDOM, *_WEAK)
-RECORDS = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList, collections.ChainMap)
-"""Objects of Python's own that hold what the user puts there."""
-CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType, functools.partial)
-"""What is run or looked into by name, and holds no state that is its own."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """The state of a generator of random numbers."""
-
-    state: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """A traced value that a `functools.lru_cache` keeps: a later call would find it."""
-
-    value: Any
 
 
 class Holder:
@@ -77,11 +54,11 @@ def holder_of(value: Any) -> Holder | None:
         return of_dict(value)
     if isinstance(value, (list, collections.deque, set)):
         return _of_sequence(value)
-    if isinstance(value, _MEMORY):
+    if isinstance(value, MEMORY):
         return _of_memory(value) if getattr(value, "flags", _WRITEABLE).writeable else None
-    if isinstance(value, _RANDOM) and not isinstance(value, random.SystemRandom):
+    if isinstance(value, RANDOM) and not isinstance(value, random.SystemRandom):
         return _of_random(value)
-    if isinstance(value, _WEAK):
+    if isinstance(value, WEAK):
         return of_dict(vars(value)["data"])
     if isinstance(value, threading.local):
         return of_dict(value.__dict__)
@@ -242,11 +219,6 @@ def of_class(cls: type) -> Holder:
     return Holder(read, write)
 
 
-def is_class_state(name: str, value: Any) -> bool:
-    """Whether a call may count on it or change it: no method, property or slot, and not Python's own."""
-    return not name.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__") and not isinstance(value, CODE)
-
-
 def of_names(namespace: dict, names: set[str]) -> Holder:
     """Some of the globals of a Python module."""
 
@@ -296,72 +268,3 @@ def _entries(cached: Any) -> list:
         for item in items:
             entries += item if isinstance(item, (tuple, list)) else [item]
     return entries
-
-
-@functools.cache
-def slots_of(cls: type) -> tuple[str, ...]:
-    """The names in `__slots__` of the class and its bases."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        own = vars(base).get("__slots__", ())
-        for name in (own,) if isinstance(own, str) else own:
-            private = name.startswith("__") and not name.endswith("__")
-            names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
-    return tuple(n for n in names if n not in ("__dict__", "__weakref__"))
-
-
-def is_plain_object(value: Any) -> bool:
-    """Whether it is an object with attributes that Python code wrote, and no part of a framework."""
-    if isinstance(value, (*CODE, nn.Module, torch.Tensor)) or not (type(value).__dictoffset__ or slots_of(type(value))):
-        return False
-    return type(value).__module__.partition(".")[0] not in _OURS
-
-
-def inside(value: Any) -> dict | None:
-    """What hangs on something that has no contents of its own to change; None for other kinds of objects."""
-    if type(value) is tuple:
-        return dict(enumerate(value))
-    if isinstance(value, functools.partial):
-        return {"func": value.func, "args": value.args, "keywords": value.keywords}
-    if isinstance(value, types.MethodType):
-        return {"": value.__self__}
-    return {"": value()} if isinstance(value, weakref.ref) else None
-
-
-def is_iterator(value: Any) -> bool:
-    """Whether it is an iterator of Python's own, whose place nobody can read: a generator, `count`, `iter(list)`."""
-    return type(value).__module__ in ("builtins", "itertools", "collections") and hasattr(type(value), "__next__")
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether the two are the same to whoever reads them. Objects are if they are identical."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return not isinstance(a, BridgeTensor) and _equal_tensors(a, b)
-    if isinstance(a, (list, tuple, collections.deque)):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return len(a) == len(b) and all(k in b and equal(v, b[k]) for k, v in a.items())
-    if isinstance(a, np.ndarray):
-        if a.dtype.hasobject:
-            return a.shape == b.shape and equal(a.tolist(), b.tolist())
-        return (a.shape, a.dtype) == (b.shape, b.dtype) and a.tobytes() == b.tobytes()
-    if isinstance(a, Drawn):
-        return equal(a.state, b.state)
-    return isinstance(a, (*PLAIN, set, frozenset, bytearray, array.array, np.generic)) and bool(a == b)
-
-
-def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
-    with below_modes():
-        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-
-
-def unchanged(now: Mapping, then: Mapping) -> bool:
-    """Whether both hold the same objects, or states that are equal."""
-    return now.keys() == then.keys() and all(
-        now[k] is v or (isinstance(v, (np.ndarray, bytearray, array.array, Drawn)) and equal(now[k], v))
-        for k, v in then.items()
-    )

@@ -14,21 +14,10 @@ import jax
 import numpy as np
 import torch
 
+from bridge import integer_arithmetic  # noqa: F401 (importing it fills the table of rules)
 from bridge.errors import BridgeError
-from bridge.integer_ranges import (
-    INDEX_ONLY,
-    INT32,
-    PICKS,
-    PRODUCTS,
-    RULES,
-    Bounds,
-    Call,
-    Range,
-    is_known,
-    is_wide,
-    range_of,
-    union,
-)
+from bridge.integer_ranges import INT32, Bounds, Range, is_known, is_wide, range_of, union
+from bridge.integer_rules import INDEX_ONLY, PICKS, PRODUCTS, RULES, Call
 from bridge.internals import arguments as arguments_of
 from bridge.internals import below_modes, schema_name
 from bridge.tensors import BridgeTensor

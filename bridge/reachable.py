@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from bridge.errors import FRAMEWORK
-from bridge.holders import CONTAINERS, PLAIN, RECORDS, is_class_state, is_iterator, is_plain_object, of_cells, of_object
+from bridge.held_objects import CONTAINERS, PLAIN, RECORDS, is_class_state, is_iterator, is_plain_object
+from bridge.holders import of_cells, of_object
 
 LARGE = 1000
 """Items from which a container outside the module is compared item by item, but not what is in them."""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bridge.generators import CallGenerator
-from bridge.holders import is_iterator
+from bridge.held_objects import is_iterator
 from bridge.tracing import active
 
 COPIED_KINDS = (

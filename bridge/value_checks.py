@@ -1,14 +1,25 @@
-"""PyTorch's own checks of values, which nobody can make while values are traced."""
+"""Operations by which Python code asks for a value: a branch, `.item()`, and PyTorch's own checks of arguments."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributions
 import torch.nn.functional
 
+from bridge.arrays import tensor_of
 from bridge.errors import is_framework
+from bridge.exception_handlers import caught_by_the_module
+from bridge.internals import Tracer, below_modes
+from bridge.tensors import BridgeTensor
+
+if TYPE_CHECKING:
+    from bridge.dispatch import Dispatch
+
+aten = torch.ops.aten
 
 _FUNCTIONAL = torch.nn.functional.__file__
 _DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
@@ -29,3 +40,32 @@ def answer_to_a_check() -> bool | None:
             return None
         frame = frame.f_back
     return None
+
+
+def number_of(dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> Any:
+    """The value as a Python number. Raises `BridgeError` if it is traced and more than checked."""
+    value = tensor.value
+    if isinstance(value, Tracer):
+        answer = answer_to_a_check()
+        if answer is not None:
+            what = "the values of a distribution" if answer else "the variances"
+            dispatch.warn(f"{what} are traced and not checked", "validate_args=False" if answer else "")
+            return answer
+        raise dispatch.error(
+            "Python code asks for the value of a traced tensor (a branch, `.item()`, `int()` or a loop bound)",
+            "use torch.where, or pass the number as a Python argument that is static under jit",
+        )
+    return bool(value) if func is aten.is_nonzero.default else value.item()
+
+
+def check_matrix(dispatch: Dispatch, _func: Any, info: BridgeTensor, api_name: str, *, is_matrix: bool) -> None:
+    """Raise what PyTorch raises for a singular matrix, say; where values are traced, results are NaN instead."""
+    if not isinstance(info.value, Tracer):
+        with below_modes():
+            aten._linalg_check_errors.default(tensor_of(info.value), api_name, is_matrix=is_matrix)
+    elif caught_by_the_module(torch.linalg.LinAlgError):
+        name = f"torch.{api_name.removeprefix('torch.')}"
+        raise dispatch.error(
+            f"the module catches the error of `{name}` for some matrices, which traced values never raise",
+            "choose by the info of torch.linalg.cholesky_ex, inv_ex or solve_ex with torch.where",
+        )

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import bridge
-from bridge import adoption, arrays, cells, dispatch, tensors
+from bridge import adoption, arrays, cells, computation, dispatch, draws, tensors
 from bridge.lowerings import DECOMPOSITIONS
 
 call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("call", "parity"))
 
 
 def without_stop(monkeypatch):
-    monkeypatch.setattr(dispatch, "stop_gradient", lambda array: array)
+    monkeypatch.setattr(computation, "stop_gradient", lambda array: array)
 
 
 def without_own_cell(monkeypatch):
@@ -76,7 +76,7 @@ def without_stand_ins(monkeypatch):
 def without_slots(monkeypatch):
     """The traced tensors are not put into the copied modules either."""
     without_stand_ins(monkeypatch)
-    original = call_file._fill
+    original = call_file.fill
 
     def fill(module, copies, tensors):
         slots = original(module, copies, tensors)
@@ -84,12 +84,12 @@ def without_slots(monkeypatch):
             copies[id(m)]._parameters = dict(m._parameters)
         return slots
 
-    monkeypatch.setattr(call_file, "_fill", fill)
+    monkeypatch.setattr(call_file, "fill", fill)
 
 
 def without_assigned_buffers(monkeypatch):
     """What was put into the slots comes back, whatever is there after the call."""
-    original = call_file._fill
+    original = call_file.fill
 
     def place(tensor):
         owner = nn.Module()
@@ -99,12 +99,12 @@ def without_assigned_buffers(monkeypatch):
     def fill(*args):
         return {name: place(getattr(owner, slot)) for name, (owner, slot) in original(*args).items()}
 
-    monkeypatch.setattr(call_file, "_fill", fill)
+    monkeypatch.setattr(call_file, "fill", fill)
 
 
 def without_ties(monkeypatch):
     """Each name has a tensor of its own."""
-    original = call_file._fill
+    original = call_file.fill
 
     def state(module):
         every = {"remove_duplicate": False}
@@ -117,7 +117,7 @@ def without_ties(monkeypatch):
         return every | original(module, copies, tensors)
 
     monkeypatch.setattr(call_file, "state_of", state)
-    monkeypatch.setattr(call_file, "_fill", fill)
+    monkeypatch.setattr(call_file, "fill", fill)
 
 
 def without_written_parameters(monkeypatch):
@@ -148,13 +148,13 @@ def with_frozen_among_the_parameters(monkeypatch):
 
 
 def without_promotion(monkeypatch):
-    original = dispatch.Dispatch._result
+    original = computation.result_of
 
-    def result(self, func, value, meta, *settings):
+    def result_of(call, func, value, meta, *settings):
         meta = tensors.blank(meta.shape, None, arrays.torch_dtype(jnp.asarray(value).dtype))
-        return original(self, func, value, meta, *settings)
+        return original(call, func, value, meta, *settings)
 
-    monkeypatch.setattr(dispatch.Dispatch, "_result", result)
+    monkeypatch.setattr(computation, "result_of", result_of)
 
 
 def without_autocast(monkeypatch):
@@ -189,12 +189,12 @@ def ignoring(setting):
 
 
 def with_one_draw_for_all(monkeypatch):
-    monkeypatch.setattr(dispatch.Dispatch, "_draws", property(lambda self: 0, lambda self, value: None), raising=False)
+    monkeypatch.setattr(dispatch.Dispatch, "draws", property(lambda self: 0, lambda self, value: None), raising=False)
 
 
 def without_generators(monkeypatch):
     """Every draw follows the call's key."""
-    monkeypatch.setattr(dispatch, "generator_of", lambda given: None)
+    monkeypatch.setattr(draws, "generator_of", lambda given: None)
 
 
 RULES = {

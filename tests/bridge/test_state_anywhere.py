@@ -18,7 +18,7 @@ from holding import Calls, Slotted, with_last
 from torch import nn
 
 import bridge
-from bridge.holders import inside
+from bridge.held_objects import inside
 
 
 class Counts(dict):

@@ -221,10 +221,10 @@ def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
 
 def test_the_gradient_trap(monkeypatch):
     """Why the bridge exists: without the rule the loss agrees to seven digits and the gradients do not."""
-    from bridge import dispatch
+    from bridge import computation
 
     _, module, batch = model("attention")
-    monkeypatch.setattr(dispatch, "stop_gradient", lambda array: array)
+    monkeypatch.setattr(computation, "stop_gradient", lambda array: array)
     torch.manual_seed(0)
     report = bridge.verify(
         module, carry=module.initial_carry(batch), batch=batch, loss=lambda outputs: outputs[1], tolerance=MODEL

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import bridge  # noqa: E402
-from bridge import dispatch  # noqa: E402
+from bridge import computation  # noqa: E402
 from train_jax.core.objective import Objective, sparse_tables  # noqa: E402
 from train_jax.run.config import from_json  # noqa: E402
 from train_jax.run.model import build_module  # noqa: E402
@@ -91,7 +91,7 @@ def main(jobs):
         with contextlib.ExitStack() as stack:
             stack.enter_context(jax.enable_x64(config.arch.forward_dtype == "float64"))
             if job.get("leaky"):
-                stack.enter_context(mock.patch.object(dispatch, "stop_gradient", lambda array: array))
+                stack.enter_context(mock.patch.object(computation, "stop_gradient", lambda array: array))
             if job.get("draws"):
                 np.savez(job["draws"], **random_numbers(config, job["seed"]))
             weights, devices = np.load(job["start"]), Devices(DEVICES)

@@ -1,0 +1,86 @@
+"""Operations whose result shares memory with an argument: views, writes in place, and shapes changed in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.argument_checks import raise_if_not_cast
+from bridge.arrays import jax_dtype
+from bridge.computation import compute, values_into
+from bridge.internals import below_autograd, below_modes, schema_name
+from bridge.metas import check_write, listed, map_tensors, meta_of, meta_of_strided
+from bridge.operations import functional_of, functional_op
+from bridge.tensors import BridgeTensor, as_view
+from bridge.views import view_steps
+
+if TYPE_CHECKING:
+    from bridge.dispatch import Dispatch
+
+aten = torch.ops.aten
+
+
+def make_view(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
+    """A tensor, or several, over the memory of the first argument."""
+    base: BridgeTensor = args[0]
+    metas = meta_of_strided(base, *args[1:], **kwargs) if func is aten.as_strided.default else None
+    metas = meta_of(func, args, kwargs) if metas is None else metas
+    outs = list(listed(metas))
+    dispatch.note(func, "view")
+    steps = view_steps(func, base, args, kwargs, outs)
+    if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
+        base = BridgeTensor(base._cell, base._meta)
+    tracks = torch.is_grad_enabled() and func is not aten.detach.default
+    if func is aten.detach.default and dispatch.recording and not below_autograd():
+        tracks = True  # no operation: PyTorch's graph keeps a result for its backward
+    made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
+    return made if isinstance(metas, (tuple, list)) else made[0]
+
+
+def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
+    target = args[0]
+    if schema_name(func) == "aten::set_":
+        raise NotImplementedError("it gives a tensor the memory of another one")
+    _refuse_write_into_leaf(target)
+    view = make_view(dispatch, functional_op(func), args, kwargs)
+    with below_modes():
+        func(*args, **kwargs)  # PyTorch's own record of the shape
+    target.become(view)
+    return target
+
+
+def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The target, after what the operation would give without its write was written into it."""
+    target, functional, args, kwargs = functional_of(func, args, kwargs)
+    if not isinstance(target, torch.Tensor):
+        raise NotImplementedError("it writes a list of tensors; write them one by one")
+    inputs: list[BridgeTensor] = []
+    map_tensors((args, *kwargs.values()), values_into(inputs))
+    _refuse_write_into_leaf(target)
+    check_write(func, target, args, kwargs)
+    raise_if_not_cast(func, args, kwargs)
+    source = compute(dispatch, functional, args, kwargs, like=target)
+    if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
+        source = dispatch.adopt(source)
+    if not isinstance(source, BridgeTensor) or source.shape != target.shape:
+        raise NotImplementedError("an in-place operation that changes the shape")
+    value = source.value.astype(jax_dtype(target.dtype))
+    tracked = any(t._cell.tracked for t in inputs if t is not target) or source._cell.tracked
+    target.write(
+        value,
+        tracked=tracked,
+        grad_enabled=torch.is_grad_enabled(),
+        live=source._cell.live,
+    )
+    if dispatch.integers is not None:
+        dispatch.integers.written(target, source)
+    return target
+
+
+def _refuse_write_into_leaf(target: BridgeTensor) -> None:
+    """Raise what PyTorch raises for a write with gradients on: the leaf would no longer be one."""
+    if target.requires_grad and target._cell.leaf is not None and torch.is_grad_enabled():
+        what = "a leaf Variable" if target.is_leaf else "a view of a leaf Variable"
+        raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")

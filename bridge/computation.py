@@ -1,0 +1,176 @@
+"""Operations that compute a new tensor: values by a lowering or a decomposition, shape and dtype by PyTorch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from bridge.arrays import jax_dtype
+from bridge.cells import differentiable, stop_gradient
+from bridge.draws import drawn_numbers
+from bridge.errors import BridgeError
+from bridge.integers import REMEDY, RangeError, fitting
+from bridge.internals import decomposition, torchax_lowering
+from bridge.lowerings import LOWERINGS
+from bridge.metas import listed, map_tensors
+from bridge.operations import takes_dimension
+from bridge.precision import precision_for
+from bridge.randomness import RANDOM
+from bridge.tensors import BridgeTensor, fresh
+from bridge.untranslated import DEFECT_REMEDY, TRACE_ERRORS, LoweringError
+
+if TYPE_CHECKING:
+    from bridge.dispatch import Dispatch
+
+_OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
+"""What a lowering raises without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
+
+
+def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
+    """A new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
+    inputs: list[BridgeTensor] = []
+    arrays = map_tensors(args, values_into(inputs))
+    array_kwargs = {k: map_tensors(v, values_into(inputs)) for k, v in kwargs.items()}
+    arrays, array_kwargs = fitting(func, arrays, array_kwargs, any(differentiable(t.dtype) for t in inputs))
+    random = RANDOM.get(func)
+    lowering = None if random else _lowering(dispatch, func)
+    if random is None and lowering is None:
+        return _decompose(dispatch, func, args, kwargs)
+    dispatch.note(func, "random" if random else "ours" if lowering is LOWERINGS.get(func) else "torchax")
+    metas = dispatch.metas_of(func, args, kwargs) if like is None else like._meta
+    outs = listed(metas)
+    bounds = _bounds(dispatch, func, args, kwargs, outs)
+    if random:
+        values = drawn_numbers(
+            dispatch, func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs)
+        )
+    else:
+        assert lowering is not None
+        with precision_for((t.value for t in inputs), dispatch.products_of_pytorch):
+            if inputs and not inputs[0].dim() and takes_dimension(func):
+                values = _lowered_in_one_dimension(lowering, arrays, array_kwargs, metas)
+            else:
+                values = _lowered(lowering, arrays, array_kwargs)
+    if not isinstance(metas, (tuple, list)):
+        values = (values,)
+    elif len(values) != len(outs):
+        raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
+    tracked = random is None and torch.is_grad_enabled() and any(t._cell.tracked for t in inputs)
+    live = any(t._cell.live for t in inputs)
+    stopped = live and (random is not None or not torch.is_grad_enabled())
+    results = tuple(
+        result_of(dispatch, func, value, meta, tracked, live, stopped) for value, meta in zip(values, outs, strict=True)
+    )
+    if dispatch.integers is not None and bounds is not None:
+        dispatch.integers.note(results, bounds)
+    return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
+
+
+def values_into(seen: list[BridgeTensor]) -> Callable[[BridgeTensor], jax.Array]:
+    """A function that gives the array of a tensor and appends the tensor to `seen`."""
+
+    def leaf(tensor: BridgeTensor) -> jax.Array:
+        seen.append(tensor)
+        return tensor.value
+
+    return leaf
+
+
+def _bounds(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, outs: Any) -> list | None:
+    """What 64-bit integers among the results may be, where JAX stores them in 32 bits."""
+    if dispatch.integers is None:
+        return None
+    try:
+        return dispatch.integers.bounds(func, args, kwargs, outs)
+    except RangeError as error:
+        what = f"`{func.name()}` makes or takes 64-bit integers that 32 bits do not hold: they {error}"
+        if dispatch.survey is None:
+            raise dispatch.error(what, REMEDY) from None
+        dispatch.survey.unsupported.setdefault(func.name(), f"{what}, {dispatch.where()}")
+        return None
+
+
+def result_of(dispatch: Dispatch, func: Any, value: Any, meta: Any, tracked: bool, live: bool, stopped: bool) -> Any:
+    if not isinstance(meta, torch.Tensor):
+        return meta if value is None else value
+    value = jnp.asarray(value)
+    if value.shape != tuple(meta.shape):
+        raise dispatch.error(
+            f"the lowering of `{func.name()}` gave shape {value.shape}, PyTorch gives {tuple(meta.shape)}",
+            DEFECT_REMEDY,
+        )
+    if value.dtype != jax_dtype(meta.dtype):
+        value = value.astype(jax_dtype(meta.dtype))
+    _notice_narrowing(dispatch, meta.dtype, value)
+    if stopped:
+        value, live = stop_gradient(value), False
+    free = differentiable(meta.dtype)
+    return fresh(value, meta, tracked=tracked and free, live=live and free)
+
+
+def _notice_narrowing(dispatch: Dispatch, dtype: torch.dtype, value: jax.Array) -> None:
+    if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize < dtype.itemsize:
+        dispatch.warn(f"{dtype} is computed as {value.dtype}", "set JAX_ENABLE_X64=1 for full precision")
+
+
+def _lowering(dispatch: Dispatch, func: Any) -> Callable | None:
+    if not dispatch.is_off(func):
+        ours = LOWERINGS.get(func)
+        if ours is not None:
+            return ours
+    return torchax_lowering(func)
+
+
+def _decompose(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
+    made_of = decomposition(func)
+    if made_of is None:
+        raise NotImplementedError("neither a lowering nor a decomposition")
+    with dispatch.taking_apart():
+        result = made_of(*args, **kwargs)
+    if result is NotImplemented:
+        raise NotImplementedError("its decomposition does not take these arguments")
+    return result
+
+
+def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
+    """What the lowering gives. Raises `NotImplementedError` if it was not written for these arguments."""
+    try:
+        return lowering(*args, **kwargs)
+    except (*TRACE_ERRORS, *_OF_THE_RUN, NotImplementedError, BridgeError):
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        if not _takes(lowering, args, kwargs):
+            raise NotImplementedError(f"its lowering does not take these arguments: {lines[0]}") from error
+        raise LoweringError(f"{type(error).__name__}: {lines[0]}") from error
+
+
+def _lowered_in_one_dimension(lowering: Callable, args: tuple, kwargs: dict, metas: Any) -> Any:
+    """As `_lowered`, of tensors without dimensions: PyTorch lets them have one, of size 1, wherever one is named."""
+
+    def lift(value: Any) -> Any:
+        return jnp.reshape(value, 1) if isinstance(value, jax.Array) and not value.ndim else value
+
+    def drop(value: Any, meta: Any) -> Any:
+        fits = isinstance(meta, torch.Tensor) and jnp.size(value) == meta.numel()
+        return jnp.reshape(value, meta.shape) if fits else value
+
+    args, kwargs = jax.tree.map(lift, (args, kwargs))
+    values = _lowered(lowering, args, kwargs)
+    return tuple(map(drop, values, metas)) if isinstance(metas, (tuple, list)) else drop(values, metas)
+
+
+def _takes(lowering: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether the arguments fit the lowering's signature."""
+    try:
+        inspect.signature(lowering).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # a function without a Python signature
+        pass
+    return True
