@@ -62,6 +62,11 @@ def compile_train_step(training: Training) -> Compiled:
     Nothing of that size is allocated. Raises `UserError` if the compiler refuses the program, because of its memory
     for example.
     """
+    return _compile(training.parallel_step(), train_step_arguments(training))
+
+
+def train_step_arguments(training: Training) -> tuple:
+    """Returns the shapes of the arguments of `Training.parallel_step`; nothing of that size is allocated."""
     count = training.devices.count
     state = jax.eval_shape(training.initial_state)
     shares = _shares(training.task.batch(0, (0, 1)), count)
@@ -71,7 +76,7 @@ def compile_train_step(training: Training) -> Compiled:
     steps = training.config.compute.steps_per_dispatch
     if steps > 1:
         shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
-    return _compile(training.parallel_step(), (state, carry, shares, _shape((2,), np.uint32)))
+    return state, carry, shares, _shape((2,), np.uint32)
 
 
 def compile_eval_step(training: Training) -> Compiled:
