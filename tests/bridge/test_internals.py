@@ -1,5 +1,6 @@
 """Private names of PyTorch, torchax and JAX are in one file, and a release that lacks one is refused by name."""
 
+import ast
 import re
 import warnings
 from pathlib import Path
@@ -29,6 +30,45 @@ def test_no_other_file_of_the_bridge_names_one():
 def test_the_search_finds_one():
     assert private_names("with torch._C._DisableTorchDispatch():") and private_names("x = op._schema.name")
     assert not private_names("with torch.no_grad():\n    aten._unsafe_view.default")
+
+
+WIDE = {
+    "__main__.py": "the user's factory",
+    "computation.py": "a lowering, whose failure is an error that says it is a defect of the lowering",
+    "exception_handlers.py": "an expression of the module's own",
+    "kernel_checks.py": "a kernel of PyTorch's: what it raises is the answer",
+    "lost_state.py": "a state that the code did not expect, which is another program",
+    "parity/__init__.py": "the user's module, loss and `advance`",
+    "parity/sides.py": "a copy of the user's module",
+    "weights.py": "a file that somebody else wrote",
+}
+"""Where any exception is caught and not raised again, and what raises it there."""
+
+
+def test_any_exception_is_caught_only_where_code_of_others_runs():
+    folder = Path(bridge.__file__).parent
+    wide = {str(p.relative_to(folder)) for p in folder.rglob("*.py") for h in handlers(p.read_text()) if swallows(h)}
+    assert wide == set(WIDE)
+
+
+def handlers(source: str) -> list[ast.ExceptHandler]:
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ExceptHandler)]
+
+
+def swallows(handler: ast.ExceptHandler) -> bool:
+    """Whether it catches everything and does not end with raising the same again."""
+    names = set() if handler.type is None else {ast.unparse(t) for t in getattr(handler.type, "elts", [handler.type])}
+    last = handler.body[-1]
+    return (not names or bool(names & {"Exception", "BaseException"})) and not (
+        isinstance(last, ast.Raise) and last.exc is None
+    )
+
+
+def test_the_search_finds_a_wide_handler():
+    assert [swallows(h) for h in handlers("try:\n    f()\nexcept:\n    pass")] == [True]
+    assert [swallows(h) for h in handlers("try:\n    f()\nexcept (KeyError, Exception):\n    g()")] == [True]
+    assert [swallows(h) for h in handlers("try:\n    f()\nexcept Exception:\n    g()\n    raise")] == [False]
+    assert [swallows(h) for h in handlers("try:\n    f()\nexcept KeyError:\n    pass")] == [False]
 
 
 def test_a_missing_name_is_refused(monkeypatch):

@@ -266,3 +266,18 @@ def test_elements_that_share_memory_where_pytorch_goes_on(name):
 
     with pytest.raises(bridge.BridgeError, match=r"has no translation \(a write into elements that share memory"):
         bridge.export(Call(call))({}, {}, jnp.asarray(X.numpy()))
+
+
+def test_a_tensor_of_which_the_state_is_a_part_is_refused():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.whole = torch.zeros(4)
+            self.part = nn.Buffer(self.whole[:2])
+
+        def forward(self, x):
+            return x * self.whole.sum() + self.part.sum()
+
+    fn = bridge.export(Part())
+    with pytest.raises(bridge.BridgeError, match="shares memory with a parameter or buffer and reaches beyond it"):
+        fn({}, fn.buffers, jnp.ones(2))
