@@ -21,6 +21,8 @@ def cholesky(a, upper=False, check_errors=False):
 
 def _first_minor(a: jax.Array, upper: bool) -> jax.Array:
     """The order of the first leading minor that is not positive, zero if there is none. No work unless it is used."""
+    if not a.size:
+        return jnp.zeros(a.shape[:-2], jnp.int32)
     a = jax.lax.stop_gradient(jnp.conj(jnp.swapaxes(a, -1, -2)) if upper else a)
     place = jnp.arange(a.shape[-1])
 
@@ -36,8 +38,13 @@ def _first_minor(a: jax.Array, upper: bool) -> jax.Array:
 
 @lowers(aten.addmm.default, aten.addmv.default)
 def product_added(x, a, b, *, beta=1, alpha=1):
-    """`beta * x + alpha * a @ b`; with a `beta` of zero `x` counts nothing, even where it is nan."""
+    """`beta * x + alpha * a @ b`; with a `beta` of zero `x` counts nothing, even where it is nan.
+
+    Beside integers PyTorch cuts the numbers off to integers.
+    """
     product = jnp.matmul(a, b)
+    if jnp.issubdtype(product.dtype, jnp.integer):
+        beta, alpha = int(beta), int(alpha)
     product = product if alpha == 1 else alpha * product
     if beta == 0:
         return jnp.broadcast_to(product, jnp.broadcast_shapes(x.shape, product.shape))

@@ -201,5 +201,7 @@ def embedding_bag(
 @lowers(aten.put.default)
 def put(x, index, source, accumulate=False):
     """torchax leaves negative positions out."""
+    if accumulate and x.dtype == bool:
+        return put(x.astype(jnp.int32), index, source.astype(jnp.int32), True).astype(bool)
     place, source = jnp.reshape(x, -1).at[jnp.reshape(index, -1)], jnp.reshape(source, -1)
     return jnp.reshape(place.add(source) if accumulate else place.set(source), x.shape)

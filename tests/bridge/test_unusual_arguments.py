@@ -24,6 +24,18 @@ FUNCTIONS = {
     "results with names": lambda x: (torch.max(x, 1), {"slogdet": torch.linalg.slogdet(x[:, :3])}),
     "put, negative": lambda x: (x * 2).put(torch.tensor([-1, 0, 0]), x[0, :3], accumulate=True),
     "put, set": lambda x: (x * 2).put(torch.tensor([-1, 0]), x[0, :2]),
+    "put, bools": lambda x: ((x > 0).put(torch.tensor([0, 0, 5]), x[0, :3] > -9, accumulate=True), x * 2),
+    "fractions beside integers": lambda x: [
+        x * 2,
+        torch.addmv(x[0].long(), x.T.long(), x[:, 0].long(), beta=0.5, alpha=1.6),
+        torch.addmm(x.T[:, :3].long(), x.T.long() + 2, x[:, :3].long() + 2, beta=1.6, alpha=0.5),
+        torch.baddbmm(x[None, :, :3].long(), x[None].long() + 2, x.T[None].long() + 2, beta=1.6, alpha=2.7),
+    ],
+    "factors of no matrices": lambda x: (
+        x * 2,
+        torch.linalg.cholesky(x.new_zeros(0, 3, 3) + x[0, 0]),
+        torch.linalg.cholesky_ex(x[:0, :0]),
+    ),
     "multilabel margin": lambda x: F.multilabel_margin_loss(x[:2], torch.tensor([[1, 2, -1, 0], [-1, 0, 0, 0]])),
     "multilabel margin, one": lambda x: F.multilabel_margin_loss(x[0], torch.tensor([3, 0, -1, 1]), reduction="none"),
     "large numbers": lambda x: [f(x + 200.0) for f in (F.softplus, F.elu, F.celu, F.selu, F.mish)],
@@ -37,7 +49,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name):
-    report = bridge.verify(Calls(FUNCTIONS[name]), X)
+    report = bridge.verify(Calls(FUNCTIONS[name]), X, int64="wrap")
     assert report.ok, f"\n{report}"
 
 
