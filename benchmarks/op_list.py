@@ -109,11 +109,8 @@ _TIES = "PyTorch does not specify which of equal entries it returns, and the int
 
 GAPS: dict[str, str] = {
     "as_strided.partial_views": "the sample reads memory outside its input, which a JAX array does not have",
-    "digamma": "the gradient is JAX's `polygamma`, which loses digits in float32 near the poles",
     "kthvalue": _TIES,
     "lgamma": "JAX's `lgamma` loses digits in float32 near its zeros at 1 and 2",
-    "mode": _TIES,
-    "nn.functional.ctc_loss": "no lowering: in PyTorch it is one kernel with its own backward",
     "nn.functional.multi_head_attention_forward": "the sample saturates the softmax, so only rounding remains",
     "tensor_split": "PyTorch requires int64 for sections given as a tensor, but JAX has 32 bits unless x64 is enabled",
     "topk": _TIES,
