@@ -1,5 +1,7 @@
 """A process of its own for `test_pytorch_unchanged.py`: what PyTorch's compiler does beside the bridge."""
 
+import contextlib
+import copy
 import sys
 
 import torch
@@ -26,6 +28,9 @@ class Module(nn.Module):
     def forward(self, x):
         x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
         return Doubled.apply(x)
+
+    def branch(self, x):
+        return x if self.inner(x).mean() > 0 else -x
 
 
 def compiled(module: nn.Module, x: torch.Tensor) -> None:
@@ -60,6 +65,7 @@ def main() -> int:
     if "without the bridge" in sys.argv:
         print(hash_of(everything(module, x)))
         return 0
+    import jax
     import jax.numpy as jnp
 
     import bridge
@@ -68,6 +74,11 @@ def main() -> int:
     fn = bridge.export(module)
     fn(fn.params, fn.buffers, jnp.asarray(x.numpy()))
     assert everything(module, x) == before
+    with contextlib.suppress(bridge.BridgeError):
+        jax.jit(lambda x: fn(fn.params, fn.buffers, x, method="branch"))(jnp.asarray(x.numpy()))
+        raise AssertionError("a branch on a traced value is refused")
+    assert everything(copy.deepcopy(module), x) == before
+    torch.testing.assert_close(torch.jit.script(module.inner)(x), module.inner(x))
     print(hash_of(before))
     return 0
 
