@@ -1,5 +1,8 @@
 """What PyTorch refuses by values that are known while tracing, or by dtype: the same error, before anything runs."""
 
+import contextlib
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,9 +12,17 @@ from eager import Call, compare, randn
 from torch import nn
 
 import bridge
+from benchmarks import op_survey
+from bridge import kernel_checks
+from bridge.internals import DispatchMode, tree_map_only
+from bridge.tensors import blank, fresh
 
 X = randn(3, 4)
 long = torch.tensor
+
+NUMBER = jnp.zeros(())
+SIGNATURES = 8
+"""Calls of each operation in the database that are checked."""
 
 REFUSED = {
     "gather": lambda x: x.gather(1, long([[7]])),
@@ -138,3 +149,38 @@ def test_a_constant_like_an_integer_input_counts_as_one_of_64_bits(forward):
     h, y = randn(3, 5), long([0, 2, 1])
     result, _ = bridge.export(Call(forward))({}, {}, jnp.asarray(h.numpy()), jnp.asarray(y.numpy()))
     assert float(result) == pytest.approx(float(forward(h, y)), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_no_kernel_is_said_to_refuse_what_it_takes(monkeypatch):
+    """Every operation inside the samples of PyTorch's database, with tensors as JAX has them: integers of 32 bits."""
+    database, threads = op_survey.database(), torch.get_num_threads()
+    monkeypatch.setattr(kernel_checks, "_FITTING", set())
+    refused = {}
+
+    class Watch(DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            given = tree_map_only(torch.Tensor, as_from_jax, (args, kwargs or {}))
+            out = func(*args, **(kwargs or {}))  # raises what PyTorch does not take
+            calls = refused.setdefault(func, [])
+            if len(calls) < SIGNATURES and "sparse" not in func.name():
+                calls.append(kernel_checks.refused_by_kernel(func, *given))
+            return out
+
+    torch.set_num_threads(1)
+    for entry in database:
+        torch.manual_seed(0)
+        for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
+            with contextlib.suppress(Exception):  # samples that PyTorch itself cannot make or compute
+                for sample in itertools.islice(entry.sample_inputs("cpu", dtype), 2 * (dtype in entry.dtypes)):
+                    with contextlib.suppress(Exception), Watch():
+                        entry.op(sample.input, *sample.args, **sample.kwargs)
+    torch.set_num_threads(threads)
+    assert len(refused) > 400
+    assert not {func.name(): errors for func, errors in refused.items() if any(errors)}
+
+
+def as_from_jax(tensor):
+    """A traced tensor; nobody reads its values."""
+    dtype = torch.int32 if tensor.dtype == torch.int64 else tensor.dtype
+    return fresh(NUMBER, blank(tensor.shape, None, dtype))
