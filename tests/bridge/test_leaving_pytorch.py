@@ -71,6 +71,14 @@ def test_keywords_of_one_hot():
     compare(Call(lambda i: F.one_hot(input=i, num_classes=5).float()), [torch.tensor([1, 4])])
 
 
+def test_one_hot_under_autocast():
+    def call(i):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.one_hot(i, 5), F.one_hot(i, 5).float() + 1
+
+    compare(Call(call), [torch.tensor([1, 4])])
+
+
 def said(action, x=None):
     fn = bridge.export(Call(action))
     with pytest.raises(bridge.BridgeError) as caught:
