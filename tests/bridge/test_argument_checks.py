@@ -152,6 +152,7 @@ def test_a_constant_like_an_integer_input_counts_as_one_of_64_bits(forward):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # samples of deprecated functions
 def test_no_kernel_is_said_to_refuse_what_it_takes(monkeypatch):
     """Every operation inside the samples of PyTorch's database, with tensors as JAX has them: integers of 32 bits."""
     database, threads = op_survey.database(), torch.get_num_threads()
