@@ -111,6 +111,17 @@ class Scaled:
         return cls(result * 2 + result.requires_grad)
 
 
+@torch.jit.script
+def scripted(x: torch.Tensor, times: int) -> torch.Tensor:
+    for _ in range(times):
+        x = torch.tanh(x) * 2
+    return x
+
+
+def test_a_scripted_function_is_traced():
+    compare(Call(lambda m, x: scripted(m(x), 3), linear()), [X])
+
+
 def test_a_class_that_is_no_tensor_is_asked():
     def forward(x):
         x.requires_grad_()
