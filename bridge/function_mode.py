@@ -111,7 +111,7 @@ class Functions(TorchFunctionMode):
         """`x[i]`; PyTorch would ask a tensor `i` without dimensions for its number."""
         tensor, index = args
         places = places_of(index)
-        if not any(map(is_traced_place, places)) or not self._can_select():
+        if not any(is_traced_place(i) and isinstance(i.value, Tracer) for i in places) or not self._can_select():
             return func(*args, **kwargs)
         if not isinstance(tensor, BridgeTensor):
             may_write = self._dispatch.may_write(tensor)

@@ -86,3 +86,10 @@ def test_too_many_indices_are_pytorch_s_error():
     fn = bridge.export(Call(lambda x, i: x[i, i, i]))
     with pytest.raises(IndexError, match="too many indices for tensor of dimension 2"):
         jax.eval_shape(lambda x, i: fn({}, {}, x, i)[0], jnp.ones((4, 4)), jnp.asarray(2))
+
+
+def test_a_number_that_is_known_is_pytorch_s_index():
+    fn = bridge.export(Call(lambda x, i: x[i]))
+    assert jnp.array_equal(fn({}, {}, jnp.eye(3), jnp.asarray(-1))[0], jnp.eye(3)[2])
+    with pytest.raises(IndexError, match="index 3 is out of bounds"):
+        fn({}, {}, jnp.eye(3), jnp.asarray(3))
