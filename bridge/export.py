@@ -115,6 +115,12 @@ class Functional:
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
+        new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
+        if new:
+            raise BridgeError(
+                f"the module has other parameters or buffers than when it was exported: {', '.join(sorted(new)[:5])}; "
+                "export it again"
+            )
 
         def attempt(recording: int) -> tuple[Call, Result]:
             call = Call(self, request, recording=recording)
@@ -123,11 +129,13 @@ class Functional:
         call, result = restarted(attempt)
         if call.changes and request.survey is None:
 
-            def trace(start: Mapping[Place, Any]) -> tuple[Result, dict[Place, Any]]:
-                other = Call(self, request, start, call.recording, call)
-                return other.run(), other.changes
+            def trace(
+                start: Mapping[Place, Any], first: Call | None = None, given: Request | None = None
+            ) -> tuple[Result, Call]:
+                other = Call(self, given or request, start, call.recording, first or call)
+                return other.run(), other
 
-            check_left(self.module, call.changes, trace)
+            check_left(self.module, request, call.changes, trace)
         return result, call.written
 
     def reached(self, method: str) -> Reached:

@@ -13,6 +13,7 @@ from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, constructed, holds_traced
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
+from bridge.indexing import is_traced_place, is_whole, places_of, selected
 from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
@@ -43,6 +44,8 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = {k: self._traced(v) for k, v in (kwargs or {}).items()}
         args = tuple(self._traced(v) for v in args)
+        if types and not all(issubclass(t, torch.Tensor) for t in types):
+            return self._by_other_classes(func, types, args, kwargs)
         op = FUNCTIONS.get(func)
         if op is not None and not self._dispatch.is_off(op):
             return self._whole(func, op, types, args, kwargs)
@@ -59,6 +62,15 @@ class Functions(TorchFunctionMode):
         if special is not None:
             return special(self, func, args, kwargs)
         return self._plain(func, args, kwargs)
+
+    def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        """By a class that is no tensor and has a `__torch_function__`, or by PyTorch's error if none of them knows."""
+        for cls in types:
+            with self:
+                result = cls.__torch_function__(func, types, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
 
     def _plain(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if kwargs.get("requires_grad") is True and func not in _MAKE_TRACED:  # `torch.zeros(3, requires_grad=True)`
@@ -95,15 +107,36 @@ class Functions(TorchFunctionMode):
             )
         return result
 
-    def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
-        """`x[i] = value`; PyTorch would ask a tensor `i` without dimensions for its number."""
-        tensor, index, value = args
-        places = index if type(index) is tuple else (index,)
-        if not any(map(_is_traced_place, places)) or not all(_is_traced_place(i) or _is_whole(i) for i in places):
+    def _get_item(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """`x[i]`; PyTorch would ask a tensor `i` without dimensions for its number."""
+        tensor, index = args
+        places = places_of(index)
+        if not any(is_traced_place(i) and isinstance(i.value, Tracer) for i in places) or not self._can_select():
             return func(*args, **kwargs)
+        if not isinstance(tensor, BridgeTensor):
+            may_write = self._dispatch.may_write(tensor)
+            tensor = self._dispatch.take_over(tensor) if may_write else self._dispatch.adopt(tensor)
+        view, rest = selected(tensor, places)
+        return func(view, rest) if rest else view
+
+    def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """`x[i] = value`, likewise."""
+        tensor, index, value = args
+        places = places_of(index)
+        if not any(map(is_traced_place, places)):
+            return func(*args, **kwargs)
+        if not all(is_traced_place(i) or is_whole(i) for i in places):
+            if not self._can_select():
+                return func(*args, **kwargs)
+            view, rest = selected(self._dispatch.take_over(tensor), places)
+            return func(view, rest, value)
         value = torch.as_tensor(value, dtype=tensor.dtype) if not isinstance(value, torch.Tensor) else value
-        places = [None if _is_whole(i) else i for i in places]
+        places = [None if is_whole(i) else i for i in places]
         torch.ops.aten.index_put_(tensor, places, value.to(tensor.dtype))
+
+    def _can_select(self) -> bool:
+        """Whether no layer of PyTorch's has to see the operation."""
+        return not in_transform() and not self._dispatch.recording
 
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(holds_traced, args)):
@@ -154,18 +187,6 @@ def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
     return tensor
 
 
-def _is_traced_place(index: Any) -> bool:
-    """A traced integer; a bool without dimensions is a mask."""
-    return isinstance(index, BridgeTensor) and not index.shape and index.dtype in _INTEGERS
-
-
-def _is_whole(index: Any) -> bool:
-    return isinstance(index, slice) and index == slice(None)
-
-
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
 # Equal whenever they are looked up, but not identical.
 _DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
@@ -190,6 +211,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(CONSTRUCTORS, Functions._construct),
     **dict.fromkeys(_MEMORY, Functions._memory),
+    torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)

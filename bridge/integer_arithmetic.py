@@ -115,7 +115,7 @@ def _shifted_right(call: Call) -> Range:
 
 @rule("prod cumprod")
 def _multiplied(call: Call) -> Range:
-    count = call.count if call.out.numel() < call.args[0].numel() else max([1, *call.args[0].shape])
+    count = call.count if call.out.numel() < call.args[0].numel() else call.size
     return union(call.range(0), to_the(call.range(0), (count, count)))
 
 
@@ -126,7 +126,7 @@ def _added(call: Call) -> Range:
 
 @rule("cumsum")
 def _running_sum(call: Call) -> Range:
-    return union(call.range(0), repeated(call.range(0), max([1, *call.args[0].shape])))
+    return union(call.range(0), repeated(call.range(0), call.size))
 
 
 @rule("remainder")

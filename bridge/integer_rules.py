@@ -33,6 +33,15 @@ class Call:
         """How many elements of the input make one of the result."""
         return max(1, self.args[0].numel() // max(1, self.out.numel()))
 
+    @property
+    def size(self) -> int:
+        """Of the dimension along which the operation acts, at least 1; the number of all elements if it names none."""
+        return size_along(self.args[0], self.get(1, "dim"))
+
+
+def size_along(x: torch.Tensor, dim: Any) -> int:
+    return max(1, x.shape[dim] if isinstance(dim, int) and x.dim() else x.numel())
+
 
 RULES: dict[str, Callable[[Call], Range]] = {}
 """Name of the ATen operation, without overload and trailing underscore -> range of the result."""
@@ -58,7 +67,9 @@ def rule(names: str) -> Callable[[Callable[[Call], Range]], Callable[[Call], Ran
 
 @rule(
     "clone to_copy contiguous alias lift_fresh lift_fresh_copy index index_select gather take flip roll repeat amax "
-    "amin repeat_interleave unfold expand_copy view_copy slice_copy select_copy squeeze_copy unsqueeze_copy"
+    "amin repeat_interleave unfold unsafe_view unsafe_index pixel_shuffle pixel_unshuffle channel_shuffle rot90 "
+    "permute_copy transpose_copy t_copy diagonal_copy expand_copy view_copy slice_copy select_copy squeeze_copy "
+    "unsqueeze_copy"
 )
 def _same(call: Call) -> Range:
     integers = [t for t in call.inputs[:1] if not t.dtype.is_floating_point]

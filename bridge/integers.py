@@ -17,7 +17,7 @@ import torch
 from bridge import integer_arithmetic  # noqa: F401 (importing it fills the table of rules)
 from bridge.errors import BridgeError
 from bridge.integer_ranges import INT32, Bounds, Range, is_known, is_wide, range_of, union
-from bridge.integer_rules import INDEX_ONLY, PICKS, PRODUCTS, RULES, Call
+from bridge.integer_rules import INDEX_ONLY, PICKS, PRODUCTS, RULES, Call, size_along
 from bridge.internals import arguments as arguments_of
 from bridge.internals import below_modes, schema_name
 from bridge.tensors import BridgeTensor
@@ -141,7 +141,10 @@ class Integers:
     ) -> Range:
         name = schema_name(func).removeprefix("aten::").strip("_")
         if name in PICKS:
-            return range_of(args[0]) if index == 0 and name not in INDEX_ONLY else (0, max(1, args[0].numel()) - 1)
+            if index == 0 and name not in INDEX_ONLY:
+                return range_of(args[0])
+            given = dict(zip((a.name for a in arguments_of(func)), args, strict=False)) | kwargs
+            return 0, size_along(args[0], given.get("dim", None if name in INDEX_ONLY else -1)) - 1
         rule = RULES.get(name)
         if rule is None:
             return INT32

@@ -123,19 +123,16 @@ def _attempts(values: Any, by_values: bool) -> Iterator[Callable[[torch.Tensor],
     if sum(n for n, is_index in sizes if is_index) > _AFFORDABLE:
         return
 
-    def stand_in(tensor: torch.Tensor, fill: int, small: bool, integers: torch.dtype) -> torch.Tensor:
-        dtype = integers if tensor.dtype == torch.int32 else tensor.dtype
+    def stand_in(tensor: torch.Tensor, fill: int) -> torch.Tensor:
         if by_values and _is_index(tensor):
-            return tensor.to(dtype, copy=True)
-        shape = [min(n, _SMALL) for n in tensor.shape] if small else tensor.shape
-        return torch.full(shape, fill, dtype=dtype)
+            return tensor.clone()
+        shape = tensor.shape if by_values else [min(n, _SMALL) for n in tensor.shape]
+        return torch.full(shape, fill, dtype=tensor.dtype)
 
     if by_values and sum(n for n, _ in sizes) > _AFFORDABLE:
         return
-    # An integer that comes from JAX has 32 bits where PyTorch's has 64, and so have constants that are made like it.
-    for integers in (torch.int32, torch.int64):
-        for fill in (0, 1):
-            yield functools.partial(stand_in, fill=fill, small=not by_values, integers=integers)
+    for fill in (0, 1):
+        yield functools.partial(stand_in, fill=fill)
 
 
 @functools.cache

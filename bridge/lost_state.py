@@ -1,18 +1,20 @@
-"""What becomes of state outside parameters and buffers that a call has changed: an error, a warning, or nothing.
+"""What becomes of state outside parameters and buffers that a call changes: an error, a warning, or nothing.
 
 It is gone with the call. That is harmless where no later call would read it, and another model where one would.
 `check_left` tells the two apart: it traces the module again, from the state that the call left. The same program means
-that nothing reads it.
+that nothing reads it. A program that computes the same from it, as from a table that depends on buffers and constants
+only, means that reading it makes no difference.
 """
 
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +23,24 @@ from torch import nn
 
 from bridge.attributes import REGISTRIES, Place, shown
 from bridge.errors import BridgeError, BridgeWarning
+from bridge.expressions import Expressions, comparable
 from bridge.held_objects import GONE, Drawn, Kept
-from bridge.internals import Tracer
-from bridge.pytrees import convert
+from bridge.pytrees import convert, is_array
 from bridge.tensors import BridgeTensor, blank, fresh
 
-Trace = Callable[[Mapping[Place, Any]], tuple[Any, dict[Place, Any]]]
-"""Runs the call from a changed state: (results, what it changed then)."""
+if TYPE_CHECKING:
+    from bridge.call import Call, Request, Result
+
+Trace = Callable[..., "tuple[Result, Call]"]
+"""`(start, first=None, request=None)`: runs the call from a changed state, which the call `first` has left.
+
+Without `first` that is the call at hand, without `request` the numbers are its own.
+"""
 
 _WARNED: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 
-def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) -> None:
+def check_left(module: nn.Module, request: Request, changes: Mapping[Place, Any], trace: Trace) -> None:
     """Raise `BridgeError` where a later call would read what this one changed; warn where the change is only lost.
 
     A value that the next call would write again, such as a cached table, is neither.
@@ -46,7 +54,7 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
             "of the program; draw with torch, pass the numbers as an argument, or seed the generator in the call"
         )
     kept = [p for p, value in changes.items() if isinstance(value, Kept)]
-    if before != after or kept:
+    if kept or (before != after and not _makes_no_difference(trace, request)):
         readers = [p for p in changes if _program(trace, _started({p: changes[p]}))[0] != before]
         raise BridgeError(
             f"the call changes {_listed(kept or readers or list(changes))} and a later call would read it, but a call "
@@ -54,11 +62,79 @@ def check_left(module: nn.Module, changes: Mapping[Place, Any], trace: Trace) ->
         )
     appended = {path for path, key in left if isinstance(key, int)}
     lost = [p for p, value in changes.items() if _holds_traced(value) or p in left or p[0] in appended]
-    fresh_ones = set(map(_name, lost)) - _WARNED.setdefault(module, set())
-    if fresh_ones:
-        _WARNED[module] |= fresh_ones
-        said = f"the call writes {_listed(lost)}, which is lost with it: the module keeps what it had"
-        warnings.warn(BridgeWarning(said), stacklevel=2)
+    warned = _WARNED.setdefault(module, set())
+    if not set(map(_name, lost)) <= warned:
+        said = [p for p in lost if p[0] in appended or not _is_of_state(trace, request, p)]
+        warned |= set(map(_name, lost))
+        if said:
+            what = f"the call writes {_listed(said)}, which is lost with it: the module keeps what it had"
+            warnings.warn(BridgeWarning(what), stacklevel=2)
+
+
+def _makes_no_difference(trace: Trace, request: Request) -> bool:
+    """Whether a later call from what an earlier one left computes what it would from the original state.
+
+    The two calls have numbers of their own, buffers apart, which the later one has from the earlier one.
+    """
+    numbers = _Numbers(request)
+
+    def later(from_what_is_left: bool) -> Callable:
+        def calls(first: list, second: list) -> list:
+            result, call = trace({}, None, numbers.put(first))
+            start = call.changes if from_what_is_left else {}
+            again, _ = trace(start, call, numbers.put(second, result.buffers))
+            return jax.tree.leaves(again)
+
+        return calls
+
+    expressions = Expressions()
+    try:
+        alone, after = (expressions.of(later(left), numbers.shapes, numbers.shapes) for left in (False, True))
+    except Exception:  # code that needs values, or that the changed state does not fit
+        return False
+    return alone == after
+
+
+def _is_of_state(trace: Trace, request: Request, place: Place) -> bool:
+    """Whether what the call puts there depends on parameters and buffers only: the next one puts the same there."""
+    numbers = _Numbers(request)
+
+    def values(given: list) -> tuple:
+        _, call = trace({}, None, numbers.put(given))
+        _, again = trace(call.changes, call, numbers.put(given))
+        both = call.changes[place], again.changes.get(place, call.changes[place])
+        return tuple([t.value for t in _traced_in(value)] for value in both)
+
+    expressions = Expressions()
+    try:
+        values_of_both = expressions.of(values, numbers.shapes)
+    except Exception:
+        return False
+    count = len(values_of_both) // 2
+    same = values_of_both[:count] == values_of_both[count:]
+    return count > 0 and same and all(i < numbers.of_params for i in expressions.inputs(values_of_both))
+
+
+class _Numbers:
+    """The arrays in a request but its buffers, and requests with others in their place."""
+
+    def __init__(self, request: Request):
+        self._request = request
+        parts = [dict(request.params), request.args, request.kwargs, request.rng, dict(request.overrides)]
+        leaves, self._structure = jax.tree.flatten(convert(parts, lambda v: v))
+        self._leaves = leaves
+        self._places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        self.shapes = [jax.typeof(jnp.asarray(leaves[i])) for i in self._places]
+        self.of_params = sum(map(is_array, jax.tree.leaves(parts[0])))
+        """How many of them, at the beginning, are parameters."""
+
+    def put(self, arrays: list, buffers: Mapping[str, Any] | None = None) -> Request:
+        leaves = [*self._leaves]
+        for place, array in zip(self._places, arrays, strict=True):
+            leaves[place] = array
+        params, args, kwargs, rng, overrides = jax.tree.unflatten(self._structure, leaves)
+        given = {"params": params, "args": args, "kwargs": kwargs, "rng": rng, "overrides": overrides}
+        return dataclasses.replace(self._request, **given, buffers=buffers or self._request.buffers)
 
 
 def _remedy(places: list[Place]) -> str:
@@ -77,8 +153,8 @@ def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, set[Place]]
     left: set[Place] = set()
 
     def call() -> list:
-        results, changes = trace(start)
-        left.update(changes)  # not the values, which belong to the trace
+        results, other = trace(start)
+        left.update(other.changes)  # not the values, which belong to the trace
         return jax.tree.leaves(results)
 
     try:
@@ -89,16 +165,7 @@ def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, set[Place]]
         # A state that the code did not expect: another program.
         return f"{type(error).__name__}: {error}", left
     text = re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr))
-    return (text, [_comparable(c) for c in closed.consts]), left
-
-
-def _comparable(constant: Any) -> Any:
-    if isinstance(constant, Tracer):
-        return id(constant)
-    if jnp.issubdtype(getattr(constant, "dtype", np.dtype(object)), jax.dtypes.prng_key):
-        constant = jax.random.key_data(constant)
-    array = np.asarray(constant)
-    return array.shape, str(array.dtype), array.tobytes()
+    return (text, [comparable(c) for c in closed.consts]), left
 
 
 def _started(changes: Mapping[Place, Any]) -> dict[Place, Any]:
@@ -116,7 +183,11 @@ def _started(changes: Mapping[Place, Any]) -> dict[Place, Any]:
 
 
 def _holds_traced(value: Any) -> bool:
-    return any(isinstance(leaf, BridgeTensor) for leaf in jax.tree.leaves(convert(value, lambda v: v)))
+    return next(_traced_in(value), None) is not None
+
+
+def _traced_in(value: Any) -> Iterator[BridgeTensor]:
+    return (leaf for leaf in jax.tree.leaves(convert(value, lambda v: v)) if isinstance(leaf, BridgeTensor))
 
 
 def _name(place: Place) -> str:

@@ -109,6 +109,18 @@ def divide(x, y):
     return _quotient(x, y) if traced else jnp.true_divide(x, y)
 
 
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def divide_and_round(x, y, *, rounding_mode=None):
+    """Of integers exactly: their quotient as a float32 is another number from 2**24 on."""
+    if rounding_mode is None:
+        return divide(x, y)
+    if jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):
+        return jnp.trunc(x / y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+    dtype = jnp.promote_types(jnp.result_type(x, y), jnp.uint8)
+    x, y = jnp.broadcast_arrays(jnp.asarray(x, dtype), jnp.asarray(y, dtype))
+    return jax.lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+
+
 @with_derivatives(lambda t, out, x, y: t * (x / out), lambda t, out, x, y: t * (y / out))
 def _hypot(x, y):
     return jnp.hypot(x, y)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.cells import regraft
+from bridge.generators import generator_of
 from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.registry import LOWERINGS, decomposes, lowers, widened
 
@@ -212,9 +213,20 @@ def logit(x, eps=None):
 
 @decomposes(aten.rrelu_with_noise.default)
 def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
-    if training:
-        raise NotImplementedError("its random slopes have no operation of their own; it works in eval mode")
-    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    """`noise` becomes the slopes, 1 where `x` is positive."""
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    if generator is not None or generator_of(None) is not None:
+        raise NotImplementedError("a seeded generator gives slopes to negative entries only, so it depends on data")
+    with torch.no_grad():
+        slopes = torch.empty_like(x).uniform_(lower, upper)
+        noise.copy_(torch.where(x <= 0, slopes, 1))
+    return x * noise
+
+
+@decomposes(aten.rrelu_with_noise_.default)
+def rrelu_in_place(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
+    return x.copy_(rrelu(x, noise, lower, upper, training, generator))
 
 
 @decomposes(aten.embedding_renorm_.default)

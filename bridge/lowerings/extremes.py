@@ -105,6 +105,12 @@ def nanmedian_along(x, dim=-1, keepdim=False):
     return _picked(x, _middle(jax.lax.stop_gradient(x), dim, skip_nan=True), dim, keepdim)
 
 
+@lowers(aten.kthvalue.default)
+def kthvalue(x, k, dim=-1, keepdim=False):
+    order = jnp.argsort(jax.lax.stop_gradient(x), dim)
+    return _picked(x, jax.lax.slice_in_dim(order, k - 1, k, axis=dim), dim, keepdim)
+
+
 def _median_of_all(x: jax.Array, skip_nan: bool) -> jax.Array:
     if not x.size:
         return jnp.full((), jnp.nan, x.dtype)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import torch
 
 from bridge.cells import regraft
-from bridge.lowerings.registry import FUNCTIONS, lowers
+from bridge.errors import refusal
+from bridge.lowerings.registry import FUNCTIONS, decomposes, lowers
 
 aten = torch.ops.aten
 
@@ -75,6 +76,57 @@ def lu_factor(a, pivot=True, check_errors=False):
         raise NotImplementedError("without pivots")
     lu, pivots, _ = jax.lax.linalg.lu(a)
     return lu, pivots + 1, _first_zero(lu)
+
+
+@lowers(aten.linalg_lu.default)
+def lu_matrices(a, *, pivot=True):
+    if not pivot:
+        raise NotImplementedError("without pivots")
+    lu, _, permutation = jax.lax.linalg.lu(a)
+    return _matrices(lu, permutation)
+
+
+@lowers(aten.lu_unpack.default)
+def lu_unpack(lu, pivots, unpack_data=True, unpack_pivots=True):
+    permutation = jax.lax.linalg.lu_pivots_to_permutation(pivots - 1, lu.shape[-2]) if unpack_pivots else None
+    p, lower, upper = _matrices(lu, permutation)
+    none = jnp.zeros(0, lu.dtype)
+    return p if unpack_pivots else none, *((lower, upper) if unpack_data else (none, none))
+
+
+def _matrices(lu: jax.Array, permutation: jax.Array | None) -> tuple:
+    """P, L and U, of which P has no gradient."""
+    rows, columns = lu.shape[-2:]
+    least = min(rows, columns)
+    lower = jnp.tril(lu[..., :least], -1) + jnp.eye(rows, least, dtype=lu.dtype)
+    if permutation is None:
+        return None, lower, jnp.triu(lu[..., :least, :])
+    p = (jnp.arange(rows)[:, None] == permutation[..., None, :]).astype(lu.dtype)
+    return p, lower, jnp.triu(lu[..., :least, :])
+
+
+@lowers(aten.linalg_householder_product.default)
+def householder_product(a, tau):
+    """The first columns of the product of the reflections `I - tau v v^H`; JAX's own has no derivative."""
+    rows, columns = a.shape[-2:]
+    count = tau.shape[-1]
+    vectors = jnp.tril(a[..., :count], -1) + jnp.eye(rows, count, dtype=a.dtype)
+
+    def reflect(q, given):
+        v, t = given
+        return q - t[..., None, None] * v[..., :, None] * (jnp.conj(v)[..., None, :] @ q), None
+
+    start = jnp.broadcast_to(jnp.eye(rows, columns, dtype=a.dtype), a.shape)
+    given = jnp.moveaxis(vectors, -1, 0), jnp.moveaxis(tau, -1, 0)
+    return jax.lax.scan(reflect, start, given, reverse=True)[0]
+
+
+@decomposes(aten.linalg_lstsq.default)
+def lstsq(a, b, rcond=None, *, driver=None):
+    raise refusal(
+        "`torch.linalg.lstsq` returns residuals only where the matrix has full rank, so their shape depends on data",
+        "write torch.linalg.pinv(A) @ B for the solution, and the residuals from that",
+    )
 
 
 @lowers(aten._linalg_det.default)

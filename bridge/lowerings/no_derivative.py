@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from bridge.cells import stop_gradient
 from bridge.errors import BridgeError
 from bridge.internals import arguments, tree_map_only
 from bridge.tensors import BridgeTensor, differentiable, fresh
@@ -32,6 +33,8 @@ class Rule(NamedTuple):
     """Whether PyTorch raises as soon as one of these arguments requires grad."""
     is_silent: bool = False
     """Whether the result requires no grad, so that nothing raises."""
+    without_grad: tuple[int, ...] = ()
+    """The results that require none, where others do."""
 
 
 NO_DERIVATIVE: dict[Any, Rule] = {}
@@ -75,6 +78,15 @@ _enter(Rule(("weight",), is_checked=True), "multi_margin_loss nll_loss_forward n
 _enter(Rule(("atol", "rtol"), is_checked=True), "linalg_pinv.atol_rtol_tensor")
 
 
+_enter(Rule((), without_grad=(1, 2)), "native_layer_norm")
+_enter(Rule((), without_grad=(0,)), "linalg_lu lu_unpack")
+_enter(Rule(), "bincount")
+_enter(
+    Rule(("scale",), is_checked=True),
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams fake_quantize_per_channel_affine_cachemask",
+)
+
+
 def apply_rule(
     rule: Rule, run: Callable[..., Any], func: Any, args: tuple, kwargs: dict, where: Callable[[], str]
 ) -> Any:
@@ -82,12 +94,14 @@ def apply_rule(
     if rule.is_silent:
         with torch.no_grad():
             return run(func, args, kwargs)
+    if rule.without_grad:
+        return _some_without_grad(rule.without_grad, run(func, args, kwargs))
     names = [a.name for a in arguments(func)]
     held = [(n, t) for n, t in (*zip(names, args, strict=False), *kwargs.items()) if rule.of is None or n in rule.of]
     sources = [(n, t) for n, t in held if isinstance(t, BridgeTensor) and t.may_have_gradient]
     if not sources or not torch.is_grad_enabled():
         return run(func, args, kwargs)
-    name = func.name().removeprefix("aten::").partition(".")[0].strip("_")
+    name = func.name().removeprefix("aten::").partition(".")[0].rstrip("_")
     for argument, tensor in sources:
         if rule.is_checked and tensor.requires_grad:
             raise RuntimeError(
@@ -110,6 +124,13 @@ def apply_rule(
         return fresh(value, result._meta, tracked=tracked or result._cell.tracked, live=True)
 
     return tree_map_only(BridgeTensor, without, out)
+
+
+def _some_without_grad(places: tuple[int, ...], results: tuple) -> tuple:
+    if not torch.is_grad_enabled():
+        return results
+    stopped = {i: fresh(stop_gradient(results[i].value), results[i]._meta, live=False) for i in places}
+    return tuple(stopped.get(i, result) for i, result in enumerate(results))
 
 
 def without_derivative(value: jax.Array, sources: Sequence[jax.Array], message: str) -> jax.Array:

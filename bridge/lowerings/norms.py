@@ -93,6 +93,12 @@ METAS[aten._weight_norm_interface.default] = lambda v, g, dim=0: (torch.empty_li
 
 def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
     """`native_batch_norm` writes the running statistics without saying so in its schema; here the write is visible."""
+    for name, statistic in (("running_mean", running_mean), ("running_var", running_var)):
+        if statistic is not None and statistic.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"The function 'native_batch_norm' is not differentiable with respect to argument '{name}'. This input "
+                "cannot have requires_grad True."
+            )
     axes = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

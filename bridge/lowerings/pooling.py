@@ -98,13 +98,49 @@ def avg_pool(x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(x, output_size):
-    windows = []
-    for size, count in zip(x.shape[-len(output_size) :], output_size, strict=True):
-        starts = np.arange(count) * size // max(count, 1)
-        ends = -(-(np.arange(count) + 1) * size // max(count, 1))
-        position = starts[:, None] + np.arange(max(ends - starts, default=1))[None]
-        windows.append((position, position < ends[:, None]))
-    return _gathered_max(x, windows)
+    return _gathered_max(x, [*map(_adaptive_windows, x.shape[-len(output_size) :], output_size)])
+
+
+def _adaptive_windows(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    starts = np.arange(count) * size // max(count, 1)
+    ends = -(-(np.arange(count) + 1) * size // max(count, 1))
+    position = starts[:, None] + np.arange(max(ends - starts, default=1))[None]
+    return position, position < ends[:, None]
+
+
+@lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool(x, output_size):
+    sizes = x.shape[-len(output_size) :]
+    if all(count and size % count == 0 for size, count in zip(sizes, output_size, strict=True)):
+        return avg_pool(x, [size // count for size, count in zip(sizes, output_size, strict=True)])
+    x = widened(x)
+    for axis, count in zip(range(x.ndim - len(output_size), x.ndim), output_size, strict=True):
+        position, inside = _adaptive_windows(x.shape[axis], count)
+        entries = jnp.moveaxis(jnp.take(x, np.where(inside, position, 0), axis), (axis, axis + 1), (-2, -1))
+        means = jnp.sum(jnp.where(inside, entries, 0), -1) / np.sum(inside, -1)
+        x = jnp.moveaxis(means, -1, axis)
+    return x
+
+
+@lowers(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
+def fractional_max_pool(x, kernel, output_size, samples):
+    """Windows begin at the multiples of a fraction (Graham 2014), each channel's shifted by its random numbers."""
+    n = len(kernel)
+    lead, sizes = x.shape[:-n], x.shape[-n:]
+    samples = jnp.reshape(samples, (*lead, n))
+    place = jnp.zeros((), jnp.int32)
+    for d, (size, width, count) in enumerate(zip(sizes, kernel, output_size, strict=True)):
+        sample = samples[..., n - 1 - d if n == 2 else d, None]  # of two dimensions, the last one's comes first
+        step = np.asarray((size - width) / max(count - 1, 1), x.dtype)
+        starts = ((np.arange(count) + sample) * step).astype(jnp.int32) - (sample * step).astype(jnp.int32)
+        starts = jnp.where(np.arange(count) == count - 1, size - width, starts)
+        position = starts[..., None] + np.arange(width)
+        spread = [count if i == d else width if i == n + d else 1 for i in range(2 * n)]
+        place = place * size + jnp.reshape(position, (*lead, *spread))
+    place = jnp.reshape(place, (*lead, math.prod(output_size), math.prod(kernel)))
+    entries = jnp.take_along_axis(jnp.reshape(x, (*lead, 1, math.prod(sizes))), place, -1)
+    best = jnp.argmax(entries, -1, keepdims=True)
+    return tuple(jnp.reshape(jnp.take_along_axis(a, best, -1), (*lead, *output_size)) for a in (entries, place))
 
 
 @lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)

@@ -49,6 +49,20 @@ def cumsum(x, dim, *, dtype=None):
     return jnp.cumsum(widened(x) if inexact else x.astype(jax_dtype(torch.int64)), dim)
 
 
+@lowers(aten.cumprod.default)
+def cumprod(x, dim, *, dtype=None):
+    x = x if dtype is None else x.astype(jax_dtype(dtype))
+    if not x.ndim:
+        return x
+    return jnp.cumprod(widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.int64)), dim)
+
+
+@lowers(aten.mean.default, aten.mean.dim)
+def mean(x, dim=None, keepdim=False, *, dtype=None):
+    x = x if dtype is None else x.astype(jax_dtype(dtype))
+    return jnp.mean(x, tuple(dim) if dim and x.ndim else None, keepdims=keepdim)
+
+
 @jax.custom_jvp
 def _logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.logaddexp(x, y)

@@ -148,6 +148,11 @@ def take(x, index):
 METAS[aten.take.default] = lambda x, index: x.new_empty(index.shape)
 
 
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(values, boundaries, *, out_int32=False, right=False):
+    return searchsorted(boundaries, values, right=right)
+
+
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None, sorter=None):
     if sorter is not None:

@@ -1,13 +1,17 @@
 """Gamma, error and Bessel functions at their poles and where float32 ends."""
 
 import math
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.internals import torchax_lowering
 from bridge.lowerings.custom_gradients import with_derivatives
-from bridge.lowerings.registry import lowers, widened
+from bridge.lowerings.registry import LOWERINGS, lowers, widened
 
 aten = torch.ops.aten
 
@@ -87,3 +91,24 @@ def _ndtri(x):
 @lowers(aten.special_ndtri.default)
 def ndtri(x):
     return _ndtri(widened(x))
+
+
+def _polynomial(op: Any) -> Callable:
+    """torchax asks for the degree as int64, at which JAX warns while x64 is off."""
+
+    def lowering(x, n):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Explicitly requested dtype int64")
+            of_torchax = torchax_lowering(op)
+            assert of_torchax is not None
+            return of_torchax(x, n)
+
+    return lowering
+
+
+for _name in (
+    "chebyshev_polynomial_t", "chebyshev_polynomial_u", "hermite_polynomial_h", "hermite_polynomial_he",
+    "laguerre_polynomial_l",
+):  # fmt: skip
+    _op = getattr(aten, f"special_{_name}").default
+    LOWERINGS[_op] = _polynomial(_op)

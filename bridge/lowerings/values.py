@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from bridge.arrays import jax_dtype
-from bridge.internals import below_modes, tree_map_only
+from bridge.errors import refusal
+from bridge.integer_ranges import range_of
+from bridge.internals import Tracer, below_modes, tree_map_only
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.tensors import BridgeTensor, blank, fresh
 
@@ -42,9 +44,32 @@ def _by_pytorch(op: Any) -> Any:
 
 for _op in (
     aten.nonzero.default, aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default,
-    aten.bincount.default, aten.equal.default,
+    aten.equal.default,
 ):  # fmt: skip
     DECOMPOSITIONS[_op] = _by_pytorch(_op)
+
+
+_bincount_by_pytorch = _by_pytorch(aten.bincount.default)
+
+
+@decomposes(aten.bincount.default)
+def bincount(x, weights=None, minlength=0):
+    """Of traced numbers where they are known to lie below `minlength`, which then is the size of the result."""
+    if not isinstance(x, BridgeTensor) or not isinstance(x.value, Tracer):
+        if not isinstance(weights, BridgeTensor) or not isinstance(weights.value, Tracer):
+            return _bincount_by_pytorch(x, weights, minlength)
+        minlength = max(minlength, int(x.max()) + 1 if x.numel() else 0)
+    elif not (range_of(x)[0] >= 0 and range_of(x)[1] < minlength):
+        raise refusal(
+            "`torch.bincount` counts numbers that are not known to be less than `minlength`, so the shape of its "
+            "result depends on data",
+            "write one_hot(x, n).sum(0) with a number n of classes, or x.clamp(0, n - 1) and minlength=n",
+        )
+    if weights is None:
+        weights = torch.ones(x.shape, dtype=torch.int64)
+    elif weights.dtype != torch.float32:
+        weights = weights.to(torch.float64)
+    return torch.zeros(minlength, dtype=weights.dtype).scatter_add(0, x.to(torch.int64), weights)
 
 
 @decomposes(aten.allclose.default)

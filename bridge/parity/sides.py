@@ -204,14 +204,26 @@ class _Draws(DispatchMode):
         self._replay = None if given is None else iter(given)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
         seeded = self._default.seeded or (kwargs or {}).get("generator") is not None
+        if func in _RRELU and args[4:] == (True,) and not seeded:
+            with self:  # for a draw that can be recorded
+                return _rrelu(func, *args)
+        out = func(*args, **(kwargs or {}))
         if is_draw(func) and not seeded:  # numbers of a seeded generator are the same on both sides
             if self._replay is None:
                 self.draws.append(out.detach().clone())
             else:
                 out.copy_(next(self._replay))
         return out
+
+
+_RRELU = (torch.ops.aten.rrelu_with_noise.default, torch.ops.aten.rrelu_with_noise_.default)
+
+
+def _rrelu(func: Any, x: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, _training: bool) -> Any:
+    """PyTorch's operation in training mode, with a slope drawn for every entry."""
+    noise.copy_(torch.where(x <= 0, torch.empty_like(x).uniform_(lower, upper), 1))
+    return x.mul_(noise) if func is _RRELU[1] else x * noise
 
 
 def projection(outputs: Any, is_leaf: Callable[[Any], bool], weigh: Callable) -> Any:

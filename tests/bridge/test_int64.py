@@ -87,6 +87,13 @@ def sizes_of_levels():
     return sizes
 
 
+def places_in_experts(m, ids):
+    chosen = F.one_hot(m.table[:6].topk(2)[1], 4).permute(1, 0, 2).reshape(-1, 4)
+    place = ((chosen.cumsum(0) - 1) * chosen).sum(-1)
+    rows = torch.arange(97)[ids % 97]
+    return place * 1000 + ids[0, 0] % 2, rows * rows, rows.view(3, 2).t().reshape(-1) * 10_000
+
+
 LET_THROUGH = {
     "positions": rotary_places,
     "long positions": lambda m, ids: torch.arange(70_000) * 4 + ids[0, 0] % 2,
@@ -115,6 +122,7 @@ LET_THROUGH = {
         ids.new_zeros(2, 3).scatter_reduce(1, ids % 3, ids % 1000, "amax") * 10_000,
         ids.new_zeros(9).index_put((ids % 9,), ids % 9, accumulate=True) * 1000,
     ),
+    "places in experts": places_in_experts,
     "sums of unknown numbers, added": lambda m, ids: (ids * 1).index_add(0, ids[0, :1] % 2, ids[:1] + 1) + ids.sum(),
     "relative buckets": lambda m, ids: torch.where(ids < 4, ids.abs().clamp(max=9), torch.full_like(ids, 3)) * 32,
 }

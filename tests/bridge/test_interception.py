@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
+import torch.nn.functional as F
 from eager import Call, compare, randn
 from torch import nn
 from torch.autograd import functional
@@ -96,6 +97,40 @@ class Subtracting(TorchFunctionMode):
 def subtracted(module, x):
     with Subtracting():
         return torch.add(module(x), x) + x.add(2.0)
+
+
+class Scaled:
+    """No tensor, but PyTorch asks it first."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = func(*(a.tensor if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+        return cls(result * 2 + result.requires_grad)
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, times: int) -> torch.Tensor:
+    for _ in range(times):
+        x = torch.tanh(x) * 2
+    return x
+
+
+def test_a_scripted_function_is_traced():
+    compare(Call(lambda m, x: scripted(m(x), 3), linear()), [X])
+
+
+def test_a_class_that_is_no_tensor_is_asked():
+    def forward(x):
+        x.requires_grad_()
+        out = [F.linear(Scaled(x), torch.ones(3, 3)), F.scaled_dot_product_attention(*[Scaled(x)] * 3)]
+        return [o.tensor for o in (*out, torch.tanh(Scaled(x)))]
+
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    report = bridge.verify(Call(forward), x, input_gradients=False)
+    assert report.ok, f"\n{report}"
 
 
 def test_a_function_mode_is_pytorch_s():

@@ -121,3 +121,15 @@ def test_batch_norm_in_eval_and_then_in_train_mode_has_the_derivative_of_its_res
     with torch.no_grad():
         high, low = (EvalThenTrain().double()(wide + sign * step) for sign in (1, -1))
     assert float(slope[0, 0]) == pytest.approx(float(high - low) / 2e-6, rel=1e-4)
+
+
+def test_a_module_whose_names_have_changed_since_export_is_refused():
+    """PyTorch's own call parts the two names of one tensor."""
+    module, tensor = nn.Module(), X[0].clone()
+    for name in ("fast", "slow"):
+        module.register_buffer(name, tensor)
+    module.forward = lambda x: x + module.fast
+    fn = bridge.export(module)
+    module.fast = module.fast * 0.5
+    with pytest.raises(bridge.BridgeError, match="other parameters or buffers than when it was exported: slow; export"):
+        fn(fn.params, fn.buffers, jnp.asarray(X.numpy()))

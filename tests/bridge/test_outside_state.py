@@ -74,6 +74,29 @@ def with_late_buffer(self):
     return self
 
 
+def table_of_a_parameter(self, x):
+    if self.table is None:
+        self.table = self.w.exp()
+    return x @ self.table
+
+
+def state_of_an_input(self, x):
+    self.table = torch.tanh(x) if self.table is None else self.table
+    return self.table
+
+
+def table_of_a_written_buffer(self, x):
+    if self.table is None:
+        self.table = self.steps * 2
+    self.steps += 1
+    return x * self.table
+
+
+def with_steps(self):
+    self.register_buffer("steps", torch.ones(3))
+    return self
+
+
 READ = [
     (counted, {"n": 0}, "`n`"),
     (recurrent, {"h": torch.zeros(2, 3)}, "`h`"),
@@ -82,13 +105,16 @@ READ = [
     (in_dict, {"dict": {}}, "`dict.n`"),
     (in_object, {"box": Box()}, "`box.n`"),
     (first_call, {"first": True}, "`first`"),
+    (table_of_a_parameter, {"table": None}, "`table`"),
+    (state_of_an_input, {"table": None}, "`table`"),
+    (table_of_a_written_buffer, {"table": None}, "`table`"),
 ]
 
 
 @pytest.mark.parametrize(("forward", "attributes", "name"), READ, ids=lambda v: getattr(v, "__name__", ""))
 @pytest.mark.parametrize("jit", [True, False])
 def test_state_that_a_later_call_reads_is_refused(forward, attributes, name, jit):
-    module = with_late_buffer(Module(forward, **attributes))
+    module = with_steps(with_late_buffer(Module(forward, **attributes)))
     fn = bridge.export(module)
     call = jax.jit(lambda p, x: fn(p, fn.buffers, x)[0]) if jit else lambda p, x: fn(p, fn.buffers, x)[0]
     with pytest.raises(bridge.BridgeError, match=f"changes {name}.*a later call would read it"):
@@ -115,11 +141,17 @@ def counted_for_itself(self, x):
     return x @ self.w
 
 
+def added_up(self, x):
+    self.last = self.last + self.w.sum()
+    return x @ self.w
+
+
 LOST = [
     (written, {}, "`last`"),
     (written_into_object, {"box": Box()}, "`box.last`"),
     (collected, {"list": []}, "`list"),
     (counted_for_itself, {"n": 0}, "`n`"),
+    (added_up, {"last": torch.zeros(())}, "`last`"),
 ]
 
 
@@ -165,6 +197,25 @@ def mask_of_inputs_shape(self, x):
     return x @ self.table
 
 
+def grown_from_a_buffer(self, x):
+    """As many rotary embeddings."""
+    if self.n < len(x):
+        self.table, self.n = torch.outer(torch.arange(len(x)), self.steps).cos(), len(x)
+    return x @ self.w * self.table[: len(x)]
+
+
+def registered_when_grown(self, x):
+    if self.n < len(x):
+        self.register_buffer("rows", torch.outer(torch.arange(len(x)), self.steps).cos(), persistent=False)
+        self.n = len(x)
+    return x @ self.w * self.rows[: len(x)]
+
+
+def weight_of_parameters(self, x):
+    self.table = self.w / self.w.norm()
+    return x @ self.table
+
+
 @pytest.mark.parametrize(
     ("forward", "attributes"),
     [
@@ -173,17 +224,30 @@ def mask_of_inputs_shape(self, x):
         (memo, {"dict": {}}),
         (shape_noted, {}),
         (mask_of_inputs_shape, {"table": None}),
+        (grown_from_a_buffer, {"n": 0}),
+        (registered_when_grown, {"n": 0}),
+        (weight_of_parameters, {"table": None}),
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_a_value_that_the_next_call_would_write_again_is_silent(forward, attributes):
-    module = Module(forward, **attributes)
+    module = with_steps(Module(forward, **attributes))
     fn = bridge.export(module)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         out = jax.jit(lambda p, x: fn(p, fn.buffers, x)[0])(fn.params, jnp.ones((2, 3)))
     for _ in range(2):
         np.testing.assert_allclose(out, module(torch.ones(2, 3)).detach().numpy(), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+def test_the_weight_that_a_hook_computes_is_silent():
+    module = nn.utils.spectral_norm(nn.utils.weight_norm(nn.Linear(3, 2), name="bias"))
+    fn = bridge.export(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out, _ = fn(fn.params, fn.buffers, jnp.ones((2, 3)), train=False)
+    np.testing.assert_allclose(out, module.eval()(torch.ones(2, 3)).detach().numpy(), rtol=1e-5)
 
 
 def test_a_plain_tensor_written_in_place_is_refused():
