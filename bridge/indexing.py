@@ -71,5 +71,5 @@ def _select(tensor: BridgeTensor, dim: int, place: BridgeTensor) -> BridgeTensor
     def put(x: jax.Array, new: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_index_in_dim(x, jnp.asarray(new, x.dtype), number, dim)
 
-    meta = blank(shape, stride, tensor.dtype, beyond * max([1, *tensor._meta.stride()]))
+    meta = blank(shape, stride, tensor.dtype, int(beyond) * max([1, *tensor._meta.stride()]))
     return as_view(tensor, meta, View(get, put), differentiable=torch.is_grad_enabled())

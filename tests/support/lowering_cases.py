@@ -25,6 +25,7 @@ VOLUME = numbers(1, 2, 5, 6, 4)
 SQUARE = numbers(2, 4, 4)
 POSITIVE = SQUARE @ SQUARE.mT + 4 * torch.eye(4, dtype=torch.float64)
 INDEX = torch.tensor([[0, 2, 1, 0], [1, 1, 0, 2]])
+LARGE = (torch.tensor([2**30 + 1, -7]), 4)
 SIZED = ([2, 3],)
 
 CASES = {
@@ -52,7 +53,7 @@ CASES = {
         ((numbers(2, 4, 7), numbers(4, 2, 4), None, [3], [2], [1], True, [2], 1), {}),
     ],
     aten.fmod.Tensor: [((X, Y), {}), ((torch.tensor([2**30 + 1, -7]), torch.tensor([4, 3])), {})],
-    aten.fmod.Scalar: [((X, 0.7), {}), ((torch.tensor([2**30 + 1, -7]), 4), {})],
+    aten.fmod.Scalar: [((X, 0.7), {}), (LARGE, {})],
     aten.zeros.default: [(SIZED, {}), (SIZED, {"dtype": torch.int64})],
     aten.empty.memory_format: [(SIZED, {})],
     aten.empty_strided.default: [(([2, 3], [3, 1]), {})],
@@ -154,6 +155,26 @@ CASES = {
     aten.index_add.default: [((X, 1, torch.tensor([1, 1, 0, 3]), Y), {"alpha": 0.5})],
     aten.take.default: [((X, torch.tensor([[0, 5], [11, -1]])), {})],
     aten._unsafe_index.Tensor: [((X, [None, torch.tensor([1, 1, -1])]), {})],
+    aten.mean.default: [((X,), {}), ((INDEX,), {"dtype": torch.float64})],
+    aten.mean.dim: [((X, [1]), {}), ((SQUARE, [0, -1], True), {}), ((X > 0, [0]), {"dtype": torch.float64})],
+    aten.cumprod.default: [((X, 1), {}), ((INDEX, 1), {})],
+    aten.kthvalue.default: [((X, 2), {}), ((SQUARE, 3, 1, True), {})],
+    **{
+        op: [(pair, {"rounding_mode": mode}) for pair in ((X, other), LARGE) for mode in ("trunc", "floor")]
+        for op, other in ((aten.div.Tensor_mode, Y), (aten.div.Scalar_mode, 0.7))
+    },
+    aten._adaptive_avg_pool2d.default: [((IMAGES, [3, 4]), {}), ((IMAGES, [1, 1]), {})],
+    aten._adaptive_avg_pool3d.default: [((VOLUME, [2, 3, 3]), {})],
+    aten.linalg_lu.default: [((SQUARE,), {}), ((numbers(2, 3, 5),), {})],
+    aten.lu_unpack.default: [((SQUARE, torch.tensor([[2, 2, 4, 4], [1, 3, 3, 4]], dtype=torch.int32)), {})],
+    aten.linalg_householder_product.default: [((numbers(2, 5, 3), UNIT[:2, :3]), {})],
+    aten.bucketize.Tensor: [((Y, X[0].sort().values), {}), ((Y, X[0].sort().values), {"right": True})],
+    aten.bucketize.Scalar: [((0.25, X[0].sort().values), {})],
+    **{
+        getattr(aten, f"special_{name}").default: [((X, torch.tensor([0, 1, 2, 3])), {})]
+        for kind in ("laguerre l", "hermite he", "hermite h", "chebyshev t", "chebyshev u")
+        for name in [kind.replace(" ", "_polynomial_")]
+    },
     aten.searchsorted.Tensor: [((X.sort(1).values, Y), {"right": True}), ((X[0].sort().values, Y), {})],
     aten.searchsorted.Scalar: [((X[0].sort().values, 0.25), {})],
 }
@@ -186,6 +207,8 @@ ELSEWHERE = {
     *AT_SPECIAL_POINTS,
     aten._weight_norm_interface.default,
     aten._ctc_loss.default,
+    aten.fractional_max_pool2d.default,
+    aten.fractional_max_pool3d.default,
     aten.max_unpool2d.default,
     aten.max_unpool3d.default,
     aten._upsample_bilinear2d_aa.default,
@@ -209,7 +232,7 @@ ELSEWHERE = {
 }
 """Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
 `test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`,
-`test_no_derivative.py`."""
+`test_no_derivative.py`, `test_seldom_called.py`."""
 
 
 class Op(nn.Module):
