@@ -16,6 +16,7 @@ from train_jax.errors import UserError
 from train_jax.help_pages import HelpPage
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
+from train_jax.runtime.backend import Platform
 from train_jax.tasks.task import TaskConfig, task_config_class
 
 Steps = Annotated[int, Range(0, 10**12)]
@@ -84,6 +85,9 @@ class RunConfig:
     """Fields of the optimizer."""
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     """Distribution of the work."""
+    platform: Platform = "auto"
+    """Where to compute: auto takes a TPU or a GPU if the machine has one. Several processes, and machines with a TPU,
+    never fall back to the CPU."""
     init_from: str = ""
     """Run folder or weights file (.safetensors, .pt) with the initial weights; empty for random weights."""
     epochs: Annotated[float, Range(0, 1e12, low_excluded=True)] = 50_000
@@ -132,7 +136,7 @@ class RunConfig:
         ),
         "optim": HelpPage("optimizer, moments, weight decay, parameter groups, averaged weights", ("optim",)),
         "schedule": HelpPage("learning rates: warm-up and decay", tuple(f"optim.{name}" for name in SCHEDULE_FIELDS)),
-        "compute": HelpPage("distribution of the work over devices", ("compute",)),
+        "compute": HelpPage("distribution of the work over devices", ("compute", "platform")),
         "logging": HelpPage("evaluation during training, checkpoints, metrics, debugging", LOGGING_FIELDS),
     }
     """Pages of `trm train --help`; fields that are on none of them are on the first page."""

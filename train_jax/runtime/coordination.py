@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from absl import flags
-from jax._src import distributed  # the store has no public name
+from jax._src import clusters, distributed  # the store and the detection alone have no public names
 
 _TIMEOUT_SECONDS = 24 * 3600
 """`Peers` ends a process that waits for a dead one long before."""
@@ -32,14 +32,31 @@ def read(name: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
 
 def exchange(name: str, value: str) -> list[str]:
     """The values of all processes, in their order. Collective: each process makes the same calls for a name."""
-    if jax.process_count() == 1:
+    index, count = place()
+    if count == 1:
         return [value]
     number = next(_calls[name])
     key = f"{name}/{number}"
-    publish(f"{key}/{jax.process_index()}", value)
+    publish(f"{key}/{index}", value)
     if number > 1:  # all have published the values of the call before, so they have read those of the one before that
-        _client().key_value_delete(f"trm/{name}/{number - 2}/{jax.process_index()}")
-    return [read(f"{key}/{index}") for index in range(jax.process_count())]
+        _client().key_value_delete(f"trm/{name}/{number - 2}/{index}")
+    return [read(f"{key}/{each}") for each in range(count)]
+
+
+def place() -> tuple[int, int]:
+    """(index of this process, number of processes), without asking a backend, which may wait for other processes."""
+    state = distributed.global_state
+    return (state.process_id or 0, state.num_processes or 1) if state.client is not None else (0, 1)
+
+
+def detect_cluster(timeout_seconds: float) -> tuple[str | None, int | None, int | None, Any]:
+    """The coordinator's address, number of processes, index and local devices of `jax.distributed.initialize()`.
+
+    That call would connect at once; here the processes can be counted before.
+    """
+    return clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, max(int(timeout_seconds), 1)
+    )
 
 
 def wait_for_processes(name: str) -> None:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from train_jax.core.reduction import AXIS
 from train_jax.core.step import TrainStep
 from train_jax.errors import UserError
+from train_jax.runtime.backend import local_devices
 from train_jax.runtime.batch_size import check_divides
 
 Runner = Literal["pmap", "shard_map"]
@@ -34,7 +35,7 @@ class Devices:
 
         `available` are those of a topology, to compile for; by default the devices of this process.
         """
-        available = jax.local_devices() if available is None else available
+        available = local_devices() if available is None else available
         if count > len(available):
             raise UserError(f"{count} devices requested, {len(available)} available; use at most {len(available)}")
         if jax.process_count() > 1 and count not in (0, len(available)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,14 +14,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from train_jax.errors import UserError
+from train_jax.runtime import backend
+from train_jax.runtime.backend import Platform
+from train_jax.runtime.cluster import this_cluster
 from train_jax.runtime.coordination import exchange
-from train_jax.runtime.peers import Peers
+from train_jax.runtime.peers import JOIN_SECONDS, Peers
 from train_jax.runtime.relay import start_relay
-
-VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-"""Environment variables of a multi-process run: the coordinator's address, the number of processes, and the index of
-this process."""
-
+from train_jax.runtime.roll_call import Present, roll_call
 
 _peers: Peers | None = None
 
@@ -31,37 +30,48 @@ def peers() -> Peers | None:
     return _peers
 
 
-def join_processes() -> contextlib.AbstractContextManager[Peers | None]:
-    """Initializes `jax.distributed` if the environment defines several processes.
+def join_processes(
+    platform: Platform = "auto", timeout_seconds: float = JOIN_SECONDS
+) -> contextlib.AbstractContextManager[Peers | None]:
+    """Initializes `jax.distributed` if this is one of several processes, and makes JAX use the platform.
 
     Must run before anything else asks JAX for devices. Everything that uses several processes belongs into the returned
     context: a process that ends it is no longer missed by the others. Raises `UserError` for an incomplete set of
-    variables, `LostProcessError` if a process does not come.
+    variables, or if a process computes on another platform; `LostProcessError` if a process does not come in time.
     """
     global _peers
-    address, count, number = (os.environ.get(name, "") for name in VARIABLES)
-    if not (address or count or number):
+    cluster = this_cluster(backend.choose(platform).platform, timeout_seconds)
+    choice = backend.use(platform, several=cluster is not None and cluster.count > 1)
+    if cluster is None:
         return contextlib.nullcontext()
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and count.isdecimal() and number.isdecimal() and int(number) < int(count)):
-        raise UserError(
-            f"{', '.join(f'{name}={os.environ.get(name)}' for name in VARIABLES)}: expected host:port, a number of "
-            "processes and a process number from 0 below it; set all three, or none"
-        )
+    present = roll_call(cluster, choice.platform, timeout_seconds)
+    _check_platforms(present)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from `Preemption`
-    here = address if number == "0" else f"127.0.0.1:{start_relay(host.strip('[]'), int(port))}"
+    here = cluster.address if cluster.index == 0 else f"127.0.0.1:{start_relay(cluster.host, cluster.port)}"
     jax.distributed.initialize(
         here,
-        int(count),
-        int(number),
+        cluster.count,
+        cluster.index,
+        local_device_ids=cluster.local_devices,
         cluster_detection_method="deactivate",
-        coordinator_bind_address=f"[::]:{port}",
+        coordinator_bind_address=f"[::]:{cluster.port}",
+        initialization_timeout=max(int(timeout_seconds), 30),
         shutdown_timeout_seconds=30,
     )
-    if int(count) == 1:
+    if cluster.count == 1:
         return contextlib.nullcontext()
-    _peers = Peers(int(number), int(count), host.strip("[]"))
+    _peers = Peers(cluster.index, cluster.count, cluster.host)
     return _peers
+
+
+def _check_platforms(present: Present) -> None:
+    usual = Counter(each["platform"] for each in present).most_common(1)[0][0]
+    for index, each in enumerate(present):
+        if each["platform"] != usual:
+            raise UserError(
+                f"process {index} on {each['host']} computes on the {each['platform']}, the others on the {usual}; "
+                f"give every process the same --platform, and look for what holds the device on {each['host']}"
+            )
 
 
 def is_main_process() -> bool:

@@ -17,6 +17,7 @@ from train_jax.run.choice import NEWEST
 from train_jax.run.files import local_copy, write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.run.storage import is_folder, path_of
+from train_jax.runtime.backend import Platform
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.tasks.puzzles.evaluation import Evaluation
@@ -60,12 +61,14 @@ class Evaluate:
     """Write inputs, answers and halting logits to this .npz file, for `trm score`."""
     submission: str | None = None
     """Write the two grids with the most votes for every ARC test input to this file, in Kaggle's format."""
+    platform: Platform = "auto"
+    """Where to compute; on a TPU pod, every host runs this command."""
 
 
 def main(config: Evaluate) -> None:
     if config.weights is not None and config.step != NEWEST:
         raise UserError(f"--weights and --step {config.step} both select weights; give only one of them")
-    with join_processes():
+    with join_processes(config.platform):
         _evaluate(config)
 
 

@@ -15,6 +15,8 @@ from train_jax.report.terminal import progress
 from train_jax.run.files import local_copy, whole_file, write_text
 from train_jax.run.restore import restore
 from train_jax.run.storage import is_folder, path_of
+from train_jax.runtime.backend import Platform
+from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.export_check import check_export
 from train_jax.tasks.puzzles.solving import puzzle_task
@@ -37,9 +39,12 @@ class Export:
     """Output file; by default weights.safetensors in the run folder."""
     check: bool = True
     """Load the file with strict=True into the PyTorch module and compare its answers on the whole test set."""
+    platform: Platform = "auto"
+    """Where to compute; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Export) -> None:
+    use_on_one_host(config.platform)
     run = restore(config.run_dir, step=config.step, average=_steps(config.average), average_last=config.average_last)
     output = path_of(config.output) if config.output else run.folder.weights
     if not config.output:

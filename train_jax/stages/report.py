@@ -14,6 +14,8 @@ from train_jax.report.page import page
 from train_jax.report.picture import picture
 from train_jax.run.files import write_text
 from train_jax.run.storage import is_folder
+from train_jax.runtime.backend import Platform
+from train_jax.runtime.cluster import use_on_one_host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +30,12 @@ class Report:
     RUN/at-step-N."""
     picture: Path | None = None
     """Also write an SVG for a README to this file: the learning curve and a solved puzzle."""
+    platform: Platform = "auto"
+    """Where to compute; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Report) -> None:
+    use_on_one_host(config.platform)
     if config.picture is not None and not is_folder(config.picture.parent):
         raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
     measured = measure(config.run_dir, config.step)

@@ -18,6 +18,8 @@ from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.files import write_bytes, write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.run.storage import is_folder
+from train_jax.runtime.backend import Platform
+from train_jax.runtime.cluster import use_on_one_host
 from train_jax.tasks.puzzles.kind import PuzzleInput
 from train_jax.tasks.puzzles.kinds import trace_of
 from train_jax.tasks.puzzles.mixture import data_dirs, load_part
@@ -46,9 +48,12 @@ class Solve:
     """Also write the ACT steps as an animated HTML page to this file."""
     gif: Path | None = None
     """Also write the ACT steps as an animated GIF to this file."""
+    platform: Platform = "auto"
+    """Where to compute; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Solve) -> None:
+    use_on_one_host(config.platform)
     _check(config)
     run = restore(config.run_dir, step=config.step)
     puzzle = _puzzle(config, run)

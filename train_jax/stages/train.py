@@ -18,7 +18,7 @@ from train_jax.tasks.task import task_class
 
 def main(config: RunConfig) -> None:
     without_cache = use_compile_cache(config.compute.compile_cache)
-    with join_processes():
+    with join_processes(config.platform):
         if without_cache and is_main_process():
             print(f"trm: {without_cache}", file=sys.stderr)
         devices = Devices(runner=config.compute.runner)

@@ -1,0 +1,76 @@
+"""The platform that a command computes on: `--platform auto|tpu|gpu|cpu`, decided before JAX initializes a backend."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from train_jax.errors import UserError
+
+Platform = Literal["auto", "tpu", "gpu", "cpu"]
+
+_DEVICE_FILES = Path("/dev")
+_JAX_NAMES = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
+"""For `jax_platforms`; a backend that is named there and cannot be initialized is an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What `--platform` came to."""
+
+    platform: str
+    """tpu, gpu or cpu; or another name that JAX_PLATFORMS gives."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.platform} ({self.reason})"
+
+
+def choose(wanted: Platform) -> Choice:
+    """The platform that a process will compute on. Asks no backend."""
+    if wanted != "auto":
+        return Choice(wanted, "as requested")
+    config: Any = jax.config
+    first = (config.jax_platforms or "").partition(",")[0]
+    if first:
+        return Choice({"cuda": "gpu", "rocm": "gpu"}.get(first, first), "chosen by auto: jax_platforms names it")
+    if files := tpu_files():
+        return Choice("tpu", f"chosen by auto: this machine has {files[0]}")
+    if files := gpu_files():
+        return Choice("gpu", f"chosen by auto: this machine has {files[0]}")
+    return Choice("cpu", "chosen by auto: this machine has no TPU and no GPU")
+
+
+def use(wanted: Platform, *, several: bool) -> Choice:
+    """Makes JAX use the chosen platform, and returns it; call it before anything is computed.
+
+    Where a TPU is chosen, and with several processes, a backend that cannot be initialized is an error: nothing falls
+    back to the CPU. `auto` leaves one process on a machine with a GPU to JAX, which may not be installed for it.
+    """
+    choice = choose(wanted)
+    if choice.platform in _JAX_NAMES and (wanted != "auto" or choice.platform == "tpu" or several):
+        config: Any = jax.config
+        if choice.platform != (config.jax_platforms or "").partition(",")[0]:
+            config.update("jax_platforms", _JAX_NAMES[choice.platform])
+    return choice
+
+
+def local_devices() -> list[Any]:
+    """`jax.local_devices()`. Raises `UserError` if the backend cannot be initialized."""
+    try:
+        return jax.local_devices()
+    except RuntimeError as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UserError(f"{reason}; `trm preflight` shows who holds the device") from error
+
+
+def tpu_files() -> list[Path]:
+    """The device files of TPU chips on this machine: /dev/accel0, or /dev/vfio/0 of newer ones."""
+    return sorted(_DEVICE_FILES.glob("accel[0-9]*")) or sorted(_DEVICE_FILES.glob("vfio/[0-9]*"))
+
+
+def gpu_files() -> list[Path]:
+    return sorted(_DEVICE_FILES.glob("nvidia[0-9]*")) or sorted(_DEVICE_FILES.glob("kfd"))

@@ -1,0 +1,112 @@
+"""The processes of which this one is a part: from environment variables, a TPU pod, SLURM or Kubernetes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+from typing import Literal
+
+from train_jax.errors import UserError
+from train_jax.runtime import backend, coordination
+
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+"""Environment variables of a multi-process run: the coordinator's address, the number of processes, and the index of
+this process."""
+
+Source = Literal["variables", "tpu", "slurm", "kubernetes"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """This process among `count` processes."""
+
+    address: str
+    """Host and port of the coordinator, which is process 0."""
+    count: int
+    index: int
+    source: Source
+    local_devices: tuple[int, ...] | None = None
+    """GPUs of this process, if the processes of a host share its GPUs; None for all devices."""
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def name_of(self, index: int) -> str:
+        """What is known of another process before it answers."""
+        if index == 0:
+            return self.host
+        if self.source == "tpu":
+            return f"worker {index} of the TPU"
+        nodes = os.environ.get("SLURM_STEP_NODELIST", "")
+        return f"one of the nodes {nodes}" if self.source == "slurm" and nodes else ""
+
+
+def this_cluster(platform: str, timeout_seconds: float) -> Cluster | None:
+    """The processes that this one belongs to; None if it is alone.
+
+    `platform` is what the process computes on: one that leaves the TPU of a pod alone needs none of its other hosts.
+    Raises `UserError` for an incomplete set of variables, or if the hosts of a pod cannot be determined.
+    """
+    if any(os.environ.get(name) for name in VARIABLES):
+        return _from_variables()
+    source = _manager(platform)
+    if source is None:
+        return None
+    try:
+        address, count, index, local = coordination.detect_cluster(timeout_seconds)
+    except Exception as error:  # JAX raises whatever the metadata server, the variables or Kubernetes lead to
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"the other processes of this {source} job cannot be determined ({reason}); set {', '.join(VARIABLES)}"
+        ) from error
+    if address is None or not count or count == 1:
+        return None
+    shared = source == "slurm" and not os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1").startswith("1")
+    return Cluster(address, count, index or 0, source, tuple(local) if local and shared else None)
+
+
+def use_on_one_host(wanted: backend.Platform, timeout_seconds: float = 30.0) -> None:
+    """For a command that computes on one host: leaves the TPU of a pod alone, whose other hosts would have to join.
+
+    Raises `UserError` if that TPU is requested.
+    """
+    platform = backend.choose(wanted).platform
+    cluster = this_cluster(platform, timeout_seconds) if platform == "tpu" and backend.tpu_files() else None
+    if cluster is None or cluster.source != "tpu":
+        backend.use(wanted, several=False)
+        return
+    if wanted == "tpu":
+        raise UserError(
+            f"--platform tpu: the TPU of this machine belongs to {cluster.count} hosts, and this command runs on one; "
+            "use --platform cpu"
+        )
+    backend.use("cpu", several=False)
+    sys.stderr.write(f"trm: computing on the CPU of this machine: its TPU belongs to {cluster.count} hosts\n")
+
+
+def _from_variables() -> Cluster | None:
+    address, count, number = (os.environ.get(name, "") for name in VARIABLES)
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and count.isdecimal() and number.isdecimal() and int(number) < int(count)):
+        raise UserError(
+            f"{', '.join(f'{name}={os.environ.get(name)}' for name in VARIABLES)}: expected host:port, a number of "
+            "processes and a process number from 0 below it; set all three, or none"
+        )
+    return Cluster(address, int(count), int(number), "variables")
+
+
+def _manager(platform: str) -> Source | None:
+    """Who started the processes, as far as the environment tells. JAX is asked only then: it may use the network."""
+    if platform == "tpu" and backend.tpu_files():
+        return "tpu"
+    if os.environ.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in os.environ:
+        return "slurm"
+    indexed = "KUBERNETES_SERVICE_HOST" in os.environ and "JOB_COMPLETION_INDEX" in os.environ
+    return "kubernetes" if indexed and importlib.util.find_spec("kubernetes") else None
