@@ -28,6 +28,7 @@ GROUPS = {
         "sweep": "list and show the experiments",
     },
     "pods": {
+        "preflight": "check hosts, devices, code, data and run folder before a run, on one machine or a pod",
         "compile-pod": "compile the train step for a TPU topology, without a TPU, and print what it costs",
     },
     "evaluation": {

@@ -42,6 +42,31 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
     return name or "", config
 
 
+def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[str], list[str]]:
+    """Splits `NAME [--option …]` into the arguments of a stage and those that name the run, both with NAME.
+
+    The options of the stage are the fields of its dataclass; boolean ones have no value. Raises `UserError` without a
+    NAME.
+    """
+    if {"-h", "--help"} & set(argv):
+        return ["--help"], []
+    if not argv or argv[0].startswith("-"):
+        raise UserError(f"{prog} needs a preset or an experiment as its first argument")
+    fields = {f"--{field.name.replace('_', '-')}": field.type for field in dataclasses.fields(command)}
+    flags = {option for option, kind in fields.items() if kind in (bool, "bool")}
+    flags |= {option.replace("--", "--no-", 1) for option in flags}
+    own, rest, words = argv[:1], argv[:1], iter(argv[1:])
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in flags:
+            own.append(word)
+        elif option in fields:
+            own += [word] if "=" in word else [word, *([value] if (value := next(words, None)) is not None else [])]
+        else:
+            rest.append(word)
+    return own, rest
+
+
 def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
     """Returns the value of an option, and the arguments without it."""
     value, rest = option_value(argv, option), []

@@ -4,15 +4,13 @@ Every run is the tiny preset, 20 steps, exploration on, a checkpoint after 10; f
 """
 
 import json
-import os
 import shutil
-import socket
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from support.scripts import ENVIRONMENT, ROOT, script
+from support.processes import run_processes
+from support.scripts import script
 
 from train_jax.errors import UserError
 from train_jax.run.folder import RunFolder
@@ -21,31 +19,6 @@ from train_jax.runtime.processes import join_processes
 
 FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5", "H_cycles=1",
           "L_cycles=1")  # fmt: skip
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def run_processes(commands, folders=(ROOT, ROOT)):
-    """Runs the commands as the processes of one run; returns exit statuses and outputs."""
-    count = len(commands)
-    variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
-    running = [
-        subprocess.Popen(
-            command,
-            env=os.environ | ENVIRONMENT | ({} if count == 1 else variables | {"JAX_PROCESS_ID": str(number)}),
-            cwd=folders[number],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number, command in enumerate(commands)
-    ]
-    texts = [process.communicate(timeout=400)[0] for process in running]
-    return [process.returncode for process in running], texts
 
 
 def train(run_dir, data_dir, processes, devices, *fields):

@@ -79,6 +79,17 @@ def train_step_arguments(training: Training) -> tuple:
     return state, carry, shares, _shape((2,), np.uint32)
 
 
+def memory_of(executable: Any) -> Memory:
+    """Returns the compiler's own analysis of a compiled program."""
+    sizes = executable.memory_analysis()
+    return Memory(
+        arguments=sizes.argument_size_in_bytes,
+        temporaries=sizes.temp_size_in_bytes,
+        outputs=sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        code=sizes.generated_code_size_in_bytes,
+    )
+
+
 def compile_eval_step(training: Training) -> Compiled:
     """Like `compile_train_step`, for the step of an evaluation during training."""
     task: Any = training.task
@@ -98,16 +109,10 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"the TPU compiler refuses the step: {_summary(error)}") from error
     done = time.perf_counter()
-    sizes = executable.memory_analysis()
     return Compiled(
         executable,
         Program(executable.as_text()),
-        Memory(
-            arguments=sizes.argument_size_in_bytes,
-            temporaries=sizes.temp_size_in_bytes,
-            outputs=sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
-            code=sizes.generated_code_size_in_bytes,
-        ),
+        memory_of(executable),
         float((executable.cost_analysis() or {}).get("flops", 0)),
         product_flops(jax.make_jaxpr(step)(*arguments).jaxpr),
         lowering - begin,

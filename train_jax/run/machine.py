@@ -22,12 +22,12 @@ def write_machine(folder: RunFolder, *, devices: str, parameters: int) -> None:
         "parameters": parameters,
         "processor": _processor(),
         "cores": cores(),
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": {"python": platform.python_version()} | versions_of_packages(),
     }
     write_text(folder.machine, json.dumps(facts, indent=1))
 
 
-def _versions() -> dict[str, str]:
+def versions_of_packages() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
         try:

@@ -98,7 +98,7 @@ def changed_fields(folder: RunFolder, config: RunConfig) -> dict[str, list[Any]]
     if not folder.config.exists():
         return {}
     before = from_json(folder.config.read_text())
-    changes = dict(_differences(dataclasses.asdict(before), dataclasses.asdict(config)))
+    changes = dict(differences_of_fields(dataclasses.asdict(before), dataclasses.asdict(config)))
     if before.model != config.model:  # fields of different architectures cannot be compared
         changes = {name: values for name, values in changes.items() if not name.startswith("arch.")}
     refused = [name for name, (there, now) in changes.items() if not _may_change(name, there, now)]
@@ -117,11 +117,12 @@ def _may_change(name: str, there: Any, now: Any) -> bool:
     return name in OPERATIONAL or f"{name.split('.')[0]}." in OPERATIONAL
 
 
-def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+def differences_of_fields(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Fields of two configurations with different values, nested ones by their dotted name: (name, [before, now])."""
     for name in now | before:
         old, new = before.get(name), now.get(name)
         if isinstance(new, dict) and isinstance(old, dict):
-            yield from _differences(old, new, f"{prefix}{name}.")
+            yield from differences_of_fields(old, new, f"{prefix}{name}.")
         elif old != new:
             yield f"{prefix}{name}", [old, new]
 

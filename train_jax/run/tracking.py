@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import secrets
@@ -109,15 +110,13 @@ def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
 
 
 def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
-    if config.wandb == "disabled":
+    mode, _ = wandb_mode(config)
+    if mode in ("disabled", "not installed"):
         return None
     try:
         import wandb
     except ImportError:
         return None
-    mode = config.wandb
-    if mode == "auto":
-        mode = "online" if os.environ.get("WANDB_API_KEY") or _has_netrc_key() else "offline"
     try:
         return wandb.init(
             project=config.wandb_project,
@@ -134,6 +133,16 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
         reason = type(error).__name__  # its text may contain the key
         print(f"wandb did not start ({reason}); metrics are in {folder.metrics}", file=sys.stderr)
         return None
+
+
+def wandb_mode(config: RunConfig) -> tuple[str, str]:
+    """`online`, `offline`, `disabled` or `not installed`, and where a key is; never the key."""
+    if config.wandb == "disabled":
+        return "disabled", ""
+    if importlib.util.find_spec("wandb") is None:
+        return "not installed", ""
+    key = "WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else "a netrc file" if _has_netrc_key() else ""
+    return (("online" if key else "offline") if config.wandb == "auto" else config.wandb), key
 
 
 def _wandb_id(folder: RunFolder) -> str:

@@ -17,6 +17,10 @@ _JAX_NAMES = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
 """For `jax_platforms`; a backend that is named there and cannot be initialized is an error."""
 
 
+class PlatformError(UserError):
+    """The processes of a run would compute on different platforms."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """What `--platform` came to."""
@@ -59,12 +63,18 @@ def use(wanted: Platform, *, several: bool) -> Choice:
 
 
 def local_devices() -> list[Any]:
-    """`jax.local_devices()`. Raises `UserError` if the backend cannot be initialized."""
+    """`jax.local_devices()`. Raises `UserError` if the backend cannot be initialized, or JAX leaves it out."""
+    config: Any = jax.config
+    wanted = (config.jax_platforms or "cpu").partition(",")[0]
+    remedy = "`trm preflight` shows who holds the device; --platform cpu computes without it"
     try:
-        return jax.local_devices()
+        devices = jax.local_devices()
     except RuntimeError as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise UserError(f"{reason}; `trm preflight` shows who holds the device") from error
+        raise UserError(f"{reason}; {remedy}") from error
+    if devices[0].platform == "cpu" != wanted:  # JAX leaves out `cuda` without an error if it sees no GPU
+        raise UserError(f"there is no device of the platform {wanted}, only the CPU; {remedy}")
+    return devices
 
 
 def tpu_files() -> list[Path]:

@@ -68,7 +68,7 @@ def _check_platforms(present: Present) -> None:
     usual = Counter(each["platform"] for each in present).most_common(1)[0][0]
     for index, each in enumerate(present):
         if each["platform"] != usual:
-            raise UserError(
+            raise backend.PlatformError(
                 f"process {index} on {each['host']} computes on the {each['platform']}, the others on the {usual}; "
                 f"give every process the same --platform, and look for what holds the device on {each['host']}"
             )

@@ -10,13 +10,12 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
-from train_jax.errors import UserError
 from train_jax.pod import topology as topologies
 from train_jax.pod.compile import compile_eval_step, compile_train_step, training_for
 from train_jax.pod.results import Result
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
-from train_jax.run_arguments import parse_run
+from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
 from train_jax.tasks.task import Task, task_class
 
@@ -83,30 +82,10 @@ def _task(options: CompilePod, config: RunConfig) -> Task:
 
 
 def cli(argv: list[str]) -> None:
-    own, rest = _split(argv)
+    own, rest = split_arguments(argv, CompilePod, prog="trm compile-pod")
     options = parse(CompilePod, own, prog="trm compile-pod")
     name, config = parse_run(rest, prog="trm compile-pod", description="")
     main(Command(dataclasses.replace(options, name=name), config))
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments of the stage, with NAME, and those that name the run, with NAME."""
-    if {"-h", "--help"} & set(argv):
-        return ["--help"], []
-    if not argv or argv[0].startswith("-"):
-        raise UserError("trm compile-pod needs a preset or an experiment as its first argument")
-    values = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(CompilePod)}
-    flags = {"--megacore", "--no-megacore"}
-    own, rest, words = argv[:1], argv[:1], iter(argv[1:])
-    for word in words:
-        option = word.partition("=")[0].replace("_", "-")
-        if option in flags:
-            own.append(word)
-        elif option in values:
-            own += [word] if "=" in word else [word, *([value] if (value := next(words, None)) is not None else [])]
-        else:
-            rest.append(word)
-    return own, rest
 
 
 if __name__ == "__main__":

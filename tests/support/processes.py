@@ -1,0 +1,39 @@
+"""Starts several processes as those of one run, as the hosts of a pod are."""
+
+import os
+import socket
+import subprocess
+
+from support.scripts import ENVIRONMENT, ROOT
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run_processes(commands, folders=(ROOT, ROOT), *, count=0, environments=({}, {})):
+    """Runs the commands as the processes of one run; returns exit statuses and outputs.
+
+    `count`: the number of processes that each of them expects, by default that of the commands; `environments`: more
+    variables for each.
+    """
+    count = count or len(commands)
+    variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
+    running = [
+        subprocess.Popen(
+            command,
+            env=os.environ
+            | ENVIRONMENT
+            | ({} if count == 1 else variables | {"JAX_PROCESS_ID": str(number)})
+            | environments[number],
+            cwd=folders[number],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number, command in enumerate(commands)
+    ]
+    texts = [process.communicate(timeout=400)[0] for process in running]
+    return [process.returncode for process in running], texts

@@ -1,0 +1,187 @@
+"""The run's own model on the device beside PyTorch on the host, and the memory of its compiled step."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import bridge
+from bridge.arrays import tensor_of
+from bridge.pytrees import convert
+from train_jax.errors import UserError
+from train_jax.pod.compile import memory_of, train_step_arguments
+from train_jax.pod.preflight.row import Row, row
+from train_jax.run.config import RunConfig
+from train_jax.run.model import build_module, build_objective
+from train_jax.runtime.devices import Devices
+from train_jax.start import Training, assemble, start
+from train_jax.tasks.task import Task
+
+ROWS = 2
+"""Examples of the comparison with PyTorch."""
+TOLERANCE = 1e-3
+"""Or 8 times what PyTorch's own float32 differs from its float64."""
+JITTER = 0.02
+"""Noise on the parameters, so that those that start at zero are compared, too."""
+MEMORY_WARN = 0.9
+_MEMINFO = Path("/proc/meminfo")
+
+
+def check_batch(config: RunConfig, task: Task, devices: Devices) -> Row:
+    """Whether the batches divide over the devices, and whether the run's configuration can be trained."""
+    limit = f"a multiple of {devices.count} devices"
+    try:
+        start(config, task, devices)
+    except UserError as error:
+        return Row("configuration trains", "FAIL", str(error), limit)
+    local = devices.local_batch_size(config.global_batch_size)
+    text = f"{config.global_batch_size} examples, {local} on a device; evaluation {config.eval_batch_size}"
+    return Row("configuration trains", "PASS", text, limit)
+
+
+# ---- beside PyTorch
+
+
+class _CalledError(Exception):
+    """The arguments with which a task calls the module."""
+
+    def __init__(self, args: tuple, kwargs: dict[str, Any]):
+        self.args_of_call, self.keywords = args, kwargs
+
+
+def check_model(config: RunConfig, task: Task) -> Row:
+    """`bridge.verify` of the module's call in the first training step: outputs, gradients and buffers, in float32."""
+    wide = _in_dtype(config, "float32")
+    module = build_module(wide, task, ROWS).train()
+    args, keywords = _first_call(wide, task)
+    method = keywords.pop("method", "forward")
+    report = bridge.verify(
+        module,
+        *args,
+        method=method,
+        tolerance=TOLERANCE,
+        jitter=JITTER,
+        double=_in_float64(config, task, module),
+        input_gradients=False,
+        **keywords,
+    )
+    beyond = report.count("beyond tolerance")
+    worst = report.worst
+    where = report.environment
+    text = f"{len(report.rows)} leaves in float32, products {where.matmul_precision}, on {where.device}"
+    shown = f"; {beyond} differ, most {worst.kind} {worst.name} by {worst.error:.0e}" if beyond else ""
+    biggest = max((each.error for each in report.rows), default=0.0)
+    return row(
+        "model beside PyTorch",
+        f"{text}{shown or f'; largest error {biggest:.0e}'}",
+        fail=bool(beyond) or not report.rows,
+        limit=f"{TOLERANCE:.0e}, or 8 x PyTorch's own rounding",
+        remedy="do not train here: does it pass with --platform cpu? then the device computes wrongly",
+    )
+
+
+def _in_dtype(config: RunConfig, dtype: str) -> RunConfig:
+    if not hasattr(config.arch, "forward_dtype"):
+        return config
+    return dataclasses.replace(config, arch=dataclasses.replace(config.arch, forward_dtype=dtype))  # pyright: ignore
+
+
+def _in_float64(config: RunConfig, task: Task, module: Any) -> Any:
+    """The same module in float64; None if it cannot be built so."""
+    try:
+        double = build_module(_in_dtype(config, "float64"), task, ROWS).double().train()
+        double.load_state_dict(module.state_dict())
+        return double
+    except Exception:  # of a module of the user
+        return None
+
+
+def _first_call(config: RunConfig, task: Task) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of the module's call in the first training step, as PyTorch's tensors."""
+    objective = build_objective(config, task, ROWS)
+    batch = jax.tree.map(lambda x: x[:ROWS], task.batch(0, (0, 1)))
+    carry = jax.jit(objective.initial_carry)(objective.params, objective.buffers, batch)
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        raise _CalledError(args, keywords)
+
+    try:
+        task.loss(call, carry, batch)
+    except _CalledError as error:
+        return convert((error.args_of_call, error.keywords), _to_pytorch)
+    raise UserError(f"task {config.task} does not call the module in its loss")
+
+
+def _to_pytorch(value: Any) -> Any:
+    if not isinstance(value, jax.Array | np.ndarray):
+        return value
+    tensor = tensor_of(value)
+    return tensor.long() if np.issubdtype(value.dtype, np.integer) else tensor  # as indices and labels are in PyTorch
+
+
+# ---- memory
+
+
+def check_memory(config: RunConfig, task: Task, devices: Devices) -> Row:
+    """Compiles the train step for shapes alone and compares its memory with that of a device.
+
+    With several processes it is compiled under `shard_map`: `pmap` cannot do it ahead of time.
+    """
+    if devices.compiles_for_arrays:
+        devices = Devices(runner="shard_map")
+    training: Training = assemble(config, task, devices)
+    begin = time.perf_counter()
+    lowered = training.parallel_step().lower(*train_step_arguments(training))
+    try:
+        memory = memory_of(lowered.compile())
+    except jax.errors.JaxRuntimeError as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return Row("memory", "FAIL", f"the compiler refuses the train step: {reason[:300]}", "", _REMEDY)
+    seconds = time.perf_counter() - begin
+    limit, of_what = memory_limit(devices)
+    if limit is None:
+        return Row("memory", "WARN", f"train step {_size(memory.peak)} on a device", "", "the limit is not known")
+    share = memory.peak / limit
+    return row(
+        "memory",
+        f"train step {_size(memory.peak)} of {_size(limit)} {of_what}, compiled in {seconds:.1f} s",
+        fail=share > 1,
+        warn=share > MEMORY_WARN,
+        limit=f"WARN above {MEMORY_WARN:.0%}, FAIL above 100%",
+        remedy=_REMEDY,
+    )
+
+
+_REMEDY = (
+    "--compute.remat blocks, a larger --compute.accumulation-steps, or a smaller --global-batch-size; "
+    "`trm compile-pod` shows what takes the memory"
+)
+
+
+def memory_limit(devices: Devices) -> tuple[int | None, str]:
+    """Bytes that a device has, and what they are; None if nobody says."""
+    statistics = devices.local[0].memory_stats() or {}
+    if statistics.get("bytes_limit"):
+        return int(statistics["bytes_limit"]), "on a device"
+    if devices.local[0].platform != "cpu":
+        return None, ""
+    try:
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024 // len(devices.local), "of the host for each device"
+    except (OSError, KeyError, ValueError):
+        return None, ""
+
+
+def state_bytes(training: Training) -> int:
+    """Bytes of everything in a checkpoint's model and optimizer."""
+    shapes = jax.eval_shape(training.initial_state)
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def _size(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
