@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole story, from a bare clone to a trained model in PyTorch's hands:
 #
-#   install -> data -> train -> evaluate -> solve one puzzle -> export and check in PyTorch -> report
+#   install -> data -> preflight -> train -> evaluate -> solve one puzzle -> export and check in PyTorch -> report
 #
 #   bash speedrun_tpu.sh                 follows the device found: a CPU learns 9x9 Sudokus with half the cells
 #                                        empty in minutes, an accelerator trains on Sudoku-Extreme
@@ -19,7 +19,11 @@ elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then ext
 source ./environment.sh $extra
 
 # ---- what this machine can do --------------------------------------------------------------------------------------
-profile=${PROFILE:-$(python -c 'import jax; print("cpu" if jax.default_backend() == "cpu" else "extreme")')}
+profile=${PROFILE:-}                                     # a host of a pod would wait for the others if JAX were asked
+if [ -z "$profile" ] && [ "$extra" = tpu ]; then profile=extreme
+elif [ -z "$profile" ]; then
+    profile=$(python -c 'import jax; print("cpu" if jax.default_backend() == "cpu" else "extreme")')
+fi
 case $profile in
 cpu)
     preset=sudoku9
@@ -49,6 +53,14 @@ step() { printf '\n==> %s\n' "$*"; }
 # ---- data ----------------------------------------------------------------------------------------------------------
 step "data: $data_dir"
 trm build-data sudoku "${data[@]}" --output-dir "$data_dir"
+
+# ---- preflight -----------------------------------------------------------------------------------------------------
+if [ ! -e "$run_dir/FINISHED" ]; then
+    step "preflight: what does not pass"
+    quick=--quick                                        # without what compiles the model, which takes longer on a CPU
+    if [ "$profile" = extreme ]; then quick=--no-quick; fi
+    trm preflight "$preset" --data-dir "$data_dir" --run-dir "$run_dir" --brief $quick
+fi
 
 # ---- train, evaluate -----------------------------------------------------------------------------------------------
 step "train: preset $preset, $run_dir"

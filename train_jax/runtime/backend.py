@@ -28,6 +28,8 @@ class Choice:
     platform: str
     """tpu, gpu or cpu; or another name that JAX_PLATFORMS gives."""
     reason: str
+    may_fall_back: bool = False
+    """Whether one process may compute on the CPU instead."""
 
     def __str__(self) -> str:
         return f"{self.platform} ({self.reason})"
@@ -44,7 +46,7 @@ def choose(wanted: Platform) -> Choice:
     if files := tpu_files():
         return Choice("tpu", f"chosen by auto: this machine has {files[0]}")
     if files := gpu_files():
-        return Choice("gpu", f"chosen by auto: this machine has {files[0]}")
+        return Choice("gpu", f"chosen by auto: this machine has {files[0]}", may_fall_back=True)
     return Choice("cpu", "chosen by auto: this machine has no TPU and no GPU")
 
 

@@ -47,8 +47,10 @@ def check_devices(choice: Choice, expected: int) -> Row:
     remedy = "look at `device held by`; is jax installed for this platform (`source ./environment.sh tpu`)?"
     if platform == choice.platform and expected:
         remedy = "is this the slice that was meant, and does every host take part?"
-    wrong = platform != choice.platform or (expected and len(devices) != expected)
-    return row("devices", text, fail=bool(wrong), limit=limit, remedy=remedy)
+    other = platform != choice.platform
+    tolerated = choice.may_fall_back and jax.process_count() == 1
+    wrong = bool(expected) and len(devices) != expected
+    return row("devices", text, fail=wrong or (other and not tolerated), warn=other, limit=limit, remedy=remedy)
 
 
 def check_collective(devices: Devices) -> Row:

@@ -1,0 +1,210 @@
+"""Which processes belong together, how they meet, and on which platform they compute; without devices."""
+
+import contextlib
+import socket
+import threading
+import types
+
+import jax
+import pytest
+from support.processes import free_port
+
+from train_jax.errors import LostProcessError, UserError
+from train_jax.runtime import backend, cluster, coordination
+from train_jax.runtime.backend import Choice, PlatformError
+from train_jax.runtime.cluster import Cluster, this_cluster, use_on_one_host
+from train_jax.runtime.processes import _check_platforms
+from train_jax.runtime.roll_call import roll_call
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """A machine without a TPU and without anything that starts processes; returns its folder of device files."""
+    for name in (*cluster.VARIABLES, "SLURM_NTASKS", "SLURM_PROCID", "JOB_COMPLETION_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(backend, "_DEVICE_FILES", tmp_path)
+    return tmp_path
+
+
+def detects(monkeypatch, *answer):
+    monkeypatch.setattr(coordination, "detect_cluster", lambda timeout: answer)
+
+
+# ---- clusters
+
+
+def test_one_process_asks_nobody(alone, monkeypatch):
+    monkeypatch.delattr(coordination, "detect_cluster")
+    assert this_cluster("cpu", 1) is None and this_cluster("tpu", 1) is None
+
+
+def test_variables(alone, monkeypatch):
+    for name, value in zip(cluster.VARIABLES, ("[::1]:1234", "8", "3"), strict=True):
+        monkeypatch.setenv(name, value)
+    found = this_cluster("cpu", 1)
+    assert found == Cluster("[::1]:1234", 8, 3, "variables") and (found.host, found.port) == ("::1", 1234)
+    monkeypatch.setenv("JAX_PROCESS_ID", "8")
+    with pytest.raises(UserError, match="set all three, or none"):
+        this_cluster("cpu", 1)
+
+
+@pytest.mark.parametrize(("tasks_per_node", "local"), [("1(x4)", None), ("4(x1)", (2,))])
+def test_slurm_by_the_detection_of_jax(alone, monkeypatch, tasks_per_node, local):
+    """JAX's own detection, behind a private name."""
+    variables = {"JOB_ID": 77, "STEP_NODELIST": "tpu[3-6]", "NTASKS": 4, "PROCID": 2, "LOCALID": 2}
+    for name, value in (variables | {"STEP_TASKS_PER_NODE": tasks_per_node}).items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    found = this_cluster("gpu", 1)
+    assert found == Cluster(found.address, 4, 2, "slurm", local) and found.host == "tpu3"
+    assert found.name_of(1) == "one of the nodes tpu[3-6]"
+
+
+def test_a_pod(alone, monkeypatch):
+    (alone / "accel0").touch()
+    detects(monkeypatch, "10.0.0.2:8476", 8, 3, None)
+    found = this_cluster("tpu", 1)
+    assert found == Cluster("10.0.0.2:8476", 8, 3, "tpu") and found.name_of(5) == "worker 5 of the TPU"
+    assert this_cluster("cpu", 1) is None, "on the CPU no other host is needed"
+    detects(monkeypatch, "10.0.0.2:8476", 1, 0, None)
+    assert this_cluster("tpu", 1) is None
+
+
+def test_a_metadata_server_that_does_not_answer(alone, monkeypatch):
+    (alone / "accel0").touch()
+    monkeypatch.setattr(coordination, "detect_cluster", lambda timeout: {}["agent-worker-number"])
+    with pytest.raises(UserError, match=r"tpu job cannot be determined .*agent-worker-number.* set JAX_COORDINATOR_ADD"):
+        this_cluster("tpu", 1)
+
+
+def test_a_command_of_one_host_leaves_the_tpu_of_a_pod_alone(alone, monkeypatch, capsys):
+    used = []
+    monkeypatch.setattr(backend, "use", lambda wanted, several: used.append(wanted))
+    monkeypatch.setattr(backend, "choose", lambda wanted: Choice("tpu" if wanted == "auto" else wanted, ""))
+    (alone / "vfio").mkdir()
+    (alone / "vfio" / "0").touch()
+    detects(monkeypatch, "10.0.0.2:8476", 1, 0, None)
+    use_on_one_host("auto")
+    detects(monkeypatch, "10.0.0.2:8476", 8, 3, None)
+    use_on_one_host("auto")
+    use_on_one_host("cpu")
+    assert used == ["auto", "cpu", "cpu"]
+    assert capsys.readouterr().err == "trm: computing on the CPU of this machine: its TPU belongs to 8 hosts\n"
+    with pytest.raises(UserError, match="belongs to 8 hosts, and this command runs on one; use --platform cpu"):
+        use_on_one_host("tpu")
+
+
+# ---- platforms
+
+
+@pytest.fixture
+def configured(monkeypatch):
+    """JAX's configuration, replaced; a list of what is set."""
+    config = types.SimpleNamespace(jax_platforms=None)
+    config.update = lambda name, value: setattr(config, name, value)
+    monkeypatch.setattr(jax, "config", config)
+    return config
+
+
+def test_auto_says_what_it_chose(alone, configured):
+    assert str(backend.choose("auto")) == "cpu (chosen by auto: this machine has no TPU and no GPU)"
+    (alone / "nvidia0").touch()
+    assert backend.choose("auto").platform == "gpu"
+    (alone / "accel0").touch()
+    assert str(backend.choose("auto")) == f"tpu (chosen by auto: this machine has {alone / 'accel0'})"
+    configured.jax_platforms = "cuda,cpu"
+    assert backend.choose("auto").platform == "gpu" and backend.choose("cpu").platform == "cpu"
+
+
+def test_nothing_falls_back_where_a_tpu_or_several_processes_are(alone, configured):
+    backend.use("auto", several=True)
+    assert configured.jax_platforms == "cpu"
+    configured.jax_platforms = None
+    (alone / "nvidia0").touch()
+    backend.use("auto", several=False)
+    assert configured.jax_platforms is None
+    backend.use("auto", several=True)
+    assert configured.jax_platforms == "cuda,cpu"
+    configured.jax_platforms = None
+    (alone / "accel0").touch()
+    backend.use("auto", several=False)
+    assert configured.jax_platforms == "tpu,cpu"
+
+
+def test_a_backend_that_jax_leaves_out(configured):
+    """Of `cuda,cpu` JAX leaves out the first without an error, if it sees no GPU."""
+    configured.jax_platforms = "cuda,cpu"
+    with pytest.raises(UserError, match="no device of the platform cuda, only the CPU; `trm preflight` shows who"):
+        backend.local_devices()
+
+
+def test_a_backend_that_cannot_be_initialized(configured, monkeypatch):
+    def held():
+        raise RuntimeError("Unable to initialize backend 'tpu': The TPU is already in use by process with pid 7")
+
+    monkeypatch.setattr(jax, "local_devices", held)
+    with pytest.raises(UserError, match="already in use by process with pid 7; `trm preflight` shows who"):
+        backend.local_devices()
+
+
+def test_processes_on_different_platforms():
+    present = [{"host": f"h{index}", "platform": "tpu"} for index in range(3)]
+    _check_platforms(present)
+    present[2] = {"host": "h2", "platform": "cpu"}
+    with pytest.raises(PlatformError, match="process 2 on h2 computes on the cpu, the others on the tpu; give"):
+        _check_platforms(present)
+
+
+# ---- the meeting
+
+
+def meet(port, count, present, timeout_seconds):
+    """What each process gets: its list, or its error."""
+    results = {}
+
+    def answer(index):
+        try:
+            results[index] = roll_call(Cluster(f"127.0.0.1:{port}", count, index, "tpu"), f"p{index}", timeout_seconds)
+        except LostProcessError as error:
+            results[index] = str(error)
+
+    threads = [threading.Thread(target=answer, args=(index,)) for index in present]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+def test_all_processes_meet():
+    results = meet(free_port(), 4, [3, 1, 2, 0], 20)
+    assert [each["platform"] for each in results[0]] == ["p0", "p1", "p2", "p3"]
+    assert all(each == results[0] for each in results.values()) and len(results) == 4
+
+
+def test_a_missing_process_is_named_to_all():
+    results = meet(free_port(), 5, [0, 1, 3], 2)
+    assert len(results) == 3
+    for text in results.values():
+        assert text.startswith("process 2 on worker 2 of the TPU did not connect to 127.0.0.1:")
+        assert "within 2 s, nor did 1 others; stopped." in text
+
+
+def test_a_missing_coordinator_is_named():
+    port = free_port()
+    assert f"process 0 on 127.0.0.1 could not be reached at 127.0.0.1:{port} within 1 s" in meet(port, 2, [1], 1)[1]
+
+
+def test_strangers_do_not_disturb_the_meeting():
+    port = free_port()
+    results = {}
+    meeting = threading.Thread(target=lambda: results.update(meet(port, 2, [0, 1], 20)))
+
+    def disturb():
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'["trm", 9, {}]\n', b""):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+                stranger.sendall(words)
+
+    threading.Thread(target=disturb).start()
+    meeting.start()
+    meeting.join(60)
+    assert [each["platform"] for each in results[0]] == ["p0", "p1"]
