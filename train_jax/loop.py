@@ -21,6 +21,7 @@ from train_jax.run.record import Record
 from train_jax.run.resume import decide_start, open_run, sole_writer
 from train_jax.run.saving import Saving
 from train_jax.run.tracking import NullTracker, Tracker
+from train_jax.runtime.backend import chosen
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
 from train_jax.runtime.preemption import Preemption
@@ -51,7 +52,7 @@ def _run(
     with all_or_none():
         check_debugging(config)
         training = start(config, task, devices)
-    remarks: list[str] = []
+    remarks = [f"platform: {chosen()}"] if chosen() else []
     begin = decide_start(config, training.total_steps)
     if begin.finished is not None:
         require_equal(_identity(training), f"fields, or other data in {config.data_dir}")

@@ -72,7 +72,9 @@ def test_a_pod(alone, monkeypatch):
 def test_a_metadata_server_that_does_not_answer(alone, monkeypatch):
     (alone / "accel0").touch()
     monkeypatch.setattr(coordination, "detect_cluster", lambda timeout: {}["agent-worker-number"])
-    with pytest.raises(UserError, match=r"tpu job cannot be determined .*agent-worker-number.* set JAX_COORDINATOR_ADD"):
+    with pytest.raises(
+        UserError, match=r"tpu job cannot be determined .*agent-worker-number.* set JAX_COORDINATOR_ADD"
+    ):
         this_cluster("tpu", 1)
 
 

@@ -50,13 +50,22 @@ def choose(wanted: Platform) -> Choice:
     return Choice("cpu", "chosen by auto: this machine has no TPU and no GPU")
 
 
+_chosen: Choice | None = None
+
+
+def chosen() -> Choice | None:
+    """What `use` chose in this process."""
+    return _chosen
+
+
 def use(wanted: Platform, *, several: bool) -> Choice:
     """Makes JAX use the chosen platform, and returns it; call it before anything is computed.
 
     Where a TPU is chosen, and with several processes, a backend that cannot be initialized is an error: nothing falls
     back to the CPU. `auto` leaves one process on a machine with a GPU to JAX, which may not be installed for it.
     """
-    choice = choose(wanted)
+    global _chosen
+    _chosen = choice = choose(wanted)
     if choice.platform in _JAX_NAMES and (wanted != "auto" or choice.platform == "tpu" or several):
         config: Any = jax.config
         if choice.platform != (config.jax_platforms or "").partition(",")[0]:
