@@ -94,15 +94,17 @@ def _check_hosts(
     rows: Rows, config: RunConfig, choice: Choice, task: Task | str, expected: Expected, hosts: list[str]
 ) -> None:
     own = _own_processes(hosts)
-    rows.check("processes", on_devices.check_processes, len(hosts), expected.processes)
-    rows.check("code", same.check_code, config, hosts)
-    rows.check("versions", same.check_versions, hosts)
-    rows.check("configuration", same.check_configuration, config, hosts)
-    rows.check("data", same.check_data, task, hosts)
-    rows.check("clock", same.check_clock, hosts)
-    rows.check("run folder", folder.check_folder, config.run_dir, choice.platform, hosts)
-    rows.check("device held by", holders.check_holders, choice.platform, own)
-    rows.check("other processes", holders.check_other_processes, own)
+    with _watched("code and configuration", rows, expected.timeout_seconds):
+        rows.check("processes", on_devices.check_processes, len(hosts), expected.processes)
+        rows.check("code", same.check_code, config, hosts)
+        rows.check("versions", same.check_versions, hosts)
+        rows.check("configuration", same.check_configuration, config, hosts)
+    rows.check("data", same.check_data, task, hosts)  # reads all of a large data set if nothing states its hash
+    with _watched("clocks and run folder", rows, expected.timeout_seconds):
+        rows.check("clock", same.check_clock, hosts)
+        rows.check("run folder", folder.check_folder, config.run_dir, choice.platform, hosts)
+        rows.check("device held by", holders.check_holders, choice.platform, own)
+        rows.check("other processes", holders.check_other_processes, own)
     if is_first():
         rows.check("wandb", services.check_wandb, config)
         if expected.tpu:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _DEVICE = re.compile(r"/dev/(accel\d+|vfio/\d+|nvidia\d+|kfd)")
 _LIBRARIES = ("libtpu.so", "/jaxlib/")
 """In the memory map of a process that uses JAX or the TPU."""
 _SHOWN = 4
+_PATIENCE_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +59,36 @@ def check_holders(platform: str, own: Collection[int], proc: Path = PROC, lockfi
 
 
 def check_other_processes(own: Collection[int], proc: Path = PROC) -> Row:
-    """Other processes with JAX or libtpu loaded: they take cores and memory, or are left from a run before."""
-    others = []
-    for pid in _processes(proc):
-        try:
-            if pid not in own and any(name in (proc / str(pid) / "maps").read_text() for name in _LIBRARIES):
-                others.append(Holder(pid, _command(proc / str(pid)), ()))
-        except (OSError, ValueError):
-            continue
+    """Other Python processes with JAX or libtpu loaded: they take cores and memory, or are left from a run before.
+
+    The memory map of a process cannot be read while that process changes it, which on a busy machine can take minutes;
+    so a thread reads them, for a few seconds.
+    """
+    others: list[Holder] = []
+    reader = threading.Thread(target=_find_others, args=(own, proc, others), daemon=True)
+    reader.start()
+    reader.join(_PATIENCE_SECONDS)
+    listed = list(others)
+    rest = ", and not all could be asked" if reader.is_alive() else ""
     return row(
         "other processes",
-        f"{len(others)} with JAX or libtpu on this host" + (f": {_listed(others)}" if others else ""),
-        warn=bool(others),
+        f"{len(listed)} with JAX or libtpu on this host" + (f": {_listed(listed)}" if listed else "") + rest,
+        warn=bool(listed),
         limit="WARN: any",
         remedy="are they left from an earlier run? then end them",
     )
+
+
+def _find_others(own: Collection[int], proc: Path, others: list[Holder]) -> None:
+    for pid in _processes(proc):
+        try:
+            if pid in own or "python" not in os.readlink(proc / str(pid) / "exe").rpartition("/")[2]:
+                continue
+            text = (proc / str(pid) / "maps").read_text()
+            if any(name in text for name in _LIBRARIES):
+                others.append(Holder(pid, _command(proc / str(pid)), ()))
+        except (OSError, ValueError):
+            continue
 
 
 def _processes(proc: Path) -> Iterator[int]:

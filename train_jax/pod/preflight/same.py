@@ -110,8 +110,7 @@ def _same(
     """Whether the values of all processes are equal; if not, names the first one that differs from most."""
     limit = "the same in all processes"
     if len(set(values)) == 1:
-        more = f", the same in {len(values)} processes" if len(values) > 1 else ""
-        return Row(name, "PASS", f"{measured}{more}", limit)
+        return Row(name, "PASS", measured, limit if len(values) > 1 else "")
     usual = Counter(values).most_common(1)[0][0]
     odd = next(index for index, value in enumerate(values) if value != usual)
     other = shown[list(values).index(usual)]
