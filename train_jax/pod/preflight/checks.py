@@ -18,7 +18,7 @@ from train_jax.runtime.backend import Choice
 from train_jax.runtime.coordination import exchange, place
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.peers import exit_now
-from train_jax.start import assemble
+from train_jax.start import Training, start
 from train_jax.tasks.task import Task, task_class
 
 EQUAL = ("code", "versions", "configuration", "data")
@@ -144,16 +144,23 @@ def _check_devices(rows: Rows, devices: Devices, expected: Expected) -> None:
 
 def _check_model(rows: Rows, config: RunConfig, task: Task, devices: Devices, expected: Expected) -> list[str]:
     """Returns the names of the checks that were left out. Collective."""
-    rows.check("configuration trains", model.check_batch, config, task, devices)
-    if rows.failed_anywhere("configuration trains"):
+    made: list[Training] = []
+
+    def trains() -> Row:
+        made.append(start(config, task, devices))
+        return model.batch_row(made[0])
+
+    rows.check(MODEL_CHECKS[0], trains)
+    if rows.failed_anywhere(MODEL_CHECKS[0]):
         return list(MODEL_CHECKS[1:])
     if is_first():
-        size = model.state_bytes(assemble(config, task, devices))
-        rows.check("disk", folder.check_disk, config.run_dir, size, config.keep_checkpoints)
+        rows.check(
+            "disk", lambda: folder.check_disk(config.run_dir, model.state_bytes(made[0]), config.keep_checkpoints)
+        )
     if expected.quick:
         return []
     rows.check("model beside PyTorch", model.check_model, config, task)
-    rows.check("memory", model.check_memory, config, task, devices)
+    rows.check("memory", model.check_memory, made[0])
     return []
 
 

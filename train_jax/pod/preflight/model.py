@@ -19,7 +19,7 @@ from train_jax.pod.preflight.row import Row, row
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module, build_objective
 from train_jax.runtime.devices import Devices
-from train_jax.start import Training, assemble, start
+from train_jax.start import Training, assemble
 from train_jax.tasks.task import Task
 
 ROWS = 2
@@ -32,16 +32,12 @@ MEMORY_WARN = 0.9
 _MEMINFO = Path("/proc/meminfo")
 
 
-def check_batch(config: RunConfig, task: Task, devices: Devices) -> Row:
-    """Whether the batches divide over the devices, and whether the run's configuration can be trained."""
-    limit = f"a multiple of {devices.count} devices"
-    try:
-        start(config, task, devices)
-    except UserError as error:
-        return Row("configuration trains", "FAIL", str(error), limit)
+def batch_row(training: Training) -> Row:
+    """That the run's configuration can be trained, and its batches on these devices."""
+    config, devices = training.config, training.devices
     local = devices.local_batch_size(config.global_batch_size)
     text = f"{config.global_batch_size} examples, {local} on a device; evaluation {config.eval_batch_size}"
-    return Row("configuration trains", "PASS", text, limit)
+    return Row("configuration trains", "PASS", text, f"multiples of {devices.count} devices")
 
 
 # ---- beside PyTorch
@@ -127,14 +123,15 @@ def _to_pytorch(value: Any) -> Any:
 # ---- memory
 
 
-def check_memory(config: RunConfig, task: Task, devices: Devices) -> Row:
+def check_memory(training: Training) -> Row:
     """Compiles the train step for shapes alone and compares its memory with that of a device.
 
     With several processes it is compiled under `shard_map`: `pmap` cannot do it ahead of time.
     """
+    devices = training.devices
     if devices.compiles_for_arrays:
         devices = Devices(runner="shard_map")
-    training: Training = assemble(config, task, devices)
+        training = assemble(training.config, training.task, devices)
     begin = time.perf_counter()
     lowered = training.parallel_step().lower(*train_step_arguments(training))
     try:
