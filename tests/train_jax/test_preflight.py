@@ -160,7 +160,8 @@ def test_a_folder_in_memory(tmp_path, monkeypatch):
     mounts.write_text("/dev/sda1 / ext4 rw 0 0\n")
     assert "deleted with it" in folder.check_folder(str(tmp_path / "run"), "tpu", ["here"]).measured
     assert folder.check_folder(str(tmp_path / "run"), "gpu", ["here"]).status == "PASS"
-    assert folder.check_disk(str(tmp_path), 2**60, 2).status == "FAIL"
+    config = with_fields(preset("tiny"), {"run_dir": str(tmp_path / "run")})
+    assert (folder.check_disk(config, 2**60).status, folder.check_disk(config, 1).status) == ("FAIL", "PASS")
 
 
 def test_the_state_of_the_tpu(tmp_path, monkeypatch):

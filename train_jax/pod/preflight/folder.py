@@ -12,6 +12,7 @@ from pathlib import Path
 
 from train_jax.errors import UserError
 from train_jax.pod.preflight.row import Row, row
+from train_jax.run.config import RunConfig
 from train_jax.run.files import write_text
 from train_jax.run.storage import is_remote, path_of
 from train_jax.runtime.coordination import exchange, place
@@ -115,9 +116,9 @@ def file_system(folder: Path) -> str:
     return max(fitting, key=lambda pair: len(pair[0]), default=("", "unknown file system"))[1]
 
 
-def check_disk(run_dir: str, checkpoint_bytes: int, kept: int) -> Row:
+def check_disk(config: RunConfig, checkpoint_bytes: int) -> Row:
     """Whether the checkpoints that are kept, and one that is being written, have room."""
-    folder = path_of(run_dir)
+    folder, kept = path_of(config.run_dir), config.keep_checkpoints
     if is_remote(folder):
         return Row("disk", "PASS", "storage has no limit")
     free = shutil.disk_usage(_existing(folder)).free
