@@ -154,9 +154,7 @@ def _check_model(rows: Rows, config: RunConfig, task: Task, devices: Devices, ex
     if rows.failed_anywhere(MODEL_CHECKS[0]):
         return list(MODEL_CHECKS[1:])
     if is_first():
-        rows.check(
-            "disk", lambda: folder.check_disk(config.run_dir, model.state_bytes(made[0]), config.keep_checkpoints)
-        )
+        rows.check("disk", lambda: folder.check_disk(config, model.state_bytes(made[0])))
     if expected.quick:
         return []
     rows.check("model beside PyTorch", model.check_model, config, task)
