@@ -29,6 +29,7 @@ GROUPS = {
     },
     "pods": {
         "compile-pod": "compile the train step for a TPU topology, without a TPU, and print what it costs",
+        "launch": "run a command on every host of a TPU slice, or rehearse it here with --rehearse 8x4",
     },
     "evaluation": {
         "evaluate": "score a run on its test set with its EMA weights",
