@@ -185,6 +185,7 @@ def test_stop_saves_and_delete_is_refused_before(cloud, launch, capsys):
     assert (read_record("mine").phase, read_record("mine").starts) == ("stopped", 1)
 
 
+@pytest.mark.slow
 def test_the_stand_in_knows_only_flags_of_gcloud():
     """Against the table of commands in an installed gcloud, which needs no account and no network."""
     program = shutil.which("gcloud")
