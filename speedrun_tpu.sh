@@ -7,20 +7,36 @@
 #                                        empty in minutes, an accelerator trains on Sudoku-Extreme
 #   PROFILE=small bash speedrun_tpu.sh   6x6 Sudokus, half a minute of training
 #   PROFILE=tiny bash speedrun_tpu.sh    runs through every stage in seconds and learns little
+#   RUN_DIR=gs://bucket/run bash speedrun_tpu.sh --tpu NAME --zone ZONE --type v4-64
+#                                        does the same on a TPU slice; every option of `trm launch` can follow
 #
 # Run again, it continues where it stopped, and does nothing twice. RUN_DIR and DATA_DIR say where things go.
 set -euo pipefail
 cd "$(dirname "$0")"
 
+# ---- on a TPU slice: this script runs on every host of it ----------------------------------------------------------
+if [ $# -gt 0 ]; then
+    source ./environment.sh
+    settings=()
+    for name in PROFILE DATA_DIR RUN_DIR; do [ -z "${!name:-}" ] || settings+=("--env=$name=${!name}"); done
+    [[ ${RUN_DIR:-} == gs://* ]] || settings+=("--collect=${RUN_DIR:-runs/speedrun-${PROFILE:-extreme}}")
+    exec trm launch "$@" ${settings[@]+"${settings[@]}"} -- bash speedrun_tpu.sh
+fi
+main=true                                               # one host does what needs no other host, on its CPU
+[ "${JAX_PROCESS_ID:-0}" = 0 ] || main=false
+alone() { env -u JAX_COORDINATOR_ADDRESS -u JAX_NUM_PROCESSES -u JAX_PROCESS_ID JAX_PLATFORMS=cpu "$@"; }
+[ "${JAX_NUM_PROCESSES:-1}" -gt 1 ] || alone() { "$@"; }
+
 # ---- install -------------------------------------------------------------------------------------------------------
 extra=""
 if [ -e /dev/accel0 ] || [ -e /dev/vfio/0 ] || [ -n "${TPU_NAME:-}" ]; then extra=tpu
 elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then extra=cuda; fi
+if [[ ${DATA_DIR:-}${RUN_DIR:-} == *gs://* ]]; then extra="$extra gcs"; fi
 source ./environment.sh $extra
 
 # ---- what this machine can do --------------------------------------------------------------------------------------
 profile=${PROFILE:-}                                     # a host of a pod would wait for the others if JAX were asked
-if [ -z "$profile" ] && [ "$extra" = tpu ]; then profile=extreme
+if [ -z "$profile" ] && { [ "$extra" = tpu ] || [ "${JAX_NUM_PROCESSES:-1}" -gt 1 ]; }; then profile=extreme
 elif [ -z "$profile" ]; then
     profile=$(python -c 'import jax; print("cpu" if jax.default_backend() == "cpu" else "extreme")')
 fi
@@ -52,7 +68,8 @@ step() { printf '\n==> %s\n' "$*"; }
 
 # ---- data ----------------------------------------------------------------------------------------------------------
 step "data: $data_dir"
-trm build-data sudoku "${data[@]}" --output-dir "$data_dir"
+if $main || [[ $data_dir != gs://* ]]; then alone trm build-data sudoku "${data[@]}" --output-dir "$data_dir"
+else until alone trm build-data inspect "$data_dir" >/dev/null 2>&1; do sleep 10; done; fi    # the first host builds it
 
 # ---- preflight -----------------------------------------------------------------------------------------------------
 if [ ! -e "$run_dir/FINISHED" ]; then
@@ -67,13 +84,14 @@ step "train: preset $preset, $run_dir"
 trm train "$preset" --data-dir "$data_dir" --run-dir "$run_dir"
 
 # ---- everything below reads the finished run and is not done twice -------------------------------------------------
+$main || exit 0
 if [ ! -e "$run_dir/report/index.html" ]; then
     step "solve one puzzle the model never saw"
-    trm solve "$run_dir"
+    alone trm solve "$run_dir"
     step "export, and the same puzzles in plain PyTorch"
-    trm export "$run_dir"
+    alone trm export "$run_dir"
     step "report"
-    trm report "$run_dir"
+    alone trm report "$run_dir"
 fi
 step "done"
 trm summary "$run_dir"

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from support.launching import cloud, launch  # noqa: F401 (fixtures)
 from support.markers import slow_unless
 from support.scripts import run_script
 from support.storage_emulator import Emulator

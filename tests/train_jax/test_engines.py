@@ -1,0 +1,62 @@
+"""The examples for other engines, read by the engine's own parser where it is installed."""
+
+import argparse
+import importlib.util
+import os
+import subprocess
+
+import pytest
+import yaml
+from support.scripts import ROOT
+
+from train_jax.runtime.processes import VARIABLES
+
+ENGINES = ROOT / "docs" / "engines"
+FILES = sorted(ENGINES.iterdir())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_an_example_names_the_processes_and_runs_a_command_that_exists(path):
+    text = path.read_text()
+    assert all(name in text for name in VARIABLES)
+    scripts = list(yaml.safe_load(text)[name] for name in ("setup", "run")) if path.suffix == ".yaml" else [text]
+    for script in scripts:
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+    assert "source ./environment.sh" in text and "trm train" in text
+
+
+def test_the_example_for_skypilot():
+    task = yaml.safe_load((ENGINES / "skypilot.yaml").read_text())
+    assert set(task) <= {"name", "workdir", "num_nodes", "resources", "envs", "setup", "run"}
+    assert task["resources"]["accelerators"] == "tpu-v4-64" and task["resources"]["use_spot"]
+    if importlib.util.find_spec("sky") is None:
+        pytest.skip("SkyPilot is not installed")
+    import sky
+
+    sky.Task.from_yaml_config(task)
+
+
+def test_the_example_for_xpk_passes_its_script_as_one_word(tmp_path):
+    """Stand-ins for xpk and trm: the worker's script runs with the variables that a worker has."""
+    for name, text in {"xpk": 'printf "%s\\0" "$@" > arguments', "trm": 'env | grep ^JAX_; echo "$*"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "environment.sh").touch()
+    variables = {"BUCKET": "b", "CLUSTER": "c", "ZONE": "z", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", str(ENGINES / "xpk.sh")], cwd=tmp_path, env=variables, check=True)
+    arguments = (tmp_path / "arguments").read_text().split("\0")[:-1]
+    assert arguments[:2] == ["workload", "create"]
+    if importlib.util.find_spec("xpk") is not None:
+        parser = argparse.ArgumentParser()
+        importlib.import_module("xpk.parser.core").set_parser(parser)
+        parser.parse_args(arguments)
+    (command,) = [word.removeprefix("--command=") for word in arguments if word.startswith("--command=")]
+    worker = variables | {"TPU_WORKER_HOSTNAMES": "h0,h1", "TPU_WORKER_ID": "1", "PRESET": "tiny"}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=worker, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.splitlines()) == [
+        "JAX_COORDINATOR_ADDRESS=h0:8476",
+        "JAX_NUM_PROCESSES=2",
+        "JAX_PROCESS_ID=1",
+        "train tiny --data-dir gs://b/data/tiny --run-dir gs://b/runs/tiny",
+    ]

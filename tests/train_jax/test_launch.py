@@ -1,0 +1,201 @@
+"""`trm launch` against a stand-in for gcloud that runs what a worker would run."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.gcloud_stand_in import FLAGS
+from support.launching import NEW, TPU, TRAIN, listed, said, verbs
+from support.scripts import ENVIRONMENT
+
+from train_jax.__main__ import main
+from train_jax.pod.launch import life
+from train_jax.pod.launch.record import read_record
+
+
+def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch):
+    status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--", *TRAIN)
+    assert status == 0 and cloud.node("mine") is None and "host 0 | step 3/3" in lines
+    assert [line.partition(":")[0] for line in said(lines)] == [
+        "code",
+        "creating mine, v4-16, on-demand",
+        "mine is CREATING",
+        "copying and installing on 2 hosts",
+        f"started on 2 hosts as {read_record('mine').id}",
+        "2 of 2 finished",
+        "deleted mine",
+        "done",
+    ]
+
+
+@pytest.mark.slow
+def test_the_life_of_a_run_with_two_preemptions(cloud, launch, tmp_path):
+    """Created, installed, started, preempted twice, created again each time, finished, deleted."""
+    status, lines = launch(
+        *NEW, "--capacity", "spot", "--price-per-hour", "32", launch.shared, "--env=HOLD=4 12", "--", *TRAIN,
+        on={"host 0 | step 4/": lambda: cloud.preempt("mine"), "host 0 | step 12/": lambda: cloud.preempt("mine")},
+    )  # fmt: skip
+    assert status == 0, lines
+    assert verbs(cloud).count("tpu-vm create") == 3 and verbs(cloud).count("tpu-vm delete") == 3
+    assert all("--spot" in call for call in cloud.calls() if call[3] == "create") and cloud.node("mine") is None
+    told = said(lines)
+    assert [line for line in told if "restart" in line] == [
+        "2 of 2 gone; restart 1 of 10",
+        "2 of 2 gone; restart 2 of 10",
+    ]
+    assert told.count("mine is PREEMPTED: deleting it") == 2 and told[-2] == "deleted mine"
+    assert told[-1].startswith("done: 0.0") and told[-1].endswith(" at 32 an hour")
+    starts = (tmp_path / "shared" / "starts").read_text().splitlines()
+    for host in range(2):
+        own = [line for line in starts if line.startswith(f"process {host} of 2 at step ")]
+        assert len(own) == 3 and own[0].startswith(f"process {host} of 2 at step 0: ")
+        assert all(line.endswith(f": {' '.join(TRAIN)}") for line in own)
+        assert f"host {host} | step 20/20" in lines
+    record = read_record("mine")
+    assert (record.phase, record.status, record.starts) == ("done", 0, 3) and record.ready_since is None
+    assert "host 1 | step 20/20" in launch("logs", "mine")[1], "from the local copies"
+
+
+# ---- connections, limits, mistakes
+
+
+@pytest.mark.slow
+def test_a_lost_connection_ends_nothing_and_no_line_is_shown_twice(cloud, launch):
+    (cloud.folder / "drop").write_text("3")
+
+    def drop_again():
+        (cloud.folder / "drop").write_text("5")
+
+    status, lines = launch(*NEW, launch.shared, "--", *TRAIN, on={"step 8/": drop_again})
+    assert status == 0 and read_record("mine").starts == 1
+    assert verbs(cloud).count("tpu-vm ssh") > 10, "followed again"
+    for host in range(2):
+        steps = [int(line.split()[-1].split("/")[0]) for line in lines if line.startswith(f"host {host} | step ")]
+        assert steps == list(range(steps[0], 21)), "a host that starts late begins at the step of the others"
+    assert "host 0 | step 1/20" in lines
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_launcher(cloud, launch, tmp_path):
+    """The launcher is killed: the node is listed as orphaned, and another process watches the run to its end."""
+    command = [sys.executable, "-m", "train_jax", "launch", *NEW, launch.shared, "--env=STEPS=300", "--", *TRAIN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT) as process:
+        for line in process.stdout:
+            if "step 5/300" in line:
+                process.kill()
+                break
+    time.sleep(0.3)
+    before = int((tmp_path / "shared" / "step").read_text())
+    assert "orphaned: nobody would start it again or delete it" in "\n".join(listed(launch))
+    status, lines = launch("watch", "mine")
+    assert status == 0 and before > 5 and "host 0 | step 300/300" in lines and read_record("mine").starts == 1
+    assert cloud.node("mine") is None and said(lines)[-1].startswith("done: ")
+
+
+@pytest.mark.slow
+def test_max_hours_stops_the_run_and_deletes_the_node(cloud, launch):
+    status, lines = launch(*NEW, "--max-hours", "0.0008", launch.shared, "--env=STEPS=100000", "--", *TRAIN)
+    assert status == life.TIME_OUT and cloud.node("mine") is None
+    assert "stopped at --max-hours" in said(lines)[-3] and said(lines)[-2] == "deleted mine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("last", "status"), [(2, 2), (1, 1)])
+def test_an_error_of_the_run_is_not_repeated(cloud, launch, last, status):
+    assert launch(*NEW, launch.shared, f"--env=LAST={last}", "--", *TRAIN)[0] == status
+    record = read_record("mine")
+    assert (record.phase, record.starts) == ("failed", 1) and cloud.node("mine") is None
+
+
+@pytest.mark.slow
+def test_no_capacity_after_a_preemption_is_waited_out(cloud, launch):
+    def preempt():
+        (cloud.folder / "refuse").write_text("tpu-vm create")
+        cloud.preempt("mine")
+
+    status, lines = launch(*NEW, launch.shared, "--env=HOLD=4", "--", *TRAIN, on={"host 0 | step 4/": preempt})
+    assert status == 0 and any(
+        line.startswith("no node yet: ERROR: (gcloud) RESOURCE_EXHAUSTED") for line in said(lines)
+    )
+
+
+@pytest.mark.slow
+def test_a_failed_start_leaves_no_node(cloud, launch, capsys):
+    (cloud.folder / "refuse").write_text("unpack")
+    assert launch(*NEW, launch.shared, "--", *TRAIN)[0] == 1
+    assert cloud.node("mine") is None and "RESOURCE_EXHAUSTED" in capsys.readouterr().err
+    assert launch(*NEW, launch.shared, "--", *TRAIN)[0] == 0, "again"
+
+
+# ---- nodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [None, "--delete-when-done"])
+def test_a_node_that_was_there_is_used_and_kept(cloud, launch, option):
+    cloud.create("mine", "us-central2-b")
+    status, lines = launch(*TPU, *filter(None, [option]), launch.shared, "--", *TRAIN)
+    assert status == 0 and "tpu-vm create" not in verbs(cloud)
+    assert (cloud.node("mine") is None) == (option is not None)
+    if option is None:
+        assert "mine is still there" in said(lines)[-2]
+        assert "  idle: the run is over; it was there before" in listed(launch)
+
+
+@pytest.mark.slow
+def test_a_queued_resource(cloud, launch):
+    status, _ = launch(*NEW, "--queued", "--capacity", "spot", launch.shared, "--", *TRAIN)
+    assert status == 0 and cloud.node("mine") is None
+    (create,) = [call for call in cloud.calls() if call[3] == "create"]
+    assert create[2] == "queued-resources" and {"--node-id=mine", "--spot", "--accelerator-type=v4-16"} <= set(create)
+    (delete,) = [call for call in cloud.calls() if call[3] == "delete"]
+    assert delete[2] == "queued-resources" and "--force" in delete
+
+
+@pytest.mark.slow
+def test_list_marks_what_nobody_needs(cloud, launch):
+    assert launch(*NEW, "--keep", launch.shared, "--", *TRAIN)[0] == 0
+    cloud.create("other", "us-central2-b", {"trm-launch": "other"})
+    lines = listed(launch)
+    assert [line.split()[:4] for line in lines if not line.startswith("  ")][1:] == [
+        ["mine", "us-central2-b", "v4-16", "READY"],
+        ["other", "us-central2-b", "v4-16", "READY"],
+    ]
+    assert lines[2] == "  idle: the run is over; `trm launch delete mine`"
+    assert lines[4] == "  orphaned: created by a launch that is not known here"
+    assert launch("delete", "mine")[0] == 0 and cloud.node("mine") is None
+    assert "mine" in listed(launch)[1] and "none" in listed(launch)[1]
+
+
+@pytest.mark.slow
+def test_stop_saves_and_delete_is_refused_before(cloud, launch, capsys):
+    refused = []
+
+    def end():
+        refused.append(main(["launch", "delete", "mine"]))
+        main(["launch", "stop", "mine"])
+
+    status, lines = launch(*NEW, launch.shared, "--env=STEPS=100000", "--", *TRAIN, on={"step 4/": end})
+    assert status == 75 and refused == [2] and "a run is going on mine" in capsys.readouterr().err
+    assert any("saved after step" in line for line in lines) and cloud.node("mine") is None
+    assert (read_record("mine").phase, read_record("mine").starts) == ("stopped", 1)
+
+
+@pytest.mark.slow
+def test_the_stand_in_knows_only_flags_of_gcloud():
+    """Against the table of commands in an installed gcloud, which needs no account and no network."""
+    program = shutil.which("gcloud")
+    tables = [] if program is None else [Path(program).resolve().parents[1] / "data" / "cli" / "gcloud_completions.py"]
+    if not tables or not tables[0].is_file():
+        pytest.skip("gcloud is not installed")
+    known = {"__name__": "completions"}
+    exec(compile(tables[0].read_text(), "completions", "exec"), known)
+    commands = known["STATIC_COMPLETION_CLI_TREE"]["commands"]["compute"]["commands"]["tpus"]["commands"]
+    everywhere = {"--project", "--format", "--quiet", "--version"}  # `--version` of create is missing in the table
+    for name, flags in FLAGS.items():
+        group, verb = name.split()
+        assert flags - everywhere <= set(commands[group]["commands"][verb]["flags"]), name

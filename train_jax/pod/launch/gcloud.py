@@ -1,0 +1,207 @@
+"""The `gcloud` command lines of a launch, and their execution: lists of arguments, never through a local shell."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from train_jax.errors import UserError
+
+_NAME = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+_PATTERNS = {
+    "tpu": _NAME,
+    "zone": r"[a-z]+(-[a-z]+)*[0-9]*-[a-z][0-9]?",
+    "project": r"([a-z][-a-z0-9]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z][-a-z0-9]{4,28})?",
+    "type": r"([a-z0-9]{2,20}-[0-9]{1,5})?",
+    "runtime_version": r"([a-z0-9][-a-z0-9.]{0,99})?",
+}
+_EXAMPLES = {
+    "tpu": "a name of small letters, digits and hyphens, such as mine-1",
+    "zone": "a zone such as us-central2-b",
+    "project": "the id of a project",
+    "type": "an accelerator type such as v4-64",
+    "runtime_version": "a TPU software version such as tpu-ubuntu2204-base",
+}
+LABEL = "trm-launch"
+"""Marks what a launch created."""
+
+
+class GcloudError(UserError):
+    """gcloud failed, or is not there."""
+
+    STATUS: ClassVar[int] = 1
+
+
+class Node(NamedTuple):
+    """A TPU by name."""
+
+    name: str
+    zone: str
+    project: str = ""
+
+    @property
+    def flags(self) -> list[str]:
+        return [f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else [])]
+
+
+class Request(NamedTuple):
+    """What to create if the node does not exist."""
+
+    type: str = ""
+    runtime_version: str = ""
+    capacity: str = "on-demand"
+    queued: bool = False
+    internal_ip: bool = False
+    """Only internal addresses: the node gets no other, and ssh uses it."""
+
+
+def check_names(**names: str) -> None:
+    """Raises `UserError` for a name that Google Cloud would refuse; so none is a flag, or has a meaning in a shell."""
+    for field, value in names.items():
+        if not re.fullmatch(_PATTERNS[field], value):
+            raise UserError(f"--{field.replace('_', '-')} {value!r}: expected {_EXAMPLES[field]}")
+
+
+def worker_count(accelerator_type: str) -> int:
+    """The hosts of an accelerator type such as v4-64; the number counts cores up to v5p, chips for v5e and v6e."""
+    kind, _, number = accelerator_type.partition("-")
+    size = int(number or 0)
+    return 1 if size <= 8 else size // (4 if kind in ("v5litepod", "v6e") else 8)
+
+
+def runtime_of(accelerator_type: str) -> str:
+    """The software version of a type that the documentation of Cloud TPU gives for JAX."""
+    kind = accelerator_type.partition("-")[0]
+    versions = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
+    return versions.get(kind, "tpu-ubuntu2204-base")
+
+
+# ---- command lines
+
+
+def tpu(group: str, verb: str, *words: str) -> list[str]:
+    return ["gcloud", "compute", "tpus", group, verb, *words]
+
+
+def create(node: Node, request: Request) -> list[str]:
+    version = request.runtime_version or runtime_of(request.type)
+    common = [*node.flags, f"--accelerator-type={request.type}", f"--labels={LABEL}={node.name}", "--quiet"]
+    common += [f"--{request.capacity}"] if request.capacity != "on-demand" else []
+    common += ["--internal-ips"] if request.internal_ip else []
+    if request.queued:
+        return tpu(
+            "queued-resources", "create", node.name, f"--node-id={node.name}", f"--runtime-version={version}", *common
+        )
+    return tpu("tpu-vm", "create", node.name, f"--version={version}", *common)
+
+
+def describe(node: Node, *, queued: bool = False) -> list[str]:
+    return tpu(_group(queued), "describe", node.name, *node.flags, "--format=json")
+
+
+def delete(node: Node, *, queued: bool = False) -> list[str]:
+    return tpu(_group(queued), "delete", node.name, *node.flags, *(["--force"] if queued else []), "--quiet")
+
+
+def start_node(node: Node) -> list[str]:
+    return tpu("tpu-vm", "start", node.name, *node.flags, "--quiet")
+
+
+def list_nodes(zone: str, project: str) -> list[str]:
+    return tpu("tpu-vm", "list", *Node("", zone, project).flags, "--format=json")
+
+
+def ssh(node: Node, worker: int, command: Sequence[str], *, internal_ip: bool = False) -> list[str]:
+    """Runs a command on one worker: one connection each, because `--worker=all` holds back the output until the end."""
+    flags = [*node.flags, f"--worker={worker}", *(["--internal-ip"] if internal_ip else []), "--quiet"]
+    alive = ["--ssh-flag=-oServerAliveInterval=15", "--ssh-flag=-oServerAliveCountMax=4"]
+    return tpu("tpu-vm", "ssh", node.name, *flags, *alive, f"--command={shlex.join(command)}")
+
+
+def upload(node: Node, worker: int, path: Path, name: str, *, internal_ip: bool = False) -> list[str]:
+    """Copies a local file to `name`, relative to the home folder of one worker; a name of `check_names` and slashes."""
+    flags = [*node.flags, f"--worker={worker}", *(["--internal-ip"] if internal_ip else []), "--quiet"]
+    return tpu("tpu-vm", "scp", str(path), f"{node.name}:{name}", *flags)
+
+
+def download(node: Node, worker: int, name: str, path: Path, *, internal_ip: bool = False) -> list[str]:
+    flags = [*node.flags, f"--worker={worker}", *(["--internal-ip"] if internal_ip else []), "--quiet"]
+    return tpu("tpu-vm", "scp", f"{node.name}:{name}", str(path), *flags)
+
+
+def _group(queued: bool) -> str:
+    return "queued-resources" if queued else "tpu-vm"
+
+
+# ---- execution
+
+
+class Gcloud:
+    """Executes command lines."""
+
+    dry = False
+
+    def run(self, argv: Sequence[str]) -> str:
+        """Returns standard output. Raises `GcloudError` with the last line of what gcloud says."""
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        except FileNotFoundError:
+            raise GcloudError("gcloud is not installed; see https://cloud.google.com/sdk/docs/install") from None
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
+            raise GcloudError(f"{said[-1]} ({shlex.join(argv)[:300]})")
+        return done.stdout
+
+    def json(self, argv: Sequence[str]) -> Any:
+        """Returns what a command with `--format=json` prints; None for a resource that does not exist."""
+        try:
+            return json.loads(self.run(argv))
+        except GcloudError as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def stream(self, argv: Sequence[str], line: Callable[[bytes], bool]) -> int:
+        """Calls `line` with every complete line of standard output, until it returns false; returns the exit status."""
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        assert process.stdout is not None
+        for raw in process.stdout:
+            if raw.endswith(b"\n") and not line(raw):
+                process.terminate()
+                break
+        process.stdout.close()
+        return process.wait()
+
+
+class DryRun(Gcloud):
+    """Shows command lines and executes none; the node does not exist, and then is ready."""
+
+    dry = True
+
+    def __init__(self, show: Callable[[str], None], type: str):
+        """`type`: of the node; without one, the node exists and has one worker."""
+        self._show, self._workers, self._created = show, worker_count(type), not type
+
+    def run(self, argv: Sequence[str]) -> str:
+        self._show(shlex.join(argv))
+        self._created = self._created or argv[4] == "create"
+        return "ended 0" if argv[4] == "ssh" else ""
+
+    def json(self, argv: Sequence[str]) -> Any:
+        self._show(shlex.join(argv))
+        if not self._created:
+            return None
+        endpoints = [{"ipAddress": f"ADDRESS_OF_WORKER_{worker}"} for worker in range(self._workers)]
+        state: Any = {"state": "ACTIVE"} if argv[3] == "queued-resources" else "READY"
+        return {"state": state, "networkEndpoints": endpoints}
+
+    def stream(self, argv: Sequence[str], line: Callable[[bytes], bool]) -> int:
+        self._show(shlex.join(argv))
+        return 0

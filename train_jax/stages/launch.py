@@ -1,0 +1,240 @@
+"""`trm launch`: runs a command on every host of a TPU slice, or rehearses that on this machine."""
+
+import dataclasses
+import sys
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+
+from models_torch.ranges import Range
+from train_jax.__main__ import STAGES
+from train_jax.command_line import parse
+from train_jax.errors import UserError
+from train_jax.help_pages import HelpPage
+from train_jax.pod.launch import manage
+from train_jax.pod.launch.command import check_assignments, check_command, check_environment_file
+from train_jax.pod.launch.gcloud import DryRun, Gcloud, Request, check_names, worker_count
+from train_jax.pod.launch.life import run_to_end
+from train_jax.pod.launch.overview import overview, table
+from train_jax.pod.launch.record import Record
+from train_jax.pod.launch.rehearsal import rehearsal
+from train_jax.pod.launch.view import View
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Options of a launch; what follows `--` is the command of every host."""
+
+    rehearse: str = ""
+    """Rehearse on this machine: hosts x devices of each, such as 8x4."""
+    preempt: str = ""
+    """In a rehearsal: SIGTERM to a host once the run has reached a step, HOST@STEP, such as 3@20."""
+    kill: str = ""
+    """In a rehearsal: SIGKILL to a host, HOST@STEP."""
+    tpu: str = ""
+    """Name of the TPU: created if it does not exist, otherwise used."""
+    zone: str = ""
+    """Zone of the TPU, such as us-central2-b."""
+    restarts: Annotated[int, Range(0, 1000)] = 10
+    """Starts again after a preemption or a lost host, at most so often."""
+    max_hours: Annotated[float, Range(0, 1e5)] = 0.0
+    """Stops the run so long after its first node was ready; 0 for no limit."""
+    dry_run: bool = False
+    """Show every command; run none."""
+    detach: bool = False
+    """Watch the run in the background; `trm launch logs NAME` follows it."""
+
+    type: str = ""
+    """Accelerator type to create, such as v4-64."""
+    runtime_version: str = ""
+    """Software version of a new node; by default the one for JAX on this type."""
+    capacity: Literal["on-demand", "spot", "reserved"] = "on-demand"
+    """What a new node is taken from."""
+    queued: bool = False
+    """Request a new node as a queued resource, and wait for it."""
+    internal_ip: bool = False
+    """Give a new node internal addresses only, and connect to these."""
+    project: str = ""
+    """Project; by default that of gcloud's configuration."""
+
+    extras: tuple[str, ...] = ("tpu", "gcs")
+    """Extras of pyproject.toml that every host installs."""
+    env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """NAME=VALUE for every host, not for secrets; may be repeated."""
+    worker_env_file: str = ""
+    """File with lines NAME=VALUE for every host, such as WANDB_API_KEY; only its owner may read it (mode 600)."""
+
+    collect: str = ""
+    """Folder of the first host to copy here at the end; by default the run folder of `train`, unless in storage."""
+    price_per_hour: Annotated[float, Range(0, 1e6)] = 0.0
+    """What the whole node costs an hour, for the sum at the end and in `trm launch list`."""
+    delete_when_done: bool = False
+    """Delete the node at the end even if it was there before; what the launch created is deleted anyway."""
+    keep: bool = False
+    """Delete no node at the end."""
+
+    command: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+
+    HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
+        "node": HelpPage(
+            "what is created", ("type", "runtime_version", "capacity", "queued", "internal_ip", "project")
+        ),
+        "hosts": HelpPage("what the hosts get", ("extras", "env", "worker_env_file")),
+        "end": HelpPage(
+            "results, costs, and what is deleted at the end", ("collect", "price_per_hour", "delete_when_done", "keep")
+        ),
+    }
+
+    def run(self) -> int:
+        view = View(_show)
+        if self.rehearse:
+            with rehearsal(self.rehearse, self.command, view, preempt=self.preempt, kill=self.kill) as hosts:
+                status = run_to_end(hosts, view, self.restarts)
+            if hosts.faults:
+                raise UserError("the run ended before the step of --preempt or --kill")
+            return status
+        commands = DryRun(_show, self.type) if self.dry_run else Gcloud()
+        record = manage.prepare(self.record(), commands, view)
+        if self.detach and not self.dry_run:
+            view.say(f"watched in the background, log in {manage.watch_in_background(self.tpu)}")
+            return 0
+        return watched(record, commands, view)
+
+    def record(self) -> Record:
+        """What is known of the launch before it begins."""
+        request = Request(self.type, self.runtime_version, self.capacity, self.queued, self.internal_ip)
+        same = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in _SAME}
+        same["collect"] = same["collect"] or manage.run_folder_of(self.command)
+        return Record(request=request, **same)
+
+    def check(self) -> None:
+        """Raises `UserError` for options that contradict each other, and for a command that hosts cannot run."""
+        if bool(self.rehearse) == bool(self.tpu):
+            raise UserError("trm launch needs either --rehearse HOSTSxDEVICES or --tpu NAME --zone ZONE; see --help")
+        if self.tpu:
+            check_names(
+                tpu=self.tpu,
+                zone=self.zone,
+                project=self.project,
+                type=self.type,
+                runtime_version=self.runtime_version,
+            )
+        check_assignments(self.env)
+        check_environment_file(self.worker_env_file)
+        shared = bool(self.tpu) and worker_count(self.type) > 1
+        check_command(self.command, list(STAGES), shared=shared)
+
+
+_SAME = {field.name for field in dataclasses.fields(Record)} & {field.name for field in dataclasses.fields(Launch)}
+
+
+@dataclasses.dataclass(frozen=True)
+class List:
+    """List launches and nodes: state, hours, cost at the stated price; idle and orphaned nodes are marked."""
+
+    zones: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Zones to look for nodes in, besides those of the launches of this machine."""
+    project: str = ""
+    """Project of these zones."""
+
+    def run(self) -> int:
+        for zone in self.zones:
+            check_names(zone=zone)
+        check_names(project=self.project)
+        print("\n".join(table(overview(Gcloud(), self.zones, self.project))))
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Logs:
+    """Follow the logs of all hosts, or show those of a launch that is over. Ctrl-C ends nothing but this view."""
+
+    tpu: Annotated[str, tyro.conf.Positional]
+    """Name of the TPU."""
+
+    def run(self) -> int:
+        manage.logs(self.tpu, Gcloud(), View(_show))
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Watch a launch whose terminal was closed: follow, start again after preemptions, collect, delete the node."""
+
+    tpu: Annotated[str, tyro.conf.Positional]
+    """Name of the TPU."""
+
+    def run(self) -> int:
+        return watched(manage.known(self.tpu), Gcloud(), View(_show))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """Stop a run with SIGTERM, so that it saves; then collect its results, and delete the node if it was created."""
+
+    tpu: Annotated[str, tyro.conf.Positional]
+    """Name of the TPU."""
+
+    def run(self) -> int:
+        manage.stop(self.tpu, Gcloud(), View(_show))
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Delete:
+    """Delete the node of a launch."""
+
+    tpu: Annotated[str, tyro.conf.Positional]
+    """Name of the TPU."""
+    force: bool = False
+    """Also while a run is going on there, and if no launch created it."""
+
+    def run(self) -> int:
+        manage.delete(self.tpu, Gcloud(), View(_show), force=self.force)
+        return 0
+
+
+COMMANDS = {"list": List, "logs": Logs, "watch": Watch, "stop": Stop, "delete": Delete}
+
+
+def watched(record: Record, commands: Gcloud, view: View) -> int:
+    try:
+        return manage.watch(record, commands, view)
+    except KeyboardInterrupt:
+        view.say(f"no longer watched; the run goes on: `trm launch watch {record.tpu}` watches it again")
+        return 130
+
+
+def _show(line: str) -> None:
+    """In one write, because several threads show lines."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(config: Launch | List | Logs | Watch | Stop | Delete) -> None:
+    if status := config.run():
+        sys.exit(status)
+
+
+def cli(argv: list[str]) -> None:
+    if argv and argv[0] in COMMANDS:
+        config = parse(COMMANDS[argv[0]], argv[1:], prog=f"trm launch {argv[0]}")
+        check_names(**({} if isinstance(config, List) else {"tpu": config.tpu}))
+        main(config)
+        return
+    own, command = argv, []
+    if "--" in argv:
+        own, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    description = (
+        "Run a command on every host: `trm launch --tpu NAME --zone ZONE --type v4-64 -- train NAME …` on a TPU slice, "
+        "`trm launch --rehearse 8x4 -- train NAME …` on this machine. The command is a stage of trm, or bash with a "
+        f"script. Also: trm launch {', '.join(COMMANDS)}."
+    )
+    parsed = parse(Launch, own, prog="trm launch", default=Launch(), description=description)
+    launch = dataclasses.replace(parsed, command=tuple(command))
+    launch.check()
+    main(launch)
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])
