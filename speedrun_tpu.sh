@@ -36,7 +36,7 @@ source ./environment.sh $extra
 
 # ---- what this machine can do --------------------------------------------------------------------------------------
 profile=${PROFILE:-}                                     # a host of a pod would wait for the others if JAX were asked
-if [ -z "$profile" ] && { [ "$extra" = tpu ] || [ "${JAX_NUM_PROCESSES:-1}" -gt 1 ]; }; then profile=extreme
+if [ -z "$profile" ] && { [[ $extra == tpu* ]] || [ "${JAX_NUM_PROCESSES:-1}" -gt 1 ]; }; then profile=extreme
 elif [ -z "$profile" ]; then
     profile=$(python -c 'import jax; print("cpu" if jax.default_backend() == "cpu" else "extreme")')
 fi
