@@ -31,6 +31,10 @@ def where(tmp_path, data_dir):
     return "--data-dir", data_dir, "--run-dir", tmp_path / "runs" / "one"
 
 
+_REMEDY_IN_TEXT = ("data", "configuration trains", "devices")
+"""Checks whose text is an error of `trm train`, which says the remedy."""
+
+
 def failed(rows):
     return {name for name, each in rows.items() if each["status"] == "FAIL"}
 
@@ -77,7 +81,7 @@ def test_other_architectures_beside_pytorch(where, model):
 def test_a_fault_is_caught(where, fault, devices, options, name, message):
     status, rows = preflight(fault, devices, *where, *options)
     assert (status, failed(rows)) == (1, {name})
-    assert message in rows[name]["measured"] and (rows[name]["remedy"] or name in ("data", "configuration trains"))
+    assert message in rows[name]["measured"] and (rows[name]["remedy"] or name in _REMEDY_IN_TEXT)
 
 
 def test_mistakes_are_status_2(capsys):

@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from train_jax.run.cache import continued_file, upload_working_files, working_folder
 from train_jax.run.folder import RunFolder, write_text
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does n
     from train_jax.run.config import RunConfig
 
 _CONSOLE_EVERY_SECONDS = 5.0
+
+WandbMode = Literal["online", "offline", "disabled", "not installed"]
 
 
 class Tracker:
@@ -111,7 +113,7 @@ def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
 
 def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
     mode, _ = wandb_mode(config)
-    if mode in ("disabled", "not installed"):
+    if mode == "disabled" or mode == "not installed":
         return None
     try:
         import wandb
@@ -135,7 +137,7 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
         return None
 
 
-def wandb_mode(config: RunConfig) -> tuple[str, str]:
+def wandb_mode(config: RunConfig) -> tuple[WandbMode, str]:
     """`online`, `offline`, `disabled` or `not installed`, and where a key is; never the key."""
     if config.wandb == "disabled":
         return "disabled", ""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from train_jax.errors import UserError
 from train_jax.pod.launch.view import View
-from train_jax.runtime.processes import VARIABLES
+from train_jax.runtime.cluster import VARIABLES
 from train_jax.runtime.supervisor import PIPE
 
 _STEP = re.compile(r"step +(\d+)")

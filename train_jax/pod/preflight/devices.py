@@ -74,10 +74,10 @@ def check_products(devices: Devices) -> Row:
     """A matrix product in bfloat16 and in float32 on every device of this process, beside NumPy in float64."""
     rng = np.random.default_rng(0)
     left, right = rng.normal(size=(2, PRODUCT_SIZE, PRODUCT_SIZE)).astype(np.float32)
-    half = [np.asarray(x, jnp.bfloat16) for x in (left, right)]
+    narrow = np.asarray(left, jnp.bfloat16), np.asarray(right, jnp.bfloat16)
     cases: dict[str, tuple[Any, Any, str | None, float]] = {
         "float32 at precision highest": (left, right, "highest", FLOAT32_FAIL),
-        "bfloat16": (*half, None, BFLOAT16_FAIL),
+        "bfloat16": (*narrow, None, BFLOAT16_FAIL),
         "float32 at JAX's default": (left, right, None, DEFAULT_FAIL),
     }
     parts, failed = [], []
