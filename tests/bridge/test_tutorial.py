@@ -30,6 +30,7 @@ def run(kind, code, namespace):
         assert main(command[3:]) == 0
 
 
+@pytest.mark.slow
 def test_the_page_is_true(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

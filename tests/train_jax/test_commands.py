@@ -40,6 +40,7 @@ def test_a_missing_data_set(capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_over_the_devices(tmp_path, data_dir):
     seven = "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=7'"
     run = "import sys; from train_jax.__main__ import main; sys.exit(main(sys.argv[1:]))"

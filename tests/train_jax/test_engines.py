@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support.scripts import ROOT
 
-from train_jax.runtime.processes import VARIABLES
+from train_jax.runtime.cluster import VARIABLES
 
 ENGINES = ROOT / "docs" / "engines"
 FILES = sorted(ENGINES.iterdir())

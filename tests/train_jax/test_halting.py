@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.halting_toy import CONTINUE, HALT, LENGTH, RIGHT_CELLS, STEPS, evaluate
+from support.markers import slow_unless
 from support.scripts import run_script
 
 from train_jax.errors import UserError
@@ -90,6 +91,7 @@ def test_bootstrapped_halting_compares_as_in_training():
     assert next(p.mean_steps for p in curve.by_threshold if p.threshold == 0.5) == pytest.approx(np.mean(steps))
 
 
+@pytest.mark.slow
 def test_each_device_stops_by_itself(tmp_path):
     """In 2 batches of 4 rows on 4 devices every device has one row, in the second batch one of them only padding."""
     out = tmp_path / "out"
@@ -127,6 +129,7 @@ def test_the_curve_equals_the_result_of_halting():
     assert [line.split()[1] for line in shown if line.split()[0] == "0.5"] == ["2.71"]
 
 
+@pytest.mark.slow
 def test_examples_without_labels_are_not_counted():
     labels = jnp.array([[3, IGNORED_LABEL], [IGNORED_LABEL, IGNORED_LABEL], [3, 3]])
     preds = jnp.array([[[3, 1], [1, 1], [3, 1]], [[1, 1], [1, 1], [3, 3]]])
@@ -153,7 +156,7 @@ def test_malformed_curves_are_refused(values):
         from_json(values)
 
 
-@pytest.mark.parametrize("model", ["trm", "hrm"])
+@pytest.mark.parametrize("model", slow_unless("trm".__eq__, ["trm", "hrm"]))
 def test_early_answers_are_those_of_the_whole_evaluation_at_the_halting_step(data_dir, model):
     config = with_model(preset("tiny"), model)
     bootstrapped = model == "hrm"

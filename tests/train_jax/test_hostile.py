@@ -271,6 +271,7 @@ def test_the_command_line_says_it_in_one_line_with_status_2(tmp_path, capsys):
     assert shown.err.startswith(f"trm: {path}: puzzle concept0, ") and not (tmp_path / "set").exists()
 
 
+@pytest.mark.slow
 def test_damaged_files_are_read_or_refused():
     """Ten thousand of them: `python -m benchmarks.fuzz_data`."""
     ends, bad = fuzz(100, seed=2026)

@@ -42,13 +42,13 @@ def test_the_life_of_a_run_with_two_preemptions(cloud, launch, tmp_path):
     assert status == 0, lines
     assert verbs(cloud).count("tpu-vm create") == 3 and verbs(cloud).count("tpu-vm delete") == 3
     assert all("--spot" in call for call in cloud.calls() if call[3] == "create") and cloud.node("mine") is None
-    told = said(lines)
-    assert [line for line in told if "restart" in line] == [
+    messages = said(lines)
+    assert [line for line in messages if "restart" in line] == [
         "2 of 2 gone; restart 1 of 10",
         "2 of 2 gone; restart 2 of 10",
     ]
-    assert told.count("mine is PREEMPTED: deleting it") == 2 and told[-2] == "deleted mine"
-    assert told[-1].startswith("done: 0.0") and told[-1].endswith(" at 32 an hour")
+    assert messages.count("mine is PREEMPTED: deleting it") == 2 and messages[-2] == "deleted mine"
+    assert messages[-1].startswith("done: 0.0") and messages[-1].endswith(" at 32 an hour")
     starts = (tmp_path / "shared" / "starts").read_text().splitlines()
     for host in range(2):
         own = [line for line in starts if line.startswith(f"process {host} of 2 at step ")]

@@ -62,6 +62,7 @@ def test_the_others_end_with_an_error_that_names_the_lost_process(tmp_path, case
         assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_is_busy_is_not_lost_and_all_wait_for_it(tmp_path):
     processes = Processes(tmp_path, "end", "busy")
     assert processes.ended() == {0: (0, ""), 1: (0, "")}

@@ -107,6 +107,7 @@ def test_a_run_continues_with_another_number_of_processes(tmp_path, data_dir, si
         pytest.param({"--data-dir": "nowhere"}, "nowhere", id="data"),
     ],
 )
+@pytest.mark.slow
 def test_an_error_in_one_process_stops_all_with_one_line(tmp_path, data_dir, fields, message):
     command = [sys.executable, "-m", "train_jax", "train", "tiny", "--wandb", "disabled"]
     own = {"--data-dir": str(data_dir), "--run-dir": "run"}

@@ -129,6 +129,7 @@ def test_text_of_the_run_is_never_markup(run_dir, data_dir):
     assert "<script" not in hostile + board(KIND, np.zeros(16, np.uint8), label=HOSTILE)
 
 
+@pytest.mark.slow
 def test_missing_pieces_leave_gaps_not_inventions(run_dir):
     folder = RunFolder(run_dir)
     for path in (folder.export_check, folder.machine, folder.finished, folder.predictions("test")):

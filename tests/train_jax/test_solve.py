@@ -125,6 +125,7 @@ def maze_run(tmp_path_factory, maze_data) -> str:
     return run_of(tmp_path_factory.mktemp("runs") / "maze", maze_data)
 
 
+@pytest.mark.slow
 def test_a_maze_is_shown_from_a_file_and_from_the_test_set(maze_run, tmp_path, capsys):
     path = tmp_path / "maze.txt"
     path.write_text(MAZE + "\n")
@@ -153,6 +154,7 @@ def arc_run(tmp_path_factory, arc_data) -> str:
     return run_of(tmp_path_factory.mktemp("runs") / "arc", arc_data, steps=2)
 
 
+@pytest.mark.slow
 def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys):
     tasks = json.loads((arc_data / "test_puzzles.json").read_text())
     name, task = next((name, task) for name, task in tasks.items() if len(task["test"]) > 1)
@@ -175,6 +177,7 @@ def test_an_arc_task_is_shown_from_its_file(arc_run, arc_data, tmp_path, capsys)
     assert "it is unknown whether the answer is correct" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_dir, arc_data, tmp_path, capsys):
     def written(name: str, content: str | bytes) -> str:
         path = tmp_path / name

@@ -63,6 +63,7 @@ def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_unchanged(tmp_path, finished_run, finished_fields, data_dir):
     """By a later process with the same fields."""
 

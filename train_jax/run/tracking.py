@@ -141,7 +141,7 @@ def wandb_mode(config: RunConfig) -> tuple[WandbMode, str]:
     """`online`, `offline`, `disabled` or `not installed`, and where a key is; never the key."""
     if config.wandb == "disabled":
         return "disabled", ""
-    if importlib.util.find_spec("wandb") is None:
+    if "wandb" not in sys.modules and importlib.util.find_spec("wandb") is None:
         return "not installed", ""
     key = "WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else "a netrc file" if _has_netrc_key() else ""
     return (("online" if key else "offline") if config.wandb == "auto" else config.wandb), key
