@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,8 @@ def make_view(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
     outs = list(listed(metas))
     dispatch.note(func, "view")
     steps = view_steps(func, base, args, kwargs, outs)
+    if isinstance(metas, (tuple, list)) and torch.is_grad_enabled():
+        steps = [dataclasses.replace(step, one_of_several=True) for step in steps]
     if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
         base = BridgeTensor(base._cell, base._meta)
     tracks = torch.is_grad_enabled() and func is not aten.detach.default
@@ -59,6 +62,7 @@ def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> 
     inputs: list[BridgeTensor] = []
     map_tensors((args, *kwargs.values()), values_into(inputs))
     _refuse_write_into_leaf(target)
+    _refuse_write_into_one_of_several(target, inputs)
     check_write(func, target, args, kwargs)
     raise_if_not_cast(func, args, kwargs)
     source = compute(dispatch, functional, args, kwargs, like=target)
@@ -84,3 +88,15 @@ def _refuse_write_into_leaf(target: BridgeTensor) -> None:
     if target.requires_grad and target._cell.leaf is not None and torch.is_grad_enabled():
         what = "a leaf Variable" if target.is_leaf else "a view of a leaf Variable"
         raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
+
+
+def _refuse_write_into_one_of_several(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
+    """Raise what PyTorch raises: the results of `unbind`, `split` and `chunk` take no write that has a gradient."""
+    if not torch.is_grad_enabled() or not any(view.one_of_several for view in target._views):
+        return
+    if target.requires_grad or any(each.requires_grad for each in inputs):
+        raise RuntimeError(
+            "a view is being modified inplace. This view is the output of a function that returns multiple views. Such "
+            "functions do not allow the output views to be modified inplace. You should replace the inplace operation "
+            "by an out-of-place one."
+        )

@@ -199,3 +199,5 @@ class View:
     """(the viewed array, the view's new value) -> the viewed array's new value"""
     repeats: Callable[[], bool] = _never
     """Whether several elements of the view are one element of the viewed array; then `put` cannot be used."""
+    one_of_several: bool = False
+    """Whether an operation with several views as results made it, with gradients on."""

@@ -97,7 +97,11 @@ def functional_op(func: Any) -> Any:
         for a in arguments(func)
         if not (a.alias_info is not None and a.alias_info.is_write and a.kwarg_only)
     ]
-    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else getattr(aten, name)
+    if name.startswith("__i"):  # `<<=` is `__ilshift__`
+        name = f"__{name.removeprefix('__i')}"
+    else:
+        name = name.removesuffix("_")
+    packet = getattr(aten, name, None)
     for candidate in packet.overloads() if packet is not None else ():
         op = getattr(packet, candidate)
         if kind_of(op) != "write" and [(a.name, str(a.type)) for a in arguments(op)] == wanted:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge.cells import regraft
 from bridge.lowerings.registry import METAS, decomposes, lowers, widened
 
 aten = torch.ops.aten
@@ -42,7 +43,10 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_in
     label = jnp.take_along_axis(alpha, np.maximum(ends - 1, 0)[:, None], 1)[:, 0]
     total = jnp.logaddexp(last, jnp.where(ends > 0, label, _NEVER))
     mass = jnp.sum(jnp.where(running[..., None], jnp.exp(log_probs), 0), (0, 2))
-    loss = jnp.where(total > _NEVER / 2, mass - jax.lax.stop_gradient(mass) - total, 0 if zero_infinity else jnp.inf)
+    possible = total > _NEVER / 2
+    loss = jnp.where(possible, -total, 0 if zero_infinity else jnp.inf)
+    # An infinite loss has a gradient of NaN, as in PyTorch.
+    loss = regraft(loss, (mass - total) * jnp.where(possible, 1, 0 if zero_infinity else jnp.nan))
     return loss, jnp.zeros((batch, steps, states.shape[1]), log_probs.dtype)
 
 

@@ -54,6 +54,38 @@ def grid_sampler_2d_backward(gradient, x, grid, *settings):
     return _masked(_pullback(lambda x, g: aten.grid_sampler_2d.default(x, g, *settings), gradient, x, grid), mask)
 
 
+def _without_gradient_at_borders(grid: torch.Tensor, size: int, reflects: bool, align_corners: bool) -> torch.Tensor:
+    """Coordinates along one dimension: PyTorch's kernels give those none that lie on the border or are moved there."""
+    with torch.no_grad():
+        place = ((grid + 1) * size - 1) / 2 if not align_corners else (grid + 1) / 2 * (size - 1)
+        if reflects:
+            low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
+            if not span:
+                return grid.detach()
+            away = (place - low).abs()
+            rest, flips = torch.fmod(away, span), (away / span).floor()
+            place = torch.where(torch.fmod(flips, 2) == 0, rest + low, span + low - rest)
+        inside = (place > 0) & (place < size - 1)
+    return torch.where(inside, grid, grid.detach())
+
+
+def _bilinear_grid_sampler(op: Any) -> Callable:
+    of_pytorch = pytorch_decomposition(op)
+
+    def grid_sampler(x, grid, interpolation, padding, align_corners):
+        if interpolation == 0 and padding:
+            places = zip(grid.unbind(-1), reversed(x.shape[2:]), strict=True)
+            settings = padding == 2, align_corners
+            grid = torch.stack([_without_gradient_at_borders(*each, *settings) for each in places], -1)
+        return of_pytorch(x, grid, interpolation, padding, align_corners)
+
+    return grid_sampler
+
+
+for _op in (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default):
+    DECOMPOSITIONS[_op] = _bilinear_grid_sampler(_op)
+
+
 def _of_one_input(forward: Any) -> Callable:
     """`backward(gradient, input, *settings)` of `forward(input, *settings)`."""
 

@@ -76,6 +76,12 @@ def softplus(x, beta=1, threshold=20):
     return jnp.where(large, x, jnp.log1p(jnp.exp(jnp.where(large, 0, x * beta))) / beta)
 
 
+@lowers(aten.complex.default)
+def complex_number(real, imag):
+    """Keeps the sign of an imaginary zero, which decides the side of a branch cut."""
+    return jax.lax.complex(*jnp.broadcast_arrays(real, imag))
+
+
 @lowers(aten.mish.default)
 def mish(x):
     x = widened(x)

@@ -84,28 +84,39 @@ def logcumsumexp(x, dim):
     return jax.lax.associative_scan(_logaddexp, widened(x), axis=dim % x.ndim)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _variance(x: jax.Array, axes: tuple[int, ...], ddof: int) -> jax.Array:
-    """With the reduced dimensions kept."""
-    return jnp.var(x, axes, ddof=ddof, keepdims=True)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _variance(x: jax.Array, axes: tuple[int, ...], ddof: float, whole: bool) -> jax.Array:
+    """With the reduced dimensions kept; `whole` if PyTorch was told none. No degrees of freedom make it infinite."""
+    squares = jnp.sum(jnp.square(x - jnp.mean(x, axes, keepdims=True)), axes, keepdims=True)
+    return squares / jnp.asarray(max(_count(x, axes) - ddof, 0), x.dtype)
 
 
 @_variance.defjvp
-def _variance_jvp(axes, ddof, primals, tangents):
+def _variance_jvp(axes, ddof, whole, primals, tangents):
     """Not through the mean: entries beside an infinite one have a gradient."""
     (x,), (dx,) = primals, tangents
-    count = max(math.prod(x.shape[a] for a in axes) - ddof, 0)
-    scale = 2 / count if count else jnp.nan
-    slope = scale * (x - jnp.mean(x, axes, keepdims=True))
-    return _variance(x, axes, ddof), jnp.sum(dx * slope, axes, keepdims=True)
+    freedom = _count(x, axes) - ddof
+    away = x - jnp.mean(x, axes, keepdims=True)
+    if freedom <= 0 and whole:
+        slope = jnp.where(away == 0, jnp.nan, jnp.inf)
+    else:  # PyTorch's formula for dimensions also divides by less than zero
+        slope = jnp.asarray(2 / freedom if freedom else jnp.inf, x.dtype) * away
+    return _variance(x, axes, ddof, whole), jnp.sum(dx * slope, axes, keepdims=True)
+
+
+def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
+    return math.prod(x.shape[a] for a in axes)
 
 
 def _spread(x, dim, correction, keepdim, root):
     """Variance or, with the gradient zero where all entries are equal, deviation; and the mean."""
     x = widened(x)
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(d % x.ndim for d in dim)
-    variance = functools.partial(jnp.var, keepdims=True) if jnp.iscomplexobj(x) else _variance
-    var = variance(x, axes, ddof=1 if correction is None else correction)
+    ddof = 1 if correction is None else correction
+    if jnp.iscomplexobj(x):
+        var = jnp.var(x, axes, ddof=ddof, keepdims=True)
+    else:
+        var = _variance(x, axes, ddof, dim is None or not x.ndim)
     out = jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var))) if root else var
     return out if keepdim else jnp.squeeze(out, axes), jnp.mean(x, axes, keepdims=keepdim)
 
@@ -160,13 +171,44 @@ def dist(x, y, p=2):
 @lowers(aten._cdist_forward.default)
 def cdist(x, y, p, _compute_mode):
     """By differences: exact for close points, where PyTorch's product of large sets is not."""
-    return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, (-1,))
+    return _distance(x[..., :, None, :] - y[..., None, :, :], p)
 
 
 @lowers(aten._pdist_forward.default)
 def pdist(x, p=2):
     first, second = np.triu_indices(x.shape[0], 1)
-    return vector_norm(x[first] - x[second], p, (-1,))
+    return _distance(x[first] - x[second], p)
+
+
+def _distance(difference: jax.Array, p: float) -> jax.Array:
+    """The norm of the last axis. For infinity, every largest coordinate has the whole gradient; in a norm, a share."""
+    if p != float("inf") or not difference.shape[-1]:
+        return vector_norm(difference, p, (-1,))
+    sizes = absolute(difference)
+    largest = jax.lax.stop_gradient(jnp.max(sizes, -1))
+    return regraft(largest, jnp.sum(jnp.where(sizes == largest[..., None], sizes, 0), -1))
+
+
+@lowers(aten._euclidean_dist.default)
+@jax.custom_jvp
+def euclidean_dist(x, y):
+    """`torch.cdist` of large sets, by a matrix product. The gradient at a distance of zero is zero."""
+    squares = [jnp.sum(jnp.square(each), -1, keepdims=True) for each in (x, y)]
+    product = -2 * jnp.matmul(x, jnp.swapaxes(y, -1, -2))
+    return jnp.sqrt(jnp.maximum(squares[0] + product + jnp.swapaxes(squares[1], -1, -2), 0))
+
+
+@euclidean_dist.defjvp
+def _euclidean_dist_jvp(primals, tangents):
+    (x, y), (dx, dy) = primals, tangents
+    distance = euclidean_dist(x, y)
+
+    def products(a, b):
+        return jnp.matmul(a, jnp.swapaxes(b, -1, -2))
+
+    own = jnp.sum(x * dx, -1)[..., :, None] + jnp.sum(y * dy, -1)[..., None, :]
+    inverse = jnp.where(distance == 0, 0, 1 / jnp.where(distance == 0, 1, distance))
+    return distance, (own - products(dx, y) - products(x, dy)) * inverse
 
 
 @lowers(aten.binary_cross_entropy.default)

@@ -218,6 +218,8 @@ ELSEWHERE = {
     aten.linalg_lu_factor_ex.default,
     aten._efficientzerotensor.default,
     aten.polar.default,
+    aten.complex.default,
+    aten._euclidean_dist.default,
     aten._fft_c2r.default,
     aten.nextafter.default,
     aten.put.default,
