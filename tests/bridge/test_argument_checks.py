@@ -154,7 +154,7 @@ def test_a_constant_like_an_integer_input_counts_as_one_of_64_bits(forward):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # samples of deprecated functions
 def test_no_kernel_is_said_to_refuse_what_it_takes(monkeypatch):
-    """Every operation inside the samples of PyTorch's database, with tensors as JAX has them: integers of 32 bits."""
+    """Every operation inside the samples of PyTorch's database, with traced tensors."""
     database, threads = op_survey.database(), torch.get_num_threads()
     monkeypatch.setattr(kernel_checks, "_FITTING", set())
     refused = {}
@@ -183,5 +183,4 @@ def test_no_kernel_is_said_to_refuse_what_it_takes(monkeypatch):
 
 def as_from_jax(tensor):
     """A traced tensor; nobody reads its values."""
-    dtype = torch.int32 if tensor.dtype == torch.int64 else tensor.dtype
-    return fresh(NUMBER, blank(tensor.shape, None, dtype))
+    return fresh(NUMBER, blank(tensor.shape, None, tensor.dtype))
