@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.lowering_cases import (
-    TOLERANCE,
-    assert_close,
-    is_free,
-    numbers,
-    to_jax,
-    weights,
-)
+from support.lowering_calls import TOLERANCE, assert_close, is_free, to_jax, weights
+from support.lowering_cases import numbers
 from torch import nn
 
 import bridge

@@ -6,19 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.lowering_cases import (
-    CASES,
-    ELSEWHERE,
-    TOLERANCE,
-    UNDEFINED,
-    X,
-    assert_close,
-    aten,
-    in_jax,
-    in_pytorch,
-    numbers,
-    to_jax,
-)
+from support.lowering_calls import TOLERANCE, assert_close, in_jax, in_pytorch, to_jax
+from support.lowering_cases import CASES, ELSEWHERE, UNDEFINED, X, aten, numbers
 from torch import nn
 
 import bridge
