@@ -84,8 +84,12 @@ class StandIn:
 
     def signal(self, name, number):
         for path in (self.folder / "workers" / name).glob("*/trm-launches/*/*/process"):
-            with contextlib.suppress(ProcessLookupError, ValueError):
-                os.killpg(int(path.read_text().split()[0]), number)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                process = int(path.read_text().split()[0])
+                try:
+                    os.killpg(process, number)
+                except ProcessLookupError:  # it has no group yet, or has ended
+                    os.kill(process, number)
 
     def calls(self):
         path = self.folder / "calls.jsonl"

@@ -15,11 +15,15 @@ from support.gcloud_stand_in import StandIn
 from support.scripts import ROOT
 
 TRM = """#!/usr/bin/env bash
-# Stands for a training: one step in 50 ms, in a folder that all hosts share. At the steps in HOLD the first one waits,
-# once, to be stopped.
+# Stands for a training: one step in 50 ms, in a folder that all hosts share, once all of them are there. At the steps
+# in HOLD the first one waits, once, to be stopped.
 trap 'echo "saved after step $(cat "$SHARED/step")"; exit 75' TERM
 step=$(cat "$SHARED/step" 2>/dev/null || echo 0)
 echo "process $JAX_PROCESS_ID of $JAX_NUM_PROCESSES at step $step: $*" | tee -a "$SHARED/starts"
+started() { grep -c "^process $1 " "$SHARED/starts" || true; }
+for other in $(seq 0 $((JAX_NUM_PROCESSES - 1))); do
+    until [ "$(started "$other")" = "$(started "$JAX_PROCESS_ID")" ]; do sleep 0.02; done
+done
 while [ "$step" -lt "${STEPS:-20}" ]; do
     step=$((step + 1))
     [ "$JAX_PROCESS_ID" != 0 ] || echo "$step" > "$SHARED/step"

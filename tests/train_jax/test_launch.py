@@ -16,6 +16,14 @@ from train_jax.__main__ import main
 from train_jax.pod.launch import life
 from train_jax.pod.launch.record import read_record
 
+LAUNCH = """
+import sys
+from train_jax.__main__ import main
+from train_jax.pod.launch import node
+node.POLL_SECONDS = 0.02
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch):
     status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--", *TRAIN)
@@ -32,7 +40,7 @@ def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch):
     ]
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_the_life_of_a_run_with_two_preemptions(cloud, launch, tmp_path):
     """Created, installed, started, preempted twice, created again each time, finished, deleted."""
     status, lines = launch(
@@ -63,7 +71,7 @@ def test_the_life_of_a_run_with_two_preemptions(cloud, launch, tmp_path):
 # ---- connections, limits, mistakes
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_a_lost_connection_ends_nothing_and_no_line_is_shown_twice(cloud, launch):
     (cloud.folder / "drop").write_text("3")
 
@@ -79,31 +87,31 @@ def test_a_lost_connection_ends_nothing_and_no_line_is_shown_twice(cloud, launch
     assert "host 0 | step 1/20" in lines
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_a_run_outlives_its_launcher(cloud, launch, tmp_path):
     """The launcher is killed: the node is listed as orphaned, and another process watches the run to its end."""
-    command = [sys.executable, "-m", "train_jax", "launch", *NEW, launch.shared, "--env=STEPS=300", "--", *TRAIN]
+    command = [sys.executable, "-c", LAUNCH, "launch", *NEW, launch.shared, "--env=STEPS=100", "--", *TRAIN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT) as process:
         for line in process.stdout:
-            if "step 5/300" in line:
+            if "step 5/100" in line:
                 process.kill()
                 break
     time.sleep(0.3)
     before = int((tmp_path / "shared" / "step").read_text())
     assert "orphaned: nobody would start it again or delete it" in "\n".join(listed(launch))
     status, lines = launch("watch", "mine")
-    assert status == 0 and before > 5 and "host 0 | step 300/300" in lines and read_record("mine").starts == 1
+    assert status == 0 and before > 5 and "host 0 | step 100/100" in lines and read_record("mine").starts == 1
     assert cloud.node("mine") is None and said(lines)[-1].startswith("done: ")
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_max_hours_stops_the_run_and_deletes_the_node(cloud, launch):
     status, lines = launch(*NEW, "--max-hours", "0.0008", launch.shared, "--env=STEPS=100000", "--", *TRAIN)
     assert status == life.TIME_OUT and cloud.node("mine") is None
     assert "stopped at --max-hours" in said(lines)[-3] and said(lines)[-2] == "deleted mine"
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "status"), [(2, 2), (1, 1)])
 def test_an_error_of_the_run_is_not_repeated(cloud, launch, last, status):
     assert launch(*NEW, launch.shared, f"--env=LAST={last}", "--", *TRAIN)[0] == status
@@ -111,7 +119,7 @@ def test_an_error_of_the_run_is_not_repeated(cloud, launch, last, status):
     assert (record.phase, record.starts) == ("failed", 1) and cloud.node("mine") is None
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_no_capacity_after_a_preemption_is_waited_out(cloud, launch):
     def preempt():
         (cloud.folder / "refuse").write_text("tpu-vm create")
@@ -123,7 +131,7 @@ def test_no_capacity_after_a_preemption_is_waited_out(cloud, launch):
     )
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_a_failed_start_leaves_no_node(cloud, launch, capsys):
     (cloud.folder / "refuse").write_text("unpack")
     assert launch(*NEW, launch.shared, "--", *TRAIN)[0] == 1
@@ -134,7 +142,7 @@ def test_a_failed_start_leaves_no_node(cloud, launch, capsys):
 # ---- nodes
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [None, "--delete-when-done"])
 def test_a_node_that_was_there_is_used_and_kept(cloud, launch, option):
     cloud.create("mine", "us-central2-b")
@@ -146,7 +154,7 @@ def test_a_node_that_was_there_is_used_and_kept(cloud, launch, option):
         assert "  idle: the run is over; it was there before" in listed(launch)
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_a_queued_resource(cloud, launch):
     status, _ = launch(*NEW, "--queued", "--capacity", "spot", launch.shared, "--", *TRAIN)
     assert status == 0 and cloud.node("mine") is None
@@ -156,7 +164,7 @@ def test_a_queued_resource(cloud, launch):
     assert delete[2] == "queued-resources" and "--force" in delete
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_list_marks_what_nobody_needs(cloud, launch):
     assert launch(*NEW, "--keep", launch.shared, "--", *TRAIN)[0] == 0
     cloud.create("other", "us-central2-b", {"trm-launch": "other"})
@@ -171,7 +179,7 @@ def test_list_marks_what_nobody_needs(cloud, launch):
     assert "mine" in listed(launch)[1] and "none" in listed(launch)[1]
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_stop_saves_and_delete_is_refused_before(cloud, launch, capsys):
     refused = []
 

@@ -14,7 +14,7 @@ from train_jax.pod.launch.record import read_record, state_folder
 NASTY = "a b'\"$(touch pwned)`touch pwned`;touch pwned|&*?[x]\\ #~\n-x é"
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_no_character_has_a_meaning(cloud, launch, tmp_path):
     train = ("train", "tiny", "--run-dir", f"gs://bucket/{NASTY}")
     (cloud.folder / "hosts").write_text("1")
@@ -54,7 +54,7 @@ def test_mistakes_are_one_line_and_nothing_is_called(cloud, capsys):
     assert cloud.calls() == [] and not state_folder().exists()
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_secrets_reach_the_run_and_no_command_line(cloud, launch, tmp_path):
     secrets = tmp_path / "secrets"
     secrets.touch(mode=0o600)
@@ -73,7 +73,7 @@ def test_secrets_reach_the_run_and_no_command_line(cloud, launch, tmp_path):
     assert said(lines)[0].endswith("-dirty")
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_a_local_run_folder_of_one_host_is_collected(cloud, launch):
     (cloud.folder / "hosts").write_text("1")
     Path("work").mkdir()
@@ -85,7 +85,7 @@ def test_a_local_run_folder_of_one_host_is_collected(cloud, launch):
     assert cloud.node("mine") is None and not list(Path().rglob("pwned"))
 
 
-@pytest.mark.campaign  # polls processes and clocks: not yet steady enough for CI
+@pytest.mark.slow
 def test_what_a_dry_run_shows_can_be_pasted(cloud, launch):
     options = (
         *NEW,

@@ -59,7 +59,7 @@ def _watch(record: Record, commands: Gcloud, view: View) -> int:
     try:
         status = run_to_end(workers, view, record.restarts)
     except UserError:
-        if node.record.starts == 0:  # nothing runs, so nothing is lost
+        if node.record.starts == 0 or node.stops():  # nothing runs, so nothing is lost
             finish(node, workers, view, 1)
         raise
     finish(node, workers, view, status)

@@ -18,7 +18,9 @@ READY_SECONDS = 3600.0
 CAPACITY_SECONDS = 24 * 3600.0
 """How long a node is asked for again after a preemption, while there is none."""
 
-_GONE = {"PREEMPTED", "TERMINATED", "SUSPENDED", "SUSPENDING", "FAILED", "DELETING", "HIDDEN"}
+_LASTING = {"READY", "STOPPED", "PREEMPTED", "TERMINATED", "SUSPENDED", "FAILED", "HIDDEN", "HIDING", "UNHIDING"}
+"""States that end only if somebody acts; the others are on the way to one of these, or to no node."""
+_GONE = _LASTING - {"READY"} | {"", "STOPPING", "SUSPENDING", "DELETING"}
 
 
 class TpuNode:
@@ -49,33 +51,37 @@ class TpuNode:
         Raises `UserError` for a node that is not there and must not be created.
         """
         state, again = self.state(), self.record.begun is not None
-        if state == "READY":
-            fresh = self.record.ready_since is None
-        else:
-            fresh = True
+        fresh = state != "READY" or self.record.ready_since is None
+        if state != "READY":
             self._account()
-            self._bring(state, again)
-            self._wait()
+            self._bring(again)
         if fresh:
             now = time.time()
             self.change(ready_since=now, begun=self.record.begun or now)
         return fresh
 
-    def _bring(self, state: str, again: bool) -> None:
-        """Makes a request for a node that is in no state to be used."""
+    def _bring(self, again: bool) -> None:
+        """Waits, creates, starts until the node is ready; `again`: also if a new node is preempted before it is."""
+        requested = False
+        while (state := self._settled(requested)) != "READY":
+            if requested and (not again or state == "FAILED"):
+                raise GcloudError(f"{self.record.tpu} is {state}, and was to be READY")
+            self._request(state, again)
+            requested = True
+
+    def _request(self, state: str, again: bool) -> None:
+        """Starts or creates a node that is in no state to be used."""
         record = self.record
         if state == "STOPPED":
             self._gcloud.run(gcloud.start_node(record.node))
             return
-        if state in _GONE:
+        if state:
             if not record.created:
                 raise UserError(
                     f"{record.tpu} is {state} and was not created by a launch; delete it, or use another name"
                 )
             self._say(f"{record.tpu} is {state}: deleting it")
             self.delete()
-        elif state:
-            return  # somebody creates or repairs it
         if not record.request.type:
             raise UserError(f"{record.tpu} does not exist in {record.zone}; give --type, such as v4-64, to create it")
         self.change(phase="creating", created=True)
@@ -89,24 +95,40 @@ class TpuNode:
                 self._gcloud.run(gcloud.create(self.record.node, self.record.request))
                 return
             except GcloudError as error:
-                if time.time() > min(until, self.record.deadline or until) or self.stops():
+                if time.time() > min(until, self.record.deadline or until):
                     raise
+                self.check_not_stopped()
                 self._say(f"no node yet: {error}")
             time.sleep(pause)
             pause = min(2 * pause, 40 * POLL_SECONDS)
 
-    def _wait(self) -> None:
-        queued, said = self.record.request.queued and self.record.created, ""
-        until = time.time() + READY_SECONDS
-        while (state := self._request_state() if queued else "ACTIVE") != "ACTIVE" or (
-            state := self.state()
-        ) != "READY":
-            if state in _GONE - {"DELETING"} or (not queued and time.time() > until):
-                raise GcloudError(f"{self.record.tpu} is {state}, and was to be READY")
+    def _settled(self, requested: bool) -> str:
+        """Waits while the node changes its state; returns a state that lasts. `requested`: it is to exist soon.
+
+        A queued request is waited for without a limit, a node for `READY_SECONDS`.
+        """
+        queued, said, until = requested and self.record.request.queued and self.record.created, "", 0.0
+        while True:
+            request = self._request_state() if queued else "ACTIVE"
+            if request in ("FAILED", "SUSPENDED"):
+                return request
+            state = self.state() if request == "ACTIVE" else request
+            if request == "ACTIVE":
+                until = until or time.time() + READY_SECONDS
+                if state in _LASTING or not (state or requested):
+                    return state
+                if time.time() > until:
+                    raise GcloudError(f"{self.record.tpu} is {state or 'not there'}, and was to be READY")
+            self.check_not_stopped()
             if state != said:
                 self._say(f"{self.record.tpu} is {state or 'not there yet'}")
             said = state
             time.sleep(POLL_SECONDS)
+
+    def check_not_stopped(self) -> None:
+        """Raises `GcloudError` if somebody asked for an end before the run could be started."""
+        if self.stops():
+            raise GcloudError(f"the launch {self.record.tpu} was stopped before the run was started")
 
     def stops(self) -> bool:
         """Whether somebody asked the run to stop."""
@@ -116,7 +138,7 @@ class TpuNode:
 
     def is_gone(self) -> bool:
         """Whether the machines of the run are not there any more."""
-        return self.state() in _GONE | {"", "STOPPED", "STOPPING"}
+        return self.state() in _GONE
 
     def delete(self) -> None:
         """Deletes the node, and the request for it if it was queued. One that is not there is no error."""

@@ -53,8 +53,9 @@ start() {
 run() {                                                         # in a session of its own
     local id=$1 seconds=$2 line status=0 folder=$PWD
     shift 2
-    echo "$$ $(cat /proc/sys/kernel/random/boot_id)" > "$id/process"
+    is_process "$folder/$id" "$$"
     trap 'ended "$folder/$id" $?' EXIT
+    trap 'exit 143' TERM
     cd code
     mapfile -t extras < ../extras
     source ./environment.sh "${extras[@]}"
@@ -69,10 +70,19 @@ run() {                                                         # in a session o
     export PYTHONUNBUFFERED=1
     local command=("$@")
     [ "$seconds" = 0 ] || command=(timeout --signal=TERM --kill-after=300 "$seconds" "$@")
-    setsid "${command[@]}" &                                    # a group of its own, so that `stop` does not end this script
-    echo "$! $(cat /proc/sys/kernel/random/boot_id)" > "$folder/$id/process"
-    wait "$!" || status=$?
+    trap : TERM                                                 # from here on, `stop` ends the command, not this script
+    setsid "${command[@]}" &                                    # a group of its own
+    local child=$!
+    is_process "$folder/$id" "$child"
+    [ ! -e "$folder/$id/stop" ] || stop "$folder/$id"           # it was asked to stop before it was there
+    wait "$child" || status=$?
+    while kill -0 "$child" 2>/dev/null; do status=0; wait "$child" || status=$?; done   # a signal ended the wait
     exit "$status"
+}
+
+is_process() {                                                  # in one step, so that no reader sees half of it
+    echo "$2 $(cat /proc/sys/kernel/random/boot_id)" > "$1/process.part"
+    mv "$1/process.part" "$1/process"
 }
 
 ended() {
@@ -92,9 +102,12 @@ status() {
 }
 
 follow() {
-    local id=$1 bytes=$2 number
+    local id=$1 bytes=$2 number turns=0
     echo "$3"
-    until [ -e "$id/process" ] || [ -e "$id/status" ]; do [ -e "$id" ] || exit 4; sleep 0.1; done
+    until [ -e "$id/process" ] || [ -e "$id/status" ]; do
+        [ -e "$id" ] && [ "$((turns += 1))" -lt 300 ] || exit 4  # 30 seconds: the machine went down when it began
+        sleep 0.1
+    done
     read -r number _ <<<"$(process "$id")"
     if alive "$id"; then exec tail -c "+$((bytes + 1))" -f --pid="$number" -s 0.2 -- "$id/log"; fi
     tail -c "+$((bytes + 1))" -- "$id/log"
@@ -102,9 +115,11 @@ follow() {
 
 stop() {
     local number
-    alive "$1" || exit 0
+    [ -e "$1" ] || return 0
+    touch "$1/stop"
+    alive "$1" || return 0                                      # ended, or it finds the file when it begins
     read -r number _ <<<"$(process "$1")"
-    kill -TERM -- "-$number" 2>/dev/null || true
+    kill -TERM -- "-$number" 2>/dev/null || kill -TERM "$number" 2>/dev/null || true   # it may have no group yet
 }
 
 pack() {

@@ -31,6 +31,8 @@ AGAIN_SECONDS = 5.0
 """Before a lost connection is made again."""
 SILENT_SECONDS = 900.0
 """A worker that cannot be reached for so long, although its node is ready, is given up."""
+LOG_ATTEMPTS = 10
+"""How often the rest of the log of a run that has ended is asked for if the connection breaks each time."""
 
 
 class Workers:
@@ -62,6 +64,7 @@ class Workers:
         try:
             if fresh:
                 self._install()
+            self.node.check_not_stopped()
             self._send_secrets()
             self._begin(addresses)
         except GcloudError as error:
@@ -85,7 +88,7 @@ class Workers:
         self._say(f"started on {self.count} hosts as {record.id}")
 
     def follow(self, host: int, line: Callable[[str], None]) -> int | None:
-        record, silent_since = self.node.record, time.time()
+        record, silent_since, attempts = self.node.record, time.time(), 0
         while True:
             code = self._receive(host, record.id, line)
             try:
@@ -93,8 +96,10 @@ class Workers:
                 silent_since = time.time()
                 if state[0] in ("none", "lost"):
                     return None
-                if state[0] == "ended" and code == 0:
-                    return int(state[1])
+                if state[0] == "ended":
+                    attempts += 1
+                    if code == 0 or attempts == LOG_ATTEMPTS:
+                        return int(state[1])
             except GcloudError:
                 if self._is_lost(silent_since):
                     return None
