@@ -1,6 +1,6 @@
 """A script: runs the training step on eight virtual devices, with gradients given by the batch.
 
-python -m support.toy_training OUT.npz
+python -m support.toy_training OUT.npz CASE …
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def batches():
         yield batch
 
 
-def main(out):
+def main(out, *cases):
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
@@ -112,7 +112,8 @@ def main(out):
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
     )
-    for case, config in CASES.items():
+    for case in cases:
+        config = CASES[case]
         optimizer = dense_optimizer(config, STEPS)
         step = devices.parallel_train_step(make_train_step(objective, optimizer, config, options))
         params, buffers = jax.tree.map(
@@ -150,4 +151,4 @@ def with_nan(batch):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

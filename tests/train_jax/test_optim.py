@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from support import torch_optimizers
+from support.markers import slow_unless
 from support.torch_optimizers import SHAPES
 
 from train_jax.errors import UserError
@@ -67,7 +68,7 @@ def test_steps_as_pytorch_does(config):
 
 
 @every_optimizer
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_unless("float32".__eq__, ["float32", "bfloat16"]))
 def test_dtypes_are_kept_and_it_compiles_once(config, dtype):
     """With gradients in bfloat16 the parameters and the state keep their dtype."""
     optimizer, step = jitted(config)

@@ -1,23 +1,39 @@
 """The training step on eight virtual devices against PyTorch on the whole batch, with a bad batch in the middle."""
 
+import functools
+
 import numpy as np
 import pytest
 from support import torch_optimizers, toy_training
+from support.markers import slow_unless
 from support.scripts import run_script
 from support.toy_training import ALL_GOOD, BAD, BATCH, CASES, STEPS, TABLE
 
 from train_jax.core.metrics import parameter_groups
 
 DENSE = tuple(torch_optimizers.SHAPES)
-every_case = pytest.mark.parametrize("case", CASES)
-every_case_with_nan = pytest.mark.parametrize("case", [case for case in CASES if case != ALL_GOOD])
+BY_DEFAULT = ("adamw", "muon", ALL_GOOD)
+every_case = pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, CASES))
+every_case_with_nan = pytest.mark.parametrize(
+    "case", slow_unless(BY_DEFAULT.__contains__, [case for case in CASES if case != ALL_GOOD])
+)
 
 
 @pytest.fixture(scope="module")
-def results(made_once):
-    """State, carry and metrics after every step of every case, by `case/number/part/name`."""
-    folder = made_once("toy", lambda folder: run_script("toy_training", folder / "out.npz"))
-    return dict(np.load(folder / "out.npz"))
+def results_of(made_once):
+    """`results_of(case)`: state, carry and metrics after every step, by `case/number/part/name`."""
+
+    @functools.cache
+    def trained(name, cases):
+        folder = made_once(name, lambda folder: run_script("toy_training", folder / "out.npz", *cases))
+        return dict(np.load(folder / "out.npz"))
+
+    def of(case):
+        if case in BY_DEFAULT:
+            return trained("toy", BY_DEFAULT)
+        return trained("toy-others", tuple(other for other in CASES if other not in BY_DEFAULT))
+
+    return of
 
 
 def part(results, prefix):
@@ -32,8 +48,9 @@ def initial_arrays():
 
 
 @every_case
-def test_parameters_ema_and_table_rows_equal_pytorch(results, case):
+def test_parameters_ema_and_table_rows_equal_pytorch(results_of, case):
     """PyTorch does not get the bad batch: it must leave no trace, not even in the schedule."""
+    results = results_of(case)
     config = CASES[case]
     params, table = initial_arrays()
     gradients = [{n: b[n].sum(0) / BATCH for n in DENSE} for b in toy_training.batches()]
@@ -67,12 +84,14 @@ def test_rows_repeat_on_several_devices_with_gradients_of_both_signs():
 
 
 @every_case
-def test_compiles_once(results, case):
+def test_compiles_once(results_of, case):
+    results = results_of(case)
     assert results[f"{case}/compiled"] == 0
 
 
 @every_case_with_nan
-def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results, case):
+def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results_of, case):
+    results = results_of(case)
     before, after = part(results, f"{case}/before"), part(results, f"{case}/bad/0")
     kept = [name for name in before if not name.startswith("guard")]
     assert {"step", f"buffers/{TABLE}"} | {f"{part}/{n}" for part in ("params", "ema") for n in DENSE} <= set(kept)
@@ -85,7 +104,8 @@ def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results, ca
 
 
 @every_case_with_nan
-def test_after_a_batch_with_nan_training_continues_with_new_examples(results, case):
+def test_after_a_batch_with_nan_training_continues_with_new_examples(results_of, case):
+    results = results_of(case)
     carry = part(results, f"{case}/bad/1")
     assert carry["halted"].all() and not carry["steps"].any()
     assert not part(results, f"{case}/{BAD - 1}/1")["halted"].all()
@@ -94,14 +114,17 @@ def test_after_a_batch_with_nan_training_continues_with_new_examples(results, ca
     assert last["step"] == STEPS and last["guard/skipped_steps"] == 1
 
 
-def test_the_step_after_a_skipped_one_draws_other_random_numbers(results):
-    drawn = {case: [float(results[f"{case}/{n}/2/drawn"]) for n in range(STEPS)] for case in ("adamw", ALL_GOOD)}
+def test_the_step_after_a_skipped_one_draws_other_random_numbers(results_of):
+    drawn = {
+        case: [float(results_of(case)[f"{case}/{n}/2/drawn"]) for n in range(STEPS)] for case in ("adamw", ALL_GOOD)
+    }
     assert len(set(drawn[ALL_GOOD])) == STEPS
     assert drawn["adamw"][:BAD] == drawn[ALL_GOOD][:BAD]
     assert drawn["adamw"][BAD:-1] == drawn[ALL_GOOD][BAD + 1 :]
 
 
-def test_norms_by_group(results):
+def test_norms_by_group(results_of):
+    results = results_of("adamw")
     groups = parameter_groups(DENSE)
     assert list(groups) == ["embed_tokens", "lm_head", "q_head", "L_level"]
     for number, batch in enumerate(toy_training.batches()):
@@ -119,7 +142,8 @@ def test_norms_by_group(results):
             np.testing.assert_allclose(metrics["update_norm"], norms, rtol=1e-3)  # a difference of nearly equal numbers
 
 
-def test_halting_histogram(results):
+def test_halting_histogram(results_of):
+    results = results_of("adamw")
     for number in range(STEPS):
         carry, metrics = part(results, f"adamw/{number}/1"), part(results, f"adamw/{number}/2")
         halted_at = carry["steps"][carry["halted"]]
