@@ -25,6 +25,7 @@ GROUPS = {
         "train": "train a model, or continue a run: trm train PRESET [--field value …]",
         "status": "show runs: step, speed, time left, last checkpoint, health, goodput",
         "summary": "print the accuracy, training time and files of a run",
+        "profile": "print where the time of profiled steps went: trm train NAME --profile 5",
         "sweep": "list and show the experiments",
     },
     "pods": {

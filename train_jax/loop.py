@@ -17,6 +17,7 @@ from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.goodput import read_goodput
 from train_jax.run.host_log import host_log
 from train_jax.run.machine import write_machine
+from train_jax.run.profiling import Profiler
 from train_jax.run.record import Record
 from train_jax.run.resume import decide_start, open_run, sole_writer
 from train_jax.run.saving import Saving
@@ -139,6 +140,7 @@ def _steps(
     key = devices.random_key(config.seed)
     window: list[tuple[int, Any]] = []
     debugger = NanDebugger(training) if config.debug_nans else None
+    profiler = Profiler(config, saving.folder, clock, steps.start, programs.text)
 
     def log(dispatches: list[tuple[int, Any]]) -> None:
         if dispatches:
@@ -160,10 +162,11 @@ def _steps(
         program = programs.get(first, step - first, (state, carry, batch, key))
         record.say(programs.news())
         preemption.before_step(step, partial(log, window))
-        with preemption.lock:
+        with preemption.lock, profiler.dispatch(first, step, state):
             state, carry, metrics = program(state, carry, batch, key)
             preemption.after_step(step, partial(save_and_end, step, state, carry))
         timeline.dispatched(step)
+        record.say(profiler.after(step, state))
         if debugger is not None:
             debugger.after_step(state, metrics)
         window.append((step, metrics))
@@ -186,6 +189,7 @@ def _steps(
                     saving.start(step, state, carry, clock, figures)
             events.progress()
         preemption.check()
+    record.say(profiler.finish(steps.stop, state))
     return state
 
 

@@ -77,8 +77,7 @@ def yardsticks(program: Program, *, module_depth: int = 2) -> Yardsticks:
         if not instruction.estimated_cycles:
             continue
         size = _hbm_bytes(program, instruction)
-        source, names = _source(program, instruction)
-        module = "/".join(names[-module_depth:])
+        source, module = source_of(program, instruction, module_depth)
         for cost in (total, by_kind[kind], by_pass[pass_of(source)], by_module[module]):
             cost.add(instruction, times, size)
     return Yardsticks(
@@ -120,16 +119,16 @@ def modules(functions: Iterable[str]) -> list[str]:
     return names
 
 
-def _source(program: Program, instruction: Instruction) -> tuple[Instruction, list[str]]:
-    """Returns the instruction and the modules it comes from.
+def source_of(program: Program, instruction: Instruction, module_depth: int) -> tuple[Instruction, str]:
+    """Returns the instruction and the innermost `module_depth` PyTorch modules it comes from, such as `Block/SwiGLU`.
 
     A fusion that the compiler put together has no source of its own: that is its first instruction which has one.
     """
     for each in (instruction, *program.inside(instruction)):
         names = modules(program.functions(each.frame))
         if names:
-            return each, names
-    return instruction, []
+            return each, "/".join(names[-module_depth:])
+    return instruction, ""
 
 
 def _hbm_bytes(program: Program, instruction: Instruction) -> float:

@@ -30,8 +30,8 @@ ACT_FIELDS = (
 SCHEDULE_FIELDS = ("lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio")
 LOGGING_FIELDS = (
     "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "checkpoint_every_minutes",
-    "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "debug_nans", "deterministic", "wandb",
-    "wandb_project",
+    "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "profile", "profile_skip", "debug_nans",
+    "deterministic", "wandb", "wandb_project",
 )  # fmt: skip
 
 
@@ -117,6 +117,10 @@ class RunConfig:
     """Optimizer steps between log lines, which are averages over these steps."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
     """Seed of weights, batches and random numbers of the task."""
+    profile: Annotated[int, Range(0, 1000)] = 0
+    """Optimizer steps to trace for XProf and Perfetto, with snapshots of the device memory; 0 for none."""
+    profile_skip: Annotated[int, Range(0, 10**9)] = 10
+    """Optimizer steps of the session before the trace; the first ones are slower."""
     debug_nans: bool = False
     """Stop at the first NaN or infinity and name the PyTorch submodule that produced it. Slow."""
     deterministic: bool = False

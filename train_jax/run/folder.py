@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does n
 __all__ = ["RunFolder", "find_run", "read_run", "write_bytes", "write_text"]
 
 
+PROFILED_PROGRAM = "train-step.txt.gz"
+"""In the folder of a profile: the compiled train step, which says what each operation of the trace belongs to."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
     """The files of one run."""
@@ -65,6 +69,10 @@ class RunFolder:
     def host_log(self, process: int) -> Path:
         """Everything that a process printed."""
         return self.path / "logs" / f"host-{process:02}.log"
+
+    def profile(self, process: int) -> Path:
+        """The folder with what `--profile` has recorded in a process."""
+        return self.path / "profile" / f"host-{process:02}"
 
     @property
     def wandb_id(self) -> Path:

@@ -22,7 +22,7 @@ class Saving:
 
     def __init__(self, training: Training, folder: RunFolder, now: Callable[[], float] = time.monotonic):
         config = training.config
-        self._now, self._last = now, now()
+        self._now, self._last, self.folder = now, now(), folder
         self._training, self._devices = training, training.devices
         self._checkpoints = Checkpoints(folder, Retention(config.keep_checkpoints, config.keep_every_steps))
         self.first_step = 0

@@ -70,12 +70,17 @@ class Programs:
 
     def flops(self) -> float | None:
         """FLOPs of one step on one device, as counted by XLA for the latest compiled program."""
-        for (_, steps), future in reversed(self._compiled.items()):
-            if future.done() and hasattr(future.result(), "cost_analysis"):
-                analysis = future.result().cost_analysis() or {}
-                # XLA counts the body of a scan once, so this is one step of the dispatch.
-                return float(analysis["flops"]) if analysis.get("flops", 0) > 0 and steps else None
-        return None
+        analysis = getattr(self._latest(), "cost_analysis", dict)() or {}
+        # XLA counts the body of a scan once, so this is one step of the dispatch.
+        return float(analysis["flops"]) if analysis.get("flops", 0) > 0 else None
+
+    def text(self) -> str:
+        """The latest compiled program as XLA prints it; empty for `pmap` on several hosts, which does not give it."""
+        return getattr(self._latest(), "as_text", str)() or ""
+
+    def _latest(self) -> Any:
+        done = [future.result() for future in self._compiled.values() if future.done()]
+        return done[-1] if done else None
 
     def _start(self, stage: Any, steps: int, args: tuple) -> None:
         shapes = args if self._devices.compiles_for_arrays else jax.tree.map(_shape, args)

@@ -1,0 +1,123 @@
+"""`--profile` and `trm profile`: which steps are traced, and the sums over their operations."""
+
+import gzip
+import json
+import shutil
+
+import pytest
+from support.compiled_program import PROGRAM
+from support.scripts import run_script
+
+from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.pod.hlo import Program
+from train_jax.pod.measured import measured
+
+
+def span(name, begin, duration, thread=0, **args):
+    return {"ph": "X", "pid": 1, "tid": thread, "ts": begin, "dur": duration, "name": name, "args": args}
+
+
+EVENTS = [
+    {},
+    {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/host:CPU"}},
+    *(span("train", 1000 * number, 10, 9, step_num=str(7 + number)) for number in range(2)),
+    *(
+        each
+        for begin in (100, 1100)
+        for each in (
+            span("loop", begin, 700),
+            *(span("product", begin + 50 + 200 * turn, 150) for turn in range(3)),
+            span("end: product", begin + 650, 1),
+            span("anything", begin, 50, thread=1, hlo_op="added"),
+            span("sum", begin + 800, 100, thread=1),
+        )
+    ),
+]
+"""Of two steps on two devices, in microseconds: a loop with 3 products in it, an addition, a collective."""
+
+
+def test_sums_of_each_operation_without_those_inside_it():
+    figures = measured(EVENTS, Program(PROGRAM))
+    assert (figures.steps, figures.wall, figures.busy) == (2, (2000 - 100) / 2 / 1e3, 0.85)
+    assert figures.by_kind == pytest.approx(
+        {"matrix products": 0.45, "loops and branches": 0.25, "collectives": 0.10, "elementwise, reductions": 0.05}
+    )
+    assert figures.by_module == pytest.approx({"Block/SwiGLU": 0.45, "": 0.40})
+    assert figures.by_pass == pytest.approx({"backward": 0.45, "made by the compiler": 0.35, "forward": 0.05})
+    assert [(each.name, each.runs) for each in figures.operations] == [
+        ("product", 3),
+        ("loop", 1),
+        ("sum", 1),
+        ("added", 1),
+    ]
+
+
+def test_a_trace_without_the_step_is_refused():
+    with pytest.raises(UserError, match="no operation of the train step"):
+        measured([event for event in EVENTS if event.get("name") != "train"], Program(PROGRAM))
+    with pytest.raises(UserError, match="no operation of the train step"):
+        measured(EVENTS[:4], Program(PROGRAM))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with a profile of the events above."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    trace = tmp_path / "run/profile/host-00/plugins/profile/2026/perfetto_trace.json.gz"
+    trace.parent.mkdir(parents=True)
+    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": EVENTS}).encode()))
+    (trace.parents[3] / "train-step.txt.gz").write_bytes(gzip.compress(PROGRAM.encode()))
+    return tmp_path / "run"
+
+
+def test_tables_and_json(run, capsys, tmp_path):
+    assert main(["profile", str(run), "--operations", "1", "--json", str(tmp_path / "figures.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{run}, process 0: 2 steps, measured; milliseconds for a step"
+    assert "       0.450  52.9%  Block/SwiGLU" in lines
+    assert lines[-1] == "       0.450  52.9%      3  product: matrix products, Block/SwiGLU, dot_general"
+    assert json.loads((tmp_path / "figures.json").read_text())["busy"] == 0.85
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no gzip", gzip.compress(b"[1]"), gzip.compress(b'{"traceEvents": [{"ph": "X"}]}')]
+)
+def test_a_damaged_trace_is_one_line(run, content, capsys):
+    next(run.rglob("perfetto*")).write_bytes(content)
+    assert main(["profile", str(run)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_no_profile_is_one_line(run, capsys):
+    assert main(["profile", str(run), "--host", "3"]) == 2
+    assert "train with --profile 5, or choose another --host" in capsys.readouterr().err
+    shutil.rmtree(run / "profile/host-00/plugins")
+    assert main(["profile", str(run)]) == 2
+    assert "has no trace; train with --profile 5" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_steps_of_a_run_are_profiled(data_dir, tmp_path, capsys):
+    """In the middle; longer than the run, on two devices; and later than its end."""
+    common = "steps=12", "log_every_steps=4"
+    runs = {"middle": (1, 3, 4), "longer": (2, 5, 10), "later": (1, 2, 12)}
+    words = []
+    for name, (devices, profile, skip) in runs.items():
+        fields = *common, f"profile={profile}", f"profile_skip={skip}"
+        words += ["--", devices, tmp_path / name, tmp_path / f"{name}.npz", *fields]
+    out = run_script("train_tiny", data_dir, *words[1:])
+    assert f"profile of steps 5 to 7 in {tmp_path}/middle/profile/host-00" in out
+    assert f"profile of steps 11 to 12 in {tmp_path}/longer/profile/host-00" in out
+    assert "no step was profiled: the run ended at step 12; lower --profile-skip" in out
+    for name, steps in (("middle", 3), ("longer", 2)):
+        assert main(["profile", str(tmp_path / name), "--json", "-"]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        assert figures["steps"] == steps and figures["by_kind"]["matrix products"] > 0
+        assert figures["busy"] == pytest.approx(sum(figures["by_module"].values()))
+        assert any("SwiGLU" in module for module in figures["by_module"])
+        folder = tmp_path / name / "profile" / "host-00"
+        assert {"memory-before.prof", "memory-after.prof", "train-step.txt.gz"} <= {p.name for p in folder.iterdir()}
+        assert list(folder.glob("plugins/profile/*/*.xplane.pb"))
+    assert not (tmp_path / "later" / "profile").exists()

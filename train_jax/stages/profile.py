@@ -1,0 +1,73 @@
+"""`trm profile RUN`: where the time of profiled train steps went."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from models_torch.ranges import Range
+from train_jax.command_line import parse
+from train_jax.errors import UserError
+from train_jax.pod.measured import Measured, read_profile
+from train_jax.run.cache import local_folder
+from train_jax.run.folder import find_run, write_text
+
+MODULES_SHOWN = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Print where the time of profiled train steps went: by kind of work, pass, PyTorch module and operation.
+
+    The steps are profiled by `trm train NAME --profile 5`. The trace itself is for XProf and Perfetto; see
+    docs/profiling.md."""
+
+    run_dir: Annotated[str, tyro.conf.Positional]
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
+    host: Annotated[int, Range(0, 10**6)] = 0
+    """Process whose trace is read."""
+    operations: Annotated[int, Range(0, 10**6)] = 10
+    """Operations that are listed, the longest first."""
+    json: str = ""
+    """File for all figures as JSON; - for standard output instead of the tables."""
+
+
+def main(config: Profile) -> None:
+    folder = find_run(config.run_dir).profile(config.host)
+    if not folder.is_dir():
+        raise UserError(f"{folder} does not exist; train with --profile 5, or choose another --host")
+    figures = read_profile(local_folder(folder))
+    text = json.dumps(dataclasses.asdict(figures), indent=1)
+    if config.json not in ("", "-"):
+        write_text(Path(config.json), text)
+    print(text if config.json == "-" else "\n".join(_lines(figures, config)))
+
+
+def _lines(figures: Measured, config: Profile) -> Iterator[str]:
+    yield f"{config.run_dir}, process {config.host}: {figures.steps} steps, measured; milliseconds for a step"
+    yield f"  from the first operation to the last one  {figures.wall:10.3f}"
+    yield f"  in operations, all devices together       {figures.busy:10.3f}"
+    for title, times in (("work", figures.by_kind), ("pass", figures.by_pass), ("module", figures.by_module)):
+        yield ""
+        yield f"  {'ms':>10} {'share':>6}  by {title}"
+        for name, milliseconds in list(times.items())[:MODULES_SHOWN]:
+            yield f"  {milliseconds:10.3f} {milliseconds / figures.busy:6.1%}  {name or '(no module)'}"
+    if config.operations:
+        yield ""
+        yield f"  {'ms':>10} {'share':>6} {'runs':>6}  by operation: kind, module, JAX primitive"
+        for each in figures.operations[: config.operations]:
+            where = ", ".join(filter(None, (each.kind, each.module, each.source.rpartition("/")[2])))
+            share = each.milliseconds / figures.busy
+            yield f"  {each.milliseconds:10.3f} {share:6.1%} {each.runs:6g}  {each.name}: {where}"
+
+
+def cli(argv: list[str]) -> None:
+    main(parse(Profile, argv, prog="trm profile"))
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])
