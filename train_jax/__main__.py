@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from train_jax.errors import LostProcessError, PreemptedError, StorageError, UserError
+from train_jax.errors import LostProcessError, PreemptedError, StorageError, UserError, out_of_memory
 from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
 from train_jax.version import version_text
 
@@ -88,6 +88,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("trm: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not (line := out_of_memory(error)):
+            raise
+        print(f"trm: {line}", file=sys.stderr)
+        return 1
     return status
 
 

@@ -46,6 +46,18 @@ class LostProcessError(Exception):
         )
 
 
+def out_of_memory(error: BaseException) -> str:
+    """The line for an error of a device without free memory, of JAX; empty for another error."""
+    text = str(error)
+    if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError") or "RESOURCE_EXHAUSTED" not in text:
+        return ""
+    reason = text[text.index("RESOURCE_EXHAUSTED") :].splitlines()[0][:200]
+    return (
+        f"a device is out of memory ({reason}); use a smaller batch, --compute.accumulation-steps, --compute.remat or "
+        "more devices; `trm preflight` compares what a train step needs with what a device has"
+    )
+
+
 def option_error(error: ValueError) -> UserError:
     """Converts an error of `check_ranges` ("num_aug is -1; use at least 0") to one with the name of the option."""
     name, _, rest = str(error).partition(" ")
