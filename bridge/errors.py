@@ -77,7 +77,7 @@ def where_in_module(names: Mapping[int, str], error: BaseException | None = None
             source = linecache.getline(path, frame.f_lineno).strip()
             line = f"{path}:{frame.f_lineno}: `{source}`"
         owner = frame.f_locals.get("self")
-        if module is None and isinstance(owner, torch.nn.Module) and id(owner) in names:
+        if module is None and issubclass(type(owner), torch.nn.Module) and id(owner) in names:
             module = f"{names[id(owner)] or 'the module itself'} ({type(owner).__name__})"
         frame = frame.f_back
     return f"in {module or 'the module'}, at {line or 'an unknown line'}"
