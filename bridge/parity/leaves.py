@@ -14,7 +14,7 @@ import torch
 
 from bridge.arrays import jax_dtype
 from bridge.parity.report import Row
-from bridge.pytrees import convert
+from bridge.pytrees import convert, is_number
 
 
 class Leaf(NamedTuple):
@@ -65,7 +65,7 @@ def is_array(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return torch.is_tensor(value) or is_array(value) or isinstance(value, (bool, int, float, complex))
+    return torch.is_tensor(value) or is_number(value)
 
 
 def compare(
