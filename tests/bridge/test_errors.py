@@ -66,6 +66,8 @@ def test_data_dependent_shape():
 def test_unsupported_op():
     text = said(lambda x: torch.special.airy_ai(x))
     assert "aten::special_airy_ai" in text and "bridge.LOWERINGS" in text
+    fraction = said(lambda x: torch.addcmul(x.long(), x.long(), x.long(), value=0.5))
+    assert "`aten::addcmul` has no translation" in fraction
 
 
 def test_randomness_without_a_key():
