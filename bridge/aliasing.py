@@ -30,7 +30,12 @@ def make_view(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
     outs = list(listed(metas))
     dispatch.note(func, "view")
     steps = view_steps(func, base, args, kwargs, outs)
-    if isinstance(metas, (tuple, list)) and torch.is_grad_enabled():
+    if func is aten.detach.default:
+        steps = [dataclasses.replace(step, detached=True) for step in steps]
+    elif not torch.is_grad_enabled():
+        inference = torch.is_inference_mode_enabled()
+        steps = [dataclasses.replace(step, base=base._cell, inference=inference) for step in steps]
+    elif isinstance(metas, (tuple, list)):
         steps = [dataclasses.replace(step, one_of_several=True) for step in steps]
     if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
         base = BridgeTensor(base._cell, base._meta)
@@ -47,6 +52,7 @@ def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -
     if schema_name(func) == "aten::set_":
         raise NotImplementedError("it gives a tensor the memory of another one")
     _refuse_write_into_leaf(target)
+    _refuse_write_into_view(target, [])
     view = make_view(dispatch, functional_op(func), args, kwargs)
     with below_modes():
         func(*args, **kwargs)  # PyTorch's own record of the shape
@@ -62,7 +68,7 @@ def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> 
     inputs: list[BridgeTensor] = []
     map_tensors((args, *kwargs.values()), values_into(inputs))
     _refuse_write_into_leaf(target)
-    _refuse_write_into_one_of_several(target, inputs)
+    _refuse_write_into_view(target, inputs)
     check_write(func, target, args, kwargs)
     raise_if_not_cast(func, args, kwargs)
     source = compute(dispatch, functional, args, kwargs, like=target)
@@ -90,13 +96,26 @@ def _refuse_write_into_leaf(target: BridgeTensor) -> None:
         raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
 
 
-def _refuse_write_into_one_of_several(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
-    """Raise what PyTorch raises: the results of `unbind`, `split` and `chunk` take no write that has a gradient."""
-    if not torch.is_grad_enabled() or not any(view.one_of_several for view in target._views):
+def _refuse_write_into_view(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
+    """Raise what PyTorch raises for a write that has a gradient, depending on how the target was made.
+
+    The results of `unbind`, `split` and `chunk` take none, nor do views that were made while gradients were off.
+    """
+    if not torch.is_grad_enabled() or not target._views:
         return
-    if target.requires_grad or any(each.requires_grad for each in inputs):
-        raise RuntimeError(
-            "a view is being modified inplace. This view is the output of a function that returns multiple views. Such "
-            "functions do not allow the output views to be modified inplace. You should replace the inplace operation "
-            "by an out-of-place one."
-        )
+    tracked = target.requires_grad or any(each.requires_grad for each in inputs)
+    for view in reversed(target._views):
+        if view.detached:
+            return
+        if view.one_of_several and tracked:
+            raise RuntimeError(
+                "a view is being modified inplace. This view is the output of a function that returns multiple views. "
+                "Such functions do not allow the output views to be modified inplace. You should replace the inplace "
+                "operation by an out-of-place one."
+            )
+        if view.base is not None and (tracked or view.base.tracked):
+            mode = "inference mode" if view.inference else "no_grad mode"
+            raise RuntimeError(
+                f"A view was created in {mode} and is being modified inplace with gradients enabled, which is "
+                f"forbidden. Make the view and the write both in {mode}, or both outside of it."
+            )

@@ -201,3 +201,9 @@ class View:
     """Whether several elements of the view are one element of the viewed array; then `put` cannot be used."""
     one_of_several: bool = False
     """Whether an operation with several views as results made it, with gradients on."""
+    base: Cell | None = None
+    """What it was taken from, where gradients were off."""
+    inference: bool = False
+    """Whether that was in inference mode."""
+    detached: bool = False
+    """Whether it starts over: for PyTorch's rules the views before it do not count."""

@@ -126,6 +126,9 @@ class Dispatch(DispatchMode):
                 raise_if_refused(func, args, kwargs, nested=bool(self._nested))
             return self._translated(func, args, kwargs)
         except Exception as error:
+            if isinstance(error, ValueError) and func not in ORDINARY and func.namespace == "aten":
+                # Of PyTorch's form in Python, which its meta device runs; the kernel has not refused the arguments.
+                raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error
             if not isinstance(error, BridgeError) and not hasattr(error, "__notes__"):
                 error.add_note(self.where())  # to PyTorch's own message
             raise
@@ -243,5 +246,6 @@ _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: number_of,
     aten.is_nonzero.default: number_of,
     aten._linalg_check_errors.default: check_matrix,
+    aten._has_same_storage_numel.default: lambda *_: True,  # of a tangent and its primal: they have no memory here
 }
-"""Operations that give PyTorch's Python code a number, or raise."""
+"""Operations that give PyTorch's code a number, or raise."""

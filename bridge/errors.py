@@ -1,5 +1,6 @@
 """What the bridge says when it cannot keep a meaning: the op, the submodule, the source line, the remedy."""
 
+import contextlib
 import importlib.util
 import linecache
 import os
@@ -19,6 +20,8 @@ FRAMEWORK = tuple(
     for file in (torch.__file__, jax.__file__, __file__, _TORCHAX.origin if _TORCHAX else None)
     if file
 )
+_LIBRARY = os.path.dirname(contextlib.__file__) + os.sep
+"""Python's own, in which packages may be installed."""
 
 WITHOUT_MEMORY = "asks for the memory of a traced tensor"
 WITHOUT_MEMORY_REMEDY = (
@@ -59,7 +62,8 @@ def refusal(what: str, remedy: str) -> BridgeError:
 
 def is_framework(path: str) -> bool:
     """Whether a source file is none of the user's."""
-    return path.startswith((*FRAMEWORK, "<"))
+    of_python = path.startswith(_LIBRARY) and "-packages" not in path
+    return of_python or path.startswith((*FRAMEWORK, "<"))
 
 
 def where_in_module(names: Mapping[int, str], error: BaseException | None = None) -> str:
@@ -77,7 +81,7 @@ def where_in_module(names: Mapping[int, str], error: BaseException | None = None
             source = linecache.getline(path, frame.f_lineno).strip()
             line = f"{path}:{frame.f_lineno}: `{source}`"
         owner = frame.f_locals.get("self")
-        if module is None and isinstance(owner, torch.nn.Module) and id(owner) in names:
+        if module is None and issubclass(type(owner), torch.nn.Module) and id(owner) in names:
             module = f"{names[id(owner)] or 'the module itself'} ({type(owner).__name__})"
         frame = frame.f_back
     return f"in {module or 'the module'}, at {line or 'an unknown line'}"

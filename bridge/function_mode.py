@@ -16,6 +16,7 @@ from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.indexing import is_traced_place, is_whole, places_of, selected
 from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
+from bridge.masked import MaskedRows, is_mask, rows_by_mask
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
 from bridge.tensors import RECORDING, BridgeTensor
 
@@ -108,9 +109,12 @@ class Functions(TorchFunctionMode):
         return result
 
     def _get_item(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """`x[i]`; PyTorch would ask a tensor `i` without dimensions for its number."""
+        """`x[i]`; PyTorch would ask `i` for its number, or a mask for its true elements."""
         tensor, index = args
         places = places_of(index)
+        if any(map(is_mask, places)) and self._can_select():
+            rows = rows_by_mask(tensor, index, self._dispatch.where())
+            return func(*args, **kwargs) if rows is None else rows
         if not any(is_traced_place(i) and isinstance(i.value, Tracer) for i in places) or not self._can_select():
             return func(*args, **kwargs)
         if not isinstance(tensor, BridgeTensor):
@@ -160,7 +164,9 @@ class Functions(TorchFunctionMode):
         """`value` with what stands for a real tensor whose memory the call has traced."""
         if type(value) in (list, tuple):
             return type(value)(self._traced(v) for v in value)
-        if not isinstance(value, torch.Tensor) or isinstance(value, BridgeTensor) or wrapped_by_transform(value):
+        if type(value) is MaskedRows or not isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, BridgeTensor) or wrapped_by_transform(value):
             return value
         return self._dispatch.adopt(value) if self._dispatch.is_traced(value) else value
 

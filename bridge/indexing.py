@@ -72,4 +72,6 @@ def _select(tensor: BridgeTensor, dim: int, place: BridgeTensor) -> BridgeTensor
         return jax.lax.dynamic_update_index_in_dim(x, jnp.asarray(new, x.dtype), number, dim)
 
     meta = blank(shape, stride, tensor.dtype, int(beyond) * max([1, *tensor._meta.stride()]))
-    return as_view(tensor, meta, View(get, put), differentiable=torch.is_grad_enabled())
+    on = torch.is_grad_enabled()
+    view = View(get, put, base=None if on else tensor._cell, inference=torch.is_inference_mode_enabled())
+    return as_view(tensor, meta, view, differentiable=on)

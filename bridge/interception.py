@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import torch
@@ -45,12 +46,24 @@ def _mode(mode: Any) -> None:
     PyTorch's own modes count and log, or belong to its compiler.
     """
     dispatch = active()
+    if dispatch is not None and _records_a_graph(mode):
+        raise dispatch.error(
+            "`torch.func.linearize` and `make_fx` record a graph of PyTorch's, which has no place in a traced call",
+            "use torch.func.jvp, once for each tangent",
+        )
     if dispatch is not None and type(mode).__module__.partition(".")[0] not in ("torch", "bridge"):
         raise dispatch.error(
             f"`{type(mode).__name__}` is a TorchDispatchMode, which acts below PyTorch's autograd and changes values "
             "without their gradients",
             "use a TorchFunctionMode, or enter it around the module in PyTorch",
         )
+
+
+def _records_a_graph(mode: Any) -> bool:
+    """Whether it is the tracer of `make_fx`, entered by other code than that of `torch.cond` and its like."""
+    if type(mode).__module__ != "torch.fx.experimental.proxy_tensor":
+        return False
+    return not any("_higher_order_ops" in frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
 
 
 def _memory(tensor: Any, *_args: Any, **_kwargs: Any) -> None:

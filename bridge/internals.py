@@ -155,7 +155,13 @@ NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
 
 
 def make_wrapper(cls: type, *args: Any, **kwargs: Any) -> Any:
-    """A tensor of a subclass, with shape, strides and dtype; who asks in C++ for its memory gets `NO_MEMORY`."""
+    """A tensor of a subclass, with shape, strides and dtype; who asks in C++ for its memory gets `NO_MEMORY`.
+
+    Never one of inference mode, which PyTorch does not take for a view of a tensor from before it.
+    """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return make_wrapper(cls, *args, **kwargs)
     wrapper = torch.Tensor._make_wrapper_subclass(cls, *args, **kwargs)  # pyright: ignore
     torch._C._set_throw_on_mutable_data_ptr(wrapper)  # pyright: ignore[reportAttributeAccessIssue]
     return wrapper

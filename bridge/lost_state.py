@@ -25,7 +25,7 @@ from bridge.attributes import REGISTRIES, Place, shown
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.expressions import Expressions, comparable
 from bridge.held_objects import GONE, Drawn, Kept
-from bridge.pytrees import convert, is_array
+from bridge.pytrees import convert, is_array, is_number
 from bridge.tensors import BridgeTensor, blank, fresh
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _makes_no_difference(trace: Trace, request: Request) -> bool:
             result, call = trace({}, None, numbers.put(first))
             start = call.changes if from_what_is_left else {}
             again, _ = trace(start, call, numbers.put(second, result.buffers))
-            return jax.tree.leaves(again)
+            return [*filter(is_number, jax.tree.leaves(again))]
 
         return calls
 
@@ -152,10 +152,14 @@ def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, set[Place]]
     """The program from that state, comparable with `==`, and what it leaves changed."""
     left: set[Place] = set()
 
+    rest: list[str] = []
+
     def call() -> list:
         results, other = trace(start)
         left.update(other.changes)  # not the values, which belong to the trace
-        return jax.tree.leaves(results)
+        leaves = jax.tree.leaves(results)
+        rest.extend(repr(leaf) for leaf in leaves if not is_number(leaf))
+        return [*filter(is_number, leaves)]
 
     try:
         closed = jax.make_jaxpr(call)()
@@ -165,7 +169,7 @@ def _program(trace: Trace, start: Mapping[Place, Any]) -> tuple[Any, set[Place]]
         # A state that the code did not expect: another program.
         return f"{type(error).__name__}: {error}", left
     text = re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr))
-    return (text, [comparable(c) for c in closed.consts]), left
+    return (text, [comparable(c) for c in closed.consts], rest), left
 
 
 def _started(changes: Mapping[Place, Any]) -> dict[Place, Any]:

@@ -89,3 +89,8 @@ def _known_to_jax(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
+
+
+def is_number(value: Any) -> bool:
+    """Whether JAX takes it for a number; a call may return text and other objects, too."""
+    return is_array(value) or isinstance(value, (bool, int, float, complex))

@@ -208,3 +208,13 @@ def _multinomial(source, meta, weights, count, replacement=False, **_kwargs):
         return jax.lax.top_k(scores, count)[1].astype(jax_dtype(meta.dtype))
     noise = source.sample(jax.random.gumbel, (*logits.shape[:-1], count, logits.shape[-1]))
     return jnp.argmax(logits[..., None, :] + noise, axis=-1).astype(jax_dtype(meta.dtype))
+
+
+@_random(aten.poisson.default)
+def _poisson(source, meta, rates, **_kwargs):
+    # With a key for each number: those that JAX draws with one key depend on the rates beside them.
+    shape = tuple(meta.shape)
+    keys = source.sample(jax.random.split, shape)
+    keys, rates = jnp.reshape(keys, (-1, *keys.shape[len(shape) :])), jnp.reshape(rates, -1).astype(jnp.float32)
+    numbers = jax.vmap(jax.random.poisson)(keys, jax.lax.stop_gradient(rates))
+    return jnp.reshape(numbers, shape).astype(jax_dtype(meta.dtype))

@@ -38,6 +38,9 @@ _NO_LEAF = (
 )
 
 
+_DETACHED = View(lambda x: x, lambda x, new: new, detached=True)
+
+
 class Node:
     """Stands for the `grad_fn` of a result: there is one, and nothing more can be said of it."""
 
@@ -200,7 +203,8 @@ class BridgeTensor(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         # Made without PyTorch, which counts the writes through it with those of `self`.
-        return BridgeTensor(self._cell.detached(), self._meta, self._views)
+        views = (*self._views, _DETACHED) if any(v.one_of_several or v.base for v in self._views) else self._views
+        return BridgeTensor(self._cell.detached(), self._meta, views)
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:

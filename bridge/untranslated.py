@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from bridge.arrays import jax_dtype
+from bridge.kernel_checks import refused_by_kernel
 from bridge.metas import listed, meta_of
 from bridge.operations import shapes_by_data
 from bridge.tensors import fresh
@@ -54,6 +55,9 @@ def untranslated(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, error
     if shapes_by_data(func):
         raise dispatch.error(f"`{func.name()}` makes a shape that depends on data", SHAPE_REMEDY) from error
     if isinstance(error, LoweringError):
+        of_pytorch = refused_by_kernel(func, args, kwargs)
+        if of_pytorch is not None:
+            raise of_pytorch
         raise dispatch.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
     remedy = _NESTED_REMEDY if "nested" in func.name() else UNSUPPORTED_REMEDY
     raise dispatch.error(f"`{func.name()}` has no translation ({error})", remedy) from error

@@ -42,6 +42,17 @@ def answer_to_a_check() -> bool | None:
     return None
 
 
+def asked_inside() -> str:
+    """The public function of PyTorch's that asks for a value, where none of the module's own code does."""
+    frame, name = sys._getframe(1), ""
+    while frame is not None and is_framework(frame.f_code.co_filename):
+        path = (*str(frame.f_globals.get("__name__")).split("."), frame.f_code.co_name)
+        if path[0] == "torch" and not any(part.startswith("_") for part in path):
+            name = f", inside `{'.'.join(path)}`"
+        frame = frame.f_back
+    return name
+
+
 def number_of(dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> Any:
     """The value as a Python number. Raises `BridgeError` if it is traced and more than checked."""
     value = tensor.value
@@ -51,8 +62,9 @@ def number_of(dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> Any:
             what = "the values of a distribution" if answer else "the variances"
             dispatch.warn(f"{what} are traced and not checked", "validate_args=False" if answer else "")
             return answer
+        how = "a branch, `.item()`, `int()` or a loop bound"
         raise dispatch.error(
-            "Python code asks for the value of a traced tensor (a branch, `.item()`, `int()` or a loop bound)",
+            f"Python code asks for the value of a traced tensor ({how}){asked_inside()}",
             "use torch.where, or pass the number as a Python argument that is static under jit",
         )
     return bool(value) if func is aten.is_nonzero.default else value.item()

@@ -99,8 +99,29 @@ def scatter_by(x, dim, index, src, *, reduce):
 @lowers(aten.index_put.default)
 def index_put(x, indices, values, accumulate=False):
     if accumulate and x.dtype == bool:  # JAX adds no bools
-        return torchax_index_put(x.astype(jnp.int32), indices, values.astype(jnp.int32), True).astype(bool)
+        return index_put(x.astype(jnp.int32), indices, values.astype(jnp.int32), True).astype(bool)
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(given) == 1 and given[0][1].dtype == bool and given[0][1].ndim:
+        selected = _at_mask(x, *given[0], values)
+        if selected is not None:
+            mask, values = selected
+            return jnp.where(mask, x + values if accumulate else values, x)
     return torchax_index_put(x, indices, values, accumulate)
+
+
+def _at_mask(x: jax.Array, dim: int, mask: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+    """The mask from dimension `dim` on, and values, as wide as `x`; None where each selected row has its own.
+
+    torchax counts the values among the rows in order where they should be the same for all rows.
+    """
+    behind = x.ndim - dim - mask.ndim
+    rows = values.ndim - behind - 1
+    wide = values.shape if rows < 0 else (*values.shape[:rows], *(1,) * mask.ndim, *values.shape[rows + 1 :])
+    if any(mine not in (1, of_x) for mine, of_x in zip(wide[::-1], x.shape[::-1], strict=False)):
+        raise NotImplementedError(f"values of shape {values.shape} do not fit what the mask selects of {x.shape}")
+    if rows >= 0 and values.shape[rows] != 1:
+        return None
+    return jnp.reshape(mask, (*mask.shape, *(1,) * behind)), jnp.reshape(values, wide)
 
 
 @lowers(aten.index_reduce.default)

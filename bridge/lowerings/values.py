@@ -154,4 +154,9 @@ def is_any_true(x):
 @decomposes(aten._new_zeros_with_same_feature_meta.default)
 def zeros_for_a_tangent(x, other, *, self_num_batch_dims=0):
     """What forward-mode differentiation copies a tangent into that lies otherwise in memory than `other`."""
-    return other.new_zeros((*x.shape[:self_num_batch_dims], *other.shape))
+    batch, offset = x.shape[:self_num_batch_dims], other.storage_offset()
+    if other.is_contiguous() and not offset:
+        return other.new_zeros((*batch, *other.shape))
+    size = offset + sum((n - 1) * s for n, s in zip(other.shape, other.stride(), strict=True)) + 1
+    memory = other.new_zeros((*batch, size))
+    return memory.as_strided((*batch, *other.shape), (*memory.stride()[:-1], *other.stride()), offset)

@@ -14,7 +14,7 @@ import torch
 
 from bridge.arrays import jax_dtype
 from bridge.parity.report import Row
-from bridge.pytrees import convert
+from bridge.pytrees import convert, is_number
 
 
 class Leaf(NamedTuple):
@@ -65,7 +65,7 @@ def is_array(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return torch.is_tensor(value) or is_array(value) or isinstance(value, (bool, int, float, complex))
+    return torch.is_tensor(value) or is_number(value)
 
 
 def compare(
@@ -92,7 +92,10 @@ def compare(
 def _row(row: Row, expected: Leaf | None, actual: Leaf | None, exact: Leaf | None) -> Row:
     """`row`, whose scale is the least one, with what the two leaves come to."""
     if expected is None or actual is None:
-        return dataclasses.replace(row, note="PyTorch has no such leaf" if expected is None else "missing in JAX")
+        note = "PyTorch has no such leaf" if expected is None else "missing in JAX"
+        if row.kind == "buffer" and actual is None:
+            note += "; one that the call registers belongs into __init__"
+        return dataclasses.replace(row, note=note)
     # An integer is equal or it is another one.
     scale = 1.0 if expected.values.dtype.kind in "biu" else max(_magnitude(expected.values), row.scale, 1e-30)
     row = dataclasses.replace(row, scale=scale)

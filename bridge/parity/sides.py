@@ -24,7 +24,7 @@ from bridge.internals import DispatchMode
 from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
-from bridge.pytrees import convert
+from bridge.pytrees import convert, is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,8 @@ class JaxSide:
             args, kwargs = jax.tree.unflatten(structure, given)
             result = self.fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
             value = call.loss(result.outputs) if call.loss else projection(result.outputs, is_array, jax_weigh)
-            return jnp.asarray(value, jnp.result_type(float)), result
+            numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # no text, which JAX refuses
+            return jnp.asarray(value, jnp.result_type(float)), result._replace(outputs=numbers)
 
         gradient = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
         return jax.jit(gradient) if self.jit else gradient

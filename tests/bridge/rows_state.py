@@ -248,4 +248,4 @@ class Noise(nn.Module):
     """Not a row, but what a batch that is split over replicas draws: for each row of it, and for each replica."""
 
     def forward(self, x):
-        return torch.rand_like(x), torch.rand(3), torch.randint_like(x, 0, 1000)
+        return torch.rand_like(x), torch.rand(3), torch.randint_like(x, 0, 1000), torch.poisson(x.exp() * 1e4)

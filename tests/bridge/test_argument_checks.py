@@ -98,6 +98,8 @@ REFUSED = {
     "integers filled with inf": lambda x: x.long().fill_(float("inf")),
     "integers to a negative power": lambda x: x.long() ** -1,
     "buckets of two dimensions": lambda x: torch.bucketize(x, x),
+    "softmax of a dimension": lambda x: F.softmax(x, dim=4),
+    "log_softmax of a dimension": lambda x: F.log_softmax(x, dim=-4),
     "square of integers as a loss": lambda x: F.mse_loss(x.long(), x.long()),
 }
 

@@ -92,6 +92,73 @@ def test_a_write_into_one_of_several_views_is_pytorch_s_error(name):
     jax.eval_shape(lambda x: unseen({}, {}, x)[0], X.numpy())
 
 
+def off(mode, take):
+    with mode():
+        return take()
+
+
+def taken(take, write, mode=torch.no_grad):
+    """A view that is taken while gradients are off, and a write into it."""
+
+    def forward(x, weight):
+        y = x * weight
+        write(off(mode, lambda: take(y)), weight)
+        return y
+
+    return forward
+
+
+def written_in_inference_mode(x, weight):
+    y = x * weight
+    off(torch.inference_mode, lambda: y[0].add_(1))
+    return y * weight
+
+
+FORBIDDEN = {
+    "a row": taken(lambda y: y[0], lambda v, w: v.add_(1)),
+    "in inference mode": taken(lambda y: y[0], lambda v, w: v.add_(1), torch.inference_mode),
+    "a view of it": taken(lambda y: y.view(-1), lambda v, w: v[:2].zero_()),
+    "one of several": taken(lambda y: y.unbind()[0], lambda v, w: v.mul_(2)),
+    "without a gradient before": taken(lambda y: y.detach()[0], lambda v, w: v.mul_(w)),
+    "transposed in place": taken(lambda y: y[:2], lambda v, w: v.t_()),
+    "a constant": taken(lambda y: torch.ones(2, 4)[0], lambda v, w: v.mul_(w)),
+}
+TAKEN = {
+    "detached": taken(lambda y: y.detach(), lambda v, w: v.add_(1)),
+    "a row of it, detached": taken(lambda y: y.detach()[0], lambda v, w: v.add_(1)),
+    "detached afterwards": taken(lambda y: y[0], lambda v, w: v.detach().mul_(w)),
+    "data": taken(lambda y: y[0], lambda v, w: v.data.add_(1)),
+    "detached of several": lambda x, w: [x * w, (x * w).unbind()[0].detach().mul_(w)],
+    "written in inference mode": written_in_inference_mode,
+    "a row of what has no gradient": taken(lambda y: torch.ones(2, 4)[0], lambda v, w: v.add_(1)),
+}
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.weight = function, torch.nn.Parameter(torch.arange(1.0, 5))
+
+    def forward(self, x):
+        return self.function(x, self.weight)
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_a_write_into_a_view_made_without_gradients_is_pytorch_s_error(name):
+    module = Weighted(FORBIDDEN[name])
+    message = r"A view was created in (no_grad|inference) mode|is a view of a view which was created in no_grad mode"
+    with pytest.raises(RuntimeError, match=message):
+        module(X.clone())
+    fn = bridge.export(module)
+    with pytest.raises(RuntimeError, match=message):
+        jax.eval_shape(lambda x: fn(fn.params, {}, x)[0], X.numpy())
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_write_into_a_view_that_pytorch_takes(name):
+    compare(Weighted(TAKEN[name]), [X])
+
+
 def test_by_nature():
     """docs/bridge.md lists these."""
     singular = torch.diag(torch.tensor([0.0, 2, 3]))

@@ -58,6 +58,11 @@ def test_branch_on_a_traced_value():
     assert ".item()" in said(loop_bound)
 
 
+def test_a_function_of_pytorch_that_asks_for_a_value_is_named():
+    text = said(lambda x: x * nn.init.trunc_normal_(torch.empty(3)), rng=jax.random.key(0))
+    assert "inside `torch.nn.init.trunc_normal_`" in text and "torch.where" in text
+
+
 def test_data_dependent_shape():
     for action in (lambda x: x[x > 1], lambda x: x.nonzero(), lambda x: x.unique()):
         assert "makes a shape that depends on data" in said(action)
@@ -66,6 +71,8 @@ def test_data_dependent_shape():
 def test_unsupported_op():
     text = said(lambda x: torch.special.airy_ai(x))
     assert "aten::special_airy_ai" in text and "bridge.LOWERINGS" in text
+    fraction = said(lambda x: torch.addcmul(x.long(), x.long(), x.long(), value=0.5))
+    assert "`aten::addcmul` has no translation" in fraction
 
 
 def test_randomness_without_a_key():

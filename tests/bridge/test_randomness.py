@@ -48,6 +48,8 @@ class Distributions(nn.Module):
             "multinomial, first": torch.multinomial(weights, 3)[:, 0],
             "multinomial, third": torch.multinomial(weights, 3)[:, 2],
             "multinomial, replaced": torch.multinomial(weights[0], len(x), replacement=True),
+            "poisson": torch.poisson(torch.full_like(x, 2.5)),
+            "poisson, large": torch.poisson(torch.full_like(x, 40.0)),
             "dropout": F.dropout(x + 1, 0.3),
         }
 
@@ -149,10 +151,11 @@ def test_the_gradient_has_the_mask_of_the_values(checkpointed):
 
 
 def test_draws_belong_to_rows_not_to_replicas():
-    fn, key, x = bridge.export(Noise()), jax.random.key(0), jnp.zeros((8, 2))
-    (whole, own, whole_int), _ = fn({}, {}, x, rng=bridge.ShardedKey(key, 0, 1, 8))
-    parts = [fn({}, {}, x[:4], rng=bridge.ShardedKey(key, i, 2, 4))[0] for i in range(2)]
+    fn, key, x = bridge.export(Noise()), jax.random.key(0), jnp.linspace(-9, 0, 16).reshape(8, 2)
+    (whole, own, whole_int, counts), _ = fn({}, {}, x, rng=bridge.ShardedKey(key, 0, 1, 8))
+    parts = [fn({}, {}, x[4 * i :][:4], rng=bridge.ShardedKey(key, i, 2, 4))[0] for i in range(2)]
     np.testing.assert_array_equal(whole, jnp.concatenate([p[0] for p in parts]))
     np.testing.assert_array_equal(whole_int, jnp.concatenate([p[2] for p in parts]))
+    np.testing.assert_array_equal(counts, jnp.concatenate([p[3] for p in parts]))
     assert (parts[0][1] != parts[1][1]).all()
     assert own.shape == (3,)

@@ -31,9 +31,10 @@ def test_row(results, name, mode):
 
 def test_draws_belong_to_rows_not_to_replicas(results):
     draws = {name: [np.array(a) for a in arrays] for name, arrays in results["draws"].items()}
-    rows, own, integers = draws["sharded"]
+    rows, own, integers, counts = draws["sharded"]
     np.testing.assert_array_equal(rows.reshape(16, 3), draws["whole"][0])
     np.testing.assert_array_equal(integers.reshape(16, 3), draws["whole"][2])
+    np.testing.assert_array_equal(counts.reshape(16, 3), draws["whole"][3])
     assert len(np.unique(own, axis=0)) == 8, "a draw of no rows is the replica's own"
     assert len(np.unique(rows)) == rows.size
 

@@ -229,3 +229,24 @@ def test_what_the_code_appends_for_inspection_is_one_warning_and_gone():
         for _ in range(2):
             fn(fn.params, {}, jnp.ones((2, 3)))
     assert len(seen) == 1 and shapes == []
+
+
+class Named(nn.Module):
+    """Returns text beside a tensor, and keeps a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables, self.last = {}, None
+
+    def forward(self, x):
+        if x.shape not in self.tables:
+            self.tables[x.shape] = torch.linspace(0, 1, 3)
+        self.last = torch.ones(2)
+        return x + self.tables[x.shape], "a name"
+
+
+def test_text_in_a_result_beside_state():
+    fn = bridge.export(Named())
+    out, name = fn({}, {}, jnp.ones((2, 3)))[0]
+    assert name == "a name" and jnp.array_equal(out[0], jnp.asarray([1, 1.5, 2]))
+    assert bridge.verify(Named(), torch.randn(2, 3)).ok

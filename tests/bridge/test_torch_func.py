@@ -8,6 +8,8 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import bridge
+
 X, RUNNING = randn(3, 4), randn(3).abs()
 
 
@@ -80,6 +82,8 @@ LINEAR = {
     "gradient for each example": lambda m, x: vmap(grad(squared(m)), (None, 0))(parameters(m), x)["weight"],
     "jvp": lambda m, x: jvp(lambda x: m(x).sin(), (x,), (torch.ones_like(x),)),
     "jvp along an expanded tangent": lambda m, x: jvp(lambda x: m(x).sin(), (x,), (x[:, :1].expand_as(x),)),
+    "jvp of vectors": lambda m, x: jvp(lambda x: m(x).outer(x @ m.weight.T), (x[1],), (m.weight[0],)),
+    "jacfwd of a column": lambda m, x: jacfwd(lambda z: m(z).outer(z) @ z)(x.T.contiguous()[:, 1]),
     "vjp": lambda m, x: vjp(m, x)[1](torch.sin(x))[0],
     "jacrev": lambda m, x: jacrev(lambda x: m(x).tanh())(x[0]),
     "jacfwd": lambda m, x: jacfwd(lambda x: m(x).tanh())(x[0]),
@@ -140,3 +144,16 @@ def test_an_ensemble_by_stack_module_state():
     params = {name: p.detach() for name, p in params.items()}
     template = nn.Linear(4, 2)
     compare(Call(lambda x: vmap(lambda p, b: functional_call(template, (p, b), (x,)))(params, buffers)), [X])
+
+
+@pytest.fixture
+def restored_validation():
+    """PyTorch's compiler, which `linearize` imports, turns the checks of distributions off."""
+    yield
+    torch.distributions.Distribution.set_default_validate_args(True)
+
+
+def test_linearize_is_refused(restored_validation):
+    fn = bridge.export(Call(lambda m, x: torch.func.linearize(m, x)[1](x), nn.Linear(4, 4)))
+    with pytest.raises(bridge.BridgeError, match=r"`torch.func.linearize` and .* record a graph.*Remedy: "):
+        fn(fn.params, {}, X.numpy())

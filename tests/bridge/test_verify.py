@@ -211,3 +211,14 @@ def test_html_escapes_what_it_is_given():
     page = report.to_html("a & b")
     assert "<title>a &amp; b</title>" in page and "&lt;b&gt;" in page and "<b>" not in page
     assert "<strong>Equal.</strong>" in page and "float32 products highest" in page
+
+
+def test_a_buffer_that_the_call_registers_is_named():
+    class Late(nn.Module):
+        def forward(self, x):
+            self.register_buffer("seen", torch.zeros(2))
+            return x + self.seen
+
+    report = bridge.verify(Late(), torch.randn(3, 2))
+    assert not report.ok
+    assert "buffer seen (missing in JAX; one that the call registers belongs into __init__)" in str(report)
