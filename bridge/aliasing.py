@@ -12,7 +12,7 @@ from bridge.arrays import jax_dtype
 from bridge.computation import compute, values_into
 from bridge.internals import below_autograd, below_modes, schema_name
 from bridge.metas import check_write, listed, map_tensors, meta_of, meta_of_strided
-from bridge.operations import functional_of, functional_op
+from bridge.operations import functional_of, functional_op, has_out
 from bridge.tensors import BridgeTensor, as_view
 from bridge.views import view_steps
 
@@ -71,9 +71,12 @@ def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> 
     _refuse_write_into_view(target, inputs)
     check_write(func, target, args, kwargs)
     raise_if_not_cast(func, args, kwargs)
-    source = compute(dispatch, functional, args, kwargs, like=target)
+    into_out = has_out(func)
+    source = compute(dispatch, functional, args, kwargs, like=None if into_out else target)
     if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
         source = dispatch.adopt(source)
+    if into_out and isinstance(source, torch.Tensor) and source.shape != target.shape:
+        raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
     if not isinstance(source, BridgeTensor) or source.shape != target.shape:
         raise NotImplementedError("an in-place operation that changes the shape")
     value = source.value.astype(jax_dtype(target.dtype))

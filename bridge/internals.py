@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from jax.core import Tracer as Tracer
 from torch import nn
 from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401 (for the other files)
 from torch.utils._pytree import tree_map_only as tree_map_only
 
@@ -90,6 +91,7 @@ _NAMES = {
         "_C.TensorBase.requires_grad.__set__",
         "_C._dispatch_tls_is_dispatch_key_excluded",
         "_C._are_functorch_transforms_active",
+        "autograd.forward_ad._current_level",
         "autograd.function._SingleLevelFunction.setup_context",
         "utils.checkpoint.checkpoint.__wrapped__",
         "nn.modules.module._global_backward_hooks",
@@ -171,8 +173,10 @@ NO_MEMORY = "Cannot access data pointer of Tensor"
 """How PyTorch's `RuntimeError` begins."""
 
 
-in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
-"""Whether a transformation of `torch.func` is under way: its levels wrap tensors and have to see functions first."""
+def in_transform() -> bool:
+    """Whether PyTorch's own layers have to see functions first: those of `torch.func`, or of dual tensors."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
 
 wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 

@@ -15,7 +15,7 @@ import torch
 
 from bridge.internals import arguments, below_modes, schema_name, tree_map_only
 from bridge.metas import tensors_in
-from bridge.operations import is_random, kind_of
+from bridge.operations import has_out, is_random, kind_of
 from bridge.tensors import BridgeTensor
 
 aten = torch.ops.aten
@@ -135,13 +135,8 @@ def _attempts(values: Any, by_values: bool) -> Iterator[Callable[[torch.Tensor],
         yield functools.partial(stand_in, fill=fill)
 
 
-@functools.cache
-def _has_out(func: Any) -> bool:
-    return any(a.alias_info is not None and a.alias_info.is_write and a.kwarg_only for a in arguments(func))
-
-
 def _of_out(func: Any, args: tuple, kwargs: dict) -> Exception | None:
-    if not _has_out(func) or not torch.is_grad_enabled():
+    if not has_out(func) or not torch.is_grad_enabled():
         return None
     if not any(t.requires_grad for t in tensors_in((args, kwargs))):
         return None

@@ -140,6 +140,12 @@ def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, A
     return target, functional_op(func), args, kwargs
 
 
+@functools.cache
+def has_out(func: Any) -> bool:
+    """Whether the operation writes its result into the tensor of `out=`."""
+    return any(a.alias_info is not None and a.alias_info.is_write and a.kwarg_only for a in arguments(func))
+
+
 def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The tensors that the operation writes into."""
     written = []

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import torch
 
+from bridge.errors import BridgeError
+
 _Instance = TypeVar("_Instance")
 _REGISTERED: set[type] = set()
 
@@ -66,7 +68,14 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
             return convert(value, leaf)
         return leaf(value)
 
-    return jax.tree.map(visit, tree, is_leaf=_is_unregistered)
+    try:
+        return jax.tree.map(visit, tree, is_leaf=_is_unregistered)
+    except ValueError as error:
+        if "sorting pytree dictionary keys" not in str(error):
+            raise
+        raise BridgeError(
+            "a dict has keys of several types, which JAX cannot bring into an order; use keys of one type, such as str"
+        ) from error
 
 
 def _is_unregistered(value: Any) -> bool:

@@ -6,6 +6,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import torch
+
 from bridge.dispatch import Dispatch
 from bridge.errors import UNDER_WAY, WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
@@ -37,7 +39,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     """
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
     recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
-    state = state_of_python()
+    state, default_dtype = state_of_python(), torch.get_default_dtype()
     entry = threading.get_ident(), dispatch
     UNDER_WAY.append(entry)
     try:
@@ -59,5 +61,6 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         if dispatch.failed is not None:
             raise dispatch.failed
     finally:
+        torch.set_default_dtype(default_dtype)
         UNDER_WAY.remove(entry)
         _ACTIVE.dispatch, RECORDING.on = before, recorded

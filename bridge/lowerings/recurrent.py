@@ -10,12 +10,16 @@ aten = torch.ops.aten
 
 
 @lowers(aten.mkldnn_rnn_layer.default)
-def lstm_layer(x, w_input, w_hidden, b_input, b_hidden, h, c, reverse, *_settings):
+def lstm_layer(
+    x, w_input, w_hidden, b_input, b_hidden, h, c, reverse, batch_sizes, mode, size, layers, has_biases, *_settings
+):
     """One direction of one LSTM layer over `(time, batch, features)`: what PyTorch's CPU build makes of an LSTM.
 
     A scan, so that a long sequence compiles once and not once a step. The last output is MKL-DNN's workspace.
     """
-    inputs = jnp.einsum("tbf,gf->tbg", x, w_input) + b_input + b_hidden
+    inputs = jnp.einsum("tbf,gf->tbg", x, w_input)
+    if has_biases:  # otherwise what stands for them has the shape of the weights
+        inputs = inputs + b_input + b_hidden
 
     def step(state, gates):
         hidden, cell = state

@@ -4,6 +4,7 @@ Under `jit` values are not known and the dispatcher says so; where they are (a c
 `jit`), PyTorch itself computes the answer.
 """
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -160,3 +161,19 @@ def zeros_for_a_tangent(x, other, *, self_num_batch_dims=0):
     size = offset + sum((n - 1) * s for n, s in zip(other.shape, other.stride(), strict=True)) + 1
     memory = other.new_zeros((*batch, size))
     return memory.as_strided((*batch, *other.shape), (*memory.stride()[:-1], *other.stride()), offset)
+
+
+# The parts are no views to PyTorch, which cells of recurrent networks write into; `split` would forbid it.
+
+
+@decomposes(aten.unsafe_split.Tensor)
+def unsafe_split(x, size, dim=0):
+    length = x.shape[dim]
+    starts = range(0, length, size) if length else [0]
+    return [x.narrow(dim, start, min(size, length - start)) for start in starts]
+
+
+@decomposes(aten.unsafe_split_with_sizes.default)
+def unsafe_split_with_sizes(x, sizes, dim=0):
+    starts = itertools.accumulate(sizes, initial=0)
+    return [x.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]

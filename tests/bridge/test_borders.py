@@ -169,3 +169,15 @@ def test_by_nature():
     assert leaf.grad is not None and leaf.grad[0, 0] == 0
     root = bridge.export(Call(lambda x, y: torch.complex(x, y).sqrt().imag))
     assert root({}, {}, np.float32(-3), np.float32(-0.0))[0] > 0 > torch.complex(*torch.tensor([-3, -0.0])).sqrt().imag
+
+
+def test_small_differences_by_nature():
+    """docs/bridge.md lists these, too."""
+    y = np.float32([1, -2])
+    fn = bridge.export(Call(lambda x, y: torch.where(y > 0, torch.xlogy(x, y), 0.0).sum()))
+    assert np.isnan(jax.grad(lambda x: fn({}, {}, x, y)[0])(y)).tolist() == [False, True]
+    fn = bridge.export(Call(lambda x: (x.half() * 1e4 * 10).float()))
+    x = np.float32([0.01])
+    assert fn({}, {}, x)[0] == 1000 and np.isinf(jax.jit(lambda x: fn({}, {}, x)[0])(x))
+    conjugate = Call(lambda z: z * torch.tensor(z.conj().is_conj()))
+    assert conjugate(torch.tensor([1j])) == 1j and bridge.export(conjugate)({}, {}, np.complex64([1j]))[0] == 0

@@ -5,9 +5,11 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
+from eager import Call
 from torch import nn
 
 import bridge
@@ -150,3 +152,18 @@ def test_an_error_that_the_module_catches_is_raised_all_the_same(kind):
     with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
         jax.jit(lambda x: fn({}, {}, x)[0])(jnp.ones(3))
     assert fn({}, {}, jnp.ones(3))[0][0] == 2.0
+
+
+def test_out_of_another_size():
+    """PyTorch resizes it."""
+    module = Call(lambda x: torch.cat([x, x * 2], out=torch.empty(0)) + 1)
+    with pytest.raises(bridge.BridgeError, match="it resizes the tensor of `out=`"):
+        bridge.export(module)({}, {}, np.ones(2, np.float32))
+    sized = Call(lambda x: torch.cat([x, x * 2], out=torch.empty(4)) + 1)
+    np.testing.assert_array_equal(bridge.export(sized)({}, {}, np.ones(2, np.float32))[0], [2, 2, 3, 3])
+
+
+def test_a_dict_with_keys_of_several_types():
+    module = Call(lambda x: {0: x, "a": x * 2})
+    with pytest.raises(bridge.BridgeError, match="keys of several types"):
+        bridge.export(module)({}, {}, np.ones(2, np.float32))

@@ -181,6 +181,18 @@ def test_an_error_leaves_nothing_either():
     assert contents(module) == before and global_state() == state and not tracers()
 
 
+def test_a_default_dtype_set_in_forward_ends_with_the_call():
+    """PyTorch keeps it; a compiled call would set it only the first time."""
+
+    class Half(nn.Module):
+        def forward(self, x):
+            torch.set_default_dtype(torch.float16)
+            return x.half() + torch.ones(3)
+
+    fn = bridge.export(Half())
+    assert fn({}, {}, jnp.ones(3))[0].dtype == jnp.float16 and torch.get_default_dtype() == torch.float32
+
+
 # ---- PyTorch's global state
 
 

@@ -109,3 +109,23 @@ QUANTIZED = {
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_fake_quantization(name):
     compare(Call(QUANTIZED[name]), [X])
+
+
+def parts_written(x):
+    a, b, c = torch.unsafe_split_with_sizes(x * 2, [2, 1, 2], 1)
+    d, e = torch.unsafe_chunk(x[:, 0] * 3, 2, 1)
+    return a.add_(b).sigmoid_(), c.mul_(b), d.mul_(2), e
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Call(lambda cell, x: cell(x[:, 0]), nn.GRUCell(2, 3)),
+        Call(lambda cell, x: cell(x[0]), nn.LSTMCell(2, 3)),
+        Call(lambda layer, x: layer(x)[0], nn.LSTM(2, 3, bias=False)),
+        Call(parts_written),
+    ],
+    ids=["GRU cell", "LSTM cell", "LSTM without biases", "parts that are no views"],
+)
+def test_recurrent_layers_and_the_parts_that_they_write_into(module):
+    compare(module, [X])

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from eager import Call, compare, randn
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -157,3 +158,14 @@ def test_linearize_is_refused(restored_validation):
     fn = bridge.export(Call(lambda m, x: torch.func.linearize(m, x)[1](x), nn.Linear(4, 4)))
     with pytest.raises(bridge.BridgeError, match=r"`torch.func.linearize` and .* record a graph.*Remedy: "):
         fn(fn.params, {}, X.numpy())
+
+
+def test_dual_tensors():
+    """Forward-mode derivatives by `torch.autograd.forward_ad`, with a gradient of them."""
+    layer = nn.Linear(4, 3)
+
+    def tangent(layer, x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(torch.tanh(layer(forward_ad.make_dual(x, x * 0.5)))).tangent
+
+    compare(Call(tangent, layer), [randn(2, 4)])
