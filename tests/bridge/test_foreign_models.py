@@ -248,7 +248,7 @@ MODULES = {
 
 
 @both_modes
-@pytest.mark.parametrize("name", slow_unless({"attention", "convolutions", "lstm"}.__contains__, MODULES))
+@pytest.mark.parametrize("name", slow_unless({"attention", "lstm"}.__contains__, MODULES))
 def test_torch_module(name, train):
     torch.manual_seed(0)
     module, args, kwargs = MODULES[name]()

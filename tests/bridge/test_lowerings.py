@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from support.lowering_calls import TOLERANCE, assert_close, in_jax, in_pytorch, to_jax
 from support.lowering_cases import CASES, ELSEWHERE, UNDEFINED, X, aten, numbers
+from support.markers import slow_unless
 from torch import nn
 
 import bridge
@@ -145,7 +146,7 @@ NARROW = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", slow_unless("bfloat16".__eq__, ["bfloat16", "float16"]))
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_dtypes_are_as_exact_as_pytorchs(name, dtype):
     """The largest error against float64, of values and gradients; PyTorch computes in float32 inside."""

@@ -54,9 +54,10 @@ TRANSFORMATIONS = [under_checkpoint, under_vmap, under_scan]
 
 
 def by_turns(case):
-    """One transformation for each row, in turns."""
+    """One transformation for every second row, in turns."""
     under, name, train = case
-    return train and under is TRANSFORMATIONS[list(ROWS).index(name) % len(TRANSFORMATIONS)]
+    turn, is_odd = divmod(list(ROWS).index(name), 2)
+    return train and not is_odd and under is TRANSFORMATIONS[turn % len(TRANSFORMATIONS)]
 
 
 @pytest.mark.parametrize(

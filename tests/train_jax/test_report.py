@@ -264,7 +264,7 @@ def test_a_trace_tells_what_changed_and_what_is_wrong():
     ("module", "argv", "absent"),
     [
         ("summary", ["RUN"], {"torch", "jax", "matplotlib", "jinja2", "rich"}),
-        ("train", None, {"matplotlib", "jinja2", "rich"}),
+        pytest.param("train", None, {"matplotlib", "jinja2", "rich"}, marks=pytest.mark.slow),
         ("", None, {"torch", "jax", "matplotlib", "jinja2", "rich"}),
     ],
 )

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import pytest
+from support.markers import slow_unless
 
 from models_torch.trm import TRMConfig
 from train_jax.pod.compile import train_step_arguments
@@ -32,7 +33,7 @@ def attention(rows: int) -> int:
     return projections + 2 * product(rows, HIDDEN, POSITIONS)  # scores and values
 
 
-@pytest.mark.parametrize("mixer", [False, True], ids=["attention", "mixer"])
+@pytest.mark.parametrize("mixer", slow_unless(bool, [False, True]), ids=["attention", "mixer"])
 def test_flops_of_the_train_step(mixer):
     sizes = {"hidden_size": HIDDEN, "num_heads": 2, "mlp_multiple_of": 16, "puzzle_emb_ndim": HIDDEN}
     arch = TRMConfig(mlp_t=mixer, pos_encodings="none" if mixer else "rope", **sizes)
