@@ -297,5 +297,4 @@ def test_red_with_the_fault_and_green_without(name, monkeypatch):
         fault.plant(planted)
         report = verified(fault)
     assert {row.kind for row in report.rows if row.verdict == "beyond tolerance"} == fault.spoils, f"\n{report}"
-    report = verified(fault)
-    assert report.ok, f"\n{report}"
+    assert (report := verified(fault)).ok, f"\n{report}"
