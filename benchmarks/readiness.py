@@ -20,6 +20,8 @@ from typing import Annotated
 
 import tyro
 
+from train_jax.version import commit
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -178,10 +180,7 @@ def run_tests() -> str:
 def main(options: Options) -> int:
     reports = [path.read_text() for path in options.reports] or [run_tests()]
     results = outcomes(reports, ROWS)
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    facts = {"date": datetime.date.today().isoformat(), "commit": commit}
+    facts = {"date": datetime.date.today().isoformat(), "commit": commit(None, ROOT)}
     options.output.write_text("\n".join(page(ROWS, results, facts)) + "\n")
     print(f"{options.output}: {sum(r.passed for r in results)} passed, {sum(r.failed for r in results)} failed")
     return int(any(result.failed or not result.passed for result in results))

@@ -41,6 +41,18 @@ class Restored(nn.Module):
         return self.module(*args)
 
 
+class Doubled(torch.autograd.Function):
+    """A function with a backward of its own, which is not its derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 7
+
+
 def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
     """Raise `AssertionError` unless all agree. JAX's gradient of a complex array is the conjugate of PyTorch's."""
     free = [i for i, x in enumerate(inputs) if x.dtype.is_floating_point or x.is_complex()]

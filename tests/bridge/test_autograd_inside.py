@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn
+from eager import Call, Doubled, compare, randn
 from torch import nn
 
 import bridge
@@ -231,16 +231,6 @@ def test_a_parameter_s_grad_is_no_result():
         bridge.BridgeError, match=r"`backward\(\)` inside.*`grad` of a parameter.*torch\.autograd\.grad"
     ):
         fn(fn.params, fn.buffers, jnp.ones((3, 4)))
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 7
 
 
 def test_a_custom_function_in_the_graph_is_refused():

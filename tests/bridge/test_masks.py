@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from eager import Call, compare, randn
+from eager import Call, Doubled, compare, randn
 
 import bridge
 
@@ -87,16 +87,6 @@ def test_what_is_not_selected_has_no_part_in_a_gradient():
     scale = torch.tensor(2.0)
     compare(Call(forward), [torch.tensor([0.0, 4.0, -1.0]), scale])
     compare(Call(forward), [torch.tensor([0.0, -4.0, -1.0]), scale])
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
 
 
 REFUSED = {

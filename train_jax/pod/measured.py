@@ -14,13 +14,10 @@ from typing import Any
 from train_jax.errors import UserError
 from train_jax.pod.hlo import Instruction, Program
 from train_jax.pod.yardsticks import kind_of, pass_of, source_of
-from train_jax.run.folder import PROFILED_PROGRAM
+from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP
 
-MODULE_DEPTH = 2
 CONTROL_FLOW = "loops and branches"
 """The kind of what a loop takes between its operations."""
-STEP = "train"
-"""The name of what surrounds the dispatch of a step in the trace."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +68,7 @@ def read_profile(folder: Path) -> Measured:
 def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
     """Sums the events of the Trace Event format that are operations of `program`, each without what is inside it."""
     spans = [event for event in events if event.get("ph") == "X"]
-    steps = len({event["args"]["step_num"] for event in spans if event["name"] == STEP and "args" in event})
+    steps = len({event["args"]["step_num"] for event in spans if event["name"] == PROFILED_STEP and "args" in event})
     instructions = {each.name: each for part in program.computations.values() for each in part}
     times, runs = defaultdict[str, float](float), Counter[str]()
     begin, end = float("inf"), 0.0
@@ -88,7 +85,7 @@ def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
         if instruction.opcode in ("while", "conditional"):  # what is inside them has been subtracted
             source, module, kind = instruction, "", CONTROL_FLOW
         else:
-            source, module = source_of(program, instruction, MODULE_DEPTH)
+            source, module = source_of(program, instruction)
             kind = kind_of(program, instruction)
         for total, key in zip(sums, (kind, pass_of(source), module), strict=True):
             total[key] += milliseconds

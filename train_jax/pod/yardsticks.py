@@ -11,6 +11,8 @@ from train_jax.pod.hlo import COLLECTIVES, Instruction, Program
 FORWARD, BACKWARD, UPDATE, UNNAMED = "forward", "backward", "update", "made by the compiler"
 PRODUCTS, COLLECTIVE = "matrix products", "collectives"
 SORTS, ELEMENTWISE = "gathers and sorts", "elementwise, reductions"
+MODULE_DEPTH = 2
+"""The number of nested modules that are named."""
 _GATHERS = ("gather", "scatter", "sort", "dynamic-slice", "dynamic-update-slice")
 
 
@@ -60,8 +62,8 @@ class Yardsticks:
     """Copies between the memory and the caches of the device that run beside the instructions."""
 
 
-def yardsticks(program: Program, *, module_depth: int = 2) -> Yardsticks:
-    """Sums the instructions that have an estimate; `module_depth` is the number of nested modules that are named."""
+def yardsticks(program: Program) -> Yardsticks:
+    """Sums the instructions that have an estimate."""
     total, prefetched = Cost(), 0.0
     by_kind, by_pass, by_module = (defaultdict(Cost) for _ in range(3))
     collectives = []
@@ -77,7 +79,7 @@ def yardsticks(program: Program, *, module_depth: int = 2) -> Yardsticks:
         if not instruction.estimated_cycles:
             continue
         size = _hbm_bytes(program, instruction)
-        source, module = source_of(program, instruction, module_depth)
+        source, module = source_of(program, instruction)
         for cost in (total, by_kind[kind], by_pass[pass_of(source)], by_module[module]):
             cost.add(instruction, times, size)
     return Yardsticks(
@@ -119,15 +121,15 @@ def modules(functions: Iterable[str]) -> list[str]:
     return names
 
 
-def source_of(program: Program, instruction: Instruction, module_depth: int) -> tuple[Instruction, str]:
-    """Returns the instruction and the innermost `module_depth` PyTorch modules it comes from, such as `Block/SwiGLU`.
+def source_of(program: Program, instruction: Instruction) -> tuple[Instruction, str]:
+    """Returns the instruction and the innermost PyTorch modules it comes from, such as `Block/SwiGLU`.
 
     A fusion that the compiler put together has no source of its own: that is its first instruction which has one.
     """
     for each in (instruction, *program.inside(instruction)):
         names = modules(program.functions(each.frame))
         if names:
-            return each, "/".join(names[-module_depth:])
+            return each, "/".join(names[-MODULE_DEPTH:])
     return instruction, ""
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does n
 __all__ = ["RunFolder", "find_run", "read_run", "write_bytes", "write_text"]
 
 
+PROFILED_STEP = "train"
+"""The name, in the trace of a profile, of what surrounds the dispatch of a step."""
 PROFILED_PROGRAM = "train-step.txt.gz"
 """In the folder of a profile: the compiled train step, which says what each operation of the trace belongs to."""
 

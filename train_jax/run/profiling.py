@@ -13,7 +13,7 @@ import jax
 from train_jax.run.cache import working_folder
 from train_jax.run.config import RunConfig
 from train_jax.run.files import upload_folder
-from train_jax.run.folder import PROFILED_PROGRAM, RunFolder
+from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP, RunFolder
 from train_jax.runtime.processes import process_shard
 from train_jax.runtime.stopwatch import Stopwatch
 
@@ -47,7 +47,7 @@ class Profiler:
         if self._local is None:
             yield
             return
-        with jax.profiler.StepTraceAnnotation("train", step_num=step):
+        with jax.profiler.StepTraceAnnotation(PROFILED_STEP, step_num=step):
             yield
 
     def after(self, step: int, state: Any) -> list[str]:

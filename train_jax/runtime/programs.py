@@ -79,8 +79,7 @@ class Programs:
         return getattr(self._latest(), "as_text", str)() or ""
 
     def _latest(self) -> Any:
-        done = [future.result() for future in self._compiled.values() if future.done()]
-        return done[-1] if done else None
+        return next((future.result() for future in reversed(self._compiled.values()) if future.done()), None)
 
     def _start(self, stage: Any, steps: int, args: tuple) -> None:
         shapes = args if self._devices.compiles_for_arrays else jax.tree.map(_shape, args)

@@ -18,7 +18,7 @@ READY_SECONDS = 3600.0
 CAPACITY_SECONDS = 24 * 3600.0
 """How long a node is asked for again after a preemption, while there is none."""
 
-_LASTING = {"READY", "STOPPED", "PREEMPTED", "TERMINATED", "SUSPENDED", "FAILED", "HIDDEN", "HIDING", "UNHIDING"}
+_LASTING = {"READY", "STOPPED", "PREEMPTED", "TERMINATED", "SUSPENDED", "FAILED", "HIDDEN"}
 """States that end only if somebody acts; the others are on the way to one of these, or to no node."""
 _GONE = _LASTING - {"READY"} | {"", "STOPPING", "SUSPENDING", "DELETING"}
 
