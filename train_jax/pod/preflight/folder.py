@@ -47,7 +47,12 @@ def check_folder(run_dir: str, platform: str, hosts: Sequence[str]) -> Row:
         unseen = [] if problem else _unseen(folder, name, token, [each for each in range(count) if written[each]])
         exchange("preflight read", "")
     finally:
-        _remove(run_dir, f"{name}-{index}", made)
+        with contextlib.suppress(OSError, UserError):
+            (path_of(run_dir) / f"{name}-{index}").unlink(missing_ok=True)
+    exchange("preflight removed", "")  # the process that made the folder can only remove it when it is empty
+    for each in made:
+        with contextlib.suppress(OSError):
+            each.rmdir()
     if problem:
         return Row("run folder", "FAIL", f"{run_dir} cannot be written: {problem}", "writable by every process", remedy)
     limit = "written and read by every process"
@@ -93,14 +98,6 @@ def _is_there(path: Path, token: str) -> bool:
         os.listdir(path.parent) if not is_remote(path) else None  # makes NFS look again
         return path.read_text() == token
     return False
-
-
-def _remove(run_dir: str, name: str, made: Sequence[Path]) -> None:
-    with contextlib.suppress(OSError, UserError):
-        (path_of(run_dir) / name).unlink(missing_ok=True)
-    for folder in made:
-        with contextlib.suppress(OSError):  # another process still has its file there, and removes it
-            folder.rmdir()
 
 
 def file_system(folder: Path) -> str:
