@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -115,13 +115,18 @@ def _bitcast(x: jax.Array, dtype: Any) -> jax.Array:
     return jnp.reshape(out, (*out.shape[:-2], -1)) if out.ndim > x.ndim else out
 
 
+_reshaped = jax.jit(jax.lax.reshape, static_argnums=1, inline=True)
+_transposed = jax.jit(jax.lax.transpose, static_argnums=1, inline=True)
+
+
 def _reshape(shape: tuple[int, ...]) -> View:
-    return View(lambda x: jnp.reshape(x, shape), lambda x, new: jnp.reshape(new, x.shape))
+    return View(lambda x: _reshaped(x, shape), lambda x, new: _reshaped(new, x.shape))
 
 
-def _permute(order: list[int]) -> View:
-    inverse = [order.index(i) for i in range(len(order))]
-    return View(lambda x: jnp.transpose(x, order), lambda x, new: jnp.transpose(new, inverse))
+def _permute(dims: Sequence[int]) -> View:
+    order = tuple(dims)
+    inverse = tuple(order.index(i) for i in range(len(order)))
+    return View(lambda x: _transposed(x, order), lambda x, new: _transposed(new, inverse))
 
 
 def _index(dim: int, index: int | slice) -> View:

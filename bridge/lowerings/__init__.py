@@ -4,6 +4,7 @@ One file a subject; importing this package fills the tables.
 """
 
 from bridge.lowerings import (
+    arithmetic,
     attention,
     binary,
     convolution,
@@ -34,6 +35,7 @@ __all__ = [
     "FUNCTIONS",
     "LOWERINGS",
     "METAS",
+    "arithmetic",
     "attention",
     "binary",
     "convolution",

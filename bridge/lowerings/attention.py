@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
+from bridge.inlining import inlined
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, METAS, lowers
 
 aten = torch.ops.aten
@@ -16,6 +17,7 @@ FUNCTIONS[F.linear] = aten.linear.default
 
 
 @lowers(aten.linear.default)
+@inlined
 def linear(x, weight, bias=None):
     """One contraction over the last axis of both; PyTorch's own path adds a transpose and two reshapes."""
     out = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
@@ -23,6 +25,7 @@ def linear(x, weight, bias=None):
 
 
 @lowers(aten.scaled_dot_product_attention.default)
+@inlined
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Attention over `(..., heads, length, width)` with scores and softmax in float32 whatever the input dtype.
 

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.inlining import inlined
+from bridge.lowerings.arithmetic import wide_beside_numbers
 from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.registry import lowers, widened
@@ -103,10 +105,11 @@ def _quotient(x, y):
 
 
 @lowers(aten.div.Tensor)
+@inlined
 def divide(x, y):
     """The square of a divisor, which JAX's derivative has, overflows long before the quotient does."""
     traced = isinstance(y, jax.Array) and jnp.issubdtype(jnp.result_type(x, y), jnp.floating)
-    return _quotient(x, y) if traced else jnp.true_divide(x, y)
+    return _quotient(x, y) if traced else jnp.true_divide(*wide_beside_numbers(x, y))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -190,6 +193,7 @@ def power(x, exponent):
 
 
 @lowers(aten.pow.Tensor_Scalar)
+@inlined
 def power_of_number(x, exponent):
     floating = jnp.issubdtype(x.dtype, jnp.inexact)
     x = widened(x) if floating or isinstance(exponent, float) else x.astype(jnp.promote_types(x.dtype, jnp.int8))

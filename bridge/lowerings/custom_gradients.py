@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from bridge.inlining import inlined
+
 Derivative = Callable[..., jax.Array]
 """(tangent, result, *arguments) -> what the tangent of one argument adds to that of the result; linear in it."""
 
@@ -33,6 +35,7 @@ def with_derivatives(*derivatives: Derivative) -> Callable[[Callable], Callable[
 
         rule.defjvp(jvp, symbolic_zeros=True)
 
+        @inlined
         @functools.wraps(function)
         def lowering(*arguments: Any) -> jax.Array:
             dtype = jnp.result_type(*arguments)

@@ -11,6 +11,7 @@ import torch
 
 from bridge.cells import regraft
 from bridge.generators import generator_of
+from bridge.inlining import inlined
 from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.registry import LOWERINGS, decomposes, lowers, widened
 
@@ -18,10 +19,7 @@ aten = torch.ops.aten
 
 
 def _inside_float32(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    def lowering(x):
-        return function(widened(x))
-
-    return lowering
+    return inlined(lambda x: function(widened(x)))
 
 
 for _op, _function in {
@@ -38,11 +36,13 @@ for _op, _function in {
 
 
 @lowers(aten.gelu.default)
+@inlined
 def gelu(x, *, approximate="none"):
     return jax.nn.gelu(widened(x), approximate=approximate == "tanh")
 
 
 @lowers(aten.glu.default)
+@inlined
 def glu(x, dim=-1):
     value, gate = jnp.split(widened(x), 2, dim)
     return value * jax.lax.logistic(gate)

@@ -8,6 +8,7 @@ import torch
 
 from bridge.cells import regraft
 from bridge.errors import refusal
+from bridge.inlining import inlined
 from bridge.lowerings.registry import FUNCTIONS, decomposes, lowers
 
 aten = torch.ops.aten
@@ -38,6 +39,7 @@ def _first_minor(a: jax.Array, upper: bool) -> jax.Array:
 
 
 @lowers(aten.addmm.default, aten.addmv.default)
+@inlined
 def product_added(x, a, b, *, beta=1, alpha=1):
     """`beta * x + alpha * a @ b`; with a `beta` of zero `x` counts nothing, even where it is nan.
 

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import torch
 
 from bridge.arrays import jax_dtype
+from bridge.inlining import inlined
 from bridge.lowerings.registry import DECOMPOSITIONS, METAS, lowers, widened
 
 aten = torch.ops.aten
 
 
 @lowers(aten._softmax.default)
+@inlined
 def softmax(x, dim, _half_to_float):
     return jax.nn.softmax(widened(x), dim)
 
@@ -26,6 +28,7 @@ def safe_softmax(x, dim, dtype=None):
 
 
 @lowers(aten._log_softmax.default)
+@inlined
 def log_softmax(x, dim, _half_to_float):
     return jax.nn.log_softmax(widened(x), dim)
 
@@ -55,6 +58,7 @@ def _standardize_jvp(axes, eps, primals, tangents):
 
 
 @lowers(aten.native_layer_norm.default)
+@inlined
 def layer_norm(x, normalized_shape, weight, bias, eps):
     """The mean and the inverse deviation carry no gradient, as in PyTorch, whose backward ignores them."""
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
@@ -67,6 +71,7 @@ def layer_norm(x, normalized_shape, weight, bias, eps):
 
 
 @lowers(aten.native_group_norm.default)
+@inlined
 def group_norm(x, weight, bias, batch, channels, size, groups, eps):
     wide = jnp.reshape(widened(x), (batch, groups, channels // groups * size))
     out, mean, rstd = _standardize(wide, (-1,), eps)

@@ -176,7 +176,8 @@ def test_small_differences_by_nature():
     y = np.float32([1, -2])
     fn = bridge.export(Call(lambda x, y: torch.where(y > 0, torch.xlogy(x, y), 0.0).sum()))
     assert np.isnan(jax.grad(lambda x: fn({}, {}, x, y)[0])(y)).tolist() == [False, True]
-    fn = bridge.export(Call(lambda x: (x.half() * 1e4 * 10).float()))
+    large, small = torch.tensor([1e4, 10]).half()
+    fn = bridge.export(Call(lambda x: (x.half() * large * small).float()))
     x = np.float32([0.01])
     assert fn({}, {}, x)[0] == 1000 and np.isinf(jax.jit(lambda x: fn({}, {}, x)[0])(x))
     conjugate = Call(lambda z: z * torch.tensor(z.conj().is_conj()))

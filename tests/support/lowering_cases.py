@@ -20,6 +20,10 @@ LARGE = (torch.tensor([2**30 + 1, -7]), 4)
 SIZED = ([2, 3],)
 
 CASES = {
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), [((X, Y), {}), ((X, Y), {"alpha": 2})]),
+    **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar), [((X, 0.3, 2), {})]),
+    aten.mul.Tensor: [((X, Y), {}), ((X, 0.3), {})],
+    aten.mul.Scalar: [((X, 0.3), {})],
     aten.addmm.default: [
         ((numbers(3), X, Y.T), {}),
         ((numbers(3, 3), X, Y.T), {"beta": 0.5, "alpha": 2}),

@@ -1,0 +1,36 @@
+"""Sums, differences and products."""
+
+import operator
+
+import jax
+import torch
+
+from bridge.inlining import inlined
+from bridge.lowerings.registry import lowers, widened
+
+aten = torch.ops.aten
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+@inlined
+def add(x, y, alpha=1):
+    return x + (y if alpha == 1 else y * alpha)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+@inlined
+def subtract(x, y, alpha=1):
+    return x - (y if alpha == 1 else y * alpha)
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+@inlined
+def multiply(x, y):
+    return operator.mul(*wide_beside_numbers(x, y))
+
+
+def wide_beside_numbers(x, y):
+    """An array in float32 beside a Python number, which PyTorch does not round to a narrow dtype before the result."""
+    if isinstance(x, float) and isinstance(y, jax.Array):
+        return x, widened(y)
+    return (widened(x), y) if isinstance(y, float) and isinstance(x, jax.Array) else (x, y)
