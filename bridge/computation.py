@@ -14,6 +14,7 @@ from bridge.arrays import jax_dtype
 from bridge.cells import differentiable, stop_gradient
 from bridge.draws import drawn_numbers
 from bridge.errors import BridgeError
+from bridge.inlining import cast
 from bridge.integers import REMEDY, RangeError, fitting
 from bridge.internals import decomposition, torchax_lowering
 from bridge.lowerings import LOWERINGS
@@ -105,7 +106,7 @@ def result_of(dispatch: Dispatch, func: Any, value: Any, meta: Any, tracked: boo
             DEFECT_REMEDY,
         )
     if value.dtype != jax_dtype(meta.dtype):
-        value = value.astype(jax_dtype(meta.dtype))
+        value = cast(value, jax_dtype(meta.dtype))
     _notice_narrowing(dispatch, meta.dtype, value)
     if stopped:
         value, live = stop_gradient(value), False

@@ -58,3 +58,8 @@ def _key(value: Any) -> tuple[type, Any]:
 
 def _value(kind: type, value: Any) -> Any:
     return float(value) if kind is float else value
+
+
+@inlined
+def cast(x: jax.Array, dtype: Any) -> jax.Array:
+    return x.astype(dtype)

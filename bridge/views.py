@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import lax
 
 from bridge.arrays import jax_dtype
 from bridge.cells import REGION, View, stop_gradient
+from bridge.inlining import inlined
 from bridge.internals import below_modes
 from bridge.lowerings.registry import METAS
 from bridge.memory import elements, positions
@@ -80,7 +82,7 @@ def _parts(x: jax.Array) -> jax.Array:
 
 
 def _joined(x: jax.Array) -> jax.Array:
-    return jax.lax.complex(x[..., 0], x[..., 1])
+    return lax.complex(x[..., 0], x[..., 1])
 
 
 _OF_NUMBERS = {
@@ -111,12 +113,12 @@ def _bitcast(x: jax.Array, dtype: Any) -> jax.Array:
     ratio = dtype.itemsize // x.dtype.itemsize
     if ratio > 1:
         x = jnp.reshape(x, (*x.shape[:-1], x.shape[-1] // ratio, ratio))
-    out = jax.lax.bitcast_convert_type(x, dtype)
+    out = lax.bitcast_convert_type(x, dtype)
     return jnp.reshape(out, (*out.shape[:-2], -1)) if out.ndim > x.ndim else out
 
 
-_reshaped = jax.jit(jax.lax.reshape, static_argnums=1, inline=True)
-_transposed = jax.jit(jax.lax.transpose, static_argnums=1, inline=True)
+_reshaped, _transposed, _split_up = map(inlined, (lax.reshape, lax.transpose, lax.split))
+_taken, _sliced = map(inlined, (lax.index_in_dim, lax.slice_in_dim))
 
 
 def _reshape(shape: tuple[int, ...]) -> View:
@@ -132,12 +134,10 @@ def _permute(dims: Sequence[int]) -> View:
 def _index(dim: int, index: int | slice) -> View:
     where = (slice(None),) * dim + (index,)
 
-    def get(x: jax.Array) -> jax.Array:
-        if isinstance(index, int):
-            return jax.lax.index_in_dim(x, index, dim, keepdims=False)
-        return jax.lax.slice_in_dim(x, index.start, max(index.start, index.stop), index.step, dim)
-
-    return View(get, lambda x, new: x.at[where].set(new))
+    if isinstance(index, int):
+        return View(lambda x: _taken(x, index, dim, keepdims=False), lambda x, new: x.at[where].set(new))
+    start, stop, step = index.start, max(index.start, index.stop), index.step
+    return View(lambda x: _sliced(x, start, stop, step, dim), lambda x, new: x.at[where].set(new))
 
 
 def _split(dim: int, sizes: list[int]) -> list[View]:
@@ -149,7 +149,7 @@ def _split(dim: int, sizes: list[int]) -> list[View]:
 
         def get(x: jax.Array) -> jax.Array:
             if known[0] is not x or known[1] is not REGION.notes:
-                known[:] = [x, REGION.notes, jax.lax.split(x, sizes, dim)]
+                known[:] = [x, REGION.notes, _split_up(x, tuple(sizes), dim)]
             return known[2][i]
 
         return View(get, _index(dim, slice(start, start + sizes[i], 1)).put)

@@ -4,11 +4,13 @@ import jax.numpy as jnp
 import torch
 
 from bridge.arrays import jax_dtype
+from bridge.inlining import inlined
 from bridge.lowerings.registry import METAS, lowers
 
 aten = torch.ops.aten
 
 
+@inlined
 def _cast(x, dtype):
     """Floats beyond a small integer type wrap around, as on PyTorch's CPU; XLA would give the nearest number."""
     small = jnp.issubdtype(dtype, jnp.integer) and jnp.dtype(dtype).itemsize < 4

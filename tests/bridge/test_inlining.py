@@ -120,8 +120,8 @@ def test_another_layer_is_not_traced_again(monkeypatch):
     counts = []
     for count in (2, 6):
         runs.clear()
-        fn = bridge.export(Layers(count))
-        jax.make_jaxpr(jax.grad(lambda p, fn=fn: fn(p, fn.buffers, np.ones((count, 3, 8), "f4"))[0].sum()))(fn.params)
+        fn, x = bridge.export(Layers(count)), np.ones((count, 3, 8), np.float32)  # a shape of its own
+        jax.make_jaxpr(jax.grad(lambda params, fn=fn, x=x: fn(params, fn.buffers, x)[0].sum()))(fn.params)
         counts.append(len(runs))
     assert counts[0] == counts[1] > 5
 

@@ -20,8 +20,8 @@ LARGE = (torch.tensor([2**30 + 1, -7]), 4)
 SIZED = ([2, 3],)
 
 CASES = {
-    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), [((X, Y), {}), ((X, Y), {"alpha": 2})]),
-    **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar), [((X, 0.3, 2), {})]),
+    **{key: [((X, Y), {}), ((X, Y), {"alpha": 2})] for key in (aten.add.Tensor, aten.sub.Tensor)},
+    **{key: [((X, 0.3, 2), {})] for key in (aten.add.Scalar, aten.sub.Scalar)},
     aten.mul.Tensor: [((X, Y), {}), ((X, 0.3), {})],
     aten.mul.Scalar: [((X, 0.3), {})],
     aten.addmm.default: [
