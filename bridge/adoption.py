@@ -39,6 +39,8 @@ _BY_SHAPE = _NEW | {
 }  # fmt: skip
 """Operations that make a constant of the shape or dtype of a tensor."""
 
+_RESIZE = (aten.resize_.default, aten.resize_as_.default)
+
 _UNINITIALISED = (
     "aten::empty",
     "aten::new_empty",
@@ -111,6 +113,9 @@ class Adopted:
 
     def without_values(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
         """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
+        if func in _RESIZE and len(args) > 1 and isinstance(args[1], BridgeTensor) and not self.is_traced(args[0]):
+            meta = args[1]._meta
+            return args[0], _like(meta), *args[2:]
         if func not in _BY_SHAPE or not isinstance(args[0], BridgeTensor):
             return None
         if any(m.numel() > REAL for m in listed(meta_of(func, args, kwargs))):
@@ -119,7 +124,7 @@ class Adopted:
         with below_modes():
             if func in _NEW:
                 return torch.empty((), dtype=meta.dtype), *args[1:]
-            return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype), *args[1:]
+            return _like(meta), *args[1:]
 
     def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether the operation makes a tensor from nothing that the host should not hold."""
@@ -142,7 +147,12 @@ class Adopted:
             kwargs = kwargs | {"device": "cpu"}
         with below_modes():
             before = _versions(args, kwargs)
+            filled = args[0].untyped_storage().nbytes() if func in _RESIZE else 0
             out = run(*args, **kwargs)
+            if func in _RESIZE:
+                memory = out.untyped_storage()
+                memory[filled : memory.nbytes()].fill_(0)  # uninitialised, as what is in _UNINITIALISED
+                self._storages[storage_id(out)] = out  # which may reach beyond the tensor that was made first
             if func.name().partition(".")[0] in _UNINITIALISED:
                 out.zero_()  # promises nothing; zeros are deterministic
             if torch.Tag.inplace_view in func.tags:
@@ -247,6 +257,10 @@ def _unnoted() -> Iterator[None]:
         yield
     finally:
         REGION.notes = before
+
+
+def _like(meta: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
 
 
 def _repeatable(func: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +54,10 @@ def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -
         raise NotImplementedError("it gives a tensor the memory of another one")
     _refuse_write_into_leaf(target)
     _refuse_write_into_view(target, [])
+    if schema_name(func) in ("aten::resize_", "aten::resize_as_"):
+        size = args[1] if isinstance(args[1], (list, tuple)) else args[1].shape
+        if math.prod(size) > target._cell.read().size:
+            raise NotImplementedError("it makes a tensor larger; make one of the new size")
     view = make_view(dispatch, functional_op(func), args, kwargs)
     with below_modes():
         func(*args, **kwargs)  # PyTorch's own record of the shape

@@ -58,8 +58,10 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     if not inputs or not torch.is_grad_enabled():
         return outputs
     several = isinstance(outputs, tuple)
-    listed = list(outputs) if several else [outputs]
-    fixed = {id(t) for t in getattr(ctx, "non_differentiable", ())}
+    # A real tensor, too: one that traced values were written into, or a constant with a gradient of the backward's own.
+    adopted = functools.partial(_adopted, dispatch)
+    listed = [adopted(t) for t in (outputs if several else [outputs])]
+    fixed = {id(adopted(t)) for t in getattr(ctx, "non_differentiable", ())}
     free = [
         i
         for i, t in enumerate(listed)
@@ -72,12 +74,12 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             "leave the call out and take zeros for the gradient of an unused result",
         )
     state = dispatch.state if _calls_modules(ctx.__dict__) or _calls_modules(function.backward) else []
-    notes = _Notes(ctx, [args[i] for i in places], [listed[i] for i in free], state)
+    notes = _Notes(dispatch, ctx, [args[i] for i in places], [listed[i] for i in free], state)
     backward = _Backward(dispatch, function, notes, places, listed, free)
     values = backward.attach(
         [stop_gradient(listed[i].value) for i in free], inputs, [stop_gradient(a) for a in notes.arrays]
     )
-    dirty = {id(t) for t in getattr(ctx, "dirty_tensors", ())}
+    dirty = {id(adopted(t)) for t in getattr(ctx, "dirty_tensors", ())}
     for i, value in zip(free, values, strict=True):
         if id(listed[i]) in dirty:
             listed[i].write(value, tracked=tracked, grad_enabled=True)
@@ -86,11 +88,20 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     return tuple(listed) if several else listed[0]
 
 
+def _adopted(dispatch: Dispatch, value: Any) -> Any:
+    return dispatch.adopt(value) if isinstance(value, torch.Tensor) else value
+
+
 class _Notes:
     """A context taken apart into arrays, which JAX carries to the backward pass, and the rest."""
 
     def __init__(
-        self, ctx: Context, inputs: list[BridgeTensor], outputs: list[BridgeTensor], state: list[BridgeTensor]
+        self,
+        dispatch: Dispatch,
+        ctx: Context,
+        inputs: list[BridgeTensor],
+        outputs: list[BridgeTensor],
+        state: list[BridgeTensor],
     ):
         self.arrays: list[jax.Array] = []
         self._state_cells = [(t, t._cell) for t in state]
@@ -103,6 +114,8 @@ class _Notes:
         }
 
         def leaf(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and dispatch.is_traced(value):
+                value = dispatch.adopt(value)
             if not isinstance(value, BridgeTensor):
                 return _Leaf("constant", value, None, False)
             if id(value) not in known:

@@ -1,6 +1,7 @@
 """Values and gradients at borders, ties, zero distances and infinite losses, against PyTorch eager."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -171,6 +172,20 @@ def test_by_nature():
     assert root({}, {}, np.float32(-3), np.float32(-0.0))[0] > 0 > torch.complex(*torch.tensor([-3, -0.0])).sqrt().imag
 
 
+class Nested(torch.nn.Module):
+    """In PyTorch the second product is an error: the cache of casts does not tell one dtype from another."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            first = self.linear(x)
+            with torch.autocast("cpu", torch.float16):
+                return first, self.linear(x)
+
+
 def test_small_differences_by_nature():
     """docs/bridge.md lists these, too."""
     y = np.float32([1, -2])
@@ -180,5 +195,10 @@ def test_small_differences_by_nature():
     fn = bridge.export(Call(lambda x: (x.half() * large * small).float()))
     x = np.float32([0.01])
     assert fn({}, {}, x)[0] == 1000 and np.isinf(jax.jit(lambda x: fn({}, {}, x)[0])(x))
+    nested = bridge.export(Nested())
+    assert [out.dtype for out in nested(nested.params, {}, np.ones((2, 2), np.float32))[0]] == [
+        jnp.bfloat16,
+        jnp.float16,
+    ]
     conjugate = Call(lambda z: z * torch.tensor(z.conj().is_conj()))
     assert conjugate(torch.tensor([1j])) == 1j and bridge.export(conjugate)({}, {}, np.complex64([1j]))[0] == 0

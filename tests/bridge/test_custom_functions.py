@@ -86,6 +86,32 @@ class InPlace(Function):
         return 7 * grad
 
 
+class Written(Function):
+    """Its results are tensors that no operation on traced ones made: they were written into, or are constant."""
+
+    @staticmethod
+    def forward(ctx, x):
+        out, kept, sign = torch.zeros(3, 4), torch.zeros(3, 4), torch.zeros(3, 4)
+        out.copy_(x * x)
+        kept.copy_(x.exp())
+        torch.sign(x, out=sign)
+        ctx.save_for_backward(kept)
+        ctx.again = out
+        ctx.mark_non_differentiable(sign)
+        return out, sign, torch.ones(2)
+
+    @staticmethod
+    def backward(ctx, grad, of_sign, of_ones):
+        made = torch.zeros(3, 4)
+        made.copy_(grad * ctx.saved_tensors[0] + ctx.again)
+        return made * of_ones.sum()
+
+
+def written(x, _):
+    out, sign, ones = Written.apply(x)
+    return (out * sign).sum() + (ones * x[:2, :1].T).sum() * 3
+
+
 class Module(nn.Module):
     def __init__(self, call):
         super().__init__()
@@ -117,6 +143,8 @@ CALLS = {
     "setup_context": lambda x, _: WithSetup.apply(x, 3) + WithSetup.apply(x),
     "in place": in_place,
     "under no_grad": under_no_grad,
+    "written": written,
+    "one of PyTorch's": lambda x, _: nn.CrossMapLRN2d(3)(x[None, :, :, None]),
     "inside another": lambda x, _: Reversed.apply(StraightThrough.apply(Reversed.apply(x, 2.0)), 3.0),
 }
 X = torch.linspace(-2, 2, 12).reshape(3, 4)

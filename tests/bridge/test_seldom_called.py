@@ -22,7 +22,16 @@ def volume(x):
     return x.view(1, 1, 4, 2, 2).repeat(2, 2, 2, 3, 3)
 
 
+def resized(x, y):
+    """Of a tensor without traced values to any size, of another one to a smaller one."""
+    new, empty, smaller = x.new(), torch.empty(0), x * 2
+    new.resize_as_(x).copy_(x * x)
+    empty.resize_(2, 4).copy_(x[:2])
+    return new, empty, smaller.resize_(2, 3), torch.ones(2).resize_(2, 2)[0] * x[0, :2]
+
+
 CASES = {
+    "resize_": resized,
     "mean": lambda x, y: (x.half().mean(0, dtype=torch.float32), x.mean(dtype=x.dtype), y.mean(dtype=x.dtype)),
     "lu": lambda x, y: (*torch.linalg.lu(x), *torch.linalg.lu(x[:2])[1:], *torch.linalg.lu(torch.stack([x, x + 1]))),
     "lu_unpack": lambda x, y: torch.lu_unpack(*torch.linalg.lu_factor(x[:, :3])),
@@ -100,7 +109,13 @@ def seeded_slopes(x, y):
     return F.rrelu(x, training=True)
 
 
+def enlarged(x, y):
+    z = x * 2
+    return z.resize_(5, 4)
+
+
 REFUSED = {
+    "resize_": (enlarged, "it makes a tensor larger; make one of the new size"),
     "bincount": (lambda x, y: torch.bincount(y, minlength=3), r"not known to be less than `minlength`.*one_hot"),
     "lstsq": (lambda x, y: torch.linalg.lstsq(x, x)[0], r"only where the matrix has full rank.*pinv\(A\) @ B"),
     "rrelu, seeded": (seeded_slopes, "a seeded generator gives slopes to negative entries only"),
