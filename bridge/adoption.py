@@ -113,7 +113,7 @@ class Adopted:
 
     def without_values(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
         """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
-        if func in _RESIZE and len(args) > 1 and isinstance(args[1], BridgeTensor) and not self.is_traced(args[0]):
+        if func is aten.resize_as_.default and isinstance(args[1], BridgeTensor) and not self.is_traced(args[0]):
             meta = args[1]._meta
             return args[0], _like(meta), *args[2:]
         if func not in _BY_SHAPE or not isinstance(args[0], BridgeTensor):
