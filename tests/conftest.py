@@ -1,8 +1,10 @@
 """For every test: one thread for PyTorch, and what is costly to make is made once, however many processes test."""
 
 import fcntl
+import functools
 import os
 import shutil
+import tempfile
 
 import pytest
 import torch
@@ -11,11 +13,16 @@ import torch
 def pytest_configure(config):
     """Tests compile hundreds of small programs once each: LLVM's expensive passes would double their time.
 
-    JAX and the processes that tests start read the variable. The slow tests run what users run.
+    JAX and the processes that tests start read the variable. The slow tests run what users run. The processes of one
+    test session take programs from a cache of their own, so that the same run is not compiled fifty times.
     """
     if config.option.markexpr == "not slow":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what the tests run does not depend on what they ran before
+    import jax  # reads the variable
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    programs = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="programs-")
+    config.add_cleanup(functools.partial(shutil.rmtree, programs, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(config, items):

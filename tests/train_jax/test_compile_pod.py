@@ -46,8 +46,13 @@ def test_every_generation(topology, tmp_path):
     assert (figures["estimated_seconds"] is None) == topology.startswith("v6e")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["trm", "trm_singlez", "trm_hier6", "hrm", "transformer"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(pytest.param(model, marks=pytest.mark.slow) for model in ("trm_singlez", "transformer")),
+        *(pytest.param(model, marks=pytest.mark.campaign) for model in ("trm", "trm_hier6", "hrm")),
+    ],
+)
 def test_every_architecture_in_training_and_evaluation(model, tmp_path):
     for step in ("train", "evaluate"):
         sizes = ["--arch.hidden-size", "128", "--arch.num-heads", "2"]

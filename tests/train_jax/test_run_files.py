@@ -143,7 +143,7 @@ def test_a_failure_of_wandb_stops_nothing_and_shows_no_key(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_second_run_takes_its_programs_from_the_cache_and_learns_the_same(tmp_path, data_dir):
     """So does one that continues, and one with the cache off."""
-    cache = {"JAX_ENABLE_COMPILATION_CACHE": "true", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    cache = {"JAX_COMPILATION_CACHE_DIR": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     runs = {"first": (), "second": (), "continued": ("--steps", "2"), "off": ("--compute.no-compile-cache",)}
     shown, records = {}, {}
     for name, options in runs.items():
@@ -184,5 +184,8 @@ def test_a_cache_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert use_compile_cache(True) == "" and "jax_enable_compilation_cache" not in updates
     assert Path(updates["jax_compilation_cache_dir"]).parent == tmp_path / "trm" / "compiled"
+    updates.clear()
+    assert use_compile_cache(True, tmp_path / "runs") == ""
+    assert Path(updates["jax_compilation_cache_dir"]).parent == tmp_path / "runs", "hosts of one run share it"
     updates.clear()
     assert use_compile_cache(False) == "" and updates == {"jax_enable_compilation_cache": False}

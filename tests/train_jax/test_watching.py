@@ -252,23 +252,19 @@ print({{'torch', 'jax', 'numpy', 'orbax', 'wandb'}} & set(sys.modules))"""
     assert output.splitlines()[-1] == "set()" and "finished" in output
 
 
-@pytest.mark.slow
-def test_goodput_adds_up_over_a_run_that_is_killed_three_times(tmp_path, data_dir):
+@pytest.mark.parametrize(
+    "kills", [pytest.param((60,), marks=pytest.mark.slow), pytest.param((60, 150, 230), marks=pytest.mark.campaign)]
+)
+def test_goodput_adds_up_over_a_run_that_is_killed(tmp_path, data_dir, kills):
     """To 1 % of the wall time between the first start and the last line, measured outside of the run."""
     fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 2000, "--eval-batch-size": 8,
               "--eval-every-steps": 500, "--checkpoint-every-steps": 50, "--log-every-steps": 10,
               "--wandb": "disabled"}  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "train_jax",
-        "train",
-        "tiny",
-        *(str(word) for pair in fields.items() for word in pair),
-    ]
+    words = [str(word) for pair in fields.items() for word in pair]
+    command = [sys.executable, "-m", "train_jax", "train", "tiny", *words]
     first, down, killed_at = time.time(), 0.0, None
     folder = RunFolder(tmp_path / "run")
-    for after in (60, 150, 230, None):
+    for after in (*kills, None):
         if killed_at is not None:
             down += time.time() - killed_at
         process = subprocess.Popen(
@@ -292,9 +288,9 @@ def test_goodput_adds_up_over_a_run_that_is_killed_three_times(tmp_path, data_di
         killed_at = time.time()
     goodput = read_goodput(folder)
     wall = last - first
-    assert goodput.sessions == 4 and goodput.lost_steps > 0 and goodput.seconds[LOST] > 0
+    assert goodput.sessions == len(kills) + 1 and goodput.lost_steps > 0 and goodput.seconds[LOST] > 0
     assert sum(goodput.seconds.values()) == pytest.approx(goodput.wall_seconds, rel=0.01)
     assert goodput.wall_seconds == pytest.approx(wall, rel=0.01)
-    assert goodput.seconds[DOWN] == pytest.approx(down, abs=3 * 1.5), "a heartbeat is a second old at most"
+    assert goodput.seconds[DOWN] == pytest.approx(down, abs=len(kills) * 1.5), "a heartbeat is a second old at most"
     steps = [(record["step"], "eval/count" in record) for record in read_metrics(folder)]
     assert len(steps) == len(set(steps)) and steps == sorted(steps, key=lambda each: each[0])

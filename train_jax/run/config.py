@@ -53,8 +53,8 @@ class ComputeConfig:
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True
-    """Keep compiled programs in the folder JAX_COMPILATION_CACHE_DIR, by default that of the user's caches, for later
-    runs with equal shapes."""
+    """Keep compiled programs for later runs with equal shapes, in the folder JAX_COMPILATION_CACHE_DIR, by default that
+    of the user's caches or, for several processes, `compiled` beside the run folder."""
 
     def __post_init__(self):
         _check(self, "compute.")

@@ -18,17 +18,19 @@ _MIN_COMPILE_SECONDS = 0.0
 """Small programs are stored, too: a start has dozens of them."""
 
 
-def use_compile_cache(wanted: bool) -> str:
+def use_compile_cache(wanted: bool, shared: Path | None = None) -> str:
     """Switches the cache on or off for this process; returns why it is off although it is wanted, otherwise nothing.
 
-    It is in the folder that the environment variable names or, without one, in that of the user's caches.
+    It is in the folder that the environment variable names. Without one it is in that of the user's caches or, for
+    several processes, in `shared`, which all of them can read: JAX lets process 0 alone write.
     """
     config: Any = jax.config
     if not wanted or not config.jax_enable_compilation_cache:
         config.update("jax_enable_compilation_cache", False)
         return ""
     if not config.jax_compilation_cache_dir:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trm" / "compiled" / _processor()
+        own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trm" / "compiled"
+        folder = (shared or own) / _processor()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -7,9 +7,11 @@ from train_jax.experiments.table import EXPERIMENTS
 from train_jax.loop import train
 from train_jax.run.config import RunConfig
 from train_jax.run.presets import all_presets
+from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration
 from train_jax.run_arguments import parse_run
 from train_jax.runtime.compile_cache import use_compile_cache
+from train_jax.runtime.coordination import place
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.runtime.timeline import process_start
@@ -17,8 +19,9 @@ from train_jax.tasks.task import task_class
 
 
 def main(config: RunConfig) -> None:
-    without_cache = use_compile_cache(config.compute.compile_cache)
     with join_processes(config.platform):
+        shared = path_of(config.run_dir).parent / "compiled" if place()[1] > 1 else None
+        without_cache = use_compile_cache(config.compute.compile_cache, shared)
         if without_cache and is_main_process():
             print(f"trm: {without_cache}", file=sys.stderr)
         devices = Devices(runner=config.compute.runner)
