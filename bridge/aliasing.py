@@ -12,6 +12,7 @@ from bridge.argument_checks import raise_if_not_cast
 from bridge.arrays import jax_dtype
 from bridge.computation import compute, values_into
 from bridge.internals import below_autograd, below_modes, schema_name
+from bridge.memory import refuse_overlap
 from bridge.metas import check_write, listed, map_tensors, meta_of, meta_of_strided
 from bridge.operations import functional_of, functional_op, has_out
 from bridge.tensors import BridgeTensor, as_view
@@ -74,6 +75,9 @@ def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> 
     map_tensors((args, *kwargs.values()), values_into(inputs))
     _refuse_write_into_leaf(target)
     _refuse_write_into_view(target, inputs)
+    for each in inputs:
+        if each is not target and each._cell.storage is target._cell.storage:
+            refuse_overlap(target._meta, each._meta)
     check_write(func, target, args, kwargs)
     raise_if_not_cast(func, args, kwargs)
     into_out = has_out(func)

@@ -16,6 +16,7 @@ from torch import nn
 from bridge.adoption import window
 from bridge.arrays import jax_dtype, torch_dtype
 from bridge.attributes import Attributes, Place
+from bridge.custom_functions import refuse_changed_contexts
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
 from bridge.final_state import changed_flags, refuse_lost_sharing, refuse_parted, refuse_stale_arrays, shared_slots
@@ -140,6 +141,7 @@ class Call:
                     outputs = method_of(self._module, request.method)(*args, **kwargs)
                 finally:  # PyTorch's own error about one that the call registered says nothing of that
                     refuse_gradient_hooks(self._module)
+                refuse_changed_contexts(dispatch)
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
                 final = {name: value_in(name, *place) for name, place in self._slots.items()}
                 self._fn.shared_slots.update(shared_slots(dispatch, self._state, final))

@@ -15,10 +15,18 @@ from torch import nn
 from torch.autograd.function import FunctionCtx
 
 from bridge.arrays import jax_dtype
-from bridge.cells import stop_gradient
+from bridge.cells import differentiable, stop_gradient
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
-from bridge.internals import AutogradFunction, engine_leaf, engine_requires_grad, in_transform
+from bridge.internals import (
+    AutogradFunction,
+    Tracer,
+    engine_leaf,
+    engine_requires_grad,
+    in_transform,
+    wrapped_by_transform,
+)
+from bridge.kept_on_context import KeptOnContext
 from bridge.pytrees import convert
 from bridge.recording import recorded, restarted, start_graph
 from bridge.tensors import BridgeTensor, fresh
@@ -65,7 +73,7 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     free = [
         i
         for i, t in enumerate(listed)
-        if isinstance(t, BridgeTensor) and t.dtype.is_floating_point and id(t) not in fixed
+        if isinstance(t, BridgeTensor) and differentiable(t.dtype) and id(t) not in fixed
     ]
     if len(free) > 1 and not getattr(ctx, "materialize_grads", True):
         raise dispatch.error(
@@ -73,6 +81,7 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             "which of them nobody used",
             "leave the call out and take zeros for the gradient of an unused result",
         )
+    _keep(dispatch, function, ctx)
     state = dispatch.state if _calls_modules(ctx.__dict__) or _calls_modules(function.backward) else []
     notes = _Notes(dispatch, ctx, [args[i] for i in places], [listed[i] for i in free], state)
     backward = _Backward(dispatch, function, notes, places, listed, free)
@@ -86,6 +95,35 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
         else:
             listed[i] = fresh(value, listed[i]._meta, tracked=tracked)
     return tuple(listed) if several else listed[0]
+
+
+def _keep(dispatch: Dispatch, function: type[Any], ctx: Context) -> None:
+    """Refuse what the backward would not find as in PyTorch; what the rest of the call changes is seen at its end."""
+    kept = KeptOnContext(ctx.__dict__)
+    state = set(map(id, dispatch.state))
+    for path, tensor in kept.hidden.items():
+        if wrapped_by_transform(tensor) or (_may_be_differentiated(tensor) and id(tensor) not in state):
+            raise dispatch.error(
+                f"{function.__name__} keeps a traced tensor inside of an object or a function, at {path}",
+                "keep the tensor itself on ctx, or use ctx.save_for_backward",
+            )
+    dispatch.contexts.append((function.__name__, kept))
+
+
+def _may_be_differentiated(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, BridgeTensor) and tensor.may_have_gradient and isinstance(tensor.value, Tracer)
+
+
+def refuse_changed_contexts(dispatch: Dispatch) -> None:
+    """At the end of a call, when PyTorch would begin with the backward."""
+    for name, kept in dispatch.contexts:
+        changed = kept.changed()
+        if changed:
+            raise dispatch.error(
+                f"{changed} of {name} is changed after `{name}.apply`, and its backward would not see that",
+                "keep a copy on ctx, or pass as arguments what the backward needs",
+            )
+    dispatch.contexts.clear()  # traced tensors would outlive their trace
 
 
 def _adopted(dispatch: Dispatch, value: Any) -> Any:
@@ -113,6 +151,11 @@ class _Notes:
             id(t): ("output", i) for i, t in enumerate(outputs)
         }
 
+        cells = {id(t._cell.storage) for t in dispatch.state}
+        self._of_state: set[tuple[str, int]] = set()
+        """Which of them are parameters or buffers, or views of those."""
+        self._rebuilt: list[tuple[BridgeTensor, int]] = []
+
         def leaf(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and dispatch.is_traced(value):
                 value = dispatch.adopt(value)
@@ -121,6 +164,8 @@ class _Notes:
             if id(value) not in known:
                 known[id(value)] = ("array", len(self.arrays))
                 self.arrays.append(value.value)
+            if id(value._cell.storage) in cells:
+                self._of_state.add(known[id(value)])
             return _Leaf(*known[id(value)], value._meta, value.requires_grad)
 
         self._state = convert(dict(ctx.__dict__), leaf)
@@ -151,12 +196,21 @@ class _Notes:
                 return leaf.value
             if leaf.home == "input" and leaf.value in self._own:
                 return self._own[leaf.value]  # the very tensor that the modules hold
-            tensor = fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=leaf.tracked)
+            # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates by it.
+            tracked = leaf.tracked or leaf.home == "input"
+            tensor = fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=tracked)
+            if (leaf.home, leaf.value) in self._of_state:
+                self._rebuilt.append((tensor, tensor._cell.version))
             return start_graph(tensor, recording)
 
-        ctx = Context()
+        ctx, self._rebuilt = Context(), []
         ctx.__dict__.update(jax.tree.map(rebuilt, self._state, is_leaf=lambda v: isinstance(v, _Leaf)))
         return ctx
+
+    def written(self) -> str:
+        """Whether the backward wrote into a parameter or buffer that the context holds."""
+        rebuilt, self._rebuilt = self._rebuilt, []
+        return "a parameter or buffer" if any(t._cell.version != version for t, version in rebuilt) else ""
 
 
 class _Leaf:
@@ -210,10 +264,27 @@ class _Backward:
         ):
             ctx = self._notes.context(inputs, outputs, arrays, recording)
             grads = [
-                None if meta is None else fresh(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
+                None if meta is None else fresh(_conjugate(given.get(i, _zeros(meta))), meta)
                 for i, meta in enumerate(self._metas)
             ]
-            return self._function.backward(ctx, *grads)
+            kept = KeptOnContext(ctx.__dict__, modules=True)
+            try:
+                returned = self._function.backward(ctx, *grads)
+            except RuntimeError as error:
+                if "appears to not have been used in the graph" not in str(error):
+                    raise
+                raise self._dispatch.error(
+                    f"the backward of {self._function.__name__} differentiates what was computed before it",
+                    "compute it again in the backward, under torch.enable_grad()",
+                ) from error
+            changed = kept.changed() or self._notes.written()
+            if changed:
+                raise self._dispatch.error(
+                    f"the backward of {self._function.__name__} changes {changed}, which would be lost: JAX may run it "
+                    "any number of times",
+                    "return it from the module, and change it outside of the call",
+                )
+            return returned
 
     def _gradient(self, returned: Any, x: jax.Array) -> jax.Array:
         if returned is None:
@@ -223,7 +294,22 @@ class _Backward:
                 f"the backward of {self._function.__name__} gave a gradient of shape {tuple(returned.shape)} "
                 f"for an input of shape {x.shape}; return one of the input's shape"
             )
-        return self._dispatch.adopt(returned).value.astype(x.dtype)
+        gradient = self._dispatch.adopt(returned).value
+        if jnp.iscomplexobj(gradient) and not jnp.iscomplexobj(x):
+            raise BridgeError(
+                f"the backward of {self._function.__name__} gave a complex gradient for a real input; return the real "
+                "part"
+            )
+        return _conjugate(gradient.astype(x.dtype))
+
+
+def _zeros(meta: torch.Tensor) -> jax.Array:
+    return jnp.zeros(meta.shape, jax_dtype(meta.dtype))
+
+
+def _conjugate(gradient: jax.Array) -> jax.Array:
+    """Of a complex number PyTorch's gradient is the conjugate of JAX's."""
+    return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
 
 
 def _calls_modules(value: Any, depth: int = 4) -> bool:

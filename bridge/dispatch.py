@@ -57,8 +57,11 @@ class Dispatch(DispatchMode):
         self.recording = recording
         self.state: list[BridgeTensor] = []
         """What stands for parameters and buffers."""
+        self.contexts: list[tuple[str, Any]] = []
+        """What the `torch.autograd.Function`s of the call keep, by their names."""
         self.survey = survey
         self.rng, self.draws = rng, 0
+        self.is_backward = False
         self._names = names
         self._off = off
         self._adopted = Adopted()
@@ -75,6 +78,7 @@ class Dispatch(DispatchMode):
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
         other = Dispatch(None, self._names, self._off, int64=self._int64, recording=recording)
+        other.is_backward = True
         other._adopted, other.state = self._adopted, self.state
         other.products_of_pytorch = self.products_of_pytorch
         return other

@@ -27,10 +27,12 @@ def drawn_numbers(
     if isinstance(dispatch.rng, list):
         return dispatch.rng[dispatch.draws - 1]
     if dispatch.rng is None:
-        raise dispatch.error(
-            f"`{func.name()}` draws random numbers but the call has no key",
-            "pass rng=jax.random.key(…), or train=False if the module draws in training only",
-        )
+        what = f"`{func.name()}` draws random numbers"
+        if dispatch.is_backward:
+            what += " in the backward of a torch.autograd.Function, which has no key"
+            raise dispatch.error(what, "draw in its forward and save the numbers")
+        remedy = "pass rng=jax.random.key(…), or train=False if the module draws in training only"
+        raise dispatch.error(f"{what} but the call has no key", remedy)
     return by_key(Source(dispatch.rng, (dispatch.draws,)))
 
 

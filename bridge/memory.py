@@ -94,6 +94,30 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(np.intersect1d(positions(a), positions(b)).size)
 
 
+def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
+    """Raise for an operation that reads elements which it writes, unless it reads each where it writes it.
+
+    PyTorch raises where both tensors are dense. Elsewhere its result depends on the order in which a kernel goes
+    through the elements, which `NotImplementedError` says here.
+    """
+    same = (written.shape, written.stride(), written.storage_offset()) == (
+        read.shape, read.stride(), read.storage_offset(),
+    )  # fmt: skip
+    if (same and written.dtype == read.dtype) or not _overlap(written, read):
+        return
+    if _is_dense(written) and _is_dense(read):
+        raise RuntimeError(
+            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+            "memory location. Please clone() the tensor before performing the operation."
+        )
+    raise NotImplementedError("it reads elements that it writes, so that their order counts; clone what it reads")
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    start, stop = _span(tensor)
+    return stop - start == tensor.numel()
+
+
 def roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Name of a state tensor that is a window on another one -> name of the other one.
 

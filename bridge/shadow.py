@@ -133,15 +133,31 @@ def _rebuilt(copies: dict[int, Any], value: Any, visit: Callable[[Any], Any]) ->
     return _with_cells(copies, value) if kind is types.FunctionType and value.__closure__ else value
 
 
+def _in_cell(copies: dict[int, Any], content: Any) -> Any:
+    if isinstance(content, (nn.Module, torch.Tensor)):
+        return copies.get(id(content), content)
+    if isinstance(content, (types.MethodType, functools.partial)):
+        return with_copies(copies, content)
+    if isinstance(content, types.FunctionType) and content.__closure__ and id(content) not in copies:
+        copies[id(content)] = content  # it may hold itself
+        new = _with_cells(copies, content)
+        del copies[id(content)]
+        return new
+    return content
+
+
 def _with_cells(copies: dict[int, Any], function: types.FunctionType) -> types.FunctionType:
-    """A closure over what was copied, closed over the copies instead."""
-    contents = [getattr(cell, "cell_contents", None) for cell in function.__closure__ or ()]
-    held = [isinstance(content, (nn.Module, torch.Tensor)) and id(content) in copies for content in contents]
-    if not any(held):
+    """A closure over what was copied, closed over the copies instead.
+
+    Also one that wraps a method, as those of `torch.compile` and `torch.no_grad()(self.step)` do.
+    """
+    old = [getattr(cell, "cell_contents", None) for cell in function.__closure__ or ()]
+    new_contents = [_in_cell(copies, content) for content in old]
+    if all(a is b for a, b in zip(old, new_contents, strict=True)):
         return function
     cells = [
-        types.CellType(copies[id(content)]) if copied else cell
-        for cell, content, copied in zip(function.__closure__ or (), contents, held, strict=True)
+        cell if a is b else types.CellType(b)
+        for cell, a, b in zip(function.__closure__ or (), old, new_contents, strict=True)
     ]
     defaults = with_copies(copies, function.__defaults__)
     new = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))

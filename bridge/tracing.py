@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -30,6 +32,12 @@ def active() -> Dispatch | None:
     return _ACTIVE.dispatch
 
 
+def _without_compiler() -> contextlib.AbstractContextManager[Any]:
+    """`torch.compile` runs the code as it is: with modes active it could not compile it, and would not try again."""
+    used = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if used else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def tracing(dispatch: Dispatch) -> Iterator[None]:
     """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
@@ -43,7 +51,13 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     entry = threading.get_ident(), dispatch
     UNDER_WAY.append(entry)
     try:
-        with default_generator_as(CallGenerator()), products_of_pytorch(), dispatch, Functions(dispatch):
+        with (
+            default_generator_as(CallGenerator()),
+            products_of_pytorch(),
+            _without_compiler(),
+            dispatch,
+            Functions(dispatch),
+        ):
             yield
         drawn = restore_python(state) if threading.active_count() == 1 else None
         if drawn is not None:

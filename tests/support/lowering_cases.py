@@ -147,6 +147,7 @@ CASES = {
     ],
     aten.scatter_add.default: [((X, 0, INDEX, Y[:2]), {})],
     aten.index_reduce.default: [((X, 0, torch.tensor([1, 1, 0]), Y, "prod"), {})],
+    aten.index_select.default: [((X, 1, torch.tensor([3, 0])), {}), ((X, 0, torch.tensor(1)), {})],
     aten.index_add.default: [((X, 1, torch.tensor([1, 1, 0, 3]), Y), {"alpha": 0.5})],
     aten.take.default: [((X, torch.tensor([[0, 5], [11, -1]])), {})],
     aten._unsafe_index.Tensor: [((X, [None, torch.tensor([1, 1, -1])]), {})],

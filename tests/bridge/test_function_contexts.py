@@ -1,0 +1,190 @@
+"""What a `torch.autograd.Function` keeps on its context: its backward gets it as in PyTorch, or is refused by name."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from eager import Call
+from torch import nn
+from torch.autograd import Function
+
+import bridge
+
+
+def function(forward, backward):
+    """`forward(ctx, *args)` and `backward(ctx, *gradients)` as a Function."""
+    return type("Kept", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+
+def saving(forward):
+    def run(ctx, *args):
+        ctx.save_for_backward(*args)
+        return forward(*args)
+
+    return run
+
+
+TO_COMPLEX = function(lambda ctx, x, w: torch.complex(x, w), lambda ctx, g: (g.real, g.imag))
+SQUARE = function(saving(lambda z: z * z), lambda ctx, g: g * (2 * ctx.saved_tensors[0]).conj())
+POWER = function(saving(lambda z: z.real**2 + z.imag**2), lambda ctx, g: g * 2 * ctx.saved_tensors[0])
+
+
+def recomputed(ctx, g):
+    inputs = [t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors]
+    with torch.enable_grad():
+        result = (inputs[0] * inputs[1]).sin()
+    torch.autograd.backward(result, g)
+    return tuple(t.grad for t in inputs)
+
+
+RECOMPUTED = function(saving(lambda x, w: (x * w).sin()), recomputed)
+RIGHT = {
+    "complex result": lambda x, w: TO_COMPLEX.apply(x, w).abs(),
+    "complex input and result": lambda x, w: SQUARE.apply(torch.complex(x, w)).real,
+    "complex input": lambda x, w: POWER.apply(torch.complex(x, w)),
+    "flags of saved inputs": RECOMPUTED.apply,
+}
+
+
+class Weighted(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.w, self.call = nn.Parameter(torch.tensor([1.5, -2.0])), call
+        self.register_buffer("statistic", torch.zeros(()))
+        self.calls, self.log = 0, []
+
+    def forward(self, x):
+        return self.call(x, self.w) if self.call in RIGHT.values() else self.call(self, x * self.w)
+
+
+X = torch.tensor([1.0, 0.5])
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_values_and_gradients(name):
+    report = bridge.verify(Weighted(RIGHT[name]), X.clone().requires_grad_())
+    assert report.ok, report
+
+
+def keep(**contents):
+    """A forward that puts `name(x, argument)` on the context."""
+
+    def forward(ctx, x, argument=None):
+        for name, make in contents.items():
+            setattr(ctx, name, make(x, argument))
+        return x * 1
+
+    return forward
+
+
+def twice(x, argument):
+    with torch.enable_grad():
+        return torch.exp(x.detach().requires_grad_())
+
+
+def count(ctx, g):
+    ctx.module.calls += 1
+    return g, None
+
+
+def write(ctx, g):
+    ctx.statistic.mul_(0.9).add_(g.abs().mean())
+    return g, None
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+
+COUNT = function(keep(module=lambda x, m: m), count)
+WRITE = function(keep(statistic=lambda x, s: s), write)
+SCALE = function(keep(settings=lambda x, s: s), lambda ctx, g: (g * ctx.settings["scale"], None))
+USES = function(keep(uses=lambda x, s: s.append(1) or s), lambda ctx, g: (g / len(ctx.uses), None))
+CLOSURE = function(keep(run=lambda x, _: lambda g: g * x.cos()), lambda ctx, g: ctx.run(g))
+VJP = function(keep(run=lambda x, _: torch.func.vjp(torch.sin, x)[1]), lambda ctx, g: ctx.run(g)[0])
+BOX = function(keep(box=lambda x, _: Box(x)), lambda ctx, g: g * ctx.box.value)
+GRAPH = function(keep(x=lambda x, _: x, y=twice), lambda ctx, g: torch.autograd.grad(ctx.y, ctx.x, g)[0])
+COMPLEX = function(keep(), lambda ctx, g: g * 1j)
+DRAWS = function(keep(), lambda ctx, g: g * torch.rand_like(g))
+
+
+def changed_later(m, x):
+    settings = {"scale": 2.0}
+    y = SCALE.apply(x, settings)
+    settings["scale"] = 5.0
+    return y
+
+
+def counted(m, x):
+    uses = []
+    return USES.apply(x, uses) + USES.apply(x, uses)
+
+
+REFUSED = {
+    "attribute": (lambda m, x: COUNT.apply(x, m), "the backward of Kept changes ctx.module, which would be lost"),
+    "buffer": (lambda m, x: WRITE.apply(x, m.statistic), "the backward of Kept changes a parameter or buffer"),
+    "changed dict": (changed_later, "ctx.settings of Kept is changed after `Kept.apply`"),
+    "longer list": (counted, "ctx.uses of Kept is changed after `Kept.apply`"),
+    "closure": (lambda m, x: CLOSURE.apply(x), "a traced tensor inside of an object or a function, at ctx.run, x"),
+    "vjp": (lambda m, x: VJP.apply(x), "a traced tensor inside of an object or a function, at ctx.run"),
+    "object": (lambda m, x: BOX.apply(x), "a traced tensor inside of an object or a function, at ctx.box.value"),
+    "graph": (lambda m, x: GRAPH.apply(x), "the backward of Kept differentiates what was computed before it"),
+    "complex": (lambda m, x: COMPLEX.apply(x), "the backward of Kept gave a complex gradient for a real input"),
+    "draws": (lambda m, x: DRAWS.apply(x), "draws random numbers in the backward of a torch.autograd.Function"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name):
+    call, message = REFUSED[name]
+    fn = bridge.export(Weighted(call))
+    with pytest.raises(bridge.BridgeError, match=message):
+        jax.grad(lambda p: fn(p, fn.buffers, X.numpy(), rng=jax.random.key(0))[0].sum())(fn.params)
+
+
+def test_differences_by_nature():
+    """docs/bridge.md lists these, too."""
+    seen = []
+    flags = function(
+        keep(), lambda ctx, g, *_: seen.append((ctx.needs_input_grad[1], torch.is_grad_enabled())) or (g, None)
+    )
+    module = Weighted(lambda m, x: flags.apply(x, m.statistic))
+    module(X).sum().backward()
+    fn = bridge.export(module)
+    jax.grad(lambda p: fn(p, fn.buffers, X.numpy())[0].sum())(fn.params)
+    assert seen == [(False, False), (True, True)]
+
+
+# ---- operations that read what they write
+
+
+def sums(x):
+    y = x * 1
+    y[:, 1:] += y[:, :-1]
+    return y
+
+
+def shifted(x):
+    y = x * 1
+    y[1:] = y[:-1]
+    return y
+
+
+def allowed(x):
+    y = x * 1
+    y[0] += y[0]
+    y[:, 0], y[:, 1] = y[:, 1] * 2, y[:, 0] * 3
+    y.view(-1).mul_(y.view(-1))
+    y[:2] += y[2:]
+    return y
+
+
+def test_an_operation_that_reads_what_it_writes():
+    x = torch.arange(20.0).view(4, 5)
+    with pytest.raises(bridge.BridgeError, match="it reads elements that it writes, so that their order counts"):
+        bridge.export(Call(sums))({}, {}, x.numpy())
+    for side in (Call(shifted), lambda x: bridge.export(Call(shifted))({}, {}, x.numpy())):
+        with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor refer to"):
+            side(x)
+    np.testing.assert_array_equal(bridge.export(Call(allowed))({}, {}, x.numpy())[0], allowed(x).numpy())
