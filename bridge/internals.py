@@ -181,6 +181,11 @@ def in_transform() -> bool:
 wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 
 
+def compiler_is_loaded() -> bool:
+    """Whether `torch.compile` may have been used; importing its compiler takes seconds."""
+    return "torch._dynamo" in sys.modules
+
+
 @functools.cache
 def is_composite(op: Any) -> bool:
     """Whether PyTorch itself takes the operation apart into others."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from bridge.dispatch import Dispatch
 from bridge.errors import UNDER_WAY, WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
-from bridge.internals import NO_MEMORY
+from bridge.internals import NO_MEMORY, compiler_is_loaded
 from bridge.precision import products_of_pytorch
 from bridge.recording import NO_GRAPH
 from bridge.tensors import RECORDING
@@ -34,8 +33,7 @@ def active() -> Dispatch | None:
 
 def _without_compiler() -> contextlib.AbstractContextManager[Any]:
     """`torch.compile` runs the code as it is: with modes active it could not compile it, and would not try again."""
-    used = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if used else contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
