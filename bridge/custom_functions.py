@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -289,18 +289,30 @@ class _Backward:
     def _gradient(self, returned: Any, x: jax.Array) -> jax.Array:
         if returned is None:
             return jnp.zeros_like(x)
-        if returned.shape != x.shape:
+        if not _reduces_to(returned.shape, x.shape):
             raise BridgeError(
                 f"the backward of {self._function.__name__} gave a gradient of shape {tuple(returned.shape)} "
                 f"for an input of shape {x.shape}; return one of the input's shape"
             )
-        gradient = self._dispatch.adopt(returned).value
+        gradient = _reduced_to(self._dispatch.adopt(returned).value, x.shape)
         if jnp.iscomplexobj(gradient) and not jnp.iscomplexobj(x):
             raise BridgeError(
                 f"the backward of {self._function.__name__} gave a complex gradient for a real input; return the real "
                 "part"
             )
         return _conjugate(gradient.astype(x.dtype))
+
+
+def _reduces_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether PyTorch sums a gradient of this shape to the other one, which broadcasts to it."""
+    kept = tuple(shape)[max(len(shape) - len(wanted), 0) :]
+    return len(kept) == len(wanted) and all(b in (1, a) for a, b in zip(kept, wanted, strict=True))
+
+
+def _reduced_to(gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    lead = gradient.ndim - len(shape)
+    narrow = [i + lead for i, n in enumerate(shape) if n != gradient.shape[i + lead]]
+    return jnp.reshape(jnp.sum(gradient, (*range(lead), *narrow)), shape) if gradient.shape != shape else gradient
 
 
 def _zeros(meta: torch.Tensor) -> jax.Array:

@@ -38,7 +38,11 @@ def recomputed(ctx, g):
 
 
 RECOMPUTED = function(saving(lambda x, w: (x * w).sin()), recomputed)
+BROADCAST = function(
+    saving(lambda x, w: x * w[:1]), lambda ctx, g: ((g * ctx.saved_tensors[1][:1]).expand(3, 2) / 3, g * 2)
+)
 RIGHT = {
+    "gradient of a wider shape": lambda x, w: BROADCAST.apply(x, w),
     "complex result": lambda x, w: TO_COMPLEX.apply(x, w).abs(),
     "complex input and result": lambda x, w: SQUARE.apply(torch.complex(x, w)).real,
     "complex input": lambda x, w: POWER.apply(torch.complex(x, w)),
