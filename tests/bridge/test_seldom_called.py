@@ -24,7 +24,7 @@ def volume(x):
 
 def resized(x, y):
     """Of a tensor without traced values to any size, of another one to a smaller one."""
-    new, empty, smaller = x.new(), torch.empty(0), x * 2
+    new, empty, smaller = x.new(), torch.empty(0), x.detach() * 2
     new.resize_as_(x).copy_(x * x)
     empty.resize_(2, 4).copy_(x[:2])
     return new, empty, smaller.resize_(2, 3), torch.ones(2).resize_(2, 2)[0] * x[0, :2]

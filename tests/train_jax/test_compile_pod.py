@@ -38,8 +38,13 @@ def test_train_step_for_a_host_of_v4(tmp_path):
     assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("topology", ["v4:2x2x2", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize(
+    "topology",
+    [
+        *(pytest.param(topology, marks=pytest.mark.slow) for topology in ("v5e:2x2", "v6e:2x2")),
+        *(pytest.param(topology, marks=pytest.mark.campaign) for topology in ("v4:2x2x2", "v5p:2x2x1")),
+    ],
+)
 def test_every_generation(topology, tmp_path):
     figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--no-megacore", "--compute.runner", "shard_map")
     assert figures["estimated_cycles"] > 0 and figures["fits"]
@@ -49,8 +54,8 @@ def test_every_generation(topology, tmp_path):
 @pytest.mark.parametrize(
     "model",
     [
-        *(pytest.param(model, marks=pytest.mark.slow) for model in ("trm_singlez", "transformer")),
-        *(pytest.param(model, marks=pytest.mark.campaign) for model in ("trm", "trm_hier6", "hrm")),
+        pytest.param("transformer", marks=pytest.mark.slow),
+        *(pytest.param(model, marks=pytest.mark.campaign) for model in ("trm", "trm_singlez", "trm_hier6", "hrm")),
     ],
 )
 def test_every_architecture_in_training_and_evaluation(model, tmp_path):

@@ -45,10 +45,14 @@ def worst(a, b):
     return max((float(np.abs(a[k] - b[k]).max() / max(np.abs(a[k]).max(), 1e-12)), k) for k in a if a[k].size)
 
 
-@pytest.mark.slow
-def test_options_do_not_change_what_is_learned(tmp_path, data_dir):
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(("all of them",), marks=pytest.mark.slow), pytest.param(tuple(OPTIONS), marks=pytest.mark.campaign)],
+    ids=["together", "each"],
+)
+def test_options_do_not_change_what_is_learned(tmp_path, data_dir, names):
     """Four accumulated parts equal one batch. Less exploration does change the result, and the comparison shows it."""
-    options = {name: (4, *fields) for name, fields in OPTIONS.items()} | {FOUR: (1, "accumulation_steps=4")}
+    options = {name: (4, *OPTIONS[name]) for name in names} | {FOUR: (1, "accumulation_steps=4")}
     runs = {"plain": (4,), ANNEALED: (4, "halt_exploration_end=0.0")} | options
     learned = train(tmp_path, data_dir, runs)
     plain = learned.pop("plain")

@@ -34,8 +34,9 @@ def failed(rows):
     return {name for name, each in rows.items() if each["status"] == "FAIL"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
+@pytest.mark.parametrize(
+    "runner", [pytest.param("pmap", marks=pytest.mark.slow), pytest.param("shard_map", marks=pytest.mark.campaign)]
+)
 def test_two_hosts_that_are_ready(hosts, tmp_path, runner):
     statuses, rows, text, left_out = preflight(
         hosts, tmp_path / "run", "--no-quick", "--compute.runner", runner, "--expect-devices", "4"

@@ -64,8 +64,9 @@ def single_process_run(tmp_path_factory, data_dir):
     return run_dir
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
+@pytest.mark.parametrize(
+    "runner", [pytest.param("pmap", marks=pytest.mark.slow), pytest.param("shard_map", marks=pytest.mark.campaign)]
+)
 def test_two_processes_learn_the_same_as_one_device(tmp_path, data_dir, single_process_run, runner):
     run_dir = tmp_path / "two"
     texts = train(run_dir, data_dir, 2, 4, f"runner='{runner}'")
