@@ -97,7 +97,7 @@ LANGUAGE_MODELS = {"gpt2": gpt2, "llama": llama, "bert": bert}
 
 @both_modes
 @pytest.mark.parametrize("attention", slow_unless("sdpa".__eq__, ["sdpa", "eager"]))
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", slow_unless("gpt2".__eq__, LANGUAGE_MODELS))
 def test_language_model_with_its_own_loss(name, attention, train):
     """A padded batch with labels; tied embeddings, dropout in training; the gradient is that of the model's loss."""
     transformers = hugging_face()

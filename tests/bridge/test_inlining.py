@@ -89,6 +89,7 @@ class Layers(nn.Module):
         return x * 0.5
 
 
+@pytest.mark.slow
 def test_program_is_the_one_without_it(monkeypatch):
     x = np.ones((2, 3, 8), np.float32)
 
