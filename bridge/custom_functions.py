@@ -45,7 +45,8 @@ class Context(FunctionCtx):
 
 def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     """`function.apply(*args)`: values from its forward, gradients from its backward."""
-    args = tuple(dispatch.adopt(a) if isinstance(a, torch.Tensor) else a for a in args)
+    adopted = functools.partial(_adopted, dispatch)
+    args = tuple(map(adopted, args))
     if dispatch.recording and recorded(args):
         raise dispatch.error(
             f"the module asks PyTorch's engine for a gradient, and {function.__name__} may be part of its graph",
@@ -67,7 +68,6 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
         return outputs
     several = isinstance(outputs, tuple)
     # A real tensor, too: one that traced values were written into, or a constant with a gradient of the backward's own.
-    adopted = functools.partial(_adopted, dispatch)
     listed = [adopted(t) for t in (outputs if several else [outputs])]
     fixed = {id(adopted(t)) for t in getattr(ctx, "non_differentiable", ())}
     free = [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.markers import slow_or_campaign
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
@@ -38,26 +39,14 @@ def test_train_step_for_a_host_of_v4(tmp_path):
     assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [
-        *(pytest.param(topology, marks=pytest.mark.slow) for topology in ("v5e:2x2", "v6e:2x2")),
-        *(pytest.param(topology, marks=pytest.mark.campaign) for topology in ("v4:2x2x2", "v5p:2x2x1")),
-    ],
-)
+@pytest.mark.parametrize("topology", slow_or_campaign(["v5e:2x2", "v6e:2x2"], ["v4:2x2x2", "v5p:2x2x1"]))
 def test_every_generation(topology, tmp_path):
     figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--no-megacore", "--compute.runner", "shard_map")
     assert figures["estimated_cycles"] > 0 and figures["fits"]
     assert (figures["estimated_seconds"] is None) == topology.startswith("v6e")
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param("transformer", marks=pytest.mark.slow),
-        *(pytest.param(model, marks=pytest.mark.campaign) for model in ("trm", "trm_singlez", "trm_hier6", "hrm")),
-    ],
-)
+@pytest.mark.parametrize("model", slow_or_campaign(["transformer"], ["trm", "trm_singlez", "trm_hier6", "hrm"]))
 def test_every_architecture_in_training_and_evaluation(model, tmp_path):
     for step in ("train", "evaluate"):
         sizes = ["--arch.hidden-size", "128", "--arch.num-heads", "2"]

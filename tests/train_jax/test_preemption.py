@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from support.markers import slow_or_campaign
 from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
 from benchmarks.faults_runs import Run, differences
@@ -114,9 +115,7 @@ def test_a_compilation_of_a_minute_does_not_delay_the_stop(tmp_path, data_dir, p
     assert all("before the first step" in run.text(index) for index in range(processes))
 
 
-@pytest.mark.parametrize(
-    "phase", [pytest.param("saving", marks=pytest.mark.slow), pytest.param("evaluating", marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("phase", slow_or_campaign(["saving"], ["evaluating"]))
 def test_a_signal_to_one_of_two_processes_saves_and_stops_both(tmp_path, data_dir, phase):
     whole = tmp_path / "whole"
     Run(whole, data_dir, 2).finish()

@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import pytest
+from support.markers import slow_or_campaign
 from support.presets import with_fields
 from support.scripts import ENVIRONMENT, ROOT, script
 
@@ -56,13 +57,7 @@ def test_the_model_beside_pytorch_and_its_memory(where):
     assert "2 x cpu" in rows["devices"]["measured"] and "sum over 2 devices is 3" in rows["collective"]["measured"]
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param("hrm", marks=pytest.mark.slow),
-        *(pytest.param(model, marks=pytest.mark.campaign) for model in ("transformer", "trm_hier6")),
-    ],
-)
+@pytest.mark.parametrize("model", slow_or_campaign(["hrm"], ["transformer", "trm_hier6"]))
 def test_other_architectures_beside_pytorch(where, model):
     assert preflight("none", 1, *where, "--model", model, "--arch.forward-dtype", "bfloat16")[0] == 0
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from support.markers import slow_or_campaign
 from support.processes import run_processes
 from support.scripts import ROOT, script
 
@@ -34,9 +35,7 @@ def failed(rows):
     return {name for name, each in rows.items() if each["status"] == "FAIL"}
 
 
-@pytest.mark.parametrize(
-    "runner", [pytest.param("pmap", marks=pytest.mark.slow), pytest.param("shard_map", marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("runner", slow_or_campaign(["pmap"], ["shard_map"]))
 def test_two_hosts_that_are_ready(hosts, tmp_path, runner):
     statuses, rows, text, left_out = preflight(
         hosts, tmp_path / "run", "--no-quick", "--compute.runner", runner, "--expect-devices", "4"

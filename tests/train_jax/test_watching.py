@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from support.markers import slow_or_campaign
 from support.scripts import ENVIRONMENT, ROOT
 
 from train_jax.__main__ import main
@@ -252,9 +253,7 @@ print({{'torch', 'jax', 'numpy', 'orbax', 'wandb'}} & set(sys.modules))"""
     assert output.splitlines()[-1] == "set()" and "finished" in output
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param((60,), marks=pytest.mark.slow), pytest.param((60, 150, 230), marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("kills", slow_or_campaign([(60,)], [(60, 150, 230)]))
 def test_goodput_adds_up_over_a_run_that_is_killed(tmp_path, data_dir, kills):
     """To 1 % of the wall time between the first start and the last line, measured outside of the run."""
     fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 2000, "--eval-batch-size": 8,
