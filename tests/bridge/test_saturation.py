@@ -47,7 +47,8 @@ def gradients_in_jax(module, inputs):
 
 
 def numbers(*shape, seed=1):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    """Rounded, because the last bit of `randn` depends on the machine, and scores of 1e12 on the last bit."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(256).round() / 256
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "additive mask"])
