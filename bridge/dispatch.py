@@ -151,7 +151,7 @@ class Dispatch(DispatchMode):
         if self._is_constant(func, args, kwargs):
             return self._in_pytorch(func, args, kwargs)
         rule = NO_DERIVATIVE.get(func)
-        if rule is not None and not self._nested:
+        if rule is not None and not self._nested and rule.applies(*args, **kwargs):
             return apply_rule(rule, self.replay, func, args, kwargs, self.where)
         return self.replay(func, args, kwargs)
 

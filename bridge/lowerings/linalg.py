@@ -6,36 +6,11 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.cells import regraft
 from bridge.errors import refusal
 from bridge.inlining import inlined
 from bridge.lowerings.registry import FUNCTIONS, decomposes, lowers
 
 aten = torch.ops.aten
-
-
-@lowers(aten.linalg_cholesky_ex.default)
-def cholesky(a, upper=False, check_errors=False):
-    """Where `a` is not positive definite the factor is NaN, and `info` the first minor that is not."""
-    factor = jnp.linalg.cholesky(a)
-    return jnp.swapaxes(factor, -1, -2) if upper else factor, _first_minor(a, upper)
-
-
-def _first_minor(a: jax.Array, upper: bool) -> jax.Array:
-    """The order of the first leading minor that is not positive, zero if there is none. No work unless it is used."""
-    if not a.size:
-        return jnp.zeros(a.shape[:-2], jnp.int32)
-    a = jax.lax.stop_gradient(jnp.conj(jnp.swapaxes(a, -1, -2)) if upper else a)
-    place = jnp.arange(a.shape[-1])
-
-    def step(i, state):
-        a, info = state
-        pivot = jnp.real(a[..., i, i])
-        info = jnp.where((info == 0) & ~(pivot > 0), i + 1, info)
-        column = jnp.where(place > i, a[..., :, i], 0)
-        return a - column[..., :, None] * jnp.conj(column[..., None, :]) / a[..., i, i, None, None], info
-
-    return jax.lax.fori_loop(0, a.shape[-1], step, (a, jnp.zeros(a.shape[:-2], jnp.int32)))[1]
 
 
 @lowers(aten.addmm.default, aten.addmv.default)
@@ -123,6 +98,12 @@ def householder_product(a, tau):
     return jax.lax.scan(reflect, start, given, reverse=True)[0]
 
 
+@lowers(aten.linalg_qr.default)
+def qr(a, mode="reduced"):
+    """PyTorch returns an empty Q where only R is asked for."""
+    return (jnp.zeros(0, a.dtype), jnp.linalg.qr(a, "r")) if mode == "r" else jnp.linalg.qr(a, mode)
+
+
 @decomposes(aten.linalg_lstsq.default)
 def lstsq(a, b, rcond=None, *, driver=None):
     raise refusal(
@@ -187,16 +168,6 @@ def pinv(a, *, atol=None, rtol=None, hermitian=False):
     if rtol is None:
         rtol = jnp.asarray(epsilon) if atol is None else jnp.where(atol > 0, 0.0, epsilon)
     return _pinv(a, jnp.asarray(0.0 if atol is None else atol), jnp.asarray(rtol), hermitian)
-
-
-@lowers(aten._linalg_eigh.default)
-def eigh(a, uplo="L", compute_v=True):
-    """Values come from one triangle, while the gradient is spread evenly over both: PyTorch's convention."""
-    other = jnp.swapaxes(a, -1, -2)
-    lower = jnp.tril(jnp.ones(a.shape[-2:], bool), 0 if uplo == "L" else -1)
-    symmetric = regraft(jnp.where(lower, a, other) if uplo == "L" else jnp.where(lower, other, a), (a + other) / 2)
-    vectors, values = jax.lax.linalg.eigh(symmetric, symmetrize_input=False)
-    return values, vectors
 
 
 @lowers(aten._linalg_eigvals.default)

@@ -35,6 +35,9 @@ class Rule(NamedTuple):
     """Whether the result requires no grad, so that nothing raises."""
     without_grad: tuple[int, ...] = ()
     """The results that require none, where others do."""
+    applies: Callable[..., bool] = lambda *args, **kwargs: True
+    """To which arguments of the operation."""
+    remedy: str = "detach it, or write it otherwise"
 
 
 NO_DERIVATIVE: dict[Any, Rule] = {}
@@ -82,6 +85,10 @@ _enter(Rule((), without_grad=(1, 2)), "native_layer_norm")
 _enter(Rule((), without_grad=(0,)), "linalg_lu lu_unpack")
 _enter(Rule(), "bincount")
 _enter(
+    Rule(applies=lambda a, mode="reduced": mode == "r", remedy="choose mode='reduced', which has one"),
+    "linalg_qr.default",
+)
+_enter(
     Rule(("scale",), is_checked=True),
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams fake_quantize_per_channel_affine_cachemask",
 )
@@ -110,7 +117,7 @@ def apply_rule(
             )
     message = f"PyTorch has no derivative of `{name}`"
     message += "" if rule.of is None else f" with respect to {' and '.join(f'`{n}`' for n, _ in sources)}"
-    refused = f"{message}; the gradient of one was asked for {where()}. Remedy: detach it, or write it otherwise."
+    refused = f"{message}; the gradient of one was asked for {where()}. Remedy: {rule.remedy}."
     values, tracked = [t.value for _, t in sources], any(t.requires_grad for _, t in sources)
     out = run(func, args, kwargs)
 

@@ -225,9 +225,12 @@ ELSEWHERE = {
     aten._safe_softmax.default,
     aten.embedding.default,
     aten.linalg_pinv.atol_rtol_tensor,
+    aten.linalg_qr.default,
+    aten.cholesky_solve.default,
+    aten.cholesky_inverse.default,
     aten.max_pool2d_with_indices_backward.default,
     aten.max_pool3d_with_indices_backward.default,
 }
 """Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
 `test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`,
-`test_no_derivative.py`, `test_seldom_called.py`."""
+`test_no_derivative.py`, `test_seldom_called.py`, `test_hermitian.py`."""
