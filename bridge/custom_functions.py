@@ -64,7 +64,9 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
         else:
             outputs = function.forward(*args)
             function.setup_context(ctx, args, outputs)
+    dirty = {id(t): t for t in map(adopted, getattr(ctx, "dirty_tensors", ()))}
     if not inputs or not torch.is_grad_enabled():
+        _count_writes(dirty)
         return outputs
     several = isinstance(outputs, tuple)
     # A real tensor, too: one that traced values were written into, or a constant with a gradient of the backward's own.
@@ -88,13 +90,19 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     values = backward.attach(
         [stop_gradient(listed[i].value) for i in free], inputs, [stop_gradient(a) for a in notes.arrays]
     )
-    dirty = {id(adopted(t)) for t in getattr(ctx, "dirty_tensors", ())}
     for i, value in zip(free, values, strict=True):
-        if id(listed[i]) in dirty:
+        if dirty.pop(id(listed[i]), None) is not None:
             listed[i].write(value, tracked=tracked, grad_enabled=True)
         else:
             listed[i] = fresh(value, listed[i]._meta, tracked=tracked)
+    _count_writes(dirty)
     return tuple(listed) if several else listed[0]
+
+
+def _count_writes(dirty: dict[int, Any]) -> None:
+    """PyTorch counts `mark_dirty` as a write."""
+    for tensor in dirty.values():
+        tensor._cell.touch()
 
 
 def _keep(dispatch: Dispatch, function: type[Any], ctx: Context) -> None:

@@ -64,7 +64,28 @@ def versions(module, x):
     return torch.tensor([*seen, y._version])
 
 
-@pytest.mark.parametrize("call", [answers, written, kinds, versions])
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.clamp_(-1, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def versions_of_dirty_tensors(module, x):
+    """`mark_dirty` counts as a write, whether there is a gradient or not."""
+    y, z, places = module(x), module(x).detach(), torch.arange(3) * x.argmax()
+    Dirty.apply(y)
+    with torch.no_grad():
+        Dirty.apply(z)
+    Dirty.apply(places)
+    return torch.tensor([y._version, z._version, places._version])
+
+
+@pytest.mark.parametrize("call", [answers, written, kinds, versions, versions_of_dirty_tensors])
 def test_what_code_asks_of_a_tensor(call):
     fn = bridge.export(Call(call, linear()))
     np.testing.assert_array_equal(fn(fn.params, fn.buffers, jnp.asarray(X.numpy()))[0], call(linear(), X).numpy())
