@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from bridge import cumulative_average
 from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, constructed, holds_traced
 from bridge.dispatch import Dispatch
@@ -17,6 +18,7 @@ from bridge.indexing import is_traced_place, is_whole, places_of, selected
 from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.masked import MaskedRows, is_mask, rows_by_mask
+from bridge.omitted_arguments import with_omitted
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
 from bridge.tensors import RECORDING, BridgeTensor
 
@@ -47,6 +49,7 @@ class Functions(TorchFunctionMode):
         args = tuple(self._traced(v) for v in args)
         if types and not all(issubclass(t, torch.Tensor) for t in types):
             return self._by_other_classes(func, types, args, kwargs)
+        kwargs = {k: self._traced(v) for k, v in with_omitted(func, kwargs).items()}
         op = FUNCTIONS.get(func)
         if op is not None and not self._dispatch.is_off(op):
             return self._whole(func, op, types, args, kwargs)
@@ -89,6 +92,10 @@ class Functions(TorchFunctionMode):
         if in_transform() or self._dispatch.recording:
             return (DECOMPOSITIONS.get(op) or func)(*args, **kwargs)
         return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+
+    def _batch_norm(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        averaged = cumulative_average.batch_norm(self._dispatch, args, kwargs)
+        return self._plain(func, args, kwargs) if averaged is None else averaged
 
     def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
         raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
@@ -219,6 +226,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_MEMORY, Functions._memory),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
+    F.batch_norm: Functions._batch_norm,
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 

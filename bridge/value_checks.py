@@ -11,6 +11,7 @@ import torch.distributions
 import torch.nn.functional
 
 from bridge.arrays import tensor_of
+from bridge.cumulative_average import asks_for_counter
 from bridge.errors import is_framework
 from bridge.exception_handlers import caught_by_the_module
 from bridge.internals import Tracer, below_modes
@@ -62,6 +63,8 @@ def number_of(dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> Any:
             what = "the values of a distribution" if answer else "the variances"
             dispatch.warn(f"{what} are traced and not checked", "validate_args=False" if answer else "")
             return answer
+        if asks_for_counter():
+            return 1  # `cumulative_average.batch_norm` takes the traced one
         how = "a branch, `.item()`, `int()` or a loop bound"
         raise dispatch.error(
             f"Python code asks for the value of a traced tensor ({how}){asked_inside()}",
