@@ -143,12 +143,6 @@ class Cell:
         REGION.note(self)
         REGION.note(self.storage)
 
-    def touch(self) -> None:
-        """Count a write that leaves the array as it is."""
-        self.read()
-        self.storage.version += 1
-        self._seen = self.storage.version
-
     def same_values(self, other: Cell) -> bool:
         """Whether both read the same array, gradient path included."""
         return self is other or (self.storage is other.storage and not self.live and not other.live)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import increment_version
 
 from bridge.arrays import jax_dtype
 from bridge.cells import differentiable, stop_gradient
@@ -65,8 +66,8 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             outputs = function.forward(*args)
             function.setup_context(ctx, args, outputs)
     dirty = {id(t): t for t in map(adopted, getattr(ctx, "dirty_tensors", ()))}
+    increment_version([t for t in dirty.values() if not t.is_inference()])  # as PyTorch's engine
     if not inputs or not torch.is_grad_enabled():
-        _count_writes(dirty)
         return outputs
     several = isinstance(outputs, tuple)
     # A real tensor, too: one that traced values were written into, or a constant with a gradient of the backward's own.
@@ -91,18 +92,11 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
         [stop_gradient(listed[i].value) for i in free], inputs, [stop_gradient(a) for a in notes.arrays]
     )
     for i, value in zip(free, values, strict=True):
-        if dirty.pop(id(listed[i]), None) is not None:
+        if id(listed[i]) in dirty:
             listed[i].write(value, tracked=tracked, grad_enabled=True)
         else:
             listed[i] = fresh(value, listed[i]._meta, tracked=tracked)
-    _count_writes(dirty)
     return tuple(listed) if several else listed[0]
-
-
-def _count_writes(dirty: dict[int, Any]) -> None:
-    """PyTorch counts `mark_dirty` as a write."""
-    for tensor in dirty.values():
-        tensor._cell.touch()
 
 
 def _keep(dispatch: Dispatch, function: type[Any], ctx: Context) -> None:
