@@ -1,17 +1,16 @@
 """Gamma, error and Bessel functions at their poles and where float32 ends."""
 
+import functools
 import math
-import warnings
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
-from bridge.internals import torchax_lowering
 from bridge.lowerings.custom_gradients import with_derivatives
-from bridge.lowerings.registry import LOWERINGS, lowers, widened
+from bridge.lowerings.registry import lowers, widened
 
 aten = torch.ops.aten
 
@@ -44,12 +43,38 @@ def _lgamma(x):
     return jax.lax.lgamma(x)
 
 
+@functools.cache
+def _polygamma(n: int) -> Callable[[jax.Array], jax.Array]:
+    """Of an order of at least 1; the derivative is that of the next order."""
+
+    @with_derivatives(lambda t, out, x: t * _polygamma(n + 1)(x))
+    def function(x):
+        if n == 1:
+            return _trigamma(x)
+        below = x < 0
+        value = jax.lax.polygamma(jnp.full_like(x, n), jnp.where(below, 1 - x, x))
+        pole = (x <= 0) & (x == jnp.floor(x))
+        out = jnp.where(below, (-1) ** n * value - _derivative_of_cotangent(n, jnp.where(pole, 0.5, x)), value)
+        return jnp.where(pole, (-1) ** (n + 1) * jnp.inf, out)
+
+    return function
+
+
+def _derivative_of_cotangent(n: int, x: jax.Array) -> jax.Array:
+    """The nth derivative of `pi * cot(pi * x)`: a polynomial of the cotangent `c`, for `c' = -pi * (1 + c**2)`."""
+    polynomial = np.polynomial.Polynomial([0.0, 1.0])
+    for _ in range(n):
+        polynomial = -polynomial.deriv() * np.polynomial.Polynomial([1.0, 0.0, 1.0])
+    near = x - jnp.round(x)  # at most a half, where the tangent of the complement is exact
+    small = jnp.abs(near) < 0.25
+    inverse = jnp.tan(jnp.pi * jnp.where(small, near, 0.25))
+    cotangent = jnp.where(small, 1 / inverse, jnp.sign(near) * jnp.tan(jnp.pi * (0.5 - jnp.abs(near))))
+    return math.pi ** (n + 1) * jnp.polyval(jnp.asarray(polynomial.coef[::-1], x.dtype), cotangent)
+
+
 @lowers(aten.polygamma.default)
 def polygamma(n, x):
-    x = widened(x)
-    if n > 1:
-        return jax.lax.polygamma(jnp.full_like(x, n), x)
-    return _trigamma(x) if n else _digamma(x)
+    return _polygamma(n)(widened(x)) if n else _digamma(widened(x))
 
 
 @lowers(aten.lgamma.default)
@@ -93,22 +118,6 @@ def ndtri(x):
     return _ndtri(widened(x))
 
 
-def _polynomial(op: Any) -> Callable:
-    """torchax asks for the degree as int64, at which JAX warns while x64 is off."""
-
-    def lowering(x, n):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Explicitly requested dtype int64")
-            of_torchax = torchax_lowering(op)
-            assert of_torchax is not None
-            return of_torchax(x, n)
-
-    return lowering
-
-
-for _name in (
-    "chebyshev_polynomial_t", "chebyshev_polynomial_u", "hermite_polynomial_h", "hermite_polynomial_he",
-    "laguerre_polynomial_l",
-):  # fmt: skip
-    _op = getattr(aten, f"special_{_name}").default
-    LOWERINGS[_op] = _polynomial(_op)
+@lowers(aten.special_modified_bessel_i1.default)
+def modified_bessel_i1(x):
+    return jax.scipy.special.i1(widened(x))

@@ -167,10 +167,19 @@ CASES = {
     aten.bucketize.Tensor: [((Y, X[0].sort().values), {}), ((Y, X[0].sort().values), {"right": True})],
     aten.bucketize.Scalar: [((0.25, X[0].sort().values), {})],
     **{
-        getattr(aten, f"special_{name}").default: [((X, torch.tensor([0, 1, 2, 3])), {})]
-        for kind in ("laguerre l", "hermite he", "hermite h", "chebyshev t", "chebyshev u")
-        for name in [kind.replace(" ", "_polynomial_")]
+        getattr(getattr(aten, f"special_{kind.replace(' ', '_polynomial_')}"), overload): [(pair, {})]
+        for kind in (
+            *("chebyshev t", "chebyshev u", "chebyshev v", "chebyshev w", "hermite h", "hermite he"),
+            *("laguerre l", "legendre p"),
+        )
+        for overload, pair in {
+            "default": (X, torch.tensor([0, 1, 2, 3])),
+            "n_scalar": (X, 4),
+            "x_scalar": (0.3, torch.tensor([5, 9])),
+        }.items()
     },
+    aten.special_modified_bessel_i1.default: [((9 * X,), {})],
+    aten.topk.default: [((X, 2), {}), ((X, 2, 0, False), {})],
     aten.searchsorted.Tensor: [((X.sort(1).values, Y), {"right": True}), ((X[0].sort().values, Y), {})],
     aten.searchsorted.Scalar: [((X[0].sort().values, 0.25), {})],
 }
