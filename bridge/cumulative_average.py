@@ -44,8 +44,9 @@ def batch_norm(dispatch: Dispatch, args: tuple, kwargs: dict) -> Any:
     if not isinstance(counter.value, Tracer):
         return None
     x, *averaged = args
+    settings: dict[str, Any] = {**kwargs, "momentum": 1.0}
     batch = [torch.zeros_like(running) for running in averaged]
-    out = F.batch_norm(x, *batch, **{**kwargs, "momentum": 1.0})
+    out = F.batch_norm(x, *batch, **settings)
     with torch.no_grad():
         for running, now in zip(averaged, batch, strict=True):
             share = 1 / counter.to(running.dtype)

@@ -15,9 +15,9 @@ _OMITTED: dict[Any, str] = {F.l1_loss: "weight", torch.chain_matmul: "out"}
 
 def with_omitted(func: Callable, kwargs: dict) -> dict:
     """`kwargs` with the argument that the running call of `func` was given and does not pass on."""
-    name = _OMITTED.get(func)
+    name = _OMITTED.get(func, "")
     frame = frame_of(func) if name else None
-    value = frame.f_locals[name] if frame is not None else None
+    value = None if frame is None else frame.f_locals[name]
     return kwargs if value is None else {**kwargs, name: value}
 
 

@@ -12,7 +12,7 @@ import torch
 
 from bridge.inlining import inlined
 from bridge.lowerings.arithmetic import wide_beside_numbers
-from bridge.lowerings.custom_gradients import with_derivatives
+from bridge.lowerings.custom_gradients import converted, with_derivatives
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.registry import lowers, widened
 
@@ -120,7 +120,7 @@ def divide_and_round(x, y, *, rounding_mode=None):
     if jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):
         return jnp.trunc(x / y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
     dtype = jnp.promote_types(jnp.result_type(x, y), jnp.uint8)
-    x, y = jnp.broadcast_arrays(jnp.asarray(x, dtype), jnp.asarray(y, dtype))
+    x, y = jnp.broadcast_arrays(converted(x, dtype), converted(y, dtype))
     return jax.lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
 
 

@@ -6,12 +6,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from bridge.inlining import inlined
 
 Derivative = Callable[..., jax.Array]
 """(tangent, result, *arguments) -> what the tangent of one argument adds to that of the result; linear in it."""
+
+
+def converted(argument: Any, dtype: np.dtype) -> jax.Array:
+    """A Python integer beside integers of few bits wraps, as in PyTorch."""
+    wraps = isinstance(argument, int) and jnp.issubdtype(dtype, jnp.integer)
+    return jnp.asarray(np.asarray(argument).astype(dtype) if wraps else argument, dtype)
 
 
 def with_derivatives(*derivatives: Derivative) -> Callable[[Callable], Callable[..., jax.Array]]:
@@ -39,7 +46,7 @@ def with_derivatives(*derivatives: Derivative) -> Callable[[Callable], Callable[
         @functools.wraps(function)
         def lowering(*arguments: Any) -> jax.Array:
             dtype = jnp.result_type(*arguments)
-            arrays = jnp.broadcast_arrays(*(jnp.asarray(a, dtype) for a in arguments))
+            arrays = jnp.broadcast_arrays(*(converted(a, dtype) for a in arguments))
             return rule(*arrays) if jnp.issubdtype(dtype, jnp.floating) else function(*arrays)
 
         return lowering

@@ -153,3 +153,14 @@ def sort(x, dim=-1, descending=False, *, stable=None):
     else:
         order = jnp.argsort(fixed, dim, stable=True)
     return _picked(x, order, dim, keepdim=True)
+
+
+@lowers(aten.topk.default)
+def topk(x, k, dim=-1, largest=True, sorted=True):
+    """Nan is larger than all. Integers are turned round by their complement, which holds for the smallest one, too."""
+    fixed = jnp.moveaxis(jax.lax.stop_gradient(x), dim, -1)
+    if largest or jnp.issubdtype(x.dtype, jnp.integer):
+        places = jax.lax.top_k(fixed if largest else ~fixed, k)[1]
+    else:
+        places = jnp.argsort(fixed)[..., :k]
+    return _picked(x, jnp.moveaxis(places, -1, dim), dim, keepdim=True)

@@ -211,17 +211,35 @@ def embedding_bag(
     rows = weight[indices]
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
-    out = rows.new_zeros(starts.numel(), weight.shape[1])
     count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
     if mode == 2:
-        rows = rows.masked_fill(~keep.unsqueeze(1), float("-inf"))
-        out = out.index_reduce(0, bag, rows, "amax", include_self=False)
-        out = out.masked_fill((count == 0).unsqueeze(1), 0)
+        out = _largest_in_bags(rows, bag, keep, count)
     else:
-        out = out.index_add(0, bag, rows * keep.unsqueeze(1))
+        out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows * keep.unsqueeze(1))
         if mode == 1:
             out = out / count.clamp(min=1).unsqueeze(1)
     return out, bag, count, count
+
+
+def _largest_in_bags(rows: torch.Tensor, bag: torch.Tensor, keep: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """The first of equals has the whole gradient; nan counts only where it comes first in its bag."""
+    size = rows.shape[0]
+    if not size:
+        return rows.new_zeros(count.shape[0], rows.shape[1])
+
+    def first(chosen: torch.Tensor) -> torch.Tensor:
+        places = torch.where(chosen, torch.arange(size, dtype=torch.int32).unsqueeze(1), size - 1)
+        last = torch.full((count.shape[0], chosen.shape[1]), size - 1, dtype=torch.int32)
+        return last.index_reduce(0, bag, places, "amin")
+
+    with torch.no_grad():
+        kept = keep.unsqueeze(1)
+        leads = torch.arange(size).unsqueeze(1) == first(kept)[bag]
+        key = torch.where(rows.isnan(), torch.where(leads, float("inf"), float("-inf")), rows)
+        key = key.masked_fill(~kept, float("-inf"))
+        largest = key.new_zeros(count.shape[0], rows.shape[1]).index_reduce(0, bag, key, "amax", include_self=False)
+        places = first(kept & (key == largest[bag]))
+    return torch.where((count == 0).unsqueeze(1), 0, rows.gather(0, places.to(torch.int64)))
 
 
 @lowers(aten.put.default)

@@ -22,6 +22,15 @@ def pool_backward(gradient):
     )
 
 
+ROWS = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, -2.0], [-2.0, float("nan")], [0.0, float("-inf")], [3.0, 3.0]])
+BAGS = torch.tensor([1, 2, 2, 2, 4, 3, 5, 5, 1, 2, 3, 0, 4, 4]), torch.tensor([0, 2, 3, 5, 5, 8, 12])
+CORNER = torch.tensor([[0.0, 1.0, 1.0, -1.0], [2.0, 1.0, 0.0, 3.0], [0.5, 0.5, -0.5, float("nan")]])
+
+
+def largest_in_bags(padding=None):
+    return lambda rows: F.embedding_bag(BAGS[0], rows, BAGS[1], mode="max", padding_idx=padding)
+
+
 def symmetric_pinv(x):
     return torch.linalg.pinv(x + x.mT, hermitian=True)
 
@@ -81,6 +90,10 @@ CASES = {
         IMAGE,
     ),
     "eigenvalues": (lambda x: torch.linalg.eigvals(x + torch.diag(torch.arange(4.0) * 5)).abs().sort()[0], randn(4, 4)),
+    "largest in bags": (largest_in_bags(), ROWS),
+    "largest in bags, padding": (largest_in_bags(2), ROWS),
+    "largest in bags, padding first": (largest_in_bags(5), ROWS),
+    "logcumsumexp, complex": (lambda x: x.logcumsumexp(1), randn(3, 4, dtype=torch.complex64)),
     "likelihood of a normal": (lambda x: F.gaussian_nll_loss(x, x * 2, x.square(), full=True), randn(3, 4)),
     "max_pool2d backward": (pool_backward, randn(1, 2, 2, 2, seed=2)),
 }
@@ -90,6 +103,69 @@ CASES = {
 def test_operation(name):
     function, *inputs = CASES[name]
     compare(Call(function), inputs, 2e-5)
+
+
+AT_CORNERS = {
+    **{
+        f"multi margin, {p}, {reduction}": lambda x, y, p=p, r=reduction: F.multi_margin_loss(x, LABEL, p, reduction=r)
+        for p in (1, 2)
+        for reduction in ("mean", "sum", "none")
+    },
+    "multi margin, weight": lambda x, y: F.multi_margin_loss(x, LABEL, weight=torch.arange(1.0, 5.0)),
+    "multi margin, one row": lambda x, y: F.multi_margin_loss(x[0], LABEL[0], 1, 2.0, reduction="none"),
+    "margin ranking": lambda x, y: F.margin_ranking_loss(x, y, SIGNS, margin=1.0, reduction="none"),
+    "hinge embedding": lambda x, y: F.hinge_embedding_loss(x, SIGNS, reduction="none"),
+    "multilabel margin": lambda x, y: F.multilabel_margin_loss(x, torch.tensor([[0, 2, -1, 1]] * 3), reduction="none"),
+    "triplet margin": lambda x, y: F.triplet_margin_loss(x[:2], y[:2], x[:2] * 2, reduction="none"),
+    "cosine embedding": lambda x, y: F.cosine_embedding_loss(x, y, SIGNS[:, 0], margin=0.0, reduction="none"),
+}  # fmt: skip
+LABEL = torch.tensor([0, 3, 1])
+SIGNS = torch.tensor([[1, -1, 1, -1], [-1, 1, -1, 1], [-1, -1, 1, 1]])
+
+
+@pytest.mark.parametrize("name", AT_CORNERS)
+def test_margins_that_are_met_exactly(name):
+    other = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 2.0, 1.0, 2.0], [0.5, -0.5, 1.5, 0.5]])
+    for x in (CORNER.nan_to_num(0.5), CORNER):
+        compare(Call(AT_CORNERS[name]), [x, other])
+
+
+SMALLEST = {
+    torch.uint8: [3, 254, 7, 0, 5, 0],
+    torch.int8: [-128, 3, -5, 127, 0, 1],
+    torch.int16: [-(2**15), 3, -5, 127, 0, 1],
+    torch.int32: [-(2**31), 3, -5, 2**31 - 1, 0, 1],
+    torch.float32: [float("nan"), 3.0, float("-inf"), float("inf"), 0.0, 1.0],
+    torch.float16: [float("nan"), 3.0, float("-inf"), float("inf"), 0.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("dtype", SMALLEST, ids=str)
+def test_topk(dtype, largest):
+    x = torch.tensor(SMALLEST[dtype], dtype=dtype)
+    for k in (1, 3, 6):
+        compare(Call(lambda x, k=k: x.topk(k, largest=largest)[0]), [x])
+        compare(Call(lambda x, k=k: x.view(3, 2).topk(k % 4, 0, largest=largest)[0]), [x])
+    compare(Call(lambda x: x.topk(1, largest=largest)[0] + x[0].topk(1, largest=largest)[0]), [x])
+
+
+BEYOND = {
+    "minimum": lambda u: u.clamp(min=-1),
+    "both": lambda u: u.clamp(min=-5, max=4),
+    "maximum": lambda u: u.clamp(max=-1),
+    "remainder": lambda u: u % -3,
+    "truncated": lambda u: torch.div(u, -2, rounding_mode="trunc"),
+    "floor": lambda u: u // -2,
+    "float": lambda u: u.clamp(min=-1.5),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_numbers_beyond_few_bits_wrap(name):
+    x = torch.tensor([250, 3, 0], dtype=torch.uint8)
+    ours, expected = bridge.export(Call(BEYOND[name]))({}, {}, jnp.asarray(x.numpy()))[0], BEYOND[name](x)
+    assert ours.tolist() == expected.tolist() and str(ours.dtype) == str(expected.dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("padding", [None, 2])
