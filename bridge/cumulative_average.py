@@ -46,7 +46,7 @@ def batch_norm(dispatch: Dispatch, args: tuple, kwargs: dict) -> Any:
     x, *averaged = args
     settings: dict[str, Any] = {**kwargs, "momentum": 1.0}
     batch = [torch.zeros_like(running) for running in averaged]
-    out = F.batch_norm(x, *batch, **settings)
+    out = F.batch_norm(x, batch[0], batch[1], **settings)
     with torch.no_grad():
         for running, now in zip(averaged, batch, strict=True):
             share = 1 / counter.to(running.dtype)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -201,3 +202,29 @@ def test_as_strided_scatter_into_what_has_a_gradient_is_refused():
     fn = bridge.export(Call(lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 0)))
     with pytest.raises(bridge.BridgeError, match=r"as_strided_scatter.*own gradient of it is wrong"):
         fn({}, {}, jnp.ones((2, 2)))
+
+
+def test_ldexp_by_negative_integers():
+    """PyTorch's formula takes the power of two in integers, where it is 0."""
+    exponents = torch.tensor([2, 0, -1, -2])
+    x = torch.ones(4, requires_grad=True)
+    torch.ldexp(x, exponents).sum().backward()
+    fn = bridge.export(Call(lambda x: torch.ldexp(x, exponents).sum()))
+    assert jax.grad(lambda x: fn({}, {}, x)[0])(jnp.ones(4)).tolist() == [4, 1, 0.5, 0.25]
+    assert x.grad is not None and x.grad.tolist() == [4, 1, 0, 0]
+
+
+def parts_of_what_is_written(x):
+    y = x * 1
+    first, second = y.split(2)
+    y.mul_(3)
+    return first * second
+
+
+def test_parts_are_read_after_their_base_was_written():
+    x = randn(4)
+    with pytest.raises(RuntimeError, match="returns multiple views"):
+        parts_of_what_is_written(x.clone().requires_grad_())
+    out, pull = jax.vjp(lambda x: bridge.export(Call(parts_of_what_is_written))({}, {}, x)[0], jnp.asarray(x.numpy()))
+    np.testing.assert_allclose(out, parts_of_what_is_written(x))
+    np.testing.assert_allclose(pull(jnp.ones(2))[0], 9 * x.roll(2))

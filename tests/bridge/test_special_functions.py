@@ -14,7 +14,7 @@ import bridge
 inf, nan = math.inf, math.nan
 NEGATIVE = torch.cat([-torch.arange(0.05, 12, 0.19), torch.tensor([-3.5, -20.25, -100.3, -1000.75, -1e-3])])
 POLES = torch.tensor([0.0, -0.0, -1.0, -2.0, -7.0, -1e9, -inf])
-POINTS = torch.tensor([-5.0, -2.5, -1.0, -0.99, -0.5, -0.0, 0.0, 0.3, 0.7, 1.0, 1.25, 7.0, inf, -inf])
+POINTS = torch.tensor([-5.0, -2.5, -1.0, -0.99, -0.5, -0.0, 0.0, 0.3, 0.7, 1.0, 1.1, 3.0, inf, -inf])
 DEGREES = [-2, 0, 1, 2, 3, 6, 7, 8, 9, 10, 15, 40, 129]
 POLYNOMIALS = [
     getattr(torch.special, f"{kind.replace(' ', '_polynomial_')}")
