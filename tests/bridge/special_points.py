@@ -75,6 +75,8 @@ UNARY = (
         "masked_fill": lambda x: x.masked_fill(x > 0, 5.0),
         "abs squared": lambda x: x.abs().square(),
         "polygamma 1": lambda x: torch.polygamma(1, x.abs()),
+        "polygamma 2": lambda x: torch.polygamma(2, x),
+        "polygamma 3": lambda x: torch.polygamma(3, x),
         "square of norm": lambda x: x.unsqueeze(-1).norm(dim=-1),
         "soft margin": lambda x: F.soft_margin_loss(x, torch.ones(()), reduction="none"),
         "heaviside": lambda x: x * torch.heaviside(x.detach(), torch.tensor(0.5)),
@@ -194,6 +196,8 @@ def _huge(*values):
 DIFFERS = {
     "digamma": (lambda x: x < 0, "between poles PyTorch's own float32 differs by 1e-4 of its float64"),
     "lgamma": (lambda x: x < 0, "its gradient is that digamma"),
+    "logit": (lambda x: str(x) == "-0.0", "PyTorch's gradient is inf or -inf there, by the width of its vectors"),
+    "F.gelu": (lambda x: x == _inf, "PyTorch's value is inf or nan there, by the width of its vectors"),
     "special.i1": (_with_nan, "PyTorch's derivative at nan is 1/2"),
     "special.log_ndtr": (lambda x: x < -80, "PyTorch divides two rounded numbers; ours is the more exact one"),
     "square of norm": (_huge, "a square leaves float32; PyTorch's CPU has float64 inside"),
