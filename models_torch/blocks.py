@@ -23,8 +23,7 @@ class Block(nn.Module):
         epsilon = self.config.rms_norm_eps
         if self.config.mlp_t:
             # In the published code, this norm is also over positions, not over channels.
-            x_t = x.transpose(1, 2)
-            x = rms_norm(x_t + self.mlp_t(x_t), epsilon).transpose(1, 2)
+            x = rms_norm(x + self.mlp_t.along_positions(x), epsilon, dim=1)
         else:
             x = rms_norm(x + self.self_attn(x, cos_sin), epsilon)
         return rms_norm(x + self.mlp(x), epsilon)

@@ -40,13 +40,13 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def rms_norm(x: Float[Tensor, "*batch features"], epsilon: float) -> Float[Tensor, "*batch features"]:
-    """Divides `x` by its root mean square over the last axis; no learned scale.
+def rms_norm(x: Float[Tensor, "*shape"], epsilon: float, dim: int = -1) -> Float[Tensor, "*shape"]:
+    """Divides `x` by its root mean square over one axis; no learned scale.
 
     Computed in float32, since a mean of squares loses most of its digits in bf16; returned in the dtype of `x`.
     """
     wide = at_least_float32(x)
-    mean_square = wide.square().mean(dim=-1, keepdim=True)
+    mean_square = wide.square().mean(dim=dim, keepdim=True)
     return (wide * torch.rsqrt(mean_square + epsilon)).to(x.dtype)
 
 
@@ -96,8 +96,13 @@ class SwiGLU(nn.Module):
         self.down_proj = CastLinear(width, features)
 
     def forward(self, x: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.to(x.dtype).chunk(2))
         return self.down_proj(F.silu(gate) * up)
+
+    def along_positions(self, x: Float[Tensor, "batch features channels"]) -> Float[Tensor, "batch features channels"]:
+        """Applies the MLP over the second axis, as `self(x.transpose(1, 2)).transpose(1, 2)`; channels stay last."""
+        gate, up = (weight @ x for weight in self.gate_up_proj.weight.to(x.dtype).chunk(2))
+        return self.down_proj.weight.to(x.dtype) @ (F.silu(gate) * up)
 
 
 class RotaryEmbedding(nn.Module):
@@ -117,14 +122,16 @@ class RotaryEmbedding(nn.Module):
         return self.cos_cached, self.sin_cached
 
 
-def rotate(x: Float[Tensor, "batch seq heads head_dim"], cos_sin: CosSin) -> Float[Tensor, "batch seq heads head_dim"]:
+def rotate(
+    halves: tuple[Float[Tensor, "batch seq heads half_head_dim"], ...], cos_sin: CosSin
+) -> Float[Tensor, "batch seq heads head_dim"]:
     """Rotates each pair of channels by the angle of its position, computed in the dtype of the cosines.
 
-    A pair is channel i and channel i + head_dim / 2, not two adjacent channels.
+    A pair is channel i of the first half of a head and channel i of the second half, not two adjacent channels.
     """
     cos, sin = (table[:, None, :] for table in cos_sin)
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    first, second = (half.to(cos.dtype) for half in halves)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(halves[0].dtype)
 
 
 class Attention(nn.Module):
@@ -150,12 +157,22 @@ class Attention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch seq hidden"], cos_sin: CosSin | None
     ) -> Float[Tensor, "batch seq hidden"]:
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
-        query, key, value = heads.split((self.num_heads, self.num_key_value_heads, self.num_key_value_heads), dim=2)
-        if cos_sin is not None:
-            query, key = rotate(query, cos_sin), rotate(key, cos_sin)
+        sizes = [n * self.head_dim for n in (self.num_heads, self.num_key_value_heads, self.num_key_value_heads)]
+        query, key, value = self.qkv_proj.weight.to(x.dtype).split(sizes)
+        query, key = self.project(x, query, cos_sin), self.project(x, key, cos_sin)
+        value = self.project(x, value, None)
         attended = self.attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+    def project(
+        self, x: Float[Tensor, "batch seq hidden"], weight: Float[Tensor, "features hidden"], cos_sin: CosSin | None
+    ) -> Float[Tensor, "batch seq heads head_dim"]:
+        """Projects to heads and rotates them, with one product for each half of the channels of all heads."""
+        if cos_sin is None:
+            return F.linear(x, weight).unflatten(-1, (-1, self.head_dim))
+        half = self.head_dim // 2
+        weights = weight.unflatten(0, (-1, 2, half)).unbind(1)
+        return rotate(tuple(F.linear(x, w.flatten(0, 1)).unflatten(-1, (-1, half)) for w in weights), cos_sin)
 
     def attend(self, query: Heads, key: Heads, value: Heads) -> Heads:
         """Computes the scaled dot-product attention of each head."""

@@ -1,11 +1,14 @@
 """Linear layers and attention."""
 
+import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
+from jax.custom_derivatives import SymbolicZero
 
 from bridge.inlining import inlined
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, METAS, lowers
@@ -46,7 +49,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     # rounding, but not the `product * scale` that `top` is taken from, and scores of 1e8 then have weights of infinity.
     early = query.dtype == wide or math.frexp(scale)[0] == 0.5
     query = query * jnp.asarray(scale, query.dtype) if early else query
-    scores = jnp.einsum("...qd,...kd->...qk", query, key, preferred_element_type=wide)
+    scores = _product("...qd,...kd->...qk", query, key)
     scores = scores if early else scores * scale
     allowed = None
     if is_causal:
@@ -58,31 +61,52 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
             scores = scores + attn_mask
     if allowed is not None:
         scores = jnp.where(allowed, scores, -jnp.inf)
-    weights, total = _weights(scores)
-    out = jnp.einsum("...qk,...kd->...qd", weights.astype(value.dtype), value, preferred_element_type=wide)
-    return out / total
+    weights, total = _weights(value.dtype, scores)
+    return _product("...qk,...kd->...qd", weights, value) / total
 
 
-@jax.custom_jvp
-def _weights(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Weights up to a factor for each row, and their sum (1 where all are zero); only the quotient has a meaning."""
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """`jnp.einsum` with a result in float32 or wider; derivatives are products in the dtype of the operands."""
+    return jnp.einsum(equation, x, y, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _product_jvp(equation, primals, tangents):
+    (x, y), (dx, dy) = primals, tangents
+    out = _product(equation, x, y)
+    parts = [] if isinstance(dx, SymbolicZero) else [jnp.einsum(equation, dx, y)]
+    parts += [] if isinstance(dy, SymbolicZero) else [jnp.einsum(equation, x, dy)]
+    return out, sum(parts[1:], parts[0]).astype(out.dtype) if parts else jnp.zeros_like(out)
+
+
+_product.defjvp(_product_jvp, symbolic_zeros=True)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _weights(dtype: Any, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Weights in `dtype` up to a factor for each row, and their sum (1 where all are zero).
+
+    Only the quotient has a meaning. The sum is that of the rounded weights, which are also what the backward pass
+    keeps.
+    """
     top = jnp.max(scores, axis=-1, keepdims=True)
-    weights = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0)).astype(dtype)
+    total = jnp.sum(weights.astype(scores.dtype), axis=-1, keepdims=True)
     return weights, jnp.where(total == 0, 1, total)
 
 
 @_weights.defjvp
-def _weights_jvp(primals, tangents):
+def _weights_jvp(dtype, primals, tangents):
     """The sum is held still and the weights move against their mean, which is the derivative of the quotient.
 
     Where one weight is all there is, this is zero, as in PyTorch. Differentiated as two results it would be the
     difference of two rounded products, times keys and queries that are large in this case.
     """
-    weights, total = _weights(*primals)
+    weights, total = _weights(dtype, *primals)
     (tangent,) = tangents
-    mean = jnp.sum(weights * tangent, axis=-1, keepdims=True) / total
-    return (weights, total), (weights * (tangent - mean), jnp.zeros_like(total))
+    wide = weights.astype(tangent.dtype)
+    mean = jnp.sum(wide * tangent, axis=-1, keepdims=True) / total
+    return (weights, total), ((wide * (tangent - mean)).astype(dtype), jnp.zeros_like(total))
 
 
 def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:

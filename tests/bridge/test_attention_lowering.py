@@ -166,3 +166,13 @@ def test_attention_hands_a_gpu_the_fused_form(name, monkeypatch):
     lowerings_attention.attention(*(x.astype(jnp.float32) for x in narrow), **kwargs)
     lowerings_attention.attention(*narrow, attn_mask=jnp.ones((), bool), **kwargs)
     assert calls == ["cudnn"], "float32 and masks stay with the einsum"
+
+
+def test_products_of_the_backward_pass_are_in_the_dtype_of_the_inputs():
+    """Scores and sums are in float32; a cotangent in float32 would double the bytes that the backward pass moves."""
+    call = attend({}, torch.bfloat16)
+    gradient = jax.grad(lambda inputs: call(*inputs).astype(jnp.float32).sum())
+    program = jax.make_jaxpr(gradient)([to_jax(t, jnp.bfloat16) for t in (Q, K, V)])
+    products = [e for e in program.eqns if e.primitive.name == "dot_general"]
+    assert len(products) == 4
+    assert {v.aval.dtype for e in products for v in e.invars} == {jnp.dtype(jnp.bfloat16)}
