@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from bridge.untranslated import DEFECT_REMEDY, TRACE_ERRORS, LoweringError
 if TYPE_CHECKING:
     from bridge.dispatch import Dispatch
 
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 """What a lowering raises without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
 
@@ -35,8 +37,7 @@ _OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
     """A new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
     inputs: list[BridgeTensor] = []
-    arrays = map_tensors(args, values_into(inputs))
-    array_kwargs = {k: map_tensors(v, values_into(inputs)) for k, v in kwargs.items()}
+    arrays, array_kwargs = _arrays(args, kwargs, values_into(inputs))
     arrays, array_kwargs = fitting(func, arrays, array_kwargs, any(differentiable(t.dtype) for t in inputs))
     random = RANDOM.get(func)
     lowering = None if random else _lowering(dispatch, func)
@@ -45,6 +46,7 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     dispatch.note(func, "random" if random else "ours" if lowering is LOWERINGS.get(func) else "torchax")
     metas = dispatch.metas_of(func, args, kwargs) if like is None else like._meta
     outs = listed(metas)
+    arrays, array_kwargs = _narrowed(func, args, kwargs, inputs, outs) or (arrays, array_kwargs)
     bounds = _bounds(dispatch, func, args, kwargs, outs)
     if random:
         values = drawn_numbers(
@@ -70,6 +72,27 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     if dispatch.integers is not None and bounds is not None:
         dispatch.integers.note(results, bounds)
     return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
+
+
+def _arrays(args: tuple, kwargs: dict, leaf: Callable[[BridgeTensor], jax.Array]) -> tuple[tuple, dict]:
+    """The arguments with arrays in place of tensors."""
+    arrays, array_kwargs = map_tensors(args, leaf), {k: map_tensors(v, leaf) for k, v in kwargs.items()}
+    return arrays, array_kwargs
+
+
+def _narrowed(func: Any, args: tuple, kwargs: dict, inputs: list[BridgeTensor], outs: Any) -> tuple[tuple, dict] | None:
+    """The arguments of a pointwise operation on integers where one without dimensions has more bits than the others.
+
+    PyTorch converts it to the dtype of the others first.
+    """
+    if len(inputs) < 2 or not (torch.Tag.pointwise in func.tags or func is torch.ops.aten.floor_divide.default):
+        return None
+    integers = [t for t in inputs if t.dtype in _INTEGERS]
+    sizes = {t.dtype for t in integers if t.dim()}
+    if not sizes or {t.dtype for t in integers} == sizes or any(differentiable(t.dtype) for t in (*inputs, *outs)):
+        return None
+    dtype = jax_dtype(functools.reduce(torch.promote_types, sizes))
+    return _arrays(args, kwargs, lambda t: cast(t.value, dtype) if t.dtype in _INTEGERS else t.value)
 
 
 def values_into(seen: list[BridgeTensor]) -> Callable[[BridgeTensor], jax.Array]:

@@ -1,5 +1,7 @@
 """Operations with arguments that few use, and results that carry names, against PyTorch eager."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,3 +88,27 @@ def test_hooks_and_the_call_of_the_module_itself():
         out, _ = (fn := bridge.export(hooked))(fn.params, fn.buffers, X.numpy())
         torch.testing.assert_close(torch.tensor(out.tolist()), hooked(X).detach())
         assert bridge.verify(hooked, X).ok
+
+
+BESIDE = [torch.maximum, torch.minimum, torch.lt, torch.ge, torch.eq, torch.floor_divide, torch.remainder, torch.fmod]
+BESIDE += [torch.clamp_min, torch.add, torch.mul, torch.bitwise_and, torch.div]
+
+
+@pytest.mark.parametrize("function", BESIDE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_an_integer_without_dimensions_beside_narrow_ones(function, dtype):
+    """PyTorch converts it to their dtype before it computes, so that 300 beside uint8 is 44."""
+    narrow = torch.tensor([250, 3, 100]).to(dtype)
+    pairs = [(narrow, torch.tensor(n)) for n in (-1, 300, 40000)]
+    if function is not torch.div:
+        pairs += [(wide, narrow) for _, wide in pairs]
+
+    class Pairs(nn.Module):
+        def forward(self, *inputs):
+            return [function(x, y) for x, y in zip(inputs[::2], inputs[1::2], strict=True)]
+
+    flat = [tensor for pair in pairs for tensor in pair]
+    fn = bridge.export(Pairs())
+    for result, expected in zip(fn({}, {}, *(jnp.asarray(t.numpy()) for t in flat))[0], Pairs()(*flat), strict=True):
+        assert str(result.dtype) == str(expected.dtype).removeprefix("torch.")
+        np.testing.assert_allclose(result, expected.numpy(), rtol=1e-6)
