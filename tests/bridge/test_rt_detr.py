@@ -1,5 +1,8 @@
 """Hugging Face's RT-DETR: every gradient leaf, with weights that make activations large and attention saturated."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +12,10 @@ import bridge
 @pytest.mark.slow
 @pytest.mark.parametrize("perturbation", [0.05, 0.5])
 def test_every_gradient_of_the_score_head(perturbation):
-    """At 0.05 activations are of size 1; at 0.5 the encoder's are 1e7 and its attention has scores of 1e12."""
+    """At 0.05 activations are of size 1; at 0.5 the encoder's are 1e7 and its attention has scores of 1e12.
+
+    Against float64: where attention is saturated, PyTorch's kernels round in float32, differently on each machine.
+    """
     transformers = pytest.importorskip("transformers", reason="transformers is in the test extra")
     torch.manual_seed(0)
     widths = [8, 12, 16, 24]
@@ -38,10 +44,17 @@ def test_every_gradient_of_the_score_head(perturbation):
         for p in module.parameters():
             p.add_(perturbation * torch.randn_like(p))
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    report = bridge.verify(
-        module, pixel_values=images, train=False, loss=lambda out: (out["enc_outputs_class"] ** 2).sum()
-    )
-    gradients = [row for row in report.rows if row.kind == "gradient"]
-    assert len(gradients) > 190
-    # The outputs behind it hold a choice of the largest scores, whose order near ties is not the same on both sides.
-    assert all(row.error <= row.tolerance for row in gradients), f"\n{report}"
+    fn = bridge.export(module.eval())
+
+    def loss(params):
+        return jnp.sum(fn(params, fn.buffers, pixel_values=images.numpy())[0]["enc_outputs_class"] ** 2)
+
+    gradients = jax.jit(jax.grad(loss))(fn.params)
+    exact = module.double()
+    (exact(pixel_values=images.double())["enc_outputs_class"] ** 2).sum().backward()
+    expected = {name: p.grad.numpy() for name, p in exact.named_parameters() if p.grad is not None}
+    assert len(expected) > 150
+    largest = max(np.abs(g).max() for g in expected.values())
+    for name, wanted in expected.items():
+        scale = max(np.abs(wanted).max(), 1e-6 * largest)
+        np.testing.assert_allclose(gradients[name], wanted, rtol=0, atol=1e-3 * scale, err_msg=name)
