@@ -82,7 +82,9 @@ def test_tables_and_json(run, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"[1]"), gzip.compress(b'{"traceEvents": [{"ph": "X"}]}')]
+    "content",
+    [b"", b"no gzip", gzip.compress(b"[1]"), gzip.compress(b'{"traceEvents": [{"ph": "X"}]}')],
+    ids=["empty", "no gzip", "no table", "no duration"],  # compressed bytes hold the time of day
 )
 def test_a_damaged_trace_is_one_line(run, content, capsys):
     next(run.rglob("perfetto*")).write_bytes(content)
