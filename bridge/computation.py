@@ -38,7 +38,6 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     """A new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
     inputs: list[BridgeTensor] = []
     arrays, array_kwargs = _arrays(args, kwargs, values_into(inputs))
-    arrays, array_kwargs = fitting(func, arrays, array_kwargs, any(differentiable(t.dtype) for t in inputs))
     random = RANDOM.get(func)
     lowering = None if random else _lowering(dispatch, func)
     if random is None and lowering is None:
@@ -47,6 +46,7 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     metas = dispatch.metas_of(func, args, kwargs) if like is None else like._meta
     outs = listed(metas)
     arrays, array_kwargs = _narrowed(func, args, kwargs, inputs, outs) or (arrays, array_kwargs)
+    arrays, array_kwargs = fitting(func, arrays, array_kwargs, any(differentiable(t.dtype) for t in inputs))
     bounds = _bounds(dispatch, func, args, kwargs, outs)
     if random:
         values = drawn_numbers(

@@ -55,7 +55,7 @@ def _first_minor(a: jax.Array, upper: bool) -> jax.Array:
     """The order of the first leading minor that is not positive, zero if there is none. No work unless it is used."""
     if not a.size:
         return jnp.zeros(a.shape[:-2], jnp.int32)
-    a = jax.lax.stop_gradient(jnp.conj(jnp.swapaxes(a, -1, -2)) if upper else a)
+    a = jax.lax.stop_gradient(_adjoint(a) if upper else a)
     place = jnp.arange(a.shape[-1])
 
     def step(i, state):

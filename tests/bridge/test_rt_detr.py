@@ -52,9 +52,9 @@ def test_every_gradient_of_the_score_head(perturbation):
     gradients = jax.jit(jax.grad(loss))(fn.params)
     exact = module.double()
     (exact(pixel_values=images.double())["enc_outputs_class"] ** 2).sum().backward()
-    expected = {name: p.grad.numpy() for name, p in exact.named_parameters() if p.grad is not None}
-    assert len(expected) > 150
+    expected = {n: np.zeros(p.shape) if p.grad is None else p.grad.numpy() for n, p in exact.named_parameters()}
+    assert len(expected) > 190
     largest = max(np.abs(g).max() for g in expected.values())
     for name, wanted in expected.items():
         scale = max(np.abs(wanted).max(), 1e-6 * largest)
-        np.testing.assert_allclose(gradients[name], wanted, rtol=0, atol=1e-3 * scale, err_msg=name)
+        np.testing.assert_allclose(gradients[name], wanted, rtol=0, atol=1e-4 * scale, err_msg=name)
