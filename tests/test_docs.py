@@ -28,7 +28,10 @@ from train_jax.__main__ import STAGES
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PACKAGES = ("bridge", "models_torch", "train_jax")
-RUN_ELSEWHERE = {"docs/bridge.md": "tests/bridge/test_tutorial.py"}
+RUN_ELSEWHERE = {
+    "docs/bridge.md": "tests/bridge/test_tutorial.py",
+    "docs/deploy-v4-64.md": "tests/train_jax/test_deploy_page.py",
+}
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 
 

@@ -31,6 +31,20 @@ FLAGS = {
     "queued-resources delete": {"--zone", "--project", "--quiet", "--force"},
 }  # fmt: skip
 """What this script knows of each command; a test compares it with gcloud where that is installed."""
+OTHER = {
+    "auth login": set(),
+    "auth application-default login": set(),
+    "config set": set(),
+    "services enable": set(),
+    "storage buckets create": {"--location", "--uniform-bucket-level-access"},
+    "storage buckets add-iam-policy-binding": {"--member", "--role"},
+    "storage ls": set(),
+    "storage cp": {"--recursive"},
+    "storage rm": {"--recursive"},
+    "compute tpus accelerator-types list": {"--zone"},
+    "compute tpus queued-resources list": {"--zone"},
+}
+"""Commands of the documentation that are only recorded."""
 
 
 class StandIn:
@@ -133,6 +147,10 @@ def main(argv):
     if refuse.exists() and refuse.read_text() in " ".join(argv):
         refuse.unlink()
         fail("ERROR: (gcloud) RESOURCE_EXHAUSTED: There is no more capacity in the zone")
+    for command, known in OTHER.items():
+        if " ".join(argv).startswith(f"{command} ") or argv == command.split():
+            unknown = {word.partition("=")[0] for word in argv if word.startswith("--")} - known
+            sys.exit(f"ERROR: unrecognized arguments: {unknown}" if unknown else 0)
     assert argv[:2] == ["compute", "tpus"], argv
     group, verb = argv[2:4]
     words = [word for word in argv[4:] if not word.startswith("--")]

@@ -1,9 +1,11 @@
 """`trm launch` against a stand-in for gcloud that runs what a worker would run."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from support.scripts import ENVIRONMENT
 from train_jax.__main__ import main
 from train_jax.pod.launch import life
 from train_jax.pod.launch.record import read_record
+from train_jax.stages import launch as stage
 
 LAUNCH = """
 import sys
@@ -102,6 +105,20 @@ def test_a_run_outlives_its_launcher(cloud, launch, tmp_path):
     status, lines = launch("watch", "mine")
     assert status == 0 and before > 5 and "host 0 | step 100/100" in lines and read_record("mine").starts == 1
     assert cloud.node("mine") is None and said(lines)[-1].startswith("done: ")
+
+
+def test_a_reader_that_is_gone_ends_the_watching(monkeypatch):
+    """As Ctrl-C does. In a thread of a host, an error would look like a lost host, and the run would start again."""
+    ends = os.pipe()
+    os.close(ends[0])
+    with contextlib.suppress(BrokenPipeError), os.fdopen(ends[1], "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(KeyboardInterrupt):
+            thread = threading.Thread(target=stage._show, args=("a line",))
+            thread.start()
+            thread.join()
+            time.sleep(1)
+        stage._show("another line")
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """`trm launch`: runs a command on every host of a TPU slice, or rehearses that on this machine."""
 
+import _thread
 import dataclasses
+import os
 import sys
 from typing import Annotated, ClassVar, Literal
 
@@ -206,9 +208,13 @@ def watched(record: Record, commands: Gcloud, view: View) -> int:
 
 
 def _show(line: str) -> None:
-    """In one write, because several threads show lines."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    """In one write, because several threads show lines. A reader that is gone, as `head` is, ends the watching."""
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+        _thread.interrupt_main()  # as Ctrl-C: a host whose thread failed here would count as lost
 
 
 def main(config: Launch | List | Logs | Watch | Stop | Delete) -> None:
