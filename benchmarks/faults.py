@@ -204,13 +204,14 @@ def problems_of(fault: Fault, run: Run, stopped_at: int) -> list[str]:
     texts = [run.text(index) for index in range(fault.processes)]
     problems = []
     if fault.signal == "SIGTERM" and fault.phase != "exporting":
-        if set(fault.statuses) != {75}:
+        finished = stopped_at == STEPS and set(fault.statuses) == {0}  # the rest took less than three seconds
+        if set(fault.statuses) != {75} and not finished:
             problems.append(f"statuses {fault.statuses}, expected 75")
         if fault.stop_seconds > 10:
             problems.append(f"stopped after {fault.stop_seconds:.1f} s")
         saved = f"saved after step {stopped_at}" if stopped_at else "before the first step"
         later = f"saved after step {stopped_at + 1}"
-        if not all(saved in text or later in text for text in texts):
+        if not finished and not all(saved in text or later in text for text in texts):
             problems.append(f"not saved at step {stopped_at}")
     if fault.name.startswith("lost"):
         if set(others) != {69}:

@@ -17,7 +17,7 @@ import pytest
 from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
 from benchmarks.faults import Campaign, Fault, Part, main, problems_of, table
-from benchmarks.faults_runs import FIELDS, differences, free_address
+from benchmarks.faults_runs import FIELDS, STEPS, differences, free_address
 from train_jax.errors import LostProcessError
 from train_jax.run.folder import RunFolder
 from train_jax.run.tracking import read_metrics
@@ -100,6 +100,9 @@ def test_the_campaign_reports_what_is_wrong(tmp_path):
     fault = Fault("term4-1", "saving", 2, 0, "SIGTERM", statuses=[75, 1], stop_seconds=12)
     assert problems_of(fault, Ended(), 7) == ["statuses [75, 1], expected 75", "stopped after 12.0 s"]
     assert problems_of(fault, Ended(), 5)[-1] == "not saved at step 5"
+    fault.statuses, fault.stop_seconds = [0, 0], 2
+    assert problems_of(fault, Ended(), STEPS) == [], "finished before the notice was due"
+    assert problems_of(fault, Ended(), STEPS - 1)[0] == "statuses [0, 0], expected 75"
     fault = Fault("lost-SIGKILL-0", "training", 2, 0, "SIGKILL", statuses=[-9, 69], stop_seconds=1)
     assert problems_of(fault, Ended(), 7) == []
     fault.statuses, fault.victim, fault.stop_seconds = [69, None], 1, 31
