@@ -66,8 +66,9 @@ class ByHand(Objective):
         return LossSums(loss, None, metrics, carry, buffers | {table.local_ids: ids})
 
 
-def trainings(config: TRMConfig) -> dict[str, Training]:
-    run = example_run("trm", config, steps=1000)
+def trainings(config: TRMConfig, **fields: Any) -> dict[str, Training]:
+    """Both sides of a run with `config`; `fields` are those of its `RunConfig`."""
+    run = example_run("trm", config, steps=1000, **fields)
     bridged = start(run, ExamplePuzzles(run), Devices(1))
     fields = {field.name: getattr(bridged.objective, field.name) for field in dataclasses.fields(Objective)}
     return {"bridge": bridged, "by hand": dataclasses.replace(bridged, objective=ByHand(**fields, config=config))}

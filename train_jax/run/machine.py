@@ -20,7 +20,7 @@ def write_machine(folder: RunFolder, *, devices: str, parameters: int) -> None:
         "last_started": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "devices": devices,
         "parameters": parameters,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
         "versions": {"python": platform.python_version()} | versions_of_packages(),
     }
@@ -37,7 +37,7 @@ def versions_of_packages() -> dict[str, str]:
     return versions
 
 
-def _processor() -> str:
+def processor() -> str:
     """Returns the model name of the processor on Linux, otherwise the name that Python reports."""
     try:
         with open("/proc/cpuinfo") as file:
