@@ -8,8 +8,11 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.experiments.runs import differences, experiment, experiment_run, plan
+from train_jax.experiments.data_sets import data_sets
+from train_jax.experiments.runs import differences, experiment, experiment_run, plan, remark
 from train_jax.experiments.table import EXPERIMENTS, GROUPS
+
+WIDTH = max(map(len, EXPERIMENTS))
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class List:
                 print(f"{group}: {title}")
                 for name, row in EXPERIMENTS.items():
                     if row.group == group:
-                        print(f"  {name:<21} {_changes(name)}")
+                        print(f"  {name:<{WIDTH}} {_changes(name)}")
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,13 @@ class Show:
         row = experiment(self.experiment_id)
         config = experiment_run(self.experiment_id)
         print(f"{self.experiment_id} ({row.group}, {GROUPS[row.group]}): {_changes(self.experiment_id)}")
-        for line in plan(config, row.puzzles).lines():
+        sets = data_sets(row)
+        lines = plan(config, sum(each.puzzles for each in sets)).lines()
+        for line in [*lines, *filter(None, [remark(self.experiment_id)])]:
             print(f"  {line}")
-        print(f"  data set         {row.data_dir}, built by")
-        print(f"    {build_command(self.experiment_id)}")
+        for each in sets:
+            print(f"  data set         {each.folder}, built by")
+            print(f"    trm {' '.join(each.command)}")
         print(f"  train            trm train {self.experiment_id}")
 
 
@@ -64,15 +70,6 @@ class Diff:
             print(f"{name}: {self.second} {old}, {self.first} {new}")
         if not changed:
             print(f"{self.first} and {self.second} are the same run")
-
-
-def build_command(experiment_id: str) -> str:
-    """Returns the command that builds the experiment's data set."""
-    row = experiment(experiment_id)
-    return (
-        f"trm build-data sudoku --source sapientinc/sudoku-extreme --subsample-size {row.puzzles} "
-        f"--num-aug {row.augmentations} --output-dir {row.data_dir}"
-    )
 
 
 def _changes(experiment_id: str) -> str:
