@@ -13,8 +13,8 @@ from support.untrained_run import write_run
 import bridge
 from train_jax.core.reduction import sum_over_devices
 from train_jax.errors import UserError
-from train_jax.loop import train
 from train_jax.experiments.table import RECURSION
+from train_jax.loop import train
 from train_jax.run.presets import preset
 from train_jax.run.restore import initial_weights, restore
 from train_jax.runtime.devices import Devices

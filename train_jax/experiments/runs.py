@@ -70,14 +70,22 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     flat: dict[str, Any] = {}
     for name, value in changes.items():
         owner, _, field = name.rpartition(".")
-        target = getattr(config, owner, None) if owner else config
-        if not dataclasses.is_dataclass(target) or field not in {each.name for each in dataclasses.fields(target)}:
+        if not owner and not _has(config, field) and _has(config.task_config, field):
+            owner = "task_config"  # without a prefix, as on the command line
+        if not _has(getattr(config, owner, None) if owner else config, field):
             raise UserError(
                 f"{name} is not a field of a run with model {config.model} and task {config.task}; use another --preset"
             )
         (nested.setdefault(owner, {}) if owner else flat)[field] = value
-    parts = {owner: dataclasses.replace(getattr(config, owner), **values) for owner, values in nested.items()}
+    try:
+        parts = {owner: dataclasses.replace(getattr(config, owner), **values) for owner, values in nested.items()}
+    except ValueError as error:
+        raise UserError(str(error)) from None
     return dataclasses.replace(config, **flat, **parts)
+
+
+def _has(config: Any, field: str) -> bool:
+    return dataclasses.is_dataclass(config) and field in {each.name for each in dataclasses.fields(config)}
 
 
 def differences(config: RunConfig, reference: RunConfig) -> dict[str, tuple[Any, Any]]:
