@@ -41,6 +41,7 @@ GROUPS = {
     "results": {
         "export": "write a run's EMA weights under PyTorch names and check them in PyTorch",
         "report": "write a run's HTML report",
+        "analyze": "write the report of a sweep: the answer of each group, plots, tables",
     },
 }
 """The stages by group, in the order of `trm --help`."""
