@@ -177,3 +177,9 @@ def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
     assert main(argv) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir()) and preset("tiny")
+
+
+def test_a_sweep_is_not_a_process_of_a_run(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
+    assert main(["sweep", "exp01"]) == 2
+    assert "JAX_NUM_PROCESSES is 4, but a sweep trains each run on one host" in capsys.readouterr().err

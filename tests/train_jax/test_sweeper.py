@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -162,28 +161,35 @@ def test_a_sweep_in_storage(sweep, works, remote):
     assert (path_of(remote) / "batch_results.json").is_file()
 
 
-def kill_at_random(folder, rounds, seed):
-    """Two sweepers, one of which is killed in each round; returns the records of the steps by run."""
+RUNS, STEPS = 4, 15
+
+
+def steps_in(folder):
+    """The records of the steps, by run."""
+    paths = sorted(folder.glob("group/*/*/steps.jsonl"))
+    return {path.parent.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in paths}
+
+
+def kill_at_random(folder, seed):
+    """Runs two sweepers and kills one of them after a random number of steps; the other one ends by itself."""
     rng = random.Random(seed)
-    command = [sys.executable, "-m", "support.sweep_process", str(folder), "4", "12"]
-    for _ in range(rounds):
-        pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ) for _ in range(2)]
-        time.sleep(rng.uniform(0.2, 1.0))
-        pair[rng.randrange(2)].kill()
-        codes = [process.wait(timeout=120) for process in pair]
-        assert 0 in codes
-        yield {path.parent.parent.name: [json.loads(line) for line in path.read_text().splitlines()]
-               for path in sorted(folder.glob("group/*/*/steps.jsonl"))}  # fmt: skip
-        for path in folder.glob("group/*/*/FINISHED"):
-            path.unlink()
-        for path in folder.glob("group/*/*/steps.jsonl"):
-            path.unlink()
+    command = [sys.executable, "-m", "support.sweep_process", str(folder), str(RUNS), str(STEPS)]
+    pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    when = rng.randrange(1, RUNS * STEPS - 5)
+    while sum(map(len, steps_in(folder).values())) < when:
+        time.sleep(0.005)
+    victim = pair.pop(rng.randrange(2))
+    victim.kill()
+    victim.wait()
+    assert pair[0].wait(timeout=120) == 0
 
 
 @pytest.mark.slow
 def test_two_sweepers_of_which_one_is_killed_at_random(tmp_path):
-    for runs in kill_at_random(tmp_path, 10, seed=0):
-        assert sorted(runs) == [f"run{number}" for number in range(4)]
-        for records in runs.values():
-            assert [record["step"] for record in records] == list(range(12)), "every step once, and none lost"
+    for seed in range(10):
+        folder = tmp_path / str(seed)
+        kill_at_random(folder, seed)
+        assert len(list(folder.glob("group/*/*/FINISHED"))) == RUNS
+        for records in steps_in(folder).values():
+            assert [record["step"] for record in records] == list(range(STEPS)), "every step once, and none lost"
             assert all(a["ended"] <= b["began"] for a, b in itertools.pairwise(records)), "one writer at a time"

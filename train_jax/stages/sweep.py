@@ -22,8 +22,11 @@ from train_jax.experiments.sweeper import Sweeper, run_command
 from train_jax.experiments.table import EXPERIMENTS, GROUPS
 from train_jax.report.status_table import status_table
 from train_jax.runtime.backend import Platform
+from train_jax.runtime.cluster import VARIABLES
 
 WIDTH = max(map(len, EXPERIMENTS))
+PROCESSES = VARIABLES[1]
+"""Of a run on several hosts."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,11 @@ class Run:
     def run(self) -> None:
         if not (self.names or self.all):
             raise UserError("trm sweep needs ids, groups or presets, or --all; `trm sweep list` shows them")
+        if os.environ.get(PROCESSES, "1") != "1":
+            raise UserError(
+                f"{PROCESSES} is {os.environ[PROCESSES]}, but a sweep trains each run on one host; start `trm sweep` on "
+                f"each host without {PROCESSES}, with one --runs-root"
+            )
         if (self.peak_tflops is None) != (self.utilisation is None):
             raise UserError("--peak-tflops and --utilisation state hours together; give both")
         files = SweepFiles(self._root)
