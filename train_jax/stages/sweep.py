@@ -128,8 +128,8 @@ class Run:
             raise UserError("trm sweep needs ids, groups or presets, or --all; `trm sweep list` shows them")
         if os.environ.get(PROCESSES, "1") != "1":
             raise UserError(
-                f"{PROCESSES} is {os.environ[PROCESSES]}, but a sweep trains each run on one host; start `trm sweep` on "
-                f"each host without {PROCESSES}, with one --runs-root"
+                f"{PROCESSES} is {os.environ[PROCESSES]}, but a sweep trains each run on one host; start `trm sweep` "
+                f"on each host without {PROCESSES}, with one --runs-root"
             )
         if (self.peak_tflops is None) != (self.utilisation is None):
             raise UserError("--peak-tflops and --utilisation state hours together; give both")
