@@ -12,7 +12,8 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.experiments.costs import cost_of
 from train_jax.experiments.expression import combinations
-from train_jax.experiments.jobs import Options, jobs_of, select
+from train_jax.experiments.jobs import Options, jobs_of, select, without_done
+from train_jax.experiments.sweep_files import done_elsewhere
 from train_jax.experiments.table import CONTRIBUTIONS, EXPERIMENTS, LISTED
 from train_jax.run.presets import preset
 from train_jax.run_arguments import parse_run
@@ -95,7 +96,11 @@ def test_runs_that_cannot_be_planned(names, over, options, message):
 
 @pytest.mark.parametrize(
     ("names", "over", "base"),
-    [(["baseline", "exp09a", "contrib06_sudoku", "contrib06_transfer"], "", None), (["tiny"], ODD, None)],
+    [
+        (["exp06_a", "contrib06_sudoku", "contrib06_transfer"], "", None),
+        (["exp01a"], "", "tiny"),
+        (["tiny"], ODD, None),
+    ],
 )
 def test_the_command_of_a_run_trains_that_run(names, over, base):
     for job in jobs_of(names, combinations(over) if over else [], Options("r", "d", base)):
@@ -103,9 +108,8 @@ def test_the_command_of_a_run_trains_that_run(names, over, base):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", [None, "tiny"])
-def test_the_command_of_every_experiment_trains_that_experiment(base):
-    for job in jobs_of(list(EXPERIMENTS), [], Options("r", "d", base)):
+def test_the_command_of_every_experiment_trains_that_experiment():
+    for job in jobs_of(list(EXPERIMENTS), [], Options("r", "d")):
         assert parse_run(list(job.work.command[1:]), prog="trm train", description="")[1] == job.config
 
 
@@ -115,6 +119,19 @@ def test_a_run_starts_after_the_one_whose_weights_it_needs():
         "contrib06_sudoku/seed-0", "contrib06_sudoku/seed-1", "contrib06_transfer/seed-0", "contrib06_transfer/seed-1"
     ]  # fmt: skip
     assert jobs[3].config.init_from == "r/contrib06/contrib06_sudoku/seed-1"
+
+
+def test_runs_that_are_done_elsewhere_are_left_out(tmp_path):
+    table = tmp_path / "results.csv"
+    rows = ("contrib06,contrib06_sudoku,0,finished", "contrib06,contrib06_maze,0,finished", "exp07,exp07a,0,stopped")
+    table.write_text("\n".join(["group,experiment,seed,state", *rows]))
+    jobs = jobs_of(select(["exp07", "contrib06"]), [], Options())
+    names = [job.experiment for job in without_done(jobs, done_elsewhere(str(table)))]
+    assert "contrib06_maze" not in names and {"exp07a", "contrib06_transfer"} <= set(names)
+    assert "contrib06_sudoku" in names, "contrib06_transfer needs its weights"
+    table.write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"--done .*results.csv cannot be read"):
+        done_elsewhere(str(table))
 
 
 def test_the_whole_list_has_a_plan(capsys, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import difflib
 import fnmatch
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from train_jax.errors import UserError
@@ -93,6 +93,13 @@ def jobs_of(names: Sequence[str], combinations: Sequence[Settings], options: Opt
             raise UserError(f"{job.work.name} would be trained twice; remove a repeated value from --over")
         seen.add(job.work.name)
     return _sources_first(jobs)
+
+
+def without_done(jobs: Sequence[Job], names: Collection[str]) -> list[Job]:
+    """Returns the jobs that are not done elsewhere, and those whose weights another one needs."""
+    left = [job for job in jobs if job.work.name not in names]
+    needed = {job.work.needs for job in left}
+    return [job for job in jobs if job.work.name not in names or job.work.name in needed]
 
 
 def _job(name: str, settings: Settings, seed: int, options: Options) -> Job:

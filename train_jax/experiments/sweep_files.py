@@ -9,8 +9,10 @@ ROOT/batch_results.json         the state and the figures of all planned runs
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
+import io
 import json
 import secrets
 import shlex
@@ -143,6 +145,15 @@ def finished_figures(run_dir: str) -> dict[str, Any] | None:
     """The figures of a finished run; None for one that is not finished, or whose FINISHED cannot be read."""
     figures = _read_json(RunFolder(path_of(run_dir)).finished)
     return figures if isinstance(figures, dict) and isinstance(figures.get("train_steps"), int | float) else None
+
+
+def done_elsewhere(path: str) -> set[str]:
+    """The finished runs in a results.csv of `trm analyze`, by name. Raises `UserError` if it is not one."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(path_of(path).read_text())))
+        return {f"{row['group']}/{row['experiment']}/seed-{row['seed']}" for row in rows if row["state"] == "finished"}
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise UserError(f"--done {path} cannot be read ({error!r}); give a results.csv of `trm analyze`") from None
 
 
 def _reason(output: str) -> str:

@@ -14,10 +14,10 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.experiments.data_sets import data_sets
 from train_jax.experiments.expression import combinations
-from train_jax.experiments.jobs import Options, jobs_of, select
+from train_jax.experiments.jobs import Options, jobs_of, select, without_done
 from train_jax.experiments.plan_text import plan_lines
 from train_jax.experiments.runs import differences, experiment, experiment_run, plan, remark
-from train_jax.experiments.sweep_files import SweepFiles
+from train_jax.experiments.sweep_files import SweepFiles, done_elsewhere
 from train_jax.experiments.sweeper import Sweeper, run_command
 from train_jax.experiments.table import EXPERIMENTS, GROUPS
 from train_jax.report.status_table import status_table
@@ -106,6 +106,8 @@ class Run:
     """Only print the plan: order, steps, warm-up, examples, FLOPs, data sets."""
     continue_on_failure: bool = False
     """Go on with the other runs when one has failed."""
+    done: tuple[str, ...] = ()
+    """Files results.csv of `trm analyze`: the runs that are finished there are left out."""
     restarts: Annotated[int, Range(0, 1000)] = 3
     """Restarts of each run after a crash, as of `trm train --restarts`."""
     runs_root: str | None = None
@@ -138,11 +140,15 @@ class Run:
         settings = {"platform": self.platform, "wandb": self.wandb}
         options = Options(files.root_text, self.data_root.rstrip("/"), self.preset, self.seeds, settings)
         jobs = jobs_of(names, combinations(self.over) if self.over else [], options)
+        jobs = without_done(jobs, set().union(*map(done_elsewhere, self.done)))
         if self.dry_run:
             peak = None if self.peak_tflops is None else self.peak_tflops * 1e12 * (self.utilisation or 0)
             print("\n".join(plan_lines(jobs, files, peak)))
             return
         works = [job.work for job in jobs]
+        if not works:
+            print(f"every run is finished in {', '.join(self.done)}")
+            return
         files.write_plan(works)
         sweeper = Sweeper(
             files,
