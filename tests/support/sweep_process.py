@@ -15,7 +15,7 @@ root, runs, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 def work(number: int) -> Work:
     name = f"group/run{number}/seed-0"
-    return Work(name, f"{root}/{name}", steps, ("support.sweep_worker", f"{root}/{name}", str(steps)))
+    return Work(name, steps, ("support.sweep_worker", f"{root}/{name}", str(steps)))
 
 
 def run(words):

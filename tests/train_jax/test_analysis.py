@@ -40,7 +40,8 @@ def test_a_power_law():
     noisy = statistics.power_law([1, math.e, math.e**2], [1, math.e, math.e])
     assert noisy.exponent == pytest.approx(0.5)
     assert noisy.high - noisy.exponent == pytest.approx(12.7062047 * math.sqrt(1 / 12), rel=1e-6)
-    assert statistics.power_law([1, 1], [1, 2]) is None and statistics.power_law([1, 2], [1, 0]) is None
+    assert statistics.power_law([1, 1], [1, 2]) is None and statistics.power_law([1, 2], [1, 2]) is None
+    assert statistics.power_law([1, 2, 3], [1, 0, 2]) is None and statistics.power_law([1, 2, 3], [1, 1, 1]) is None
 
 
 def test_fronts_bands_and_edges():
@@ -82,9 +83,19 @@ def test_without_seeds_there_is_no_test_and_without_runs_no_answer(tmp_path):
         "exp02b_02 (H-cycles 2, inside the grid) is best with 50.00% (1 seed); exp02b_03 follows with 30.00% (1 seed), "
         "a difference that these seeds cannot test."
     )
-    assert answer(study, "exp08").sentence == "No answer yet: 1 of 1 experiments have finished runs."
+    assert answer(study, "exp08").sentence == "No answer yet: 1 of 5 experiments have finished runs."
     assert answer(study, "exp08").notes == ("1 of 5 runs are finished.",)
-    assert sum("planned, and not started" in problem for problem in study.problems) == 4
+    names = "exp08b/seed-0, exp08c/seed-0, exp08d/seed-0, exp08e/seed-0"
+    assert study.problems == (f"{tmp_path / 'exp08'}: 4 planned runs are not started: {names}",)
+
+
+def test_equal_runs_have_no_best_one(tmp_path):
+    jobs = plan(tmp_path, "exp08", "baseline")
+    for job in jobs:
+        write_run(job, 0.0)
+    study = read_study(str(tmp_path))
+    assert answer(study, "exp08").sentence == "No difference: all 5 experiments with finished runs have 0.00%."
+    assert answer(study, "baseline").sentence == "baseline has 0.00% (1 seed)."
 
 
 def test_notes_of_single_groups(tmp_path):
@@ -136,7 +147,7 @@ def test_missing_half_finished_and_foreign_folders_are_reported(tmp_path, capsys
         ("sudoku9", "not in ROOT/GROUP/ID/seed-N"),
         ("exp02b/notes/<b>mine<", "not a run"),
         ("exp02b/exp02b_03/seed-0", "cannot be read"),
-        ("exp02b/exp02b_05/seed-0", "planned, and not started"),
+        ("exp02b", "1 planned runs are not started: exp02b_05/seed-0"),
     ):
         assert any(path in line and why in line for line in shown.splitlines() if line.startswith("not analysed:")), (
             path

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from support.synthetic_runs import plan, write_run
 from torch.utils.flop_counter import FlopCounterMode
 
 from models_torch.flops import train_flops_per_example
@@ -194,6 +195,24 @@ def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
     assert main(argv) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir()) and preset("tiny")
+
+
+def test_a_root_of_runs_at_another_size_is_refused(tmp_path, capsys):
+    (tmp_path / "batch_results.json").touch()
+    write_run(plan(tmp_path, "exp01a")[0], 0.5)
+    words = ["sweep", "exp01a", "--runs-root", str(tmp_path), "--dry-run"]
+    assert main([*words, "--preset", "tiny"]) == 0
+    assert " finished" in capsys.readouterr().out
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "exp01a/seed-0 holds a run with other fields (" in error and "use another --runs-root" in error
+
+
+def test_a_plan_that_is_damaged_is_one_line(tmp_path, capsys):
+    (tmp_path / "sweep" / "plans").mkdir(parents=True)
+    (tmp_path / "sweep" / "plans" / "a.json").write_text('[{"name": "x"}]')
+    assert main(["sweep", "status", str(tmp_path)]) == 2
+    assert "a.json is not a plan of a sweep" in capsys.readouterr().err
 
 
 def test_a_sweep_is_not_a_process_of_a_run(monkeypatch, capsys):

@@ -51,9 +51,9 @@ def sweep(tmp_path):
 
 
 @pytest.fixture
-def works(tmp_path):
+def works():
     names = [f"exp01/exp01{letter}/seed-0" for letter in "abc"]
-    return [Work(name, str(tmp_path / name), 10, ("train", name), (BUILD,)) for name in names]
+    return [Work(name, 10, ("train", name), (BUILD,)) for name in names]
 
 
 def names_of(works):
@@ -63,7 +63,7 @@ def names_of(works):
 def test_runs_are_trained_in_order_and_finished_ones_skipped(sweep, works):
     assert sweep(works) == (0, ["sudoku", *names_of(works)])
     assert sweep(works) == (0, [])
-    longer = [Work(work.name, work.run_dir, 20, work.command) for work in works]
+    longer = [Work(work.name, 20, work.command) for work in works]
     assert sweep(longer[:1]) == (1, names_of(works)[:1]), "a run that has fewer steps than planned is not finished"
 
 
@@ -85,13 +85,10 @@ def test_sigterm_ends_the_sweep_without_a_failure(sweep, works, tmp_path):
     assert SweepFiles(str(tmp_path)).failure(first) is None
 
 
-def test_a_run_waits_for_the_one_it_starts_from(sweep, works, tmp_path):
-    child = Work("exp01/child/seed-0", str(tmp_path / "exp01/child/seed-0"), 10, ("train", "exp01/child/seed-0"),
-                 needs=works[1].name)  # fmt: skip
+def test_a_run_waits_for_the_one_it_starts_from(sweep, works):
+    child = Work("exp01/child/seed-0", 10, ("train", "exp01/child/seed-0"), needs=works[1].name)
     assert sweep([child, *works[:2]])[1] == ["sudoku", *names_of(works)[:2], child.name]
-    other = Work(
-        "exp01/x/seed-0", str(tmp_path / "exp01/x/seed-0"), 10, ("train", "exp01/x/seed-0"), needs=works[2].name
-    )
+    other = Work("exp01/x/seed-0", 10, ("train", "exp01/x/seed-0"), needs=works[2].name)
     status, trained = sweep([other, works[2]], failing=names_of(works), continues_on_failure=True)
     assert (status, trained) == (1, ["sudoku", works[2].name])
 
@@ -133,14 +130,15 @@ def test_data_that_cannot_be_built_is_a_failure_of_the_run(works, tmp_path):
     assert files.failure(works[0].name)["reason"] == "no such table"
 
 
-def test_results_and_status_are_read_from_the_folders(sweep, works, tmp_path, capsys):
+def test_results_and_status_are_read_from_the_folders(sweep, works, tmp_path, capsys, monkeypatch):
     sweep(works, failing=names_of(works)[1:2])
     results = json.loads((tmp_path / "batch_results.json").read_text())
     assert results["counts"] == {"finished": 1, "failed": 1, "waiting": 1}
     assert [run["state"] for run in results["runs"]] == ["finished", "failed", "waiting"]
     assert results["runs"][0]["figures"] == {"train_steps": 10, "summary": "exact"}
     assert results["runs"][1]["reason"] == "it broke"
-    assert main(["sweep", "status", str(tmp_path)]) == 0
+    monkeypatch.chdir(tmp_path.parent)
+    assert main(["sweep", "status", tmp_path.name]) == 0, "a root is read from everywhere"
     assert "3 runs: 1 finished, 1 failed, 1 waiting" in capsys.readouterr().out
 
 
@@ -155,7 +153,7 @@ def test_damaged_files_of_a_sweep_are_not_there(works, tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_in_storage(sweep, works, remote):
-    there = [Work(work.name, f"{remote}/{work.name}", 10, work.command) for work in works[:2]]
+    there = [Work(work.name, 10, work.command) for work in works[:2]]
     assert sweep(there, root=remote) == (0, names_of(there))
     assert sweep(there, root=remote) == (0, [])
     assert (path_of(remote) / "batch_results.json").is_file()

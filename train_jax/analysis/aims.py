@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from train_jax.analysis.records import Run
-from train_jax.experiments.table import GROUPS, TWINS
+from train_jax.experiments.table import TWINS
 
 OPERATIONAL = ("seed", "run_dir", "data_dir", "init_from", "platform", "resume")
 
@@ -25,6 +25,7 @@ class Aim:
 
 
 AIMS = {
+    "baseline": Aim("What does the baseline reach?"),
     "exp01": Aim("Where does accuracy saturate with parameters?", "parameters", "parameters", log=True),
     "exp02a": Aim("How many L-cycles are best?", "arch.L_cycles", "L-cycles"),
     "exp02b": Aim("How many H-cycles are best?", "arch.H_cycles", "H-cycles"),
@@ -52,7 +53,7 @@ def aim_of(group: str, runs: Sequence[Run]) -> Aim:
     if listed in AIMS and not any("@" in run.experiment for run in runs):
         return AIMS[listed]
     names = differing_fields(runs)
-    what = " and ".join(name.rpartition(".")[2] for name in names) or GROUPS.get(group, group)
+    what = " and ".join(name.rpartition(".")[2] for name in names) or "experiment"
     numeric = len(names) == 1 and all(_is_number(run.config.get(names[0])) for run in runs)
     return Aim(f"Which {what} is best?", names[0] if numeric else "", names[0] if numeric else "")
 

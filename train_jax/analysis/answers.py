@@ -57,10 +57,7 @@ def answer(study: Study, group: str) -> Answer:
     aim = aim_of(group, runs)
     points = _points(runs, aim)
     law = _error_law(points) if group == "exp01" else None
-    if len(points) < 2:
-        sentence = f"No answer yet: {len(points)} of {_experiments(runs)} experiments have finished runs."
-    else:
-        sentence = _best(points, aim)
+    sentence = _sentence(points, aim, _experiments(study, group))
     return Answer(group, aim, tuple(points), sentence, tuple(_notes(study, group, runs, points, law)), law)
 
 
@@ -83,6 +80,16 @@ def _points(runs: Sequence[Run], aim: Aim) -> list[Point]:
             )
     has_axis = bool(points) and all(point.x is not None for point in points)
     return sorted(points, key=lambda point: point.x or 0.0) if has_axis else points
+
+
+def _sentence(points: Sequence[Point], aim: Aim, experiments: int) -> str:
+    if len(points) == experiments == 1:
+        return f"{points[0].experiment} has {shown(points[0].final)}."
+    if len(points) < 2:
+        return f"No answer yet: {len(points)} of {experiments} experiments have finished runs."
+    if len({value for point in points for value in point.values}) == 1:
+        return f"No difference: all {len(points)} experiments with finished runs have {percent(points[0].final.mean)}."
+    return _best(points, aim)
 
 
 def _best(points: Sequence[Point], aim: Aim) -> str:
@@ -118,7 +125,7 @@ def compared(first: Sequence[float], second: Sequence[float]) -> str:
 
 def _notes(study: Study, group: str, runs: Sequence[Run], points: Sequence[Point], law: PowerLaw | None) -> list[str]:
     finished = sum(run.final is not None for run in runs)
-    planned = study.planned.get(group, len(runs))
+    planned = len(study.planned.get(group, ()))
     notes = [f"{finished} of {max(planned, len(runs))} runs are finished."]
     if group in CONFOUNDED:
         twins = " and ".join(f"{group}_{twin}" for twin in TWINS)
@@ -144,9 +151,9 @@ def _error_law(points: Sequence[Point]) -> PowerLaw | None:
 
 
 def _law_note(law: PowerLaw) -> str:
-    interval = "" if law.low is None or law.high is None else f" (95 % interval {law.low:.3f} to {law.high:.3f})"
     return (
-        f"The error falls as a power of the parameters with exponent {law.exponent:.3f}{interval}, "
+        f"The error (1 - accuracy) is a power of the parameters with exponent {law.exponent:.3f} (95 % interval "
+        f"{law.low:.3f} to {law.high:.3f}), "
         f"r² {law.r_squared:.3f}, over {law.count} sizes."
     )
 
@@ -160,5 +167,7 @@ def _first_note(point: Point) -> str:
     return f"{point.experiment}: {percent(ENOUGH)} is reached by {who}, on average at step {mean:,.0f}."
 
 
-def _experiments(runs: Sequence[Run]) -> int:
-    return len({run.experiment for run in runs})
+def _experiments(study: Study, group: str) -> int:
+    """Returns the number of planned experiments, and of those that were trained without a plan."""
+    planned = {name.partition("/")[0] for name in study.planned.get(group, ())}
+    return len(planned | {run.experiment for run in study.group(group)})

@@ -19,6 +19,8 @@ from train_jax.run.storage import path_of
 
 OWN_FOLDERS = ("sweep", "analysis", "compiled")
 """In a root beside the groups."""
+MOST_NAMES = 6
+"""Names of missing runs in a line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +69,10 @@ class Study:
     root: Path
     metric: str
     runs: tuple[Run, ...]
-    planned: Mapping[str, int]
-    """Planned runs by group; empty if no sweep was started in the root."""
+    planned: Mapping[str, tuple[str, ...]]
+    """Planned runs by group, as ID/seed-N; empty if no sweep was started in the root."""
     problems: tuple[str, ...]
-    """One line for each folder that is not analysed, and each planned run that is missing."""
+    """One line for each folder that is not analysed, and for each group with planned runs that are not started."""
 
     def group(self, name: str) -> list[Run]:
         return [run for run in self.runs if run.group == name]
@@ -95,11 +97,16 @@ def read_study(root: str, metric: str = "exact_accuracy") -> Study:
             runs.append(_read(files, works.get(name), name, path, metric))
         except (UserError, ValueError, KeyError, TypeError, OSError, AttributeError) as error:
             problems.append(f"{path}: cannot be read ({error!r})")
-    problems += [f"{files.root / name}: planned, and not started" for name in works if name not in there]
-    planned: dict[str, int] = {}
+    planned: dict[str, tuple[str, ...]] = {}
     for name in works:
-        group = name.partition("/")[0]
-        planned[group] = planned.get(group, 0) + 1
+        group, _, rest = name.partition("/")
+        planned[group] = (*planned.get(group, ()), rest)
+    for group, names in planned.items():
+        missing = [name for name in names if f"{group}/{name}" not in there]
+        if missing:
+            more = f" and {len(missing) - MOST_NAMES} more" if len(missing) > MOST_NAMES else ""
+            shown = f"{', '.join(missing[:MOST_NAMES])}{more}"
+            problems.append(f"{files.root / group}: {len(missing)} planned runs are not started: {shown}")
     order = {name: number for number, name in enumerate(works)}
     runs.sort(key=lambda run: (order.get(f"{run.group}/{run.experiment}/seed-{run.seed}", len(order)), run.run_dir))
     return Study(folder, metric, tuple(runs), planned, tuple(problems))
@@ -131,8 +138,8 @@ def _read(files: SweepFiles, work: Work | None, name: str, path: Path, metric: s
     group, experiment, seed = name.split("/")
     config = json.loads(folder.config.read_text())
     flat = dict(_flat(config))
-    figures = finished_figures(str(path))
-    work = work or Work(name, str(path), int(figures["train_steps"]) if figures else 0, ())
+    figures = finished_figures(folder)
+    work = work or Work(name, int(figures["train_steps"]) if figures else 0, ())
     content = folder.metrics.read_bytes() if folder.metrics.is_file() else b""
     records = [record for record in parsed_lines(content) if "step" in record]
     facts = _json(folder.data)

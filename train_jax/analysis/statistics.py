@@ -33,9 +33,9 @@ class PowerLaw:
 
     coefficient: float
     exponent: float
-    low: float | None
-    """Of the 95 % interval of the exponent; None for fewer than three points."""
-    high: float | None
+    low: float
+    """Of the 95 % interval of the exponent."""
+    high: float
     r_squared: float
     count: int
     """Number of points."""
@@ -54,16 +54,13 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw | None:
-    """Fits the points whose coordinates are above 0; None for fewer than two different x."""
+    """Fits the points whose coordinates are above 0; None for fewer than three, or without a change of x or y."""
     points = [(math.log(x), math.log(y)) for x, y in zip(xs, ys, strict=True) if x > 0 and y > 0]
-    if len({x for x, _ in points}) < 2:
+    if len(points) < 3 or len({x for x, _ in points}) < 2 or len({y for _, y in points}) < 2:
         return None
     fit: Any = stats.linregress([x for x, _ in points], [y for _, y in points])
-    low = high = None
-    if len(points) > 2:
-        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(points) - 2) * fit.stderr)
-        low, high = float(fit.slope) - half, float(fit.slope) + half
-    return PowerLaw(math.exp(fit.intercept), float(fit.slope), low, high, float(fit.rvalue) ** 2, len(points))
+    slope, half = float(fit.slope), float(stats.t.ppf((1 + CONFIDENCE) / 2, len(points) - 2) * fit.stderr)
+    return PowerLaw(math.exp(fit.intercept), slope, slope - half, slope + half, float(fit.rvalue) ** 2, len(points))
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> float | None:

@@ -18,7 +18,9 @@ from train_jax.experiments.runs import differences, named_run, plan, with_change
 from train_jax.experiments.sweep_files import Work
 from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, GROUPS
 from train_jax.run.config import RunConfig
+from train_jax.run.folder import RunFolder
 from train_jax.run.presets import all_presets
+from train_jax.run.storage import path_of
 
 LONGEST_NAME = 100
 """Characters of the name of a run in wandb."""
@@ -102,6 +104,19 @@ def without_done(jobs: Sequence[Job], names: Collection[str]) -> list[Job]:
     return [job for job in jobs if job.work.name not in names or job.work.name in needed]
 
 
+def check_folders(jobs: Iterable[Job]) -> None:
+    """Raises `UserError` if the folder of a job holds a run with other fields, such as that of another preset."""
+    for job in jobs:
+        folder = RunFolder(path_of(job.config.run_dir))
+        if folder.config.is_file():
+            from train_jax.run.resume import changed_fields  # imports Orbax
+
+            try:
+                changed_fields(folder, job.config)
+            except UserError as error:
+                raise UserError(str(error).replace("--run-dir", "--runs-root")) from None
+
+
 def _job(name: str, settings: Settings, seed: int, options: Options) -> Job:
     preset = options.preset if name in EXPERIMENTS else None
     default = named_run(name, preset)
@@ -128,7 +143,6 @@ def _job(name: str, settings: Settings, seed: int, options: Options) -> Job:
     steps = config.steps or (plan(config, per_epoch).steps if sets else 0)
     work = Work(
         name=folder,
-        run_dir=config.run_dir,
         steps=steps,
         command=command_of(name, config, default, preset),
         builds=tuple(each.command for each in sets),

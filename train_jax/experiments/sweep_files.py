@@ -39,7 +39,6 @@ class Work:
 
     name: str
     """`<group>/<id>/seed-N`, its folder in the root."""
-    run_dir: str
     steps: int
     """Optimizer steps of the whole run; 0 if they are not known before it starts."""
     command: tuple[str, ...]
@@ -57,6 +56,9 @@ class SweepFiles:
         self.root, self.root_text = path_of(root), root.rstrip("/")
         self._folder = self.root / "sweep"
 
+    def run(self, work: Work) -> RunFolder:
+        return RunFolder(self.root / work.name)
+
     def claim(self, name: str) -> Path:
         """The folder whose only writer may train the run, or build the data set."""
         return self._folder / "claims" / name.replace("/", "--")
@@ -72,8 +74,12 @@ class SweepFiles:
         """Every run of every plan, once. Raises `UserError` if no sweep was started in this root."""
         works: dict[str, Work] = {}
         for path in _json_files(self._folder / "plans"):
-            for fields in _read_json(path) or ():
-                works[fields["name"]] = Work(**(fields | {"builds": tuple(map(tuple, fields["builds"]))}))
+            try:
+                for fields in _read_json(path) or ():
+                    builds = tuple(map(tuple, fields["builds"]))
+                    works[fields["name"]] = Work(**(fields | {"command": tuple(fields["command"]), "builds": builds}))
+            except (TypeError, KeyError) as error:
+                raise UserError(f"{path} is not a plan of a sweep ({error!r}); remove it") from None
         if not works:
             raise UserError(
                 f"no sweep was started in {self.root}; start one with `trm sweep NAME --runs-root {self.root}`"
@@ -100,11 +106,11 @@ class SweepFiles:
 
     def is_finished(self, work: Work) -> bool:
         """Whether the run has all its steps."""
-        figures = finished_figures(work.run_dir)
+        figures = finished_figures(self.run(work))
         return figures is not None and figures["train_steps"] >= work.steps
 
     def state(self, work: Work) -> tuple[State, RunStatus | None]:
-        folder = RunFolder(path_of(work.run_dir))
+        folder = self.run(work)
         try:
             status = read_status(folder) if folder.config.is_file() else None
         except UserError:
@@ -131,19 +137,19 @@ class SweepFiles:
         state, _ = self.state(work)
         group, experiment, seed = work.name.split("/")
         result: dict[str, Any] = {"run": work.name, "group": group, "experiment": experiment}
-        result |= {"seed": int(seed.removeprefix("seed-")), "state": state, "run_dir": work.run_dir}
+        result |= {"seed": int(seed.removeprefix("seed-")), "state": state, "run_dir": str(self.run(work).path)}
         result |= {"command": shlex.join(("trm", *work.command))}
         if state == "finished":
-            result["figures"] = finished_figures(work.run_dir)
+            result["figures"] = finished_figures(self.run(work))
         elif state == "failed":
             failure = self.failure(work.name) or {}
             result |= {"status": failure.get("status"), "reason": failure.get("reason")}
         return result
 
 
-def finished_figures(run_dir: str) -> dict[str, Any] | None:
+def finished_figures(folder: RunFolder) -> dict[str, Any] | None:
     """The figures of a finished run; None for one that is not finished, or whose FINISHED cannot be read."""
-    figures = _read_json(RunFolder(path_of(run_dir)).finished)
+    figures = _read_json(folder.finished)
     return figures if isinstance(figures, dict) and isinstance(figures.get("train_steps"), int | float) else None
 
 

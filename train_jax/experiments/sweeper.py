@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from train_jax.errors import PreemptedError, UserError
 from train_jax.experiments.sweep_files import SweepFiles, Work, finished_figures
 from train_jax.run.lease import sole_writer
-from train_jax.run.storage import path_of
 from train_jax.runtime.supervisor import Supervisor
 
 POLL_SECONDS = 2.0
@@ -108,8 +107,9 @@ class Sweeper:
         with contextlib.ExitStack() as claims:
             try:
                 claims.enter_context(sole_writer(self._files.claim(work.name)))
-                if path_of(work.run_dir).exists():
-                    with sole_writer(path_of(work.run_dir)):  # a process without its sweeper may still be saving
+                folder = self._files.run(work).path
+                if folder.exists():
+                    with sole_writer(folder):  # a process without its sweeper may still be saving
                         pass
             except UserError as error:
                 if error.STATUS != UserError.STATUS:
@@ -133,7 +133,7 @@ class Sweeper:
             self._say(f"{work.name}: failed with status {ended.status}: {failure.get('reason')}")
         else:
             self._files.remove_failure(work.name)
-            summary = (finished_figures(work.run_dir) or {}).get("summary", "")
+            summary = (finished_figures(self._files.run(work)) or {}).get("summary", "")
             self._say(f"{work.name}: finished in {time.monotonic() - started:.0f} s: {summary}")
         self._files.write_results()
         return ended.status

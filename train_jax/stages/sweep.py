@@ -14,7 +14,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.experiments.data_sets import data_sets
 from train_jax.experiments.expression import combinations
-from train_jax.experiments.jobs import Options, jobs_of, select, without_done
+from train_jax.experiments.jobs import Options, check_folders, jobs_of, select, without_done
 from train_jax.experiments.plan_text import plan_lines
 from train_jax.experiments.runs import differences, experiment, experiment_run, plan, remark
 from train_jax.experiments.sweep_files import SweepFiles, done_elsewhere
@@ -141,6 +141,7 @@ class Run:
         options = Options(files.root_text, self.data_root.rstrip("/"), self.preset, self.seeds, settings)
         jobs = jobs_of(names, combinations(self.over) if self.over else [], options)
         jobs = without_done(jobs, set().union(*map(done_elsewhere, self.done)))
+        check_folders(jobs)
         if self.dry_run:
             peak = None if self.peak_tflops is None else self.peak_tflops * 1e12 * (self.utilisation or 0)
             print("\n".join(plan_lines(jobs, files, peak)))
