@@ -26,7 +26,7 @@ GROUPS = {
         "status": "show runs: step, speed, time left, last checkpoint, health, goodput",
         "summary": "print the accuracy, training time and files of a run",
         "profile": "print where the time of profiled steps went: trm train NAME --profile 5",
-        "sweep": "list and show the experiments",
+        "sweep": "train experiments by name, or list them: trm sweep exp01 exp02b --dry-run",
     },
     "pods": {
         "preflight": "check hosts, devices, code, data and run folder before a run, on one machine or a pod",
@@ -41,6 +41,7 @@ GROUPS = {
     "results": {
         "export": "write a run's EMA weights under PyTorch names and check them in PyTorch",
         "report": "write a run's HTML report",
+        "analyze": "write the report of a sweep: the answer of each group, plots, tables",
     },
 }
 """The stages by group, in the order of `trm --help`."""

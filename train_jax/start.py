@@ -64,7 +64,8 @@ class Training:
             keeps_ema=self.config.optim.ema_decay > 0,
             scales_loss=scales_loss(self.config),
         )
-        return initial_weights(state, self.objective, "" if continues else self.config.init_from, say)
+        source = "" if continues else self.config.init_from
+        return initial_weights(state, self.objective, source, say, self.config.init_only)
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
         """Returns the initial carry with a device axis; `batch` is a result of `Devices.split_batch`."""

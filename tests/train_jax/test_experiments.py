@@ -6,9 +6,11 @@ from collections import Counter
 import pytest
 
 from train_jax.__main__ import main
+from train_jax.experiments.data_sets import data_sets
 from train_jax.experiments.runs import differences, experiment_run, plan
-from train_jax.experiments.table import EXPERIMENTS, GROUPS
+from train_jax.experiments.table import EXPERIMENTS, GROUPS, LISTED
 from train_jax.run.presets import all_presets, preset
+from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.stages import build_data
 from train_jax.tasks.puzzles.presets import PRESETS
 
@@ -16,21 +18,69 @@ COUNTS = {
     "exp01": 6, "exp02a": 6, "exp02b": 5, "exp03": 5, "exp04a": 6, "exp04b": 5, "exp05": 6, "exp06": 6, "exp07": 3,
     "exp08": 5, "exp09": 5, "exp10": 5, "contrib01": 2, "contrib02": 2,
 }  # fmt: skip
+MORE = {
+    "contrib03": 4, "contrib04": 4, "contrib05": 4, "contrib06": 5, "exp04a_equal_steps": 6, "exp04a_scaled_warmup": 6,
+    "exp06_equal_steps": 6, "exp06_scaled_warmup": 6, "contrib01_equal_steps": 2, "contrib01_scaled_warmup": 2,
+}  # fmt: skip
 
 
-def test_the_list_has_67_experiments_and_the_baseline():
+def test_the_list_has_67_experiments_then_contributions_and_twins():
     assert sum(COUNTS.values()) == 67
-    assert Counter(row.group for row in EXPERIMENTS.values()) == COUNTS | {"baseline": 1}
-    assert list(GROUPS) == ["baseline", *COUNTS]
+    assert Counter(row.group for row in LISTED.values()) == COUNTS
+    assert Counter(row.group for row in EXPERIMENTS.values()) == COUNTS | MORE | {"baseline": 1}
+    assert list(GROUPS) == ["baseline", *COUNTS, *MORE]
 
 
 @pytest.mark.parametrize("experiment_id", EXPERIMENTS)
 def test_every_id_is_a_run_that_changes_only_what_its_row_says(experiment_id):
     row, baseline = EXPERIMENTS[experiment_id], experiment_run("baseline")
     changed = {name for name in differences(experiment_run(experiment_id), baseline) if name != "run_dir"}
-    assert changed - {"data_dir"} <= set(row.changes)
-    assert ("data_dir" in changed) == ((row.puzzles, row.augmentations) != (1000, 1000))
+    assert changed - {"data_dir"} <= {*row.changes, *(["init_from"] if row.starts_from else [])}
+    usual = (row.puzzles, row.augmentations, row.data) == (1000, 1000, ("sudoku",))
+    assert ("data_dir" in changed) != usual
     assert plan(experiment_run(experiment_id), row.puzzles).steps > 0
+
+
+@pytest.mark.parametrize("base", ["tiny", "sudoku6", "sudoku9"])
+def test_every_id_has_the_size_of_a_preset_too(base):
+    for experiment_id in EXPERIMENTS:
+        assert experiment_run(experiment_id, base).global_batch_size <= 8 * preset(base).global_batch_size
+
+
+def test_twins_have_equal_steps_or_a_warm_up_in_proportion():
+    for experiment_id, row in EXPERIMENTS.items():
+        for base in (None, "sudoku6") if row.twin else ():
+            config = experiment_run(experiment_id, base)
+            length = plan(config, row.puzzles)
+            if row.twin == "equal_steps":
+                assert length.steps == (preset(base).steps if base else 8138)
+            else:
+                assert config.optim.warmup_steps == int(0.1 * length.steps) and length.warmup_share <= 0.1
+
+
+def test_sizes_of_a_preset_keep_their_proportions():
+    tiny = preset("tiny")
+    wide = experiment_run("exp01f", "tiny")
+    assert (wide.arch.hidden_size, wide.arch.puzzle_emb_ndim, wide.arch.num_heads) == (96, 96, 2)
+    large = experiment_run("exp06_f", "tiny")
+    assert (large.global_batch_size, large.steps) == (16 * 8, tiny.steps // 8)
+    assert large.optim.lr == pytest.approx(tiny.optim.lr * 8**0.5)
+    few = experiment_run("exp04a_250", "tiny")
+    assert (few.steps, few.data_dir) == (10, "data/sudoku-4x4-25-aug-0")
+    curriculum = experiment_run("contrib01_curriculum", "sudoku6")
+    ends = epochs_to_steps(1000, curriculum.task_config.curriculum_epochs, curriculum.global_batch_size)
+    assert ends == 0.2 * preset("sudoku6").steps
+
+
+@pytest.mark.parametrize(("experiment_id", "base"), [("contrib06_joint", None), ("contrib05_50_local", "tiny")])
+def test_data_sets_of_an_experiment_are_built_by_a_command(experiment_id, base, monkeypatch):
+    built = []
+    monkeypatch.setattr(build_data, "main", built.append)
+    sets = data_sets(EXPERIMENTS[experiment_id], base or "sudoku-extreme")
+    for each in sets:
+        build_data.cli(list(each.command[1:]))
+        built[-1].check()
+    assert experiment_run(experiment_id, base).data_dir == ",".join(str(each.output_dir) for each in built)
 
 
 @pytest.mark.parametrize(

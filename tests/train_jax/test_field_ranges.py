@@ -45,7 +45,8 @@ def cases():
         first = {"inspect": ["folder"], "arc": ["--source", "folder"]}.get(kind, [])
         yield from ((["build-data", kind, *first], option) for option in options(config_class))
     for command, config_class in sweep.COMMANDS.items():
-        assert not list(options(config_class)), f"sweep {command} has options now: add them here"
+        first = {"show": ["exp01a"], "diff": ["exp01a"], "run": ["tiny"]}.get(command, [])
+        yield from ((["sweep", command, *first], option) for option in options(config_class))
     parts = {"": RunConfig, "optim.": OptimConfig, "compute.": ComputeConfig}
     for prefix, config_class in parts.items():
         skipped = {"--arch", "--task-config", "--optim", "--compute", "--task", "--model"}

@@ -9,6 +9,7 @@ from train_jax.__main__ import STAGES, main
 from train_jax.help_pages import leaf_fields, page_of
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import preset
+from train_jax.stages import sweep
 from train_jax.stages.build_data import COMMANDS
 
 PAGES = ("", *RunConfig.HELP_PAGES)
@@ -37,7 +38,11 @@ def option(field):
 
 
 @pytest.mark.parametrize(
-    "words", [[stage] for stage in STAGES] + [["build-data", kind] for kind in COMMANDS], ids=" ".join
+    "words",
+    [[stage] for stage in STAGES]
+    + [["build-data", kind] for kind in COMMANDS]
+    + [["sweep", command] for command in sweep.COMMANDS],
+    ids=" ".join,
 )
 def test_help_of_every_stage_fits_a_screen(words, shown):
     page = shown(*words, "--help")

@@ -145,3 +145,30 @@ def test_the_map_colours_by_share_and_says_the_numbers(kind: Kind):
     numbers = [each.text for each in root.findall(".//{*}text")]
     assert (len(numbers), numbers[-1:]) == ((cells - 1, ["50"]) if kind.cols == 4 else (0, []))
     ElementTree.fromstring(heat_map(kind, np.full(cells, np.nan), counts, label="x"))
+
+
+def marks(root: ElementTree.Element, name: str) -> list[float]:
+    """The horizontal places of the markers of a series."""
+    return [float(each.get("x", "nan")) for each in group(root, name).findall(".//{*}use")]
+
+
+def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios():
+    root = drawn(Series("a", [(10, 1), (100, 2), (1000, 3)], marks=True), log_x=True)
+    first, second, third = marks(root, "points-0")
+    assert second - first == pytest.approx(third - second, abs=0.2)
+    near = plot([Series("a", [(20, 1), (30, 2)], marks=True)], title="t", x_label="x", log_x=True)
+    assert ">20<" in near and ">30<" in near, "between powers of ten, the values themselves are ticks"
+
+
+def test_points_without_a_line():
+    points = [(1, 1), (2, 2), (3, 1)]
+    with_line, without = (drawn(Series("a", points, marks=True, line=line)) for line in (True, False))
+    assert marks(with_line, "points-0") == marks(without, "points-0")
+    paths = [len(heights_of_lines(root)) for root in (with_line, without)]
+    assert paths[0] == paths[1] + 1
+
+
+def heights_of_lines(root: ElementTree.Element) -> list[str]:
+    """The paths of the series that are lines through all three points."""
+    paths = (each.get("d", "") for each in group(root, "points-0").findall(".//{*}path"))
+    return [path for path in paths if path.count("L") == 2]

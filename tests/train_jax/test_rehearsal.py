@@ -132,6 +132,7 @@ def test_every_host_runs_the_command_and_one_is_preempted(tmp_path, monkeypatch)
         (["--rehearse", "8", "--", "status"], "--rehearse 8: expected hosts x devices of each, such as 8x4"),
         (["--rehearse", "2x2", "--preempt", "2@5", "--", "status"], "--preempt 2@5: expected HOST@STEP with a host"),
         (["--rehearse", "2x2", "--", "trian", "tiny"], "'trian' is not a command for hosts"),
+        (["--rehearse", "2x2", "--", "sweep", "exp01"], "a sweep trains each run in processes of one host"),
         (["--rehearse", "2x2", "--", "train", "tiny", "--stepps", "3"], "--stepps"),
     ],
 )

@@ -13,6 +13,7 @@ from support.untrained_run import write_run
 import bridge
 from train_jax.core.reduction import sum_over_devices
 from train_jax.errors import UserError
+from train_jax.experiments.table import RECURSION
 from train_jax.loop import train
 from train_jax.run.presets import preset
 from train_jax.run.restore import initial_weights, restore
@@ -69,6 +70,24 @@ def test_weights_of_another_model_are_refused_before_anything_is_written(config,
     with pytest.raises(UserError, match=r"init_from nowhere\.pt"):
         train(dataclasses.replace(config, init_from="nowhere.pt"), Devices(1))
     assert not (tmp_path / "run").exists()
+
+
+def test_only_the_named_weights_are_taken(config, data_dir, tmp_path):
+    """The recursion of a model with another vocabulary, whose embeddings and heads would not fit."""
+    training = start(config, devices=Devices(1))
+    new, said = training.initial_state(), []
+    weights = restore(write_run(tmp_path / "source", data_dir, act_steps=2, step=3, seed=5)).state_dict()
+    weights["model.inner.lm_head.weight"] = torch.zeros(11, 32)
+    file = tmp_path / "weights.safetensors"
+    bridge.save_weights(file, weights)
+    state = initial_weights(new, training.objective, str(file), said.append, RECURSION)
+    taken = [name for name in state.params if ".L_level." in name]
+    assert taken and len(said) == 1
+    for name, array in state.params.items():
+        expected = weights[name].numpy() if name in taken else np.asarray(new.params[name])
+        np.testing.assert_array_equal(array, expected)
+    with pytest.raises(UserError, match="init_only none matches no name"):
+        initial_weights(new, training.objective, str(file), said.append, "none")
 
 
 @pytest.mark.slow

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, Experiment
-from train_jax.run.config import RunConfig
+from train_jax.experiments.data_sets import SUDOKU_SIZES, data_sets
+from train_jax.experiments.scaling import scaled_changes
+from train_jax.experiments.table import BASE_PRESET, CONFOUNDED, EXPERIMENTS, TWINS, Experiment
+from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import all_presets, preset
 from train_jax.runtime.batch_size import epochs_to_steps
 
@@ -41,28 +43,49 @@ def named_run(name: str, base: str | None = None) -> RunConfig:
 
 
 def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
-    """Returns the configuration of an experiment; on a preset `base`, only the changes of the table are made."""
-    row = experiment(experiment_id)
-    changes: dict[str, Any] = {"run_dir": f"runs/{row.group}/{experiment_id}", **row.changes}
+    """Returns the configuration of an experiment; on a preset `base`, the changes have the proportions of its size."""
+    row, reference = experiment(experiment_id), preset(base or BASE_PRESET)
+    sets = data_sets(row, base or BASE_PRESET)
+    changes: dict[str, Any] = {"run_dir": run_dir_of(experiment_id)}
+    if row.starts_from:
+        changes["init_from"] = run_dir_of(row.starts_from)
     if base is None:
-        changes = {"eval_every_steps": EVAL_EVERY_STEPS, "data_dir": row.data_dir, **changes}
-    return with_changes(preset(base or BASE_PRESET), changes)
+        changes["eval_every_steps"] = EVAL_EVERY_STEPS
+    if base is None or base in SUDOKU_SIZES:
+        changes["data_dir"] = ",".join(each.folder for each in sets)
+    puzzles = float(sum(each.puzzles for each in sets))
+    return with_changes(reference, changes | scaled_changes(row, base or BASE_PRESET, reference, puzzles))
+
+
+def run_dir_of(experiment_id: str, root: str = "runs") -> str:
+    """Returns the folder of an experiment's runs, by group and id."""
+    return f"{root.rstrip('/')}/{experiment(experiment_id).group}/{experiment_id}"
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Returns the same run with other values, by dotted field name. Raises `UserError` for an unknown field."""
+    if "model" in changes:
+        config = with_model(config, changes["model"])
     nested: dict[str, dict[str, Any]] = {}
     flat: dict[str, Any] = {}
     for name, value in changes.items():
         owner, _, field = name.rpartition(".")
-        target = getattr(config, owner) if owner else config
-        if not hasattr(target, field):
+        if not owner and not _has(config, field) and _has(config.task_config, field):
+            owner = "task_config"  # without a prefix, as on the command line
+        if not _has(getattr(config, owner, None) if owner else config, field):
             raise UserError(
                 f"{name} is not a field of a run with model {config.model} and task {config.task}; use another --preset"
             )
         (nested.setdefault(owner, {}) if owner else flat)[field] = value
-    parts = {owner: dataclasses.replace(getattr(config, owner), **values) for owner, values in nested.items()}
+    try:
+        parts = {owner: dataclasses.replace(getattr(config, owner), **values) for owner, values in nested.items()}
+    except ValueError as error:
+        raise UserError(str(error)) from None
     return dataclasses.replace(config, **flat, **parts)
+
+
+def _has(config: Any, field: str) -> bool:
+    return dataclasses.is_dataclass(config) and field in {each.name for each in dataclasses.fields(config)}
 
 
 def differences(config: RunConfig, reference: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -99,6 +122,15 @@ class Plan:
         if self.warmup_share > LONG_WARMUP:
             lines.append(f"warning: warm-up takes more than {LONG_WARMUP:.0%} of the steps")
         return lines
+
+
+def remark(experiment_id: str) -> str:
+    """Returns which twins answer the question of a run whose group changes several things at once; "" for others."""
+    row = EXPERIMENTS.get(experiment_id)
+    if row is None or row.group not in CONFOUNDED:
+        return ""
+    twins = " and ".join(f"{experiment_id}_{twin}" for twin in TWINS)
+    return f"note: in {row.group} {CONFOUNDED[row.group]}; {twins} answer the question"
 
 
 def plan(config: RunConfig, examples_per_epoch: float) -> Plan:

@@ -1,6 +1,8 @@
 """The table of experiments: for each id, the fields that differ from the baseline, and the data set.
 
-The baseline is the preset `sudoku-extreme` with an evaluation every 5 000 steps.
+The baseline is the preset `sudoku-extreme` with an evaluation every 5 000 steps. `LISTED` has the 67 experiments of the
+list. Where a group varies several things at once, two twins of each row answer its question: `_equal_steps` trains for
+the steps of the baseline, `_scaled_warmup` warms up during 10 % of its own steps. Contributions 3 to 6 follow.
 """
 
 from __future__ import annotations
@@ -10,6 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 BASE_PRESET = "sudoku-extreme"
+BASE_STEPS = 8138
+"""Optimizer steps of the baseline: 50 000 epochs of 1 000 puzzles in batches of 6 144."""
+WARMUP_SHARE = 0.1
+"""Share of the steps that `_scaled_warmup` warms up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +29,12 @@ class Experiment:
     """Number of training puzzles: `trm build-data sudoku --subsample-size`."""
     augmentations: int = 1000
     """Augmentations per puzzle: `--num-aug`."""
-
-    @property
-    def data_dir(self) -> str:
-        """The expected folder of the data set."""
-        if (self.puzzles, self.augmentations) == (1000, 1000):
-            return "data/sudoku-extreme"
-        return f"data/sudoku-extreme-{self.puzzles}-aug-{self.augmentations}"
+    data: tuple[str, ...] = ("sudoku",)
+    """Kinds of puzzles to train on: sudoku, or maze-N for generated mazes of N rows."""
+    starts_from: str = ""
+    """The experiment whose trained weights are the initial ones; empty for random weights."""
+    twin: str = ""
+    """`equal_steps` or `scaled_warmup` for a twin of a listed experiment."""
 
 
 GROUPS = {
@@ -48,7 +53,22 @@ GROUPS = {
     "exp10": "learning rate",
     "contrib01": "curriculum on recursion depth",
     "contrib02": "adaptive halting exploration",
+    "contrib03": "gradient checkpointing",
+    "contrib04": "cycle consistency",
+    "contrib05": "local and global attention on large grids",
+    "contrib06": "one model for Sudokus and mazes, and transfer",
 }
+CONFOUNDED = {
+    "exp04a": "puzzles and steps change together",
+    "exp06": "batch size and steps change together",
+    "contrib01": "the curriculum ends within the warm-up",
+}
+"""Listed groups whose runs differ in more than the question; their twins are groups with the name of the twin."""
+TWINS = {
+    "equal_steps": f"each run has the {BASE_STEPS:,} steps of the baseline",
+    "scaled_warmup": f"each run warms up during {WARMUP_SHARE:.0%} of its own steps",
+}
+GROUPS |= {f"{group}_{twin}": f"{GROUPS[group]}; {TWINS[twin]}" for group in CONFOUNDED for twin in TWINS}
 
 
 LETTERS = "abcdef"
@@ -92,8 +112,7 @@ def _by_number(group: str, field: str, values: Iterable[int]) -> dict[str, Exper
     return {f"{group}_{number:02}": Experiment(group, {field: value}) for number, value in enumerate(values, 1)}
 
 
-EXPERIMENTS: dict[str, Experiment] = {
-    "baseline": Experiment("baseline", {}),
+LISTED: dict[str, Experiment] = {
     **_by_letter("exp01", map(_model_size, MODEL_SIZES)),
     **_by_number("exp02a", "arch.L_cycles", (2, 4, 6, 8, 10, 12)),
     **_by_number("exp02b", "arch.H_cycles", (1, 2, 3, 4, 5)),
@@ -114,5 +133,69 @@ EXPERIMENTS: dict[str, Experiment] = {
     "contrib02_adaptive": Experiment(
         "contrib02", {"arch.halt_exploration_prob": 0.3, "task_config.halt_exploration_end": 0.05}
     ),
+}
+"""The 67 experiments of the list, literally."""
+
+ATTENTION = {"arch.mlp_t": False, "arch.pos_encodings": "rope"}
+"""Attention instead of the MLP mixer, whose weights depend on the number of positions."""
+RECURSION = r".*\.L_level\..*"
+"""The parameters of the recursion, without embeddings and heads."""
+REMAT = {"compute.remat": "blocks"}
+WINDOW = {"arch.attention_window": 7}
+
+CONTRIBUTIONS: dict[str, Experiment] = {
+    "contrib03_baseline": Experiment("contrib03", {}),
+    **{f"contrib03_{cycles:02}": Experiment("contrib03", {**REMAT, "arch.L_cycles": cycles}) for cycles in (6, 12, 24)},
+    **_by_letter("contrib04", ({"arch.cycle_penalty": weight} for weight in (0.0, 0.01, 0.1, 1.0)), "_"),
+    **{
+        f"contrib05_{side}_{name}": Experiment("contrib05", {**ATTENTION, **window}, data=(f"maze-{side}",))
+        for side in (30, 50)
+        for name, window in (("full", {}), ("local", WINDOW))
+    },
+    "contrib06_sudoku": Experiment("contrib06", ATTENTION),
+    "contrib06_maze": Experiment("contrib06", ATTENTION, data=("maze-30",)),
+    "contrib06_joint": Experiment("contrib06", ATTENTION, data=("sudoku", "maze-30")),
+    "contrib06_transfer": Experiment(
+        "contrib06",
+        {**ATTENTION, "init_only": RECURSION, "optim.freeze": RECURSION},
+        data=("maze-30",),
+        starts_from="contrib06_sudoku",
+    ),
+    "contrib06_frozen": Experiment("contrib06", {**ATTENTION, "optim.freeze": RECURSION}, data=("maze-30",)),
+}
+"""Contributions 3 to 6. `contrib06_frozen` is the control of `contrib06_transfer`: its recursion is never trained."""
+
+
+def _listed_steps(row: Experiment) -> int:
+    """Optimizer steps of a listed experiment: 50 000 epochs."""
+    return 50_000 * row.puzzles // row.changes.get("global_batch_size", 6144)
+
+
+def _twins(name: str, row: Experiment) -> dict[str, Experiment]:
+    changes = {
+        "equal_steps": {"steps": BASE_STEPS},
+        "scaled_warmup": {"optim.warmup_steps": int(WARMUP_SHARE * _listed_steps(row))},
+    }
+    return {
+        f"{name}_{twin}": dataclasses.replace(
+            row, group=f"{row.group}_{twin}", changes={**row.changes, **changes[twin]}, twin=twin
+        )
+        for twin in TWINS
+    }
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "baseline": Experiment("baseline", {}),
+    **LISTED,
+    **CONTRIBUTIONS,
+    **{
+        twin: row
+        for group in CONFOUNDED
+        for kind in TWINS
+        for name, listed in LISTED.items()
+        if listed.group == group
+        for twin, row in _twins(name, listed).items()
+        if row.twin == kind
+    },
 }
 """id -> experiment, `baseline` first."""

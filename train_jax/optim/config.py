@@ -43,7 +43,7 @@ class ParameterGroup:
 
     def __post_init__(self):
         _check(self, "optim.groups: ")
-        _check_pattern("groups: pattern", self.pattern)
+        check_pattern("optim.groups: pattern", self.pattern)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class OptimConfig:
             raise UserError(
                 f"optim.optimizer is {self.optimizer!r}; use one of {names}, or package.module:function for your own"
             )
-        _check_pattern("freeze", self.freeze)
+        check_pattern("optim.freeze", self.freeze)
 
     def of_group(self, group: ParameterGroup) -> OptimConfig:
         """Returns this configuration with the values of the group."""
@@ -123,8 +123,9 @@ def _check(config: Any, prefix: str) -> None:
         raise UserError(f"{prefix}{error}") from None
 
 
-def _check_pattern(name: str, pattern: str) -> None:
+def check_pattern(name: str, pattern: str) -> None:
+    """Raises `UserError` if the value of a field is not a regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UserError(f"optim.{name} {pattern!r} is not a regular expression ({error}); correct it") from None
+        raise UserError(f"{name} {pattern!r} is not a regular expression ({error}); correct it") from None

@@ -60,6 +60,8 @@ class Series:
     """Whether every point has a marker with its value as a tooltip; for values that are measured rarely."""
     labels: Sequence[str] = ()
     """Text beside each point, "" for none. Labels that would overlap are omitted."""
+    line: bool = True
+    """Whether a line connects the points."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def plot(
     band: Band | None = None,
     title: str,
     x_label: str,
+    log_x: bool = False,
     log_y: bool = False,
     y_range: tuple[float, float] | None = None,
     width: float = 440,
@@ -83,7 +86,8 @@ def plot(
 ) -> Markup:
     """Returns an `<svg>`; "" if there is no point to draw.
 
-    Values that are not finite, or not above 0 on a logarithmic axis, are gaps in the line.
+    Values that are not finite, or not above 0 on a logarithmic axis, are gaps in the line. With `log_x`, every x is
+    above 0.
     """
     lines = [[(x, y if math.isfinite(y) and (y > 0 or not log_y) else math.nan) for x, y in s.points] for s in series]
     edges = np.array(band.edges if band else np.zeros((0, 3)))
@@ -98,16 +102,18 @@ def plot(
     with matplotlib.rc_context(RC | {"svg.hashsalt": f"{title} {x_label}"}):
         figure = Figure((width / 72, height / 72), dpi=72)
         place = (LEFT / width, BOTTOM / height, 1 - (LEFT + RIGHT) / width, 1 - (TOP + BOTTOM) / height)
-        axes = figure.add_axes(place, yscale="log" if log_y else "linear")
+        scales: Any = {"xscale": "log" if log_x else "linear", "yscale": "log" if log_y else "linear"}
+        axes = figure.add_axes(place, **scales)
         if band:
             colour = {"color": COLOUR["soft"], "alpha": 0.28, "linewidth": 0}
             axes.fill_between(*edges.T, label=band.name, gid="band", **colour)
             titles["band"] = []
         for i, (each, line) in enumerate(zip(series, lines, strict=True)):
             style = {"color": COLOUR[f"s{each.colour}"], "linestyle": LINES[each.colour], "markersize": 5.2}
+            style |= {} if each.line else {"linestyle": "none"}
             marker = MARKERS[each.colour] if each.marks else ""
             axes.plot(*np.reshape(line, (-1, 2)).T, label=each.name, marker=marker, gid=f"points-{i}", **style)
-        _scale(axes, [x for x, _ in finite], log_y, y_range)
+        _scale(axes, [x for x, _ in finite], log_x, log_y, y_range)
         figure.text(0, 1 - 14 / height, title, weight=700, size=13)
         figure.text(1 - RIGHT / width, 5 / height, x_label, color=COLOUR["soft"], ha="right")
         if len(series) > 1 or band:
@@ -157,13 +163,19 @@ def heat_map(
         return _svg(figure, label, {"heat": titles})
 
 
-def _scale(axes: Axes, xs: Sequence[float], log_y: bool, y_range: tuple[float, float] | None) -> None:
-    """Sets limits and ticks: x starts at 0, y ends at ticks; ticks are 1, 2 or 5 times a power of ten.
+def _scale(axes: Axes, xs: Sequence[float], log_x: bool, log_y: bool, y_range: tuple[float, float] | None) -> None:
+    """Sets limits and ticks: x starts at 0 unless it is logarithmic, y ends at ticks.
 
-    Over many decades the ticks are the powers of ten.
+    Ticks are 1, 2 or 5 times a power of ten, over many decades the powers of ten.
     """
-    axes.set_xlim(min(0, *xs), max(xs) if max(xs) > min(0, *xs) else 1)
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    if log_x:
+        axes.set_xlim(min(xs) / 1.2, max(xs) * 1.2)
+        axes.xaxis.set_minor_locator(NullLocator())
+        if max(xs) < 10 * min(xs):  # then there may be no power of ten
+            axes.set_xticks(sorted(set(xs))[:: -(-len(set(xs)) // 6)])
+    else:
+        axes.set_xlim(min(0, *xs), max(xs) if max(xs) > min(0, *xs) else 1)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     low, high = map(float, y_range or axes.dataLim.intervaly)
     if low == high:
         low, high = (low / 2, high * 2) if log_y else (min(0, 2 * low), max(0, 2 * high) or 1)

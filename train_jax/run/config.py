@@ -31,7 +31,7 @@ SCHEDULE_FIELDS = ("lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "l
 LOGGING_FIELDS = (
     "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "checkpoint_every_minutes",
     "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "profile", "profile_skip", "debug_nans",
-    "deterministic", "wandb", "wandb_project",
+    "deterministic", "wandb", "wandb_project", "wandb_group", "wandb_name",
 )  # fmt: skip
 
 
@@ -90,6 +90,9 @@ class RunConfig:
     never fall back to the CPU."""
     init_from: str = ""
     """Run folder or weights file (.safetensors, .pt) with the initial weights; empty for random weights."""
+    init_only: str = ""
+    """Regular expression that matches the whole names of the parameters to take from `init_from`; the others are
+    random. Empty takes all."""
     epochs: Annotated[float, Range(0, 1e12, low_excluded=True)] = 50_000
     """Epochs: passes over the data."""
     steps: Steps = 0
@@ -130,6 +133,10 @@ class RunConfig:
     optional."""
     wandb_project: str = "trm"
     """wandb project of the run."""
+    wandb_group: str = ""
+    """wandb group of the run; empty for none."""
+    wandb_name: str = ""
+    """Name of the run in wandb; empty for that of its folder."""
 
     HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
         "data": HelpPage("fields of the task: mixtures, augmentation, curriculum, exploration", ("task_config",)),
@@ -156,6 +163,7 @@ class RunConfig:
                     f"{name} {getattr(self, name)} needs {expected.__name__}, found "
                     f"{type(value).__name__}; change both together"
                 )
+        optim_config.check_pattern("init_only", self.init_only)
         dispatch = self.compute.steps_per_dispatch
         for name in ("eval_every_steps", "checkpoint_every_steps", "log_every_steps"):
             if getattr(self, name) % dispatch:

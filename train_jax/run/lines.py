@@ -31,10 +31,13 @@ class LineFile:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every intact line of a file, in order; none of a file that does not exist."""
-    if not path.exists():
-        return []
+    return parsed_lines(path.read_bytes()) if path.exists() else []
+
+
+def parsed_lines(content: bytes) -> list[dict[str, Any]]:
+    """Every intact line of the content of such a file."""
     records = []
-    for line in path.read_bytes().split(b"\n"):
+    for line in content.split(b"\n"):
         try:
             record = json.loads(line)
         except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -153,10 +154,11 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def initial_weights(
-    state: TrainState, objective: Objective, source: str, say: Callable[[str], None] = lambda _: None
+    state: TrainState, objective: Objective, source: str, say: Callable[[str], None] = lambda _: None, only: str = ""
 ) -> TrainState:
     """Returns the new state with the weights of a run folder or a weights file; unchanged for an empty `source`.
 
+    `only`: regular expression for the whole names of the tensors that are taken; empty for all, which must then fit.
     Every row of a sparse table with another number of rows is the mean of those rows, as in the published code;
     `say` is called with one line about it. Raises `UserError` for weights of another model.
     """
@@ -172,6 +174,12 @@ def initial_weights(
             raise UserError(f"init_from {source}: {error}; give a run folder, a .safetensors or a .pt file") from error
     fn = objective.fn
     own = bridge.state_dict(fn, fn.params, fn.buffers)
+    if only:
+        taken = {name: tensor for name, tensor in weights.items() if re.fullmatch(only, name)}
+        if not taken:
+            raise UserError(f"init_only {only} matches no name in {source}, such as {next(iter(weights))}; correct it")
+        say(f"init_from {source}: {len(taken)} of {len(weights)} tensors, by init_only {only}")
+        weights = {**own, **taken}
     tables = {table.weights for table in objective.tables}
     resized = {}
     for name in sorted(tables & weights.keys() & own.keys()):

@@ -123,7 +123,8 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
         return wandb.init(
             project=config.wandb_project,
             id=_wandb_id(folder),
-            name=folder.path.name,
+            name=config.wandb_name or folder.path.name,
+            group=config.wandb_group or None,
             resume="allow" if mode == "online" else None,
             dir=str(working_folder(folder.path)),
             config=dataclasses.asdict(config),

@@ -2,14 +2,15 @@
 
 import sys
 
-from train_jax.experiments.runs import differences, named_run, plan
-from train_jax.experiments.table import EXPERIMENTS
+from train_jax.experiments.data_sets import data_sets
+from train_jax.experiments.runs import differences, named_run, plan, remark
+from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS
 from train_jax.loop import train
 from train_jax.run.config import RunConfig
 from train_jax.run.presets import all_presets
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration
-from train_jax.run_arguments import parse_run
+from train_jax.run_arguments import option_value, parse_run
 from train_jax.runtime.compile_cache import use_compile_cache
 from train_jax.runtime.coordination import place
 from train_jax.runtime.devices import Devices
@@ -31,19 +32,21 @@ def main(config: RunConfig) -> None:
             print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
 
 
-def dry_run(name: str, config: RunConfig) -> None:
+def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
     """Prints the differences from the baseline and the length of the run. Trains and writes nothing."""
     changed = differences(config, named_run("baseline"))
     print(f"{name}: {config.model} on {config.data_dir}, into {config.run_dir}")
     for field, (old, new) in changed.items():
         if field not in ("run_dir", "data_dir"):
             print(f"  {field}: baseline {old}, here {new}")
-    row = EXPERIMENTS.get(name)
-    if row is not None and config.data_dir == row.data_dir:
-        per_epoch = float(row.puzzles)  # an epoch has one augmentation of each puzzle; the data set need not exist
+    sets = data_sets(EXPERIMENTS[name], preset) if name in EXPERIMENTS else ()
+    if sets and config.data_dir == ",".join(each.folder for each in sets):
+        per_epoch = float(
+            sum(each.puzzles for each in sets)
+        )  # an epoch has one augmentation of each puzzle; the data set need not exist
     else:
         per_epoch = task_class(config.task)(config).examples_per_epoch
-    for line in plan(config, per_epoch).lines():
+    for line in [*plan(config, per_epoch).lines(), *filter(None, [remark(name)])]:
         print(f"  {line}")
 
 
@@ -58,7 +61,7 @@ def cli(argv: list[str]) -> None:
         "the --arch fields, `--task NAME` the fields of the task.",
     )
     if "--dry-run" in argv:
-        dry_run(name, config)
+        dry_run(name, config, option_value(argv, "--preset") or BASE_PRESET)
     else:
         main(config)
 

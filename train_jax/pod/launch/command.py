@@ -25,6 +25,11 @@ def check_command(command: Sequence[str], stages: Sequence[str], *, shared: bool
         raise UserError(
             f"{command[0]!r} is not a command for hosts; give a stage of trm, such as train, or bash and a script"
         )
+    if command[0] == "sweep":
+        raise UserError(
+            "a sweep trains each run in processes of one host, and would claim another run on every host of a launch; "
+            "give `train ID`, or start `trm sweep` on single hosts with one --runs-root"
+        )
     if command[0] == "train":
         _check_run(command[1:], shared)
 

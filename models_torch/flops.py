@@ -1,0 +1,55 @@
+"""Counts the FLOPs of a training step of a model without computing it, on PyTorch's meta device."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from models_torch import registry
+from models_torch.config import ACTConfig
+
+PRODUCTS_OF_BACKWARD = 2
+"""For each product of the forward pass: the gradients of its two factors."""
+WITHOUT_EFFECT = {"batch_size": 1, "num_puzzle_identifiers": 1, "forward_dtype": "float32"}
+"""Fields that do not change the FLOPs of an example in one step."""
+
+
+def train_flops_per_example(model: str, arch: ACTConfig) -> float:
+    """Returns the FLOPs of the matrix products of one training step, forward and backward, for one example.
+
+    `arch` has the sizes of the data set. A multiplication and addition count as two. Recomputation of activations and
+    the optimizer are not counted. Raises ValueError if the model cannot be built.
+    """
+    act_steps = min(2, arch.halt_max_steps)  # with one step, nothing is bootstrapped; more steps change nothing
+    return _counted(model, dataclasses.replace(arch, **WITHOUT_EFFECT, halt_max_steps=act_steps))
+
+
+@functools.cache
+def _counted(model: str, arch: ACTConfig) -> float:
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        module: Any = registry.build(model, arch).train()
+        tokens = torch.zeros(1, arch.seq_len, dtype=torch.int32)
+        batch = {"inputs": tokens, "labels": tokens, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
+        carry = module.initial_carry(batch)
+        with _Products() as products:
+            module(carry=carry, batch=batch, return_keys=())
+    return products.flops
+
+
+class _Products(TorchDispatchMode):
+    """Counts the products of operations as they run; those under a gradient also in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.flops = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            passes = 1 + PRODUCTS_OF_BACKWARD if torch.is_grad_enabled() else 1
+            self.flops += passes * count(*args, **(kwargs or {}), out_val=out)
+        return out

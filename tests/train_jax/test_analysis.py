@@ -1,0 +1,207 @@
+"""`trm analyze` on runs with known answers, and on folders that are missing, half-finished, damaged or foreign."""
+
+import csv
+import hashlib
+import math
+
+import polars as pl
+import pytest
+from support.synthetic_runs import plan, write_run
+
+from train_jax.__main__ import main
+from train_jax.analysis import statistics
+from train_jax.analysis.answers import answer
+from train_jax.analysis.records import read_study
+from train_jax.errors import UserError
+
+
+def test_the_interval_of_a_mean():
+    """Student's t for two degrees of freedom at 97.5 % is 4.302653 (tables)."""
+    estimate = statistics.estimate([0.8, 0.9, 1.0])
+    assert (estimate.mean, estimate.count) == (pytest.approx(0.9), 3)
+    assert estimate.high - estimate.mean == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
+    assert statistics.estimate([0.7]) == statistics.Estimate(0.7, None, None, 1)
+
+
+def test_welch_for_equal_variances():
+    """t = 3 / sqrt(2/3) with four degrees of freedom, whose distribution function has a closed form."""
+    t = 3 / math.sqrt(2 / 3)
+    s = t / math.sqrt(1 + t * t / 4)
+    expected = 2 * (1 - (0.5 + 3 / 8 * s * (1 - t * t / (12 * (1 + t * t / 4)))))
+    assert statistics.welch([1, 2, 3], [4, 5, 6]) == pytest.approx(expected, rel=1e-9)
+    assert statistics.welch([1], [2, 3]) is None and statistics.welch([1, 1], [2, 2]) is None
+
+
+def test_a_power_law():
+    exact = statistics.power_law([10, 100, 1000], [5 * x**-0.3 for x in (10, 100, 1000)])
+    assert (exact.coefficient, exact.exponent, exact.r_squared) == pytest.approx((5, -0.3, 1))
+    assert (exact.low, exact.high) == pytest.approx((-0.3, -0.3), abs=1e-6)
+    # Logarithms (0, 0), (1, 1), (2, 1): slope 1/2, residuals 1/6, 1/3, 1/6, so its error is sqrt(1/12).
+    noisy = statistics.power_law([1, math.e, math.e**2], [1, math.e, math.e])
+    assert noisy.exponent == pytest.approx(0.5)
+    assert noisy.high - noisy.exponent == pytest.approx(12.7062047 * math.sqrt(1 / 12), rel=1e-6)
+    assert statistics.power_law([1, 1], [1, 2]) is None and statistics.power_law([1, 2], [1, 2]) is None
+    assert statistics.power_law([1, 2, 3], [1, 0, 2]) is None and statistics.power_law([1, 2, 3], [1, 1, 1]) is None
+
+
+def test_fronts_bands_and_edges():
+    points = [(3, 0.5), (1, 0.2), (2, 0.6), (4, 0.6), (2, 0.4), (5, 0.9)]
+    assert statistics.pareto(points) == [1, 2, 5]
+    curves = [[(1, 0.0), (2, 0.4), (3, 1.0)], [(2, 0.8), (3, 0.0)]]
+    assert statistics.band(curves) == [(2, pytest.approx(0.6), 0.4, 0.8), (3, 0.5, 0.0, 1.0)]
+    assert statistics.band([]) == []
+    assert statistics.first_step([(1, 0.1), (5, 0.9), (6, 0.2)], 0.85) == 5
+    assert statistics.first_step([(1, 0.1)], 0.85) is None
+    assert statistics.is_at_edge([1, 2, 3], 3) and not statistics.is_at_edge([1, 2, 3], 2)
+
+
+def test_the_answer_of_the_model_sizes(tmp_path):
+    sizes = {f"exp01{letter}": 1000 * 2**number for number, letter in enumerate("abcdef")}
+    for job in plan(tmp_path, "exp01", seeds=3):
+        accuracy = 1 - 2 * sizes[job.experiment] ** -0.25 + 0.001 * (job.seed - 1)
+        write_run(job, accuracy, curve=[(20, 0.1), (40, accuracy)], parameters=sizes[job.experiment])
+    answered = answer(read_study(str(tmp_path)), "exp01")
+    assert [point.x for point in answered.points] == list(sizes.values())
+    best = 1 - 2 * 32000**-0.25
+    half = 4.302653 * 0.001 / math.sqrt(3)
+    assert answered.sentence.startswith(
+        f"exp01f (parameters 32,000, at the edge of the grid) is best with {best:.2%} (95 % interval "
+        f"{best - half:.2%} to {best + half:.2%}, 3 seeds); exp01e follows with"
+    )
+    assert "a significant difference (Welch's t-test, p = " in answered.sentence
+    assert answered.law.exponent == pytest.approx(-0.25, abs=1e-4) and answered.law.count == 6
+    assert answered.notes[0] == "18 of 18 runs are finished."
+
+
+def test_without_seeds_there_is_no_test_and_without_runs_no_answer(tmp_path):
+    jobs = plan(tmp_path, "exp02b", "exp08")
+    for job, accuracy in zip(jobs, (0.1, 0.5, 0.3, 0.2, 0.2, 0.9), strict=False):
+        write_run(job, accuracy)
+    study = read_study(str(tmp_path))
+    cycles = answer(study, "exp02b")
+    assert cycles.sentence == (
+        "exp02b_02 (H-cycles 2, inside the grid) is best with 50.00% (1 seed); exp02b_03 follows with 30.00% (1 seed), "
+        "a difference that these seeds cannot test."
+    )
+    assert answer(study, "exp08").sentence == "No answer yet: 1 of 5 experiments have finished runs."
+    assert answer(study, "exp08").notes == ("1 of 5 runs are finished.",)
+    names = "exp08b/seed-0, exp08c/seed-0, exp08d/seed-0, exp08e/seed-0"
+    assert study.problems == (f"{tmp_path / 'exp08'}: 4 planned runs are not started: {names}",)
+
+
+def test_equal_runs_have_no_best_one(tmp_path):
+    jobs = plan(tmp_path, "exp08", "baseline")
+    for job in jobs:
+        write_run(job, 0.0)
+    study = read_study(str(tmp_path))
+    assert answer(study, "exp08").sentence == "No difference: all 5 experiments with finished runs have 0.00%."
+    assert answer(study, "baseline").sentence == "baseline has 0.00% (1 seed)."
+
+
+def test_notes_of_single_groups(tmp_path):
+    for job in plan(tmp_path, "exp04a", "contrib01", "exp05"):
+        few = job.experiment in ("exp04a_100", "exp04a_250")
+        slow = job.experiment == "contrib01_baseline"
+        write_run(job, 0.2 if few else 0.9, curve=[(2, 0.1), (4, 0.5 if slow else 0.86), (6, 0.9)], act_steps=2.5,
+                  total_groups=int(job.experiment.split("_")[1]) if job.group == "exp04a" else 100)  # fmt: skip
+    study = read_study(str(tmp_path))
+    puzzles = answer(study, "exp04a")
+    assert [point.x for point in puzzles.points] == [100, 250, 500, 1000, 2000, 5000]
+    assert "exp04a_500 is the smallest with at least 85.00%." in puzzles.notes
+    assert any("exp04a_equal_steps and exp04a_scaled_warmup answer" in note for note in puzzles.notes)
+    steps = [note for note in answer(study, "contrib01").notes if "reached" in note]
+    assert steps == [
+        "contrib01_baseline: 85.00% is reached by 1 of 1 seeds, on average at step 6.",
+        "contrib01_curriculum: 85.00% is reached by 1 of 1 seeds, on average at step 4.",
+    ]
+    assert any(
+        note.startswith("Mean ACT steps at the end of training: exp05_a 2.50,") for note in answer(study, "exp05").notes
+    )
+
+
+def test_a_free_sweep_is_asked_about_its_field(tmp_path):
+    from train_jax.experiments.expression import combinations
+    from train_jax.experiments.jobs import Options, jobs_of
+
+    for job in jobs_of(["tiny"], combinations("optim.lr=[1e-4, 1e-3, 1e-2]"), Options(str(tmp_path))):
+        write_run(job, 0.5 - job.config.optim.lr)
+    answered = answer(read_study(str(tmp_path)), "tiny")
+    assert answered.aim.text == "Which lr is best?"
+    assert answered.sentence.startswith("tiny@lr=0.0001 (optim.lr 1e-4, at the edge of the grid) is best")
+
+
+def test_missing_half_finished_and_foreign_folders_are_reported(tmp_path, capsys):
+    jobs = plan(tmp_path, "exp02b")
+    write_run(jobs[0], 0.5, curve=[(20, 0.7), (40, 0.5)])
+    write_run(jobs[1], None, curve=[(20, 0.4)])
+    (write_run(jobs[2], 0.5) / "config.json").write_text("{")
+    (write_run(jobs[3], 0.5) / "FINISHED").write_text('{"train_steps": "many"}')
+    (tmp_path / "sudoku9").mkdir()
+    (tmp_path / "sudoku9" / "config.json").write_text("{}")
+    (tmp_path / "exp02b" / "notes" / "<b>mine</b>").mkdir(parents=True)
+    (tmp_path / "a file").touch()
+    assert main(["analyze", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 5 runs are finished." in shown
+    for path, why in (
+        ("sudoku9", "not in ROOT/GROUP/ID/seed-N"),
+        ("exp02b/notes/<b>mine<", "not a run"),
+        ("exp02b/exp02b_03/seed-0", "cannot be read"),
+        ("exp02b", "1 planned runs are not started: exp02b_05/seed-0"),
+    ):
+        assert any(path in line and why in line for line in shown.splitlines() if line.startswith("not analysed:")), (
+            path
+        )
+    study = read_study(str(tmp_path))
+    assert [run.state for run in study.runs] == ["finished", "stopped", "stopped"]
+    assert (study.runs[0].final, study.runs[0].peak) == (0.5, (0.7, 20.0))
+    assert study.runs[1].final is None and study.runs[1].train_steps == 20
+    page = (tmp_path / "analysis" / "index.html").read_text()
+    assert "<b>mine" not in page and "&lt;b&gt;mine" in page
+
+
+def test_report_and_tables(tmp_path, capsys):
+    for job in plan(tmp_path, "exp02b", "exp09", seeds=2):
+        write_run(job, 0.5 + 0.01 * job.seed + 0.02 * job.config.arch.H_cycles, curve=[(20, 0.3), (40, 0.5)])
+    assert main(["analyze", str(tmp_path)]) == 0
+    folder = tmp_path / "analysis"
+    with (folder / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 20
+    for row in rows:
+        log = (tmp_path / row["group"] / row["experiment"] / f"seed-{row['seed']}" / "metrics.jsonl").read_bytes()
+        assert row["metrics_sha256"] == hashlib.sha256(log).hexdigest()
+        assert float(row["final_exact_accuracy"]) == pytest.approx(
+            0.5 + 0.01 * int(row["seed"]) + 0.02 * int(row["arch.H_cycles"])
+        )
+        assert float(row["train_flops"]) > 0
+    assert {"optim.optimizer", "optim.beta2", "arch.H_cycles"} <= set(rows[0])
+    assert pl.read_parquet(folder / "results.parquet").shape == (20, len(rows[0]))
+    assert len(list(csv.DictReader((folder / "curves.csv").open()))) == 40
+    page, text = (folder / "index.html").read_text(), (folder / "analysis.md").read_text()
+    assert page.count("<svg") > 10 and "http" not in page.replace("http://www.w3.org", "")
+    assert "| exp02b_05 | 2 | 60.50% |" in text and "## Accuracy against PFLOP of training" in text
+    assert "exp02b_05 (H-cycles 5, at the edge of the grid) is best" in text and text in text.replace("\r", "")
+    capsys.readouterr()
+    assert main(["analyze", str(tmp_path), "--groups", "exp09", "--output", str(tmp_path / "other")]) == 0
+    assert "exp02b_05 (" not in (tmp_path / "other" / "analysis.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [(["nowhere"], "nowhere is not a folder"), (["."], ". has no runs in GROUP/ID/seed-N")],
+)
+def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", *argv]) == 2
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_an_unknown_group_and_a_missing_package(tmp_path, monkeypatch):
+    write_run(plan(tmp_path, "baseline")[0], 0.5)
+    assert main(["analyze", str(tmp_path), "--groups", "exp99"]) == 2
+    monkeypatch.setitem(__import__("sys").modules, "polars", None)
+    from train_jax.analysis.tables import write_tables
+
+    with pytest.raises(UserError, match="the tables need the package polars"):
+        write_tables(read_study(str(tmp_path)), tmp_path)

@@ -1,0 +1,193 @@
+"""Sweepers: order, what is skipped, failures, sources, data sets, several sweepers in one root, and kills."""
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from train_jax.__main__ import main
+from train_jax.experiments import sweeper
+from train_jax.experiments.sweep_files import SweepFiles, Work
+from train_jax.experiments.sweeper import Ended, Sweeper
+from train_jax.run.lease import sole_writer
+from train_jax.run.storage import path_of
+
+BUILD = ("build-data", "sudoku", "--output-dir", "data/four")
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch):
+    monkeypatch.setattr(sweeper, "POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Runs a sweep whose commands only write FINISHED, or fail; returns its status and the commands."""
+
+    def run(works, failing=(), root=None, **options):
+        files, commands = SweepFiles(str(root or tmp_path)), []
+
+        def command(words):
+            commands.append(words)
+            if words[0] == "build-data":
+                return Ended(0, "")
+            name = words[1]
+            if name in failing:
+                return Ended(failing[name] if isinstance(failing, dict) else 1, "a line\ntrm: it broke\n")
+            folder = files.root / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "FINISHED").write_text(json.dumps({"train_steps": 10, "summary": "exact"}))
+            return Ended(0, "")
+
+        files.write_plan(works)
+        status = Sweeper(files, works, say=lambda line: None, run=command, **options).sweep()
+        return status, [words[1] for words in commands]
+
+    return run
+
+
+@pytest.fixture
+def works():
+    names = [f"exp01/exp01{letter}/seed-0" for letter in "abc"]
+    return [Work(name, 10, ("train", name), (BUILD,)) for name in names]
+
+
+def names_of(works):
+    return [work.name for work in works]
+
+
+def test_runs_are_trained_in_order_and_finished_ones_skipped(sweep, works):
+    assert sweep(works) == (0, ["sudoku", *names_of(works)])
+    assert sweep(works) == (0, [])
+    longer = [Work(work.name, 20, work.command) for work in works]
+    assert sweep(longer[:1]) == (1, names_of(works)[:1]), "a run that has fewer steps than planned is not finished"
+
+
+def test_a_failure_ends_the_sweep_and_the_next_sweep_tries_again(sweep, works, tmp_path):
+    first, second, third = names_of(works)
+    assert sweep(works, failing={second: 1}) == (1, ["sudoku", first, second])
+    assert SweepFiles(str(tmp_path)).failure(second)["reason"] == "it broke"
+    assert sweep(works) == (0, ["sudoku", second, third])
+    assert SweepFiles(str(tmp_path)).failure(second) is None
+
+
+def test_a_sweep_can_continue_after_failures(sweep, works):
+    assert sweep(works, failing=names_of(works)[:2], continues_on_failure=True) == (1, ["sudoku", *names_of(works)])
+
+
+def test_sigterm_ends_the_sweep_without_a_failure(sweep, works, tmp_path):
+    first = names_of(works)[0]
+    assert sweep(works, failing={first: 75}) == (75, ["sudoku", first])
+    assert SweepFiles(str(tmp_path)).failure(first) is None
+
+
+def test_a_run_waits_for_the_one_it_starts_from(sweep, works):
+    child = Work("exp01/child/seed-0", 10, ("train", "exp01/child/seed-0"), needs=works[1].name)
+    assert sweep([child, *works[:2]])[1] == ["sudoku", *names_of(works)[:2], child.name]
+    other = Work("exp01/x/seed-0", 10, ("train", "exp01/x/seed-0"), needs=works[2].name)
+    status, trained = sweep([other, works[2]], failing=names_of(works), continues_on_failure=True)
+    assert (status, trained) == (1, ["sudoku", works[2].name])
+
+
+def test_a_claimed_run_is_left_to_its_sweeper(sweep, works, tmp_path):
+    files = SweepFiles(str(tmp_path))
+
+    def finish():
+        path = tmp_path / works[0].name
+        path.mkdir(parents=True)
+        (path / "FINISHED").write_text(json.dumps({"train_steps": 10}))
+
+    with sole_writer(files.claim(works[0].name)):
+        polls = itertools.count()
+        sleep = time.sleep
+
+        def look(seconds):
+            if next(polls) == 2:
+                finish()
+            sleep(seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sweeper.time, "sleep", look)
+            assert sweep(works) == (0, ["sudoku", *names_of(works)[1:]])
+
+
+def test_a_run_whose_process_is_alive_is_not_started(works, tmp_path):
+    """The process of a sweeper that was killed still saves."""
+    with sole_writer(tmp_path / works[0].name):
+        files = SweepFiles(str(tmp_path))
+        assert Sweeper(files, works[:1], say=print, run=lambda words: Ended(0, ""))._try(works[0]) is None
+
+
+def test_data_that_cannot_be_built_is_a_failure_of_the_run(works, tmp_path):
+    files = SweepFiles(str(tmp_path))
+    files.write_plan(works)
+    run = lambda words: Ended(2, "trm: no such table")  # noqa: E731
+    assert Sweeper(files, works, say=lambda line: None, run=run).sweep() == 1
+    assert files.failure(works[0].name)["reason"] == "no such table"
+
+
+def test_results_and_status_are_read_from_the_folders(sweep, works, tmp_path, capsys, monkeypatch):
+    sweep(works, failing=names_of(works)[1:2])
+    results = json.loads((tmp_path / "batch_results.json").read_text())
+    assert results["counts"] == {"finished": 1, "failed": 1, "waiting": 1}
+    assert [run["state"] for run in results["runs"]] == ["finished", "failed", "waiting"]
+    assert results["runs"][0]["figures"] == {"train_steps": 10, "summary": "exact"}
+    assert results["runs"][1]["reason"] == "it broke"
+    monkeypatch.chdir(tmp_path.parent)
+    assert main(["sweep", "status", tmp_path.name]) == 0, "a root is read from everywhere"
+    assert "3 runs: 1 finished, 1 failed, 1 waiting" in capsys.readouterr().out
+
+
+def test_damaged_files_of_a_sweep_are_not_there(works, tmp_path):
+    files = SweepFiles(str(tmp_path))
+    files.write_plan(works)
+    (tmp_path / works[0].name).mkdir(parents=True)
+    for content in ("[]", "{", '{"train_steps": "x"}'):
+        (tmp_path / works[0].name / "FINISHED").write_text(content)
+        assert files.state(works[0]) == ("waiting", None)
+
+
+@pytest.mark.slow
+def test_a_sweep_in_storage(sweep, works, remote):
+    there = [Work(work.name, 10, work.command) for work in works[:2]]
+    assert sweep(there, root=remote) == (0, names_of(there))
+    assert sweep(there, root=remote) == (0, [])
+    assert (path_of(remote) / "batch_results.json").is_file()
+
+
+RUNS, STEPS = 4, 15
+
+
+def steps_in(folder):
+    """The records of the steps, by run."""
+    paths = sorted(folder.glob("group/*/*/steps.jsonl"))
+    return {path.parent.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in paths}
+
+
+def kill_at_random(folder, seed):
+    """Runs two sweepers and kills one of them after a random number of steps; the other one ends by itself."""
+    rng = random.Random(seed)
+    command = [sys.executable, "-m", "support.sweep_process", str(folder), str(RUNS), str(STEPS)]
+    pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    when = rng.randrange(1, RUNS * STEPS - 5)
+    while sum(map(len, steps_in(folder).values())) < when:
+        time.sleep(0.005)
+    victim = pair.pop(rng.randrange(2))
+    victim.kill()
+    victim.wait()
+    assert pair[0].wait(timeout=120) == 0
+
+
+@pytest.mark.slow
+def test_two_sweepers_of_which_one_is_killed_at_random(tmp_path):
+    for seed in range(10):
+        folder = tmp_path / str(seed)
+        kill_at_random(folder, seed)
+        assert len(list(folder.glob("group/*/*/FINISHED"))) == RUNS
+        for records in steps_in(folder).values():
+            assert [record["step"] for record in records] == list(range(STEPS)), "every step once, and none lost"
+            assert all(a["ended"] <= b["began"] for a, b in itertools.pairwise(records)), "one writer at a time"

@@ -1,0 +1,62 @@
+"""`trm analyze ROOT`: the answers of groups of experiments, from their run folders alone."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from train_jax.analysis.page import fronts_of, html, markdown, sections_of
+from train_jax.analysis.records import read_study
+from train_jax.analysis.tables import write_tables
+from train_jax.command_line import parse
+from train_jax.errors import UserError
+from train_jax.run.files import write_text
+from train_jax.run.storage import path_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Analyze:
+    """Write the report of a sweep from its run folders, as HTML and Markdown: for each group one sentence with its
+    evidence, a plot, learning curves over seeds; and the tables of all runs as CSV and Parquet."""
+
+    root: Annotated[str, tyro.conf.Positional] = "runs"
+    """Folder of the runs, ROOT/GROUP/ID/seed-N, or gs://bucket/folder."""
+    groups: tuple[str, ...] = ()
+    """Only these groups; by default all that are there."""
+    metric: str = "exact_accuracy"
+    """Figure of the evaluation, a share between 0 and 1."""
+    output: str | None = None
+    """Folder of the report, by default ROOT/analysis."""
+
+
+def main(config: Analyze) -> None:
+    study = read_study(config.root, config.metric)
+    if not study.runs:
+        raise UserError(f"{config.root} has no runs in GROUP/ID/seed-N; train some with `trm sweep`")
+    unknown = [group for group in config.groups if group not in study.groups]
+    if unknown:
+        raise UserError(f"{config.root} has no group {unknown[0]}; use one of {', '.join(study.groups)}")
+    folder: Path = path_of(config.output or f"{config.root.rstrip('/')}/analysis")
+    sections = sections_of(study, config.groups)
+    fronts = fronts_of(sections)
+    tables = write_tables(study, folder)
+    write_text(folder / "index.html", html(study, sections, fronts))
+    write_text(folder / "analysis.md", markdown(study, sections, fronts))
+    for section in sections:
+        print(f"{section.title}\n  {section.answer.sentence}")
+        for note in section.answer.notes:
+            print(f"  {note}")
+    for problem in study.problems:
+        print(f"not analysed: {problem}")
+    print(f"report: {folder / 'index.html'}, {folder / 'analysis.md'}")
+    print(f"tables: {', '.join(path.name for path in tables)} in {folder}")
+
+
+def cli(argv: list[str]) -> None:
+    main(parse(Analyze, argv, prog="trm analyze"))
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])
