@@ -78,7 +78,8 @@ class RunConfig:
     task_config: tyro.conf.OmitArgPrefixes[TaskConfig]
     """Fields of the task."""
     model: str = "trm"
-    """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, or package.module:Class for a module of your own."""
+    """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, gpt (language), or package.module:Class for a module
+    of your own."""
     arch: ModelConfig
     """Fields of the architecture."""
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
