@@ -9,7 +9,7 @@ from train_jax.__main__ import STAGES, main
 from train_jax.help_pages import leaf_fields, page_of
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import preset
-from train_jax.stages.build_data import COMMANDS
+from train_jax.stages import build_data, tokenizer
 
 PAGES = ("", *RunConfig.HELP_PAGES)
 MODELS = (*ARCHITECTURES, "support.outside_models:Thinker")
@@ -37,7 +37,11 @@ def option(field):
 
 
 @pytest.mark.parametrize(
-    "words", [[stage] for stage in STAGES] + [["build-data", kind] for kind in COMMANDS], ids=" ".join
+    "words",
+    [[stage] for stage in STAGES]
+    + [["build-data", kind] for kind in build_data.COMMANDS]
+    + [["tokenizer", command] for command in tokenizer.COMMANDS],
+    ids=" ".join,
 )
 def test_help_of_every_stage_fits_a_screen(words, shown):
     page = shown(*words, "--help")
