@@ -15,11 +15,11 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.built import build_summary, inspected, samples
 from train_jax.run.storage import path_of
+from train_jax.tasks.progress import ProgressLine
 from train_jax.tasks.puzzles.arc.options import ArcData
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.options import MazeData
 from train_jax.tasks.puzzles.options import check_option_ranges
-from train_jax.tasks.puzzles.progress import ProgressLine
 from train_jax.tasks.puzzles.sudoku.options import SudokuData
 
 
