@@ -137,6 +137,9 @@ def test_trains_evaluates_and_continues_bit_for_bit(trained, devices):
 def test_one_device_equals_eight(trained):
     (one, records, _), (eight, again, _) = trained("whole 1"), trained("whole 8")
     for name, array in one.items():
+        if array.dtype.kind == "V":  # the rotary tables: NumPy does not know bfloat16
+            assert array.tobytes() == eight[name].tobytes(), name
+            continue
         # The rate of the embedding is 0.4, forty times that of the matrices, so its rounding is as much larger.
         atol = 1e-4 if name.endswith("['transformer.wte.weight']") else 1e-5
         np.testing.assert_allclose(eight[name], array, rtol=0, atol=atol, err_msg=name)
