@@ -15,6 +15,7 @@ ODD = "an odd number, which has a middle, or 0"
 
 Rows = Annotated[int, Range(1, 2**31 - 1)]  # an identifier is an int32
 SeqLen = Annotated[int, Range(1, 2**20)]
+VocabSize = Annotated[int, Range(1, 2**24)]
 Channels = Annotated[int, Range(1, 65536)]
 Expansion = Annotated[float, Range(0.01, 256)]
 Window = Annotated[int, Range(0, 1023, expected=ODD)]
@@ -37,7 +38,7 @@ class ModelConfig:
 
     batch_size: Annotated[int, Range(1, 2**20)] = 1  # sequences per training batch on one device; set by the trainer
     seq_len: SeqLen = 1  # tokens of a sequence without puzzle positions; set by the data set
-    vocab_size: Annotated[int, Range(1, 2**24)] = 2  # number of tokens, including padding; set by the data set
+    vocab_size: VocabSize = 2  # number of tokens, including padding; set by the data set
     forward_dtype: ForwardDtype = "bfloat16"  # float32, bfloat16, float16 or float64; parameters are always float32
 
     def __post_init__(self):

@@ -1,6 +1,7 @@
 """Models by name: configuration classes, constructors, tiny configurations and an example batch.
 
-A name is one of `ARCHITECTURES`, or `package.module:Class` for a model of the user (`outside.py`).
+A name is one of `ARCHITECTURES` (puzzle models), one of `LANGUAGE_MODELS`, or `package.module:Class` for a model of
+the user (`outside.py`).
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from models_torch import outside
 from models_torch.act import ACT
 from models_torch.config import ACTConfig, ArchitectureConfig, ModelConfig
+from models_torch.gpt import GPT, GPTConfig
 from models_torch.hrm import HRM, HRMConfig
 from models_torch.losses import IGNORE_LABEL_ID, ACTLossHead
 from models_torch.transformer import Transformer, TransformerConfig
@@ -59,19 +61,41 @@ ARCHITECTURES = {
 }
 
 
+@dataclass(frozen=True)
+class LanguageModel:
+    """A language model: its configuration class, its model class, which computes its own loss, a tiny configuration."""
+
+    config_class: type[ModelConfig]
+    model: Callable[[Any], nn.Module]
+    tiny_config: Any
+
+
+LANGUAGE_MODELS = {
+    "gpt": LanguageModel(
+        GPTConfig,
+        GPT,
+        GPTConfig(seq_len=16, vocab_size=61, n_layer=2, n_head=4, n_kv_head=2, n_embd=64, forward_dtype="float32"),
+    ),
+}
+
+
 def architecture(name: str) -> Architecture:
-    """Returns the architecture called `name`. Raises ValueError for an unknown name."""
+    """Returns the puzzle architecture called `name`. Raises ValueError for an unknown name or a language model."""
+    if name in LANGUAGE_MODELS:
+        raise ValueError(f"{name} is a language model; use one of {', '.join(ARCHITECTURES)} for puzzles")
     if name not in ARCHITECTURES:
         raise ValueError(
-            f"unknown architecture {name!r}; use one of {', '.join(ARCHITECTURES)}, "
-            "or package.module:Class for a module of your own"
+            f"unknown architecture {name!r}; use one of {', '.join((*ARCHITECTURES, *LANGUAGE_MODELS))}, "
+            "or package.module:Class for a model of your own"
         )
     return ARCHITECTURES[name]
 
 
-def config_class(name: str) -> type[ACTConfig]:
+def config_class(name: str) -> type[ModelConfig]:
     """Returns the configuration class of the model called `name`; does not import models of the user."""
-    return outside.OutsideConfig if outside.is_outside(name) else architecture(name).config_class
+    if outside.is_outside(name):
+        return outside.OutsideConfig
+    return (LANGUAGE_MODELS[name] if name in LANGUAGE_MODELS else architecture(name)).config_class
 
 
 def build_model(name: str, config: ModelConfig) -> nn.Module:
@@ -79,16 +103,20 @@ def build_model(name: str, config: ModelConfig) -> nn.Module:
 
     Raises ValueError for a model of the user that cannot be imported or constructed.
     """
-    return outside.build_model(name, config) if outside.is_outside(name) else architecture(name).model(config)
+    if outside.is_outside(name):
+        return outside.build_model(name, config)
+    return (LANGUAGE_MODELS[name] if name in LANGUAGE_MODELS else architecture(name)).model(config)
 
 
 def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
     """Adds the ACT loss head to the result of `build_model`, unless a model of the user is a loss head itself.
 
-    Raises ValueError for a model of the user without the interface in `models_torch/outside.py`.
+    Raises ValueError for a language model, and for a model of the user without the interface in
+    `models_torch/outside.py`.
     """
     if outside.is_outside(name):
         return outside.with_loss_head(name, model, config)
+    architecture(name)
     return ACTLossHead(model, config.loss_type, getattr(config, "cycle_penalty", 0.0))
 
 

@@ -19,7 +19,8 @@ from train_jax.version import version_text
 
 GROUPS = {
     "data": {
-        "build-data": "build a data set (sudoku, maze, arc), or inspect one",
+        "build-data": "build a data set (sudoku, maze, arc, text), or inspect one",
+        "tokenizer": "train, evaluate or inspect a tokenizer for text",
     },
     "training": {
         "train": "train a model, or continue a run: trm train PRESET [--field value …]",

@@ -10,23 +10,15 @@ import os
 import sys
 
 data_dir, *words = sys.argv[1:]
-runs = [list(run) for separator, run in itertools.groupby(words, lambda word: word == "--") if not separator]
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={max(int(devices) for devices, *_ in runs)}"
+most = max(int(devices) for before, devices in itertools.pairwise(words) if before == "--")
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={most}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import dataclasses  # noqa: E402
-
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-
 from models_torch.outside import OutsideConfig  # noqa: E402
+from support.stopped_run import runs_of, train_and_save  # noqa: E402
 from support.toy_language import ToyConfig  # noqa: E402
-from train_jax.loop import train  # noqa: E402
 from train_jax.optim.config import OptimConfig  # noqa: E402
-from train_jax.run.checkpoint import Checkpoints  # noqa: E402
 from train_jax.run.config import RunConfig  # noqa: E402
-from train_jax.run.restore import restore  # noqa: E402
-from train_jax.runtime.devices import Devices  # noqa: E402
 
 CONFIG = RunConfig(
     data_dir=data_dir,
@@ -45,37 +37,5 @@ CONFIG = RunConfig(
     wandb="disabled",
 )
 
-
-class KilledError(Exception):
-    pass
-
-
-def stop_at(stop, config, devices):
-    """Stops like a killed process: after a checkpoint, before the run is finished."""
-    save = Checkpoints.save
-
-    def save_and_stop(self, step, *args, **kwargs):
-        save(self, step, *args, **kwargs)
-        if step == stop:
-            self.wait()
-            raise KilledError
-
-    Checkpoints.save = save_and_stop
-    try:
-        train(config, devices)
-    except KilledError:
-        Checkpoints.save = save
-
-
-def main(devices, run_dir, out, *stops_at):
-    config, devices = dataclasses.replace(CONFIG, run_dir=run_dir), Devices(int(devices))
-    for step in stops_at:
-        stop_at(int(step), config, devices)
-    figures = train(config, devices)
-    leaves = jax.tree_util.tree_leaves_with_path(restore(run_dir, whole_state=True).state)
-    arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-    np.savez(out, **arrays, __loss=figures["loss"])
-
-
-for run in runs:
-    main(*run)
+for devices, *run in runs_of(words):
+    train_and_save(CONFIG, devices, *run)

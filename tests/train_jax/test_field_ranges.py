@@ -12,7 +12,7 @@ from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import STAGES, main
 from train_jax.optim.config import OptimConfig
 from train_jax.run.config import ComputeConfig, RunConfig
-from train_jax.stages import build_data, evaluate, solve, sweep
+from train_jax.stages import build_data, evaluate, solve, sweep, tokenizer
 from train_jax.tasks.puzzles.config import PuzzleConfig
 
 VALUES = ("0", "-5", "nan", "inf", "1e400", str(10**30), "")
@@ -44,6 +44,9 @@ def cases():
     for kind, config_class in build_data.COMMANDS.items():
         first = {"inspect": ["folder"], "arc": ["--source", "folder"]}.get(kind, [])
         yield from ((["build-data", kind, *first], option) for option in options(config_class))
+    for command, config_class in tokenizer.COMMANDS.items():
+        first = [] if command == "train" else ["folder"]
+        yield from ((["tokenizer", command, *first], option) for option in options(config_class))
     for command, config_class in sweep.COMMANDS.items():
         first = {"show": ["exp01a"], "diff": ["exp01a"], "run": ["tiny"]}.get(command, [])
         yield from ((["sweep", command, *first], option) for option in options(config_class))

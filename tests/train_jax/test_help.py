@@ -9,8 +9,7 @@ from train_jax.__main__ import STAGES, main
 from train_jax.help_pages import leaf_fields, page_of
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import preset
-from train_jax.stages import sweep
-from train_jax.stages.build_data import COMMANDS
+from train_jax.stages import build_data, sweep, tokenizer
 
 PAGES = ("", *RunConfig.HELP_PAGES)
 MODELS = (*ARCHITECTURES, "support.outside_models:Thinker")
@@ -40,8 +39,9 @@ def option(field):
 @pytest.mark.parametrize(
     "words",
     [[stage] for stage in STAGES]
-    + [["build-data", kind] for kind in COMMANDS]
-    + [["sweep", command] for command in sweep.COMMANDS],
+    + [["build-data", kind] for kind in build_data.COMMANDS]
+    + [["sweep", command] for command in sweep.COMMANDS]
+    + [["tokenizer", command] for command in tokenizer.COMMANDS],
     ids=" ".join,
 )
 def test_help_of_every_stage_fits_a_screen(words, shown):

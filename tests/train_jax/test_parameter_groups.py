@@ -133,3 +133,14 @@ def test_groups_go_to_json_and_back():
         ParameterGroup("a", lr=-1)
     with pytest.raises(UserError, match=r"optim.groups: pattern '\(' is not a regular expression"):
         ParameterGroup("(")
+
+
+def test_muon_with_groups_of_other_parameters():
+    """The parameters of other groups have no shape where Muon chooses its matrices."""
+    groups = (ParameterGroup("embed.*", optimizer="adamw", lr=0.2), ParameterGroup("head.*", optimizer="adamw"))
+    gradients = [arrays(1), arrays(2)]
+    grouped = in_jax(dataclasses.replace(CONFIG, optimizer="muon", groups=groups), gradients)
+    common = in_jax(dataclasses.replace(CONFIG, optimizer="muon", groups=()), gradients)
+    for name in ("layers.0.weight", "layers.0.bias", "head.weight"):
+        np.testing.assert_allclose(grouped[name], common[name], rtol=0, atol=1e-6)
+    assert not np.allclose(grouped["embed.weight"], common["embed.weight"])

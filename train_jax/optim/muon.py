@@ -43,12 +43,15 @@ def _orthogonal(matrix: Float[Array, "out in"]) -> Float[Array, "out in"]:
     return x if wide else x.T
 
 
-_EMBEDDING_OR_HEAD = re.compile(r"(^|\.)(\w*embed\w*|(\w+_)?emb|(\w+_)?heads?)(\.|$)", re.IGNORECASE)
+_EMBEDDING_OR_HEAD = re.compile(r"(^|\.)(\w*embed\w*|(\w+_)?emb|wte|wpe|(\w+_)?heads?)(\.|$)", re.IGNORECASE)
 
 
 def muon_labels(params: Arrays) -> dict[str, str]:
-    """Labels hidden matrices `muon`; embeddings and heads (recognized by name) and all other shapes `adamw`."""
+    """Labels hidden matrices `muon`; embeddings and heads (recognized by name) and all other shapes `adamw`.
+
+    In a parameter group, Optax replaces the parameters of other groups by nodes without a shape; they are `adamw`.
+    """
     return {
-        name: "muon" if array.ndim == 2 and not _EMBEDDING_OR_HEAD.search(name) else "adamw"
+        name: "muon" if getattr(array, "ndim", 0) == 2 and not _EMBEDDING_OR_HEAD.search(name) else "adamw"
         for name, array in params.items()
     }

@@ -74,11 +74,12 @@ class RunConfig:
     """Whether to continue the run in --run-dir: if it has a checkpoint, never (an error if there is a run), or must (an
     error if there is no checkpoint)."""
     task: str = "puzzles"
-    """Task: puzzles, or package.module:Class for a task of your own."""
+    """Task: puzzles, language, or package.module:Class for a task of your own."""
     task_config: tyro.conf.OmitArgPrefixes[TaskConfig]
     """Fields of the task."""
     model: str = "trm"
-    """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, or package.module:Class for a module of your own."""
+    """Architecture: trm, trm_singlez, trm_hier6, hrm, transformer, gpt (language), or package.module:Class for a module
+    of your own."""
     arch: ModelConfig
     """Fields of the architecture."""
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)

@@ -15,7 +15,7 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.tasks.task import Task
 
-BLOCKS = r".*\.layers\.\d+"
+BLOCKS = r".*\.(layers|h)\.\d+"
 """The layers of the built-in models, by qualified name."""
 
 

@@ -15,11 +15,14 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.built import build_summary, inspected, samples
 from train_jax.run.storage import path_of
+from train_jax.tasks.language import text_building
+from train_jax.tasks.language.text_building import TextData
+from train_jax.tasks.language.text_set import read_record
+from train_jax.tasks.progress import ProgressLine
 from train_jax.tasks.puzzles.arc.options import ArcData
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.options import MazeData
 from train_jax.tasks.puzzles.options import check_option_ranges
-from train_jax.tasks.puzzles.progress import ProgressLine
 from train_jax.tasks.puzzles.sudoku.options import SudokuData
 
 
@@ -40,14 +43,16 @@ class Inspect:
         check_option_ranges(self)
 
 
-COMMANDS = {"sudoku": SudokuData, "maze": MazeData, "arc": ArcData, "inspect": Inspect}
+COMMANDS = {"sudoku": SudokuData, "maze": MazeData, "arc": ArcData, "text": TextData, "inspect": Inspect}
 
 
-def main(config: SudokuData | MazeData | ArcData | Inspect) -> None:
+def main(config: SudokuData | MazeData | ArcData | TextData | Inspect) -> None:
     config.check()
     started = time.monotonic()
     progress = ProgressLine()
-    if isinstance(config, Inspect):
+    if isinstance(config, Inspect) and read_record(config.directory) is not None:
+        print(text_building.build_summary(path_of(config.directory), False, 0))
+    elif isinstance(config, Inspect):
         facts = inspect(config.directory, progress)
         progress.clear()
         print(inspected(path_of(config.directory), facts))
@@ -57,7 +62,8 @@ def main(config: SudokuData | MazeData | ArcData | Inspect) -> None:
     else:
         built = config.build(progress)
         progress.clear()
-        print(build_summary(path_of(config.directory), built, time.monotonic() - started))
+        summary = text_building.build_summary if isinstance(config, TextData) else build_summary
+        print(summary(path_of(config.directory), built, time.monotonic() - started))
 
 
 def cli(argv: list[str]) -> None:

@@ -27,10 +27,14 @@ if TYPE_CHECKING:  # importing the protocol does not import JAX or PyTorch
 
 TASKS = {
     "puzzles": "train_jax.tasks.puzzles.task:PuzzleTask",
+    "language": "train_jax.tasks.language.task:LanguageTask",
 }
 """Maps names to `package.module:Class`. A task of your own is given as `package.module:Class`."""
 
-PRESETS = ("train_jax.tasks.puzzles.presets:PRESETS",)
+PRESETS = (
+    "train_jax.tasks.puzzles.presets:PRESETS",
+    "train_jax.tasks.language.presets:PRESETS",
+)
 """The presets of each task, as `package.module:NAME`: a dict of `RunConfig` by name."""
 
 

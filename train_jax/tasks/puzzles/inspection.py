@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import Integer, UInt64
 
 from train_jax.run.untrusted import map_array
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.format import FIELDS, SPLITS, PuzzleSet, array_path, load_split, originals_of
 from train_jax.tasks.puzzles.hashing import mix
 from train_jax.tasks.puzzles.kind import Examples, Kind, number_range
 from train_jax.tasks.puzzles.kinds import describe
 from train_jax.tasks.puzzles.location import dataset_folder
-from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.recipe import content_of, read_recipe
 
 BLOCK = 4096

@@ -1,24 +1,21 @@
-"""Writes data sets atomically: a data set is built in a temporary folder and then renamed."""
+"""Writes data sets of puzzles atomically."""
 
-import contextlib
-import fcntl
-import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from train_jax.errors import StorageError, UserError, brief
-from train_jax.run.cache import scratch_folder
-from train_jax.run.files import remove_folder, upload_folder
-from train_jax.run.storage import is_remote, path_of
+from train_jax.tasks import new_dataset as building
+from train_jax.tasks.new_dataset import Layout
 from train_jax.tasks.puzzles.format import SPLITS, write_split
 from train_jax.tasks.puzzles.metadata import write_json
 from train_jax.tasks.puzzles.recipe import Splits, content_of, read_recipe, write_record
 
-ENTRIES = {*SPLITS, "identifiers.json", "test_puzzles.json", "recipe.json"}
-"""The entries of a data set; a directory with any other entry is never replaced."""
+LAYOUT = Layout(
+    entries=frozenset({*SPLITS, "identifiers.json", "test_puzzles.json", "recipe.json"}),
+    last=(*(f"{split}/dataset.json" for split in SPLITS), "recipe.json"),
+    read_record=read_recipe,
+)
 
 
 def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> bool:
@@ -26,36 +23,14 @@ def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: boo
 
     Raises `UserError` if it contains anything else that may not be replaced.
     """
-    directory = path_of(directory)
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-        return False
-    if not directory.is_dir():
-        raise UserError(f"{directory} is a file; choose another --output-dir")
-    strangers = sorted(entry.name for entry in directory.iterdir() if entry.name not in ENTRIES)
-    if strangers:
-        raise UserError(
-            f"{directory} contains {strangers[0]}, which is not part of a data set; choose another --output-dir"
-        )
-    record = read_recipe(directory)
-    if record is not None and record["recipe"] == _as_json(recipe):
-        return True
-    if overwrite:
-        return False
-    difference = _difference(record, recipe)
-    raise UserError(f"{directory} contains {difference}; choose another --output-dir or pass --overwrite")
+    return building.is_built(directory, recipe, LAYOUT, overwrite=overwrite)
 
 
-def _difference(record: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str:
-    if record is None:
-        return "a data set without a valid recipe.json, or without a split"
-    existing, requested = record["recipe"], _as_json(recipe)
-    name = next(name for name in [*requested, *existing] if existing.get(name) != requested.get(name))
-    values = (brief(each.get(name)) for each in (existing, requested))
-    return "a data set with other options ({} is {}, requested {})".format(brief(name).strip("'"), *values)
-
-
-def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+def new_dataset(
+    directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False
+) -> AbstractContextManager[Path | None]:
+    """Yields a temporary folder for a data set of puzzles; see `train_jax.tasks.new_dataset`."""
+    return building.new_dataset(directory, recipe, LAYOUT, overwrite=overwrite)
 
 
 def write_dataset(
@@ -71,82 +46,12 @@ def write_dataset(
 
     Raises the errors of `is_built`.
     """
-    with new_dataset(directory, recipe, overwrite=overwrite) as building:
-        if building is None:
+    with new_dataset(directory, recipe, overwrite=overwrite) as folder:
+        if folder is None:
             return False
         for split, (metadata, arrays) in splits.items():
-            write_split(building / split, metadata, arrays)
-        write_json(building / "identifiers.json", list(identifiers))
+            write_split(folder / split, metadata, arrays)
+        write_json(folder / "identifiers.json", list(identifiers))
         kinds = {metadata.kind for metadata, _ in splits.values()}
-        write_record(building, recipe, kinds.pop() if len(kinds) == 1 else "", content_of(splits), findings)
+        write_record(folder, recipe, kinds.pop() if len(kinds) == 1 else "", content_of(splits), findings)
     return True
-
-
-@contextlib.contextmanager
-def new_dataset(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Path | None]:
-    """Yields a temporary folder, which is renamed to `directory` if the block succeeds.
-
-    Yields None if the data set of this recipe already exists. A killed build leaves `directory` unchanged, and the next
-    build removes the temporary folder. For a `gs://` path the folder is uploaded instead, the metadata of the splits
-    and the recipe last. Raises the errors of `is_built`, and `StorageError` if the disk is full.
-    """
-    directory = path_of(directory).absolute()
-    if is_remote(directory):
-        with _uploaded(directory, recipe, overwrite=overwrite) as building:
-            yield building
-        return
-    building, replaced = (directory.with_name(f".{directory.name}.{state}") for state in ("building", "replaced"))
-    with _only_builder_in(directory.parent):
-        for leftover in (building, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
-        if is_built(directory, recipe, overwrite=overwrite):
-            yield None
-            return
-        try:
-            yield building
-            if directory.exists():
-                os.rename(directory, replaced)
-            os.rename(building, directory)
-        except OSError as error:
-            raise StorageError(
-                f"{directory} could not be written ({error.strerror}); free some space or choose another --output-dir"
-            ) from None
-        finally:
-            for leftover in (building, replaced):
-                shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _uploaded(directory: Path, recipe: Mapping[str, Any], *, overwrite: bool) -> Iterator[Path | None]:
-    """Two builders at once would both upload; readers then find the content unlike the recipe."""
-    if is_built(directory, recipe, overwrite=overwrite):
-        yield None
-        return
-    with scratch_folder() as building:
-        try:
-            yield building
-        except OSError as error:
-            raise StorageError(
-                f"{building} could not be written ({error.strerror}); free some space or set TRM_CACHE_DIR"
-            ) from None
-        for name in ("recipe.json", *(f"{split}/dataset.json" for split in SPLITS)):
-            (directory / name).unlink(missing_ok=True)  # of the data set that is replaced
-        remove_folder(directory)
-        upload_folder(building, directory, last=[*(f"{split}/dataset.json" for split in SPLITS), "recipe.json"])
-
-
-@contextlib.contextmanager
-def _only_builder_in(parent: Path) -> Iterator[None]:
-    """Holds a lock on the parent directory, which needs no lock file; the kernel releases it if a builder is killed."""
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(parent, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"{parent} is not a writable folder ({error.strerror}); choose another --output-dir") from None
-    try:
-        # Some network file systems have no locks; the user must then avoid two builds at once.
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -8,9 +8,9 @@ from tyro.conf import arg
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.arc.dataset import build_arc, check_subsets
 from train_jax.tasks.puzzles.options import Augmentations, check_option_ranges
-from train_jax.tasks.puzzles.progress import Progress
 
 SUBSETS = {1: ("training", "evaluation", "concept"), 2: ("training2", "evaluation2", "concept")}
 TEST_SUBSETS = {1: ("evaluation",), 2: ("evaluation2",)}

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from train_jax.errors import UserError
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.maze.check import Paths, are_shortest_paths, search
 from train_jax.tasks.puzzles.maze.grid import LARGEST, SMALLEST, Mazes, are_mazes, keeps_inputs, size_of, tokens_of
-from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.tables import Row, bad_row, chunks_of, problem_with
 
 HUB_EXAMPLE = "sapientinc/maze-30x30-hard-1k"

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
 from train_jax.tasks.puzzles.maze.csv import HUB_EXAMPLE, read_maze_table
 from train_jax.tasks.puzzles.maze.generator import Style, generate
@@ -13,7 +14,6 @@ from train_jax.tasks.puzzles.maze.grid import Mazes
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.maze.symmetry import all_turns, fingerprints
 from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_room, equivalents, split_of, subsample
 from train_jax.tasks.puzzles.tables import local_tables, sha256_of
 from train_jax.tasks.puzzles.writing import is_built, write_dataset

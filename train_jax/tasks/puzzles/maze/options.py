@@ -7,11 +7,11 @@ from typing import Annotated
 from tyro.conf import arg
 
 from models_torch.ranges import Range
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.maze.dataset import build_from_tables, build_generated
 from train_jax.tasks.puzzles.maze.generator import Style, usual_min_path
 from train_jax.tasks.puzzles.maze.grid import LARGEST, SMALLEST
 from train_jax.tasks.puzzles.options import Puzzles, Seed, check_option_ranges, reject_options
-from train_jax.tasks.puzzles.progress import Progress
 
 PathSteps = Annotated[int, Range(0, LARGEST**2)]
 NUM_TRAIN, NUM_TEST = 1000, 1000

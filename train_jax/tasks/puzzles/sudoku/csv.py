@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Integer, UInt8
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.progress import Progress
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, is_solution
 from train_jax.tasks.puzzles.sudoku.solver import solve
 from train_jax.tasks.puzzles.tables import Row, bad_row, chunks_of, problem_with

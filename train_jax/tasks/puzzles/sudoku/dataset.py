@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.rule_sets import IDENTIFIERS, check_room, equivalents, split_of, subsample
 from train_jax.tasks.puzzles.sudoku.csv import GEOMETRY as CSV_GEOMETRY
 from train_jax.tasks.puzzles.sudoku.csv import HUB_EXAMPLE, Table, guesses_of, read_table

@@ -14,8 +14,8 @@ from jaxtyping import Integer, UInt8
 
 from train_jax.errors import UserError
 from train_jax.runtime.cores import cores
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.hashing import first_of_each
-from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
 from train_jax.tasks.puzzles.sudoku.rating import ratings
 from train_jax.tasks.puzzles.sudoku.solver import all_digits, candidates_of, digits_of, is_single, search, settle

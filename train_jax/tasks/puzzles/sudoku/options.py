@@ -8,8 +8,8 @@ from tyro.conf import arg
 
 from models_torch.ranges import Choices, Range
 from train_jax.errors import UserError
+from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.options import Augmentations, Puzzles, Seed, check_option_ranges, reject_options
-from train_jax.tasks.puzzles.progress import Progress
 from train_jax.tasks.puzzles.sudoku.dataset import build_from_tables, build_generated
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, geometry_of_size
 

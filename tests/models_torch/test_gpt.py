@@ -1,0 +1,180 @@
+"""The language model: causality, cached positions, initialization, and equality with the published module.
+
+`NANOCHAT_DIR=/path/to/nanochat pytest tests/models_torch/test_gpt.py` compares with a checkout at 4a87a0d.
+"""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+from support.markers import slow_unless
+
+import bridge
+from models_torch.gpt import GPT, rotary_tables
+from models_torch.registry import LANGUAGE_MODELS
+
+TINY = LANGUAGE_MODELS["gpt"].tiny_config
+NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
+published = pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d")
+HEADS = pytest.mark.parametrize("n_kv_head", [1, 2, 4])
+
+
+def model(seed=0, **changes):
+    """With every weight that starts at zero replaced, without which nearly all gradients are zero."""
+    torch.manual_seed(seed)
+    module = GPT(dataclasses.replace(TINY, **changes))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.1)
+    return module
+
+
+def tokens(low=0):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(low, TINY.vocab_size, (3, TINY.seq_len), generator=generator, dtype=torch.int32)
+
+
+class ListCache:
+    """Keys and values by layer, concatenated at every call."""
+
+    def __init__(self, layers):
+        self.layers = [None] * layers
+
+    def get_pos(self):
+        return 0 if self.layers[0] is None else self.layers[0][0].shape[2]
+
+    def insert_kv(self, layer, key, value):
+        if self.layers[layer] is not None:
+            key, value = (torch.cat(pair, dim=2) for pair in zip(self.layers[layer], (key, value), strict=True))
+        self.layers[layer] = key, value
+        return key, value
+
+
+@pytest.mark.parametrize("n_kv_head", slow_unless((2).__eq__, [1, 2, 4]))
+def test_verify_in_float32(n_kv_head):
+    report = bridge.verify(model(n_kv_head=n_kv_head), tokens(), tokens(low=-1), tolerance=1e-5)
+    assert report.ok, f"\n{report}"
+    assert len(report.rows) >= 17 and all(row.scale > 0 for row in report.rows)
+
+
+def test_a_logit_depends_on_its_own_and_earlier_tokens_only():
+    module, inputs = model(), tokens()
+    changed = inputs.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % TINY.vocab_size
+    before, after = module(inputs), module(changed)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert ((before[:, 9:] - after[:, 9:]).abs().amax(-1) > 0).all()
+
+
+@HEADS
+@pytest.mark.parametrize("lengths", [[16], [5, 1, 1, 9], [1] * 16], ids=["whole", "chunks", "tokens"])
+def test_a_cache_gives_the_logits_of_the_whole_sequence(n_kv_head, lengths):
+    module, inputs, cache = model(n_kv_head=n_kv_head), tokens(), ListCache(TINY.n_layer)
+    parts = [module(part, kv_cache=cache) for part in inputs.split(lengths, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), module(inputs), rtol=0, atol=1e-5)
+
+
+def test_loss_is_float32_and_leaves_ignored_targets_out():
+    module, targets = model(forward_dtype="bfloat16"), tokens(low=-1)
+    losses = module(tokens(), targets, loss_reduction="none")
+    ignored = targets.flatten() == -1
+    assert losses.dtype == torch.float32 and ignored.any()
+    assert (losses[ignored] == 0).all() and (losses[~ignored] > 0).all()
+    assert module(tokens()).dtype == torch.bfloat16 and module(tokens()).abs().max() <= 15
+
+
+def test_only_the_head_has_a_gradient_at_initialization():
+    module = GPT(TINY)
+    module(tokens(), tokens()).backward()
+    assert [name for name, p in module.named_parameters() if p.grad is not None and p.grad.any()] == ["lm_head.weight"]
+    assert module.transformer["wte"].weight.std().item() == pytest.approx(1, abs=0.05)
+    assert module.transformer["h"][0].mlp.c_fc.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
+
+
+def test_positions_beyond_the_tables_are_refused():
+    with pytest.raises(ValueError, match="position 161 is beyond the 160 positions"):
+        model()(torch.zeros(1, 161, dtype=torch.int32))
+
+
+def test_rotary_tables_are_angles():
+    cos, sin = rotary_tables(4, 8)
+    assert cos.shape == (1, 4, 1, 4) and cos.dtype == torch.bfloat16
+    torch.testing.assert_close(cos[0, :, 0, 0].float(), torch.arange(4.0).cos(), rtol=0, atol=4e-3)
+    torch.testing.assert_close(sin[0, :, 0, 2].float(), (torch.arange(4.0) / 100).sin(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_embd": 60}, "n_embd 60 does not divide into 4 heads of an even number of channels; use a multiple of 8"),
+        ({"n_kv_head": 3}, "n_kv_head 3 does not divide n_head 4; use a divisor of it"),
+        ({"forward_dtype": "float16"}, "forward_dtype is 'float16'; use one of float32, bfloat16"),
+    ],
+)
+def test_the_message_says_what_to_use_instead(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TINY, **changes)
+
+
+# ---- beside the published module
+
+
+@pytest.fixture
+def nanochat(monkeypatch):
+    """Builds the published module with the sizes of `TINY`."""
+    monkeypatch.syspath_prepend(NANOCHAT_DIR)
+    from nanochat import gpt
+
+    def build(**changes):
+        names = ("sequence_len", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd")
+        fields = {name: getattr(TINY, name) for name in names} | changes
+        return gpt.GPT(gpt.GPTConfig(**fields))
+
+    return build
+
+
+@published
+@HEADS
+def test_published_weights_outputs_and_gradients_bit_for_bit(nanochat, n_kv_head):
+    """State dicts load in both directions; in float32 and under bfloat16 autocast."""
+    ours = model(n_kv_head=n_kv_head)
+    theirs = nanochat(n_kv_head=n_kv_head)
+    theirs.load_state_dict(ours.state_dict())
+    copy = model(seed=3, n_kv_head=n_kv_head, forward_dtype="bfloat16")
+    copy.load_state_dict(theirs.state_dict())
+    inputs, targets = tokens().long(), tokens(low=-1).long()
+    assert torch.equal(ours(inputs), theirs(inputs))
+    for mine in (ours, copy):
+        for module in (mine, theirs):
+            module.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=mine is copy):
+                module(inputs, targets, loss_reduction="sum").backward()
+        for (name, a), (other, b) in zip(mine.named_parameters(), theirs.named_parameters(), strict=True):
+            assert name == other and torch.equal(a.grad, b.grad), name
+
+
+@published
+def test_published_initialization_bit_for_bit(nanochat):
+    torch.manual_seed(5)
+    theirs = nanochat()
+    theirs.init_weights()
+    torch.manual_seed(5)
+    ours = GPT(theirs.config)
+    state = theirs.state_dict()
+    assert list(ours.state_dict()) == list(state)
+    assert all(torch.equal(value, state[name]) for name, value in ours.state_dict().items())
+    assert torch.equal(ours.cos, theirs.cos) and torch.equal(ours.sin, theirs.sin)
+
+
+@published
+@HEADS
+def test_verify_on_the_published_module(nanochat, n_kv_head):
+    module = nanochat(n_kv_head=n_kv_head)
+    module.load_state_dict(model(n_kv_head=n_kv_head).state_dict())
+    # The published forward casts no targets, and PyTorch's loss takes 64-bit ones only.
+    logits = bridge.verify(module, tokens(), tolerance=1e-5)
+    loss = bridge.verify(module, tokens().long(), tokens(low=-1).long(), tolerance=1e-5)
+    for report in (logits, loss):
+        assert report.ok, f"\n{report}"

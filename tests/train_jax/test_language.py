@@ -1,0 +1,164 @@
+"""The language task: loss and figures by hand, checks, and whole runs: continued, on one and on eight devices."""
+
+import dataclasses
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from support.presets import with_fields
+from support.scripts import run_script
+
+from models_torch.gpt import GPT
+from train_jax.errors import UserError
+from train_jax.run.config import from_json, to_json, with_model
+from train_jax.run.presets import preset
+from train_jax.run.restore import restore
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.language.evaluation import figures_of
+from train_jax.tasks.language.loss import token_sums
+from train_jax.tasks.language.task import LanguageTask
+from train_jax.tasks.language.text_building import TextData
+
+RUNS = {"whole 1": (1,), "continued 1": (1, 10), "whole 8": (8,), "continued 8": (8, 10)}
+
+
+@pytest.fixture(scope="module")
+def data_dir(made_once):
+    def make(folder):
+        rng = np.random.default_rng(0)
+        (folder / "source").mkdir()
+        for number in range(80):
+            lines = [f"{a} + {b} = {a + b}" for a, b in rng.integers(10, size=(20, 2))]
+            (folder / "source" / f"{number}.txt").write_text("\n".join([f"sums {number}", *lines]))
+        options = {"vocab_size": 290, "test_share": 0.2, "output_dir": folder / "set"}
+        TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
+
+    return made_once("sums", make) / "set"
+
+
+def tiny(data_dir, **fields):
+    sizes = {"seq_len": 24, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16}
+    return with_fields(dataclasses.replace(preset("chat-tiny"), data_dir=str(data_dir)), sizes | fields)
+
+
+# ---- loss and figures
+
+
+def test_sums_leave_out_ignored_targets_and_special_tokens():
+    """Tokens 0 and 1 have 1 and 3 bytes, token 2 is special."""
+    targets, losses = jnp.array([[0, 1, -1], [2, 1, 0]]), jnp.array([1.0, 2.0, 100.0, 10.0, 4.0, 8.0])
+    sums = token_sums(losses, targets, np.array([1, 3, 0], np.int32))
+    assert {name: float(value) for name, value in sums.items()} == {"loss": 25, "tokens": 5, "nats": 15, "bytes": 8}
+    figures = figures_of(sums)
+    assert figures == {"loss": 5, "bits_per_byte": pytest.approx(15 / (8 * math.log(2))), "tokens": 5}
+    assert math.isnan(figures_of(sums | {"bytes": 0})["bits_per_byte"])
+
+
+def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
+    """At initialization all logits are 0."""
+    task = LanguageTask(tiny(data_dir))
+    training = start(tiny(data_dir), task, Devices(1))
+    evaluation = task.evaluator(training.objective, Devices(1))(training.initial_state())
+    assert evaluation.metrics["loss"] == pytest.approx(math.log(290), rel=1e-5)
+    test = task.data.splits["test"]
+    assert evaluation.metrics["tokens"] == test.tokens - 1
+    # All targets but <|bos|> have bytes, and the first document's <|bos|> is no target.
+    expected = math.log2(290) * (test.tokens - test.documents) / test.bytes
+    assert evaluation.metrics["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
+    assert "bits per byte" in evaluation.summary and evaluation.metrics["count"] == -(-(test.tokens - 1) // 24)
+
+
+# ---- configuration
+
+
+def test_a_configuration_comes_back_from_json(data_dir):
+    for name in ("chat-tiny", "chat-small"):
+        assert from_json(to_json(preset(name))) == preset(name)
+    training = start(tiny(data_dir), devices=Devices(1))
+    assert training.objective.params["transformer.wte.weight"].shape == (290, 32), "the vocabulary is that of the data"
+    assert set(training.groups) == {"transformer", "lm_head"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data_dir": "nowhere"}, "nowhere is not a text data set; build it again with `trm build-data text`"),
+        ({"global_batch_size": 4096}, r"train tokens, expected at least 98,305 for one batch; use a smaller"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(data_dir, changes, message):
+    config = tiny(data_dir)
+    with pytest.raises(UserError, match=message):
+        start(dataclasses.replace(config, **changes), devices=Devices(1))
+
+
+def test_tasks_and_models_that_do_not_fit_are_refused(data_dir):
+    with pytest.raises(UserError, match="--model trm is no language model; use one of gpt"):
+        start(with_model(tiny(data_dir), "trm"), devices=Devices(1))
+
+
+# ---- whole runs
+
+
+@pytest.fixture(scope="module")
+def trained(made_once, data_dir):
+    """`trained("whole 8")`: the last state of that run, its lines of metrics, and its folder."""
+
+    def train(folder):
+        words = [(devices, folder / name, folder / f"{name}.npz", *stops) for name, (devices, *stops) in RUNS.items()]
+        run_script("language_process", data_dir, *[word for run in words for word in ("--", *run)])
+
+    folder = made_once("language", train)
+
+    def result(name):
+        records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        return dict(np.load(folder / f"{name}.npz")), records, folder / name
+
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
+def test_trains_evaluates_and_continues_bit_for_bit(trained, devices):
+    (arrays, records, _), (resumed, again, _) = trained(f"whole {devices}"), trained(f"continued {devices}")
+    assert arrays.keys() == resumed.keys()
+    for name, array in arrays.items():
+        assert array.tobytes() == resumed[name].tobytes(), name
+    for figure in ("train/loss", "train/bits_per_byte", "eval/bits_per_byte"):
+        values = [record[figure] for record in records if figure in record]
+        assert values == [record[figure] for record in again if figure in record] and values[-1] < values[0]
+
+
+@pytest.mark.slow
+def test_one_device_equals_eight(trained):
+    (one, records, _), (eight, again, _) = trained("whole 1"), trained("whole 8")
+    for name, array in one.items():
+        if array.dtype.kind == "V":  # the rotary tables: NumPy does not know bfloat16
+            assert array.tobytes() == eight[name].tobytes(), name
+            continue
+        # The rate of the embedding is 0.4, forty times that of the matrices, so its rounding is as much larger.
+        atol = 1e-4 if name.endswith("['transformer.wte.weight']") else 1e-5
+        np.testing.assert_allclose(eight[name], array, rtol=0, atol=atol, err_msg=name)
+    for figure in ("train/loss", "eval/loss"):
+        losses, others = ([each[figure] for each in of if figure in each] for of in (records, again))
+        np.testing.assert_allclose(others, losses, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_weights_have_published_names_and_give_the_loss_in_pytorch(trained):
+    arrays, _, folder = trained("whole 1")
+    run = restore(str(folder))
+    module = GPT(dataclasses.replace(run.config.arch, **run.task.sizes))
+    module.load_state_dict(run.state_dict(), strict=True)
+    stream, total, count = run.task.test_stream, 0.0, 0
+    tokens = torch.tensor(stream.take(0, len(stream)))
+    with torch.no_grad():
+        for first in range(0, len(tokens) - 1, 24):
+            row = tokens[first : first + 25][None]
+            total += module(row[:, :-1], row[:, 1:], loss_reduction="sum").item()
+            count += row.shape[1] - 1
+    assert total / count == pytest.approx(float(arrays["__loss"]), abs=1e-5)

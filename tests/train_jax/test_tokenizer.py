@@ -1,0 +1,184 @@
+"""Tokenizers: three libraries agree on hostile text, text comes back, special tokens cannot be written, files are data.
+
+`NANOCHAT_DIR=/path/to/nanochat` compares with the tokenizer of a checkout at 4a87a0d, too.
+"""
+
+import json
+import os
+import random
+import re
+import sys
+
+import pytest
+
+from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.tasks.language.byte_level import from_characters, ranks_from_text, to_characters
+from train_jax.tasks.language.tokenizer import (
+    JSON_NAME,
+    RANKS_NAME,
+    SPECIAL_TOKENS,
+    SPLIT_PATTERN,
+    Tokenizer,
+    text_package,
+)
+from train_jax.tasks.language.tokenizer_training import train_tokenizer
+
+VOCAB_SIZE = 700
+NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
+
+
+def training_texts():
+    return [open(module.__file__).read() for module in (json, json.decoder, random, re, os)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(training_texts(), VOCAB_SIZE)
+
+
+ALPHABETS = (
+    "abcdefgh self.return def \n\t  ",
+    "0123456789,.  -e",
+    " \t\r\n\v\f\x00\x1f\x7f\x85\xa0\u2028\u3000",
+    "äßñçéАбвγδ漢字かな한글עבר",
+    "e\u0301\u200d\ufe0f\u202e👩👧🏽🇩🇪\U0010ffff\ufffd\ufffe",
+    "'sS'llLL'VEve'mMdDtT ",
+    "<|>_bosusertand[]{}()!?",
+)
+
+
+def hostile_strings(count):
+    rng = random.Random(0)
+    for number in range(count):
+        alphabet = "".join(rng.sample(ALPHABETS, rng.randint(1, 3)))
+        text = "".join(rng.choices(alphabet, k=rng.randint(0, 40)))
+        if number % 5 == 0:
+            special = rng.choice(SPECIAL_TOKENS)
+            text = text[: len(text) // 2] + special + text[len(text) // 2 :]
+        yield text
+
+
+def test_three_libraries_agree_on_hostile_strings_and_text_comes_back(tokenizer):
+    trained = text_package("rustbpe").Tokenizer()
+    trained.train_from_iterator(iter(training_texts()), VOCAB_SIZE - len(SPECIAL_TOKENS), pattern=SPLIT_PATTERN)
+    from_json = text_package("tokenizers").Tokenizer.from_str(tokenizer.to_json())
+    from_json.encode_special_tokens = True
+    texts = [*hostile_strings(10_000), "", "a" * 5000, " " * 5000, "\n" * 999]
+    encoded = tokenizer.encode_batch(texts)
+    for text, ids in zip(texts, encoded, strict=True):
+        assert tokenizer.decode(ids) == text
+        assert max(ids, default=0) < len(tokenizer.ranks), "a special token"
+        assert trained.encode(text) == ids, repr(text)
+        assert from_json.encode(text, add_special_tokens=False).ids == ids, repr(text)
+
+
+@pytest.mark.parametrize("name", SPECIAL_TOKENS)
+def test_the_name_of_a_special_token_is_ordinary_text(tokenizer, name):
+    ids = tokenizer.encode(f"a{name}b")
+    assert not set(ids) & set(tokenizer.specials.values()) and tokenizer.decode(ids) == f"a{name}b"
+    assert tokenizer.decode([tokenizer.specials[name]]) == name and tokenizer.token_bytes[tokenizer.specials[name]] == 0
+
+
+def test_ids_bytes_and_sizes(tokenizer):
+    assert tokenizer.vocab_size == VOCAB_SIZE
+    assert sorted(tokenizer.specials.values()) == list(range(VOCAB_SIZE - 9, VOCAB_SIZE))
+    text = "déjà vu: 12345"
+    assert sum(tokenizer.token_bytes[tokenizer.encode(text)]) == len(text.encode())
+    assert not any(re.search("[0-9]{3}", tokenizer.decode([number])) for number in tokenizer.ranks.values())
+
+
+def test_lone_surrogates_are_refused(tokenizer):
+    with pytest.raises(UnicodeEncodeError):
+        tokenizer.encode("a\ud800b")
+
+
+def test_files_hold_the_same_tokenizer_without_pickle(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [JSON_NAME, RANKS_NAME]
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.ranks, loaded.specials, loaded.pattern) == (tokenizer.ranks, tokenizer.specials, tokenizer.pattern)
+    assert loaded.sha256 == tokenizer.sha256
+    assert ranks_from_text((tmp_path / RANKS_NAME).read_text()) == tokenizer.ranks
+
+
+def drop(content, *path):
+    *outer, last = path
+    for key in outer:
+        content = content[key]
+    del content[last]
+
+
+DAMAGE = {
+    "no byte": lambda c: drop(c, "model", "vocab", "!"),
+    "no merge": lambda c: drop(c, "model", "merges", 0),
+    "an id twice": lambda c: c["model"]["vocab"].update({"!": 1}),
+    "a number that is no integer": lambda c: c["model"]["vocab"].update({"!": True}),
+    "a special token as text": lambda c: c["added_tokens"][0].update(special=False),
+    "another kind": lambda c: c["model"].update(type="Unigram"),
+    "a normalizer": lambda c: c.update(normalizer={"type": "NFC"}),
+    "no model": lambda c: drop(c, "model"),
+    "a character outside the alphabet": lambda c: c["model"]["vocab"].update({"漢": 5}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_one_line(tokenizer, tmp_path, damage):
+    content = json.loads(tokenizer.to_json())
+    DAMAGE[damage](content)
+    (tmp_path / JSON_NAME).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"is not a byte-level BPE tokenizer of `trm tokenizer train` \(.+\); write it"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"null"])
+def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path, content):
+    (tmp_path / JSON_NAME).write_bytes(content)
+    with pytest.raises(UserError, match="is not a byte-level BPE tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_too_little_text_for_the_vocabulary():
+    with pytest.raises(UserError, match="the texts give only 269 tokens, --vocab-size is 1000; use more text or at"):
+        train_tokenizer(["abcd ab"], 1000)
+
+
+def test_byte_alphabet():
+    assert from_characters(to_characters(bytes(range(256)))) == bytes(range(256))
+    assert to_characters(b" \n!a") == "ĠĊ!a"
+
+
+def test_commands(tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(training_texts()):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text)
+    source = ["--source", str(tmp_path / "texts"), "--test-share", "0.4"]
+    folder = str(tmp_path / "tokenizer")
+    assert main(["tokenizer", "train", *source, "--vocab-size", "300", "--output-dir", folder]) == 0
+    assert main(["tokenizer", "evaluate", folder, *source]) == 0
+    shown = capsys.readouterr().out
+    assert "300 tokens, 9 of them special" in shown and "0 documents differ from their decoded tokens" in shown
+    assert "0 documents have other tokens by tokenizer.json" in shown
+    assert main(["tokenizer", "inspect", folder, "--text", "<|bos|>", "--longest", "2"]) == 0
+    assert "7 bytes, 7 tokens" in capsys.readouterr().out
+    assert main(["tokenizer", "weigh"]) == 2
+    assert "use one of train, evaluate, inspect" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(
+        UserError, match=r"needs the package tiktoken; install it with `pip install 'trm-bridge\[text\]'`"
+    ):
+        text_package("tiktoken")
+
+
+@pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d")
+def test_the_published_tokenizer_gives_the_same_ids(tokenizer, monkeypatch):
+    monkeypatch.syspath_prepend(NANOCHAT_DIR)
+    from nanochat.tokenizer import RustBPETokenizer
+
+    published = RustBPETokenizer.train_from_iterator(iter(training_texts()), VOCAB_SIZE)
+    texts = list(hostile_strings(500))
+    assert [published.encode(text) for text in texts] == tokenizer.encode_batch(texts)
+    assert [published.encode_special(name) for name in SPECIAL_TOKENS] == list(tokenizer.specials.values())

@@ -1,0 +1,92 @@
+"""`trm tokenizer`: trains, evaluates or inspects a tokenizer."""
+
+import time
+
+import tyro
+
+from train_jax.command_line import parse
+from train_jax.errors import UserError
+from train_jax.run.storage import path_of
+from train_jax.tasks.language.documents import Skipped
+from train_jax.tasks.language.options import EvaluateTokenizer, InspectTokenizer, TrainTokenizer
+from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, Tokenizer
+from train_jax.tasks.language.tokenizer_evaluation import measure
+from train_jax.tasks.language.tokenizer_training import first_characters, train_tokenizer
+
+COMMANDS = {"train": TrainTokenizer, "evaluate": EvaluateTokenizer, "inspect": InspectTokenizer}
+
+
+def main(config: TrainTokenizer | EvaluateTokenizer | InspectTokenizer) -> None:
+    match config:
+        case TrainTokenizer():
+            train(config)
+        case EvaluateTokenizer():
+            evaluate(config)
+        case InspectTokenizer():
+            inspect(config)
+
+
+def train(config: TrainTokenizer) -> None:
+    started = time.monotonic()
+    tokenizer = train_tokenizer(first_characters(config.train_documents(), config.max_characters), config.vocab_size)
+    folder = path_of(config.output_dir)
+    tokenizer.save(folder)
+    print(f"{folder / JSON_NAME} and {RANKS_NAME}: {_size(tokenizer)}, in {time.monotonic() - started:.1f} s")
+    print(f"  sha256 {tokenizer.sha256}")
+
+
+def evaluate(config: EvaluateTokenizer) -> None:
+    tokenizer = Tokenizer.load(config.folder)
+    figures, compared = measure(tokenizer, config.documents(Skipped()))
+    print(f"{'split':<6} {'documents':>10} {'bytes':>14} {'tokens':>14} {'bytes/token':>12}")
+    for split, each in figures.items():
+        ratio = each.bytes / max(each.tokens, 1)
+        print(f"{split:<6} {each.documents:>10,} {each.bytes:>14,} {each.tokens:>14,} {ratio:>12.3f}")
+    checks = {"differ from their decoded tokens": sum(each.not_restored for each in figures.values())}
+    if compared:
+        checks[f"have other tokens by {JSON_NAME}"] = sum(each.not_equal for each in figures.values())
+    else:
+        print(f"{JSON_NAME} was not compared: the package tokenizers is not installed")
+    for text, count in checks.items():
+        print(f"{count} documents {text}")
+    if any(checks.values()):
+        raise UserError(f"{config.folder} does not restore every document; train the tokenizer again")
+
+
+def inspect(config: InspectTokenizer) -> None:
+    tokenizer = Tokenizer.load(config.folder)
+    print(f"{config.folder}: {_size(tokenizer)}, sha256 {tokenizer.sha256}")
+    print("special tokens: " + ", ".join(f"{name} {number}" for name, number in tokenizer.specials.items()))
+    longest = sorted(tokenizer.ranks, key=len, reverse=True)[: config.longest]
+    for token in longest:
+        print(f"  {tokenizer.ranks[token]:>8}  {len(token):>4} bytes  {token.decode(errors='replace')!r}")
+    if config.text:
+        ids = _encoded(tokenizer, config.text)
+        for number in ids:
+            print(f"  {number:>8}  {tokenizer.decode([number])!r}")
+        print(f"{len(config.text.encode())} bytes, {len(ids)} tokens")
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    try:
+        return tokenizer.encode(text)
+    except UnicodeEncodeError:
+        raise UserError("--text is not valid UTF-8; correct it") from None
+
+
+def _size(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.vocab_size:,} tokens, {len(tokenizer.specials)} of them special"
+
+
+def cli(argv: list[str]) -> None:
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        raise UserError(f"unknown command {argv[0]!r} of trm tokenizer; use one of {', '.join(COMMANDS)}")
+    config = parse(
+        COMMANDS,
+        argv,
+        prog="trm tokenizer",
+        reader=tyro.extras.subcommand_cli_from_dict,
+        description="Trains, evaluates or inspects a tokenizer.",
+        config=(tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff),
+    )
+    main(config)

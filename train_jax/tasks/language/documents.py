@@ -1,0 +1,170 @@
+"""Documents: the texts of folders and of .txt, .jsonl and .parquet files, and their division into splits.
+
+A text file is one document; a line of .jsonl and a row of .parquet are one each. Files are read one after the other in
+an order that depends on the seed, and a document goes to the test split by a hash of its text and the seed, so that
+equal documents never are in both splits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from train_jax.errors import UserError
+from train_jax.run.cache import local_folder
+from train_jax.run.files import local_copy
+from train_jax.run.storage import path_of
+from train_jax.tasks.language.tokenizer import text_package
+
+STANDARD_LIBRARY = "standard-library"
+"""The source that stands for the modules and documentation of the running Python, without its tests."""
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+_NOT_DOCUMENTS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "_bundled"}
+_LARGEST_LINE = 2**28
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file with documents."""
+
+    name: str
+    """The name of the source, and the path below it."""
+    path: Path
+
+
+@dataclass
+class Skipped:
+    """Counts of what was not used."""
+
+    not_utf8: int = 0
+    empty: int = 0
+    names: list[str] = field(default_factory=list)
+    """The first files that are not UTF-8."""
+
+
+def list_files(sources: Sequence[str]) -> list[TextFile]:
+    """Returns the files of all sources, in the order of their names.
+
+    Raises `UserError` for a source that does not exist, has another suffix, or contains no file with a known suffix.
+    """
+    files: list[TextFile] = []
+    for source in sources:
+        found = _files_of(source)
+        if not found:
+            raise UserError(f"{source} contains no {', '.join(SUFFIXES)} file; choose another --source")
+        files += found
+    return files
+
+
+def _files_of(source: str) -> list[TextFile]:
+    if source == STANDARD_LIBRARY:
+        root = Path(sysconfig.get_path("stdlib"))
+        paths = [path for path in root.rglob("*.py") if not _NOT_DOCUMENTS & set(path.relative_to(root).parts)]
+        return [TextFile(f"{source}/{path.relative_to(root).as_posix()}", path) for path in sorted(paths)]
+    path = path_of(source)
+    if path.is_dir():
+        root = local_folder(path)
+        paths = [each for each in sorted(root.rglob("*")) if each.suffix.lower() in SUFFIXES and each.is_file()]
+        return [TextFile(f"{source}/{each.relative_to(root).as_posix()}", each) for each in paths]
+    if path.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{source} is not a folder or a {', '.join(SUFFIXES)} file; choose another --source")
+    if not path.is_file():
+        raise UserError(f"{source} does not exist; choose another --source, such as {STANDARD_LIBRARY}")
+    return [TextFile(source, path)]
+
+
+def source_facts(sources: Sequence[str]) -> dict[str, str]:
+    """Returns what is known of the sources: of the standard library, the version and the licence of Python."""
+    if STANDARD_LIBRARY not in sources:
+        return {}
+    return {"python": f"{platform.python_implementation()} {platform.python_version()}", "python_license": "PSF-2.0"}
+
+
+def shuffled(files: Sequence[TextFile], seed: int) -> list[TextFile]:
+    """Returns the files in an order that depends on the seed; documents keep their order within a file."""
+    order = np.random.Generator(np.random.Philox(key=[seed, 0])).permutation(len(files))
+    return [files[number] for number in order]
+
+
+def read_documents(files: Sequence[TextFile], column: str, skipped: Skipped) -> Iterator[str]:
+    """Yields the documents of the files. Files and rows that are not UTF-8, and empty texts, are skipped and counted.
+
+    `column` is the field of .jsonl and the column of .parquet with the text. Raises `UserError` if it is missing.
+    """
+    for file in files:
+        with local_copy(file.path) as path:
+            for text in _documents_of(file, path, column, skipped):
+                if text is None:
+                    skipped.not_utf8 += 1
+                    skipped.names += [file.name] * (len(skipped.names) < 3)
+                elif not text.strip():
+                    skipped.empty += 1
+                else:
+                    yield text
+
+
+def _documents_of(file: TextFile, path: Path, column: str, skipped: Skipped) -> Iterator[str | None]:
+    match path.suffix.lower():
+        case ".jsonl":
+            yield from _json_lines(file, path, column)
+        case ".parquet":
+            yield from _parquet_rows(file, path, column)
+        case _:
+            yield _valid_utf8(path.read_bytes())
+
+
+def _json_lines(file: TextFile, path: Path, column: str) -> Iterator[str | None]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(_LARGEST_LINE), b""), 1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[column]
+                if not isinstance(text, str):
+                    raise TypeError
+            except UnicodeDecodeError:
+                yield None
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise UserError(
+                    f"{file.name}: line {number} is not a JSON object with a text in {column!r}; "
+                    "choose another --column or correct the file"
+                ) from None
+            else:
+                yield _valid_utf8(text.encode("utf-8", errors="surrogatepass"))
+
+
+def _parquet_rows(file: TextFile, path: Path, column: str) -> Iterator[str | None]:
+    parquet = text_package("pyarrow.parquet")
+    try:
+        table = parquet.ParquetFile(path)
+        if column not in table.schema_arrow.names:
+            names = ", ".join(table.schema_arrow.names[:5])
+            raise UserError(f"{file.name} has no column {column!r}; choose another --column, such as {names}")
+        for group in range(table.num_row_groups):
+            for text in table.read_row_group(group, columns=[column]).column(column):
+                value = text.as_py()
+                yield value if isinstance(value, str) else ""
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise UserError(f"{file.name} is not a readable parquet file ({reason}); correct or remove it") from None
+
+
+def _valid_utf8(content: bytes) -> str | None:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def is_test(text: str, seed: int, share: float) -> bool:
+    """Returns whether a document belongs to the test split: a function of its text, the seed and the share."""
+    digest = hashlib.sha256(f"{seed}\n".encode() + text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64

@@ -1,0 +1,75 @@
+"""Presets of language runs."""
+
+from models_torch.gpt import GPTConfig
+from train_jax.optim.config import OptimConfig, ParameterGroup
+from train_jax.run.config import RunConfig
+from train_jax.tasks.task import TaskConfig
+
+
+def _chat(
+    name: str,
+    arch: GPTConfig,
+    *,
+    vocab_size: int,
+    steps: int,
+    rows: int,
+    eval_every_steps: int,
+) -> RunConfig:
+    """Returns a run on a data set of `trm build-data text --output-dir data/text-VOCAB_SIZE --vocab-size VOCAB_SIZE`.
+
+    The schedule is that of nanochat: no warm-up, a constant rate, and a linear decay to 0 over the last fifth.
+    """
+    scale = (arch.n_embd / 768) ** -0.5
+    return RunConfig(
+        data_dir=f"data/text-{vocab_size}",
+        run_dir=f"runs/{name}",
+        task="language",
+        task_config=TaskConfig(),
+        model="gpt",
+        arch=arch,
+        optim=OptimConfig(
+            optimizer="muon",
+            lr=0.01,
+            warmup_steps=0,
+            decay="linear",
+            decay_share=0.2,
+            lr_min_ratio=0.0,
+            beta1=0.8,
+            beta2=0.95,
+            eps=1e-10,
+            weight_decay=0.0,
+            clip_norm=1.0,
+            ema_decay=0.0,
+            groups=(
+                ParameterGroup(pattern=r"transformer\.wte\..*", optimizer="adamw", lr=0.2 * scale),
+                ParameterGroup(pattern=r"lm_head\..*", optimizer="adamw", lr=0.004 * scale),
+            ),
+        ),
+        steps=steps,
+        global_batch_size=rows,
+        eval_every_steps=eval_every_steps,
+        eval_batch_size=rows,
+        eval_examples=4 * rows,
+        checkpoint_every_steps=eval_every_steps,
+        log_every_steps=25,
+    )
+
+
+PRESETS: dict[str, RunConfig] = {
+    "chat-tiny": _chat(
+        "chat-tiny",
+        GPTConfig(seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=3, n_embd=192, forward_dtype="float32"),
+        vocab_size=1024,
+        steps=600,
+        rows=16,
+        eval_every_steps=200,
+    ),
+    "chat-small": _chat(
+        "chat-small",
+        GPTConfig(seq_len=512, vocab_size=4096, n_layer=6, n_head=6, n_kv_head=6, n_embd=384, forward_dtype="float32"),
+        vocab_size=4096,
+        steps=1200,
+        rows=16,
+        eval_every_steps=300,
+    ),
+}

@@ -1,0 +1,141 @@
+"""The language task: next-token prediction on a stream of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optax
+
+from models_torch import registry
+from train_jax.core.objective import Batch, Call, LossSums, Objective
+from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.run.config import RunConfig
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.language.batches import stream_batch, tokens_per_step
+from train_jax.tasks.language.evaluation import Evaluator, figures_of
+from train_jax.tasks.language.loss import token_sums
+from train_jax.tasks.language.text_set import TextSet, TokenStream
+from train_jax.tasks.task import ConstantStage, StageSchedule, TaskConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LanguageTask:
+    """Documents for models that predict the next token and compute their loss themselves."""
+
+    config_class = TaskConfig
+    needs_state = False
+    console: Mapping[str, str] = {"loss": "loss {:.4f}", "bits_per_byte": "bits/byte {:.4f}"}
+
+    def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
+        """If `facts` are given (from a run folder), the data set is opened only when it is needed."""
+        self._config = config
+        self._vocab_size: int = self.data.vocab_size if facts is None else int(facts["vocab_size"])
+
+    # ---- data
+
+    @cached_property
+    def data(self) -> TextSet:
+        return TextSet(self._config.data_dir)
+
+    @cached_property
+    def train_stream(self) -> TokenStream:
+        return self.data.stream("train")
+
+    @cached_property
+    def test_stream(self) -> TokenStream:
+        return self.data.stream("test")
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        return self.data.tokenizer().token_bytes
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The length of a row is a choice of the run, `arch.seq_len`."""
+        return {"vocab_size": self._vocab_size}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"vocab_size": self._vocab_size}
+
+    @property
+    def fingerprint(self) -> str:
+        return self.data.fingerprint
+
+    @property
+    def examples_per_epoch(self) -> float:
+        """Rows of a pass over the train split."""
+        rows = self._config.global_batch_size
+        return rows * len(self.train_stream) / tokens_per_step(rows, self._config.arch.seq_len)
+
+    @property
+    def description(self) -> str:
+        train, test = (self.data.splits[split] for split in ("train", "test"))
+        return f"{train.tokens:,} tokens of {train.documents:,} documents, {test.documents:,} documents held out"
+
+    def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
+        return stream_batch(
+            self.train_stream,
+            step=step,
+            rows=self._config.global_batch_size,
+            seq_len=self._config.arch.seq_len,
+            shard=shard,
+        )
+
+    def check(self, config: RunConfig, devices: Devices) -> None:
+        if config.model not in registry.LANGUAGE_MODELS:
+            names = ", ".join(registry.LANGUAGE_MODELS)
+            raise UserError(f"--model {config.model} is no language model; use one of {names}")
+        needed = tokens_per_step(config.global_batch_size, config.arch.seq_len)
+        if len(self.train_stream) < needed:
+            raise UserError(
+                f"{config.data_dir} has {len(self.train_stream):,} train tokens, expected at least {needed:,} for one "
+                "batch; use a smaller --global-batch-size or --arch.seq-len, or more text"
+            )
+        if len(self.test_stream) < 2:
+            raise UserError(f"{config.data_dir} has one test token; build it with more text")
+        _ = self.token_bytes
+
+    # ---- model and loss
+
+    def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:
+        """Returns the module itself, so that its parameters keep their published names."""
+        return module
+
+    def initial_carry(self, call: Call, batch: Batch) -> Any:
+        return ()
+
+    def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
+        losses, buffers = call(batch["inputs"], batch["targets"], loss_reduction="none")
+        sums = token_sums(losses, batch["targets"], self.token_bytes)
+        return LossSums(sums["loss"], sums["tokens"], sums, carry, buffers)
+
+    def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
+        return figures_of(sums)
+
+    def evaluator(self, objective: Objective, devices: Devices) -> Evaluator:
+        return Evaluator(
+            objective,
+            self.test_stream,
+            self.token_bytes,
+            devices,
+            rows=self._config.eval_batch_size,
+            seq_len=self._config.arch.seq_len,
+        )
+
+    # ---- schedules
+
+    def stages(self, total_steps: int) -> StageSchedule:
+        return ConstantStage()
+
+    def arch_at(self, stage: Any) -> Any:
+        return self._config.arch
+
+    def overrides(self, module: torch.nn.Module, total_steps: int) -> Mapping[str, optax.Schedule]:
+        return {}

@@ -1,0 +1,185 @@
+"""A text data set on disk: memory-mapped shards of token ids, the tokenizer and `recipe.json`.
+
+```text
+DIR/recipe.json              options, counts and hashes
+DIR/tokenizer.json           also tokenizer.tiktoken
+DIR/train/tokens-00000.npy   uint16 or uint32; every document begins with <|bos|>
+DIR/test/tokens-00000.npy
+```
+
+The tokens of a split are one stream: a document may continue in the next shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from train_jax.errors import UserError, brief
+from train_jax.run.cache import local_folder
+from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, map_array, read_whole
+from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, Tokenizer
+from train_jax.tasks.new_dataset import Layout
+
+SPLITS = ("train", "test")
+KIND = "text"
+REBUILD = "build it again with `trm build-data text`"
+_LARGEST_RECIPE = 2**26
+_CHUNK = 2**24
+
+
+def shard_name(number: int) -> str:
+    return f"tokens-{number:05}.npy"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the type in which token ids are stored."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+def read_record(directory: str | Path) -> dict[str, Any] | None:
+    """Reads `recipe.json` of a text data set; None if there is none that is valid. Its values are untrusted."""
+    try:
+        record = json.loads(read_whole(path_of(directory) / "recipe.json", largest_bytes=_LARGEST_RECIPE))
+        content = {split: _split_record(record["content"][split]) for split in SPLITS}
+        valid = record["kind"] == KIND and isinstance(record["recipe"], dict) and type(record["vocab_size"]) is int
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, DamagedError):
+        return None
+    return record | {"content": content} if valid and isinstance(record.get("findings", {}), dict) else None
+
+
+LAYOUT = Layout(frozenset({*SPLITS, JSON_NAME, RANKS_NAME, "recipe.json"}), ("recipe.json",), read_record)
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """Counts of a split, and the hash of its stream of tokens."""
+
+    documents: int
+    bytes: int
+    tokens: int
+    shards: tuple[int, ...]
+    """Number of tokens in each shard."""
+    sha256: str
+
+
+def _split_record(values: Any) -> SplitRecord:
+    """Raises ValueError, KeyError or TypeError for anything that `build` does not write."""
+    shards = tuple(values["shards"])
+    split = SplitRecord(values["documents"], values["bytes"], values["tokens"], shards, values["sha256"])
+    counts = (split.documents, split.bytes, split.tokens, *shards)
+    if any(type(value) is not int or value <= 0 for value in counts) or sum(shards) != split.tokens:
+        raise ValueError("counts")
+    if not isinstance(split.sha256, str):
+        raise TypeError("sha256")
+    return split
+
+
+class TokenStream:
+    """The tokens of a split, which repeat without end."""
+
+    def __init__(self, folder: Path, shards: tuple[int, ...], vocab_size: int):
+        """Maps the shards. Raises `UserError` for a shard that is missing or has another size or type."""
+        self._folder, self._vocab_size = folder, vocab_size
+        self._shards = [_map_shard(folder / shard_name(n), size, vocab_size) for n, size in enumerate(shards)]
+        self._ends = np.cumsum([0, *shards])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def take(self, start: int, count: int) -> np.ndarray:
+        """Returns `count` tokens from a position, int32; after the last token follows the first one.
+
+        Raises `UserError` for an id that is not in the vocabulary.
+        """
+        parts, position = [], start % len(self)
+        while count > 0:
+            number = int(np.searchsorted(self._ends, position, side="right")) - 1
+            first = position - int(self._ends[number])
+            part = self._shards[number][first : first + count]
+            parts.append(part)
+            count -= len(part)
+            position = (position + len(part)) % len(self)
+        tokens = np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
+            raise UserError(f"{self._folder} contains the token {tokens.max()}, expected less than {self._vocab_size}")
+        return tokens
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """Yields the stored arrays in parts."""
+        for shard in self._shards:
+            for first in range(0, len(shard), _CHUNK):
+                yield shard[first : first + _CHUNK]
+
+
+def _map_shard(path: Path, size: int, vocab_size: int) -> np.ndarray:
+    try:
+        array = map_array(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; {REBUILD}") from None
+    except DamagedError as error:
+        raise UserError(f"{path} is not a valid array ({error}); {REBUILD}") from None
+    if array.shape != (size,) or array.dtype != token_dtype(vocab_size):
+        raise UserError(
+            f"{path} has shape {array.shape} and dtype {array.dtype}, expected ({size},) and "
+            f"{token_dtype(vocab_size)}; {REBUILD}"
+        )
+    return np.asarray(array)
+
+
+class TextSet:
+    """An opened data set; shards and tokenizer are read when they are needed."""
+
+    def __init__(self, directory: str | Path):
+        """Raises `UserError` if there is no complete text data set. A remote one is copied and verified."""
+        folder = local_folder(directory, _check_hashes)
+        record = read_record(folder)
+        if record is None:
+            raise UserError(f"{path_of(directory)} is not a text data set; {REBUILD} --output-dir {directory}")
+        self.folder, self.record = folder, record
+        self.vocab_size: int = record["vocab_size"]
+        self.splits: dict[str, SplitRecord] = record["content"]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the tokens of both splits and of the tokenizer."""
+        parts = [*(self.splits[split].sha256 for split in SPLITS), str(self.record.get("tokenizer_sha256"))]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+    def stream(self, split: str) -> TokenStream:
+        return TokenStream(self.folder / split, self.splits[split].shards, self.vocab_size)
+
+    def tokenizer(self) -> Tokenizer:
+        """Reads the tokenizer. Raises `UserError` if it is not the one with which the tokens were made."""
+        tokenizer = Tokenizer.load(self.folder)
+        if tokenizer.vocab_size != self.vocab_size or tokenizer.sha256 != self.record.get("tokenizer_sha256"):
+            raise UserError(
+                f"{self.folder / JSON_NAME} is another tokenizer than recipe.json says "
+                f"({brief(self.record.get('tokenizer_sha256'))}); {REBUILD}"
+            )
+        return tokenizer
+
+
+def stream_hash(stream: TokenStream) -> str:
+    """Returns the SHA-256 of the tokens of a split, as stored."""
+    digest = hashlib.sha256()
+    for chunk in stream.chunks():
+        digest.update(np.ascontiguousarray(chunk).data)
+    return digest.hexdigest()
+
+
+def _check_hashes(copy: Path) -> None:
+    record = read_record(copy)
+    if record is None:
+        return
+    for split in SPLITS:
+        each = record["content"][split]
+        if stream_hash(TokenStream(copy / split, each.shards, record["vocab_size"])) != each.sha256:
+            raise UserError(f"the {split} split is not what recipe.json says (SHA-256); {REBUILD} and --overwrite")
