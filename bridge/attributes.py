@@ -24,6 +24,7 @@ from bridge.held_objects import (
     inside,
     is_iterator,
     is_plain_object,
+    referent,
     unchanged,
 )
 from bridge.holders import (
@@ -123,6 +124,7 @@ class Attributes:
         return holder.original
 
     def _visit(self, path: str, value: Any, outside: bool = False) -> None:
+        value = referent(value)
         if isinstance(value, _SKIPPED) or id(value) in self._seen:
             return
         items = inside(value)

@@ -18,7 +18,7 @@ from bridge.arrays import jax_dtype, torch_dtype
 from bridge.attributes import Attributes, Place
 from bridge.custom_functions import refuse_changed_contexts
 from bridge.dispatch import Dispatch
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, placed
 from bridge.final_state import changed_flags, refuse_lost_sharing, refuse_parted, refuse_stale_arrays, shared_slots
 from bridge.generators import CallGenerator
 from bridge.integers import check_values
@@ -138,7 +138,8 @@ class Call:
             self._attributes.start()
             with tracing(dispatch):
                 try:
-                    outputs = method_of(self._module, request.method)(*args, **kwargs)
+                    with placed(dispatch.where):
+                        outputs = method_of(self._module, request.method)(*args, **kwargs)
                 finally:  # PyTorch's own error about one that the call registered says nothing of that
                     refuse_gradient_hooks(self._module)
                 refuse_changed_contexts(dispatch)

@@ -1,4 +1,4 @@
-"""`torch.tensor` and its like on Python lists that hold traced numbers, whose values PyTorch would ask for."""
+"""`torch.tensor`, `torch.full` and their like of traced numbers, whose values PyTorch would ask for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import torch
 from bridge.tensors import BridgeTensor
 
 CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
+
+FILLERS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2, torch.scalar_tensor: 0}
+"""Functions that fill a tensor -> the place of the number among their arguments."""
+_NAMES_OF_NUMBERS = ("fill_value", "s")
 
 
 def holds_traced(data: Any) -> bool:
@@ -28,6 +32,25 @@ def constructed(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
     dtype = kwargs.get("dtype") or (owner.dtype if owner is not None else None)
     dtype = dtype or functools.reduce(torch.promote_types, (v.dtype for v in leaves))
     return torch.stack([v.detach().reshape(()).to(dtype) for v in leaves]).reshape(shape)
+
+
+def filled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
+    """What `func` makes of a traced number: a tensor without a gradient. None where the number is not traced.
+
+    Raises `TypeError` where PyTorch does: of a number that requires grad.
+    """
+    place = FILLERS[func]
+    name = next((n for n in _NAMES_OF_NUMBERS if n in kwargs), "")
+    number = kwargs.get(name, args[place] if place < len(args) else None)
+    if not isinstance(number, BridgeTensor) or number.dim():
+        return None
+    zero: Any = torch.zeros((), dtype=number.dtype, requires_grad=number.requires_grad)
+    zero = zero if number.requires_grad else zero.item()  # PyTorch infers a dtype from a Python number
+    if name:
+        made = func(*args, **(kwargs | {name: zero}))
+    else:
+        made = func(*args[:place], zero, *args[place + 1 :], **kwargs)
+    return made.fill_(number.detach().to(made.dtype))
 
 
 def _flat(data: Any) -> tuple[tuple[int, ...], list[torch.Tensor]]:

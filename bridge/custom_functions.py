@@ -65,6 +65,7 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
         else:
             outputs = function.forward(*args)
             function.setup_context(ctx, args, outputs)
+    _without_wrapped_marks(ctx)
     dirty = {id(t): t for t in map(adopted, getattr(ctx, "dirty_tensors", ()))}
     increment_version([t for t in dirty.values() if not t.is_inference()])  # as PyTorch's engine
     if not inputs or not torch.is_grad_enabled():
@@ -130,6 +131,16 @@ def refuse_changed_contexts(dispatch: Dispatch) -> None:
 
 def _adopted(dispatch: Dispatch, value: Any) -> Any:
     return dispatch.adopt(value) if isinstance(value, torch.Tensor) else value
+
+
+def _without_wrapped_marks(ctx: Context) -> None:
+    """Leave out what the rule for `torch.vmap` that PyTorch generates gives to `mark_dirty` and its like.
+
+    These are tensors of the transformation, which PyTorch's engine does not find among the results.
+    """
+    for name in ("dirty_tensors", "non_differentiable"):
+        if name in ctx.__dict__:
+            setattr(ctx, name, tuple(t for t in ctx.__dict__[name] if not wrapped_by_transform(t)))
 
 
 class _Notes:

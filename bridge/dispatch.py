@@ -31,7 +31,7 @@ from bridge.precision import precision_is_given
 from bridge.randomness import RANDOM, Rng
 from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor
-from bridge.untranslated import SHAPE_REMEDY, TRACE_ERRORS, UNSUPPORTED_REMEDY, Survey, untranslated
+from bridge.untranslated import SHAPE_REMEDY, TRACE_ERRORS, UNSUPPORTED_REMEDY, Survey, of_functions, untranslated
 from bridge.value_checks import check_matrix, number_of
 
 aten = torch.ops.aten
@@ -124,7 +124,7 @@ class Dispatch(DispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            raise self.error(f"`{func.name()}` takes functions, which has no translation", UNSUPPORTED_REMEDY)
+            raise self.error(*of_functions(func))
         try:
             if func not in ORDINARY:
                 raise_if_refused(func, args, kwargs, nested=bool(self._nested))

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import jax
@@ -66,22 +66,43 @@ def is_framework(path: str) -> bool:
     return of_python or path.startswith((*FRAMEWORK, "<"))
 
 
+@contextlib.contextmanager
+def placed(where: Callable[[BaseException], str]) -> Iterator[None]:
+    """Add `where(error)` as a note to an error that PyTorch's own code raises and that names no place so far."""
+    try:
+        yield
+    except Exception as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        noted = isinstance(error, BridgeError) or hasattr(error, "__notes__")
+        if not noted and is_framework(frame.f_code.co_filename):
+            error.add_note(where(error))
+        raise
+
+
 def where_in_module(names: Mapping[int, str], error: BaseException | None = None) -> str:
     """The innermost submodule being called and its source line, read off the Python stack, or off that of an error.
 
     `names` maps `id(submodule)` to its qualified name. Walking the stack costs nothing until there is something to say.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    if error is not None:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     line = module = None
-    while frame is not None and (line is None or module is None):
+    for frame, number in _frames(sys._getframe(1), error):
         path = frame.f_code.co_filename
         if line is None and not is_framework(path):
-            source = linecache.getline(path, frame.f_lineno).strip()
-            line = f"{path}:{frame.f_lineno}: `{source}`"
+            source = linecache.getline(path, number).strip()
+            line = f"{path}:{number}: `{source}`"
         owner = frame.f_locals.get("self")
         if module is None and issubclass(type(owner), torch.nn.Module) and id(owner) in names:
             module = f"{names[id(owner)] or 'the module itself'} ({type(owner).__name__})"
-        frame = frame.f_back
+        if line is not None and module is not None:
+            break
     return f"in {module or 'the module'}, at {line or 'an unknown line'}"
+
+
+def _frames(innermost: types.FrameType, error: BaseException | None) -> Iterator[tuple[types.FrameType, int]]:
+    """Frames and their lines from the inside out. Those of an error are in its traceback: generators lose `f_back`."""
+    outer: types.FrameType | None = innermost
+    if error is not None:
+        raised = [*traceback.walk_tb(error.__traceback__)]
+        yield from reversed(raised)
+        outer = raised[0][0].f_back
+    yield from traceback.walk_stack(outer) if outer is not None else ()

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from bridge import cumulative_average
 from bridge.arrays import tensor_of
-from bridge.construction import CONSTRUCTORS, constructed, holds_traced
+from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.indexing import is_traced_place, is_whole, places_of, selected
@@ -155,6 +155,12 @@ class Functions(TorchFunctionMode):
         made = constructed(func, args, kwargs)
         return made.requires_grad_() if kwargs.get("requires_grad") else made
 
+    def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        made = filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})
+        if made is None:
+            return self._plain(func, args, kwargs)
+        return made.requires_grad_() if kwargs.get("requires_grad") else made
+
     def _memory(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What Python code that leaves PyTorch gets of a tensor."""
         tensor = args[0]
@@ -223,6 +229,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(CONSTRUCTORS, Functions._construct),
+    **dict.fromkeys(FILLERS, Functions._fill),
     **dict.fromkeys(_MEMORY, Functions._memory),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,

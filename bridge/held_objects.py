@@ -27,6 +27,7 @@ GONE = object()
 _OURS = ("torch", "torchax", "jax", "jaxlib", "numpy", "builtins", "threading", "logging", "weakref", "functools")
 """Packages whose objects are no state of the module."""
 WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+PROXIES = weakref.ProxyTypes
 MEMORY = (np.ndarray, bytearray, array.array)
 RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 CONTAINERS = (dict, list, collections.deque, set, threading.local, *MEMORY, *RANDOM, *WEAK)
@@ -85,6 +86,19 @@ def inside(value: Any) -> dict | None:
     return {"": value()} if isinstance(value, weakref.ref) else None
 
 
+def referent(value: Any) -> Any:
+    """What a `weakref.proxy` stands for, None where that is gone; any other object itself.
+
+    Of a proxy, `isinstance` asks the object, and raises where that is gone.
+    """
+    if type(value) not in PROXIES:
+        return value
+    try:
+        return value.__init__.__self__  # a bound method of the object
+    except ReferenceError:
+        return None
+
+
 def is_iterator(value: Any) -> bool:
     """Whether it is an iterator of Python's own, whose place nobody can read: a generator, `count`, `iter(list)`."""
     return type(value).__module__ in ("builtins", "itertools", "collections") and hasattr(type(value), "__next__")
@@ -96,6 +110,8 @@ def equal(a: Any, b: Any) -> bool:
         return True
     if type(a) is not type(b):
         return False
+    if type(a) in PROXIES:
+        return referent(a) is referent(b)
     if isinstance(a, torch.Tensor):
         return not isinstance(a, BridgeTensor) and _equal_tensors(a, b)
     if isinstance(a, (list, tuple, collections.deque)):

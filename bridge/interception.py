@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
+from torch.utils.flop_counter import FlopCounterMode
 
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.internals import DispatchMode, run_before, run_before_functional
@@ -66,6 +67,17 @@ def _records_a_graph(mode: Any) -> bool:
     return not any("_higher_order_ops" in frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
 
 
+def _flop_counter(_counter: Any) -> None:
+    """Before it sets a hook on the gradient of each module's results."""
+    dispatch = active()
+    if dispatch is not None:
+        raise dispatch.error(
+            "`FlopCounterMode` is a TorchDispatchMode, which counts the operations of PyTorch's kernels and of its "
+            "engine, and JAX runs neither",
+            "enter it around the module in PyTorch; `python -m bridge inspect` prints the FLOPs of a compiled call",
+        )
+
+
 def _memory(tensor: Any, *_args: Any, **_kwargs: Any) -> None:
     """A capsule of DLPack would point to no memory."""
     dispatch = active()
@@ -78,5 +90,6 @@ def install() -> None:
     run_before_functional(_derivative)
     run_before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _saved_tensors)
     run_before(DispatchMode, "__enter__", _mode)
+    run_before(FlopCounterMode, "__enter__", _flop_counter)
     for owner in (torch, torch.utils.dlpack):
         run_before(owner, "to_dlpack", _memory)

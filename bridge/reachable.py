@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from bridge.errors import FRAMEWORK
-from bridge.held_objects import CONTAINERS, PLAIN, RECORDS, is_class_state, is_iterator, is_plain_object
+from bridge.held_objects import CONTAINERS, PLAIN, RECORDS, is_class_state, is_iterator, is_plain_object, referent
 from bridge.holders import of_cells, of_object
 
 LARGE = 1000
@@ -75,7 +75,7 @@ class _Walk:
 
     def run(self) -> None:
         while self._todo:
-            value = self._todo.pop()
+            value = referent(self._todo.pop())
             if isinstance(value, (*PLAIN, torch.Tensor)) or id(value) in self._seen:
                 continue
             self._seen[id(value)] = value
@@ -159,13 +159,14 @@ def _names_of(code: types.CodeType) -> tuple[set[str], set[str]]:
 
 def _is_state(value: Any) -> bool:
     """Whether it is an object that may be another after a call, whatever name it has."""
+    value = referent(value)
     if isinstance(value, (*CONTAINERS, *RECORDS)) or is_iterator(value):
         return True
     return (isinstance(value, nn.Module) or is_plain_object(value)) and is_own_class(type(value))
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex))
+    return isinstance(referent(value), (bool, int, float, complex))
 
 
 def is_own_code(function: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bridge.generators import CallGenerator
-from bridge.held_objects import is_iterator
+from bridge.held_objects import PROXIES, is_iterator, referent
 from bridge.tracing import active
 
 COPIED_KINDS = (
@@ -85,7 +85,7 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:
         return value if known is None else known
     visit = functools.partial(_copied, copies)
     kind = type(value)
-    if isinstance(value, nn.Module):  # one that is not registered
+    if kind not in PROXIES and isinstance(value, nn.Module):  # one that is not registered
         copies[id(value)] = new = object.__new__(kind)
         _fill(new, value, visit)
         return new
@@ -111,6 +111,10 @@ def _copied(copies: dict[int, Any], value: Any) -> Any:
 def _rebuilt(copies: dict[int, Any], value: Any, visit: Callable[[Any], Any]) -> Any:
     """Another one of what cannot be changed, holding `visit` of what `value` holds; `value`, where that is the same."""
     kind = type(value)
+    if kind is weakref.ref or kind in PROXIES:
+        target = value() if kind is weakref.ref else referent(value)
+        new = visit(target) if isinstance(target, (nn.Module, torch.Tensor)) else target
+        return value if new is target else weakref.ref(new) if kind is weakref.ref else weakref.proxy(new)
     if kind is int:  # `rates[id(self.weight)]`
         return id(copies[value]) if value in copies else value
     if isinstance(value, (tuple, frozenset)):
@@ -126,14 +130,12 @@ def _rebuilt(copies: dict[int, Any], value: Any, visit: Callable[[Any], Any]) ->
         new, given = visit(parts), len(value.args) + 1
         keywords = dict(zip(value.keywords, new[given:], strict=True))
         return value if new is parts else functools.partial(*new[:given], **keywords)
-    if kind is weakref.ref:
-        target = value()
-        new = visit(target) if isinstance(target, (nn.Module, torch.Tensor)) else target
-        return value if new is target else weakref.ref(new)
     return _with_cells(copies, value) if kind is types.FunctionType and value.__closure__ else value
 
 
 def _in_cell(copies: dict[int, Any], content: Any) -> Any:
+    if type(content) in PROXIES:
+        return with_copies(copies, content)
     if isinstance(content, (nn.Module, torch.Tensor)):
         return copies.get(id(content), content)
     if isinstance(content, (types.MethodType, functools.partial)):

@@ -27,6 +27,10 @@ TRACE_ERRORS = (
 SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
 UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
+_OF_A_LIBRARY_REMEDY = (
+    "call the Python function that the operation was made of, or write it as a torch.autograd.Function of supported "
+    "operations; a kernel in another language needs a lowering in bridge.LOWERINGS"
+)
 
 _NESTED_REMEDY = (
     "JAX has no nested tensors; make the TransformerEncoder with enable_nested_tensor=False, or call "
@@ -59,8 +63,26 @@ def untranslated(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, error
         if of_pytorch is not None:
             raise of_pytorch
         raise dispatch.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
-    remedy = _NESTED_REMEDY if "nested" in func.name() else UNSUPPORTED_REMEDY
+    remedy = UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY
+    remedy = _NESTED_REMEDY if "nested" in func.name() else remedy
     raise dispatch.error(f"`{func.name()}` has no translation ({error})", remedy) from error
+
+
+def of_functions(func: Any) -> tuple[str, str]:
+    """What is said of a higher-order operation, and the remedy."""
+    remedy = _OF_FUNCTIONS.get(func.name(), "write it in operations on tensors")
+    return f"`{func.name()}` takes functions, which has no translation", remedy
+
+
+_LOOP_REMEDY = "write a Python loop with a fixed number of steps, and torch.where for one that ends early"
+_OF_FUNCTIONS = {
+    "cond": "compute both branches and choose with torch.where, or branch on a Python number",
+    "flex_attention": "use F.scaled_dot_product_attention, with a mask or an additive bias for what the functions do",
+    "map_impl": "use torch.vmap, or a Python loop",
+    "while_loop": _LOOP_REMEDY,
+    "scan": _LOOP_REMEDY,
+    "associative_scan": _LOOP_REMEDY,
+}
 
 
 def _skip(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, why: str) -> Any:

@@ -65,23 +65,44 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
 
 @jax.custom_jvp
 def _logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.logaddexp(x, y)
+    if not jnp.iscomplexobj(x):
+        return jnp.logaddexp(x, y)
+    infinite = jnp.isinf(jnp.real(x)) | jnp.isinf(jnp.real(y))
+    larger = jnp.where(jnp.real(x) >= jnp.real(y), x, y)
+    finite = jnp.logaddexp(*(jnp.where(infinite, 0, each) for each in (x, y)))
+    return jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, jnp.where(infinite, larger, finite))
 
 
 @_logaddexp.defjvp
 def _logaddexp_jvp(primals, tangents):
-    out = jnp.logaddexp(*primals)
+    out = _logaddexp(*primals)
     shares = (jnp.where(jnp.isneginf(jnp.real(x)), 0, jnp.exp(x - out)) for x in primals)
     to_x, to_y = (t * share for t, share in zip(tangents, shares, strict=True))
     return out, to_x + to_y
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _logcumsumexp(x: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.associative_scan(_logaddexp, x, axis=axis)
+
+
+@_logcumsumexp.defjvp
+def _logcumsumexp_jvp(axis, primals, tangents):
+    """As in PyTorch, the gradient is nan where a scan begins with -inf, at each inf, and in all of a row with nan."""
+    (x,), (dx,) = primals, tangents
+    out = _logcumsumexp(x, axis)
+    above, is_nan = jnp.isposinf(jnp.real(x)), jnp.isnan(x)
+    below = jnp.where(above, -jnp.inf, x)
+    _, change = jax.jvp(lambda y: jax.lax.associative_scan(_logaddexp, y, axis=axis), (below,), (dx,))
+    whole = is_nan | above if jnp.iscomplexobj(x) else is_nan
+    unknown = jnp.isneginf(jnp.real(out)) | above | jnp.any(whole, axis, keepdims=True)
+    change = jnp.where(jnp.isposinf(jnp.real(out)), 0, change)
+    return out, change + dx * jnp.where(unknown, jnp.nan, 0).astype(x.dtype)
+
+
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x, dim):
-    """Where the scan starts with -inf, the gradient is zero; PyTorch's own is NaN there."""
-    if not x.ndim or not x.size:
-        return x
-    return jax.lax.associative_scan(_logaddexp, widened(x), axis=dim % x.ndim)
+    return _logcumsumexp(widened(x), dim % x.ndim) if x.ndim and x.size else x
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
@@ -144,8 +165,13 @@ def std_mean(x, dim=None, *, correction=None, keepdim=False):
 @lowers(aten.linalg_vector_norm.default)
 def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     """Its gradient at zero is zero, PyTorch's choice among the subgradients; `jnp.linalg.norm` gives NaN."""
-    x = absolute(widened(x if dtype is None else x.astype(jax_dtype(dtype))))
+    x = widened(x if dtype is None else x.astype(jax_dtype(dtype)))
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(dim)
+    if ord == 2:  # not of the absolute values, whose derivative at zero is constant
+        squares = jnp.square(x.real) + jnp.square(x.imag) if jnp.iscomplexobj(x) else jnp.square(x)
+        total = jnp.sum(squares, axes, keepdims=keepdim)
+        return jnp.where(total == 0, 0, jnp.sqrt(jnp.where(total == 0, 1, total)))
+    x = absolute(x)
     if ord == float("inf"):
         return jnp.max(x, axes, keepdims=keepdim)
     if ord == float("-inf"):
@@ -154,9 +180,6 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
         return jnp.sum(jax.lax.stop_gradient(x) != 0, axes, keepdims=keepdim).astype(x.dtype)
     if ord == 1:
         return jnp.sum(x, axes, keepdims=keepdim)
-    if ord == 2:
-        total = jnp.sum(jnp.square(x), axes, keepdims=keepdim)
-        return jnp.where(total == 0, 0, jnp.sqrt(jnp.where(total == 0, 1, total)))
     at_zero = 0.0 if ord > 0 else jnp.inf
     powers = jnp.where(x == 0, at_zero, jnp.where(x == 0, 1, x) ** ord)
     total = jnp.sum(powers, axes, keepdims=keepdim)

@@ -205,10 +205,7 @@ DIFFERS = {
     "kl of logs": (lambda x, y: y == -100, "exp(-100) is a denormal number, which XLA rounds to zero"),
     "std": (_huge, "a square leaves float32; PyTorch's CPU has float64 inside"),
     "logsumexp": (_huge, "exp(x - logsumexp(x)), rounded at 1e30"),
-    "logcumsumexp": (
-        lambda *row: _infinite(*row) or _huge(*row),
-        "where a scan starts with -inf PyTorch's gradient is NaN, and it is rounded at 1e30",
-    ),
+    "logcumsumexp": (_huge, "exp(x - logcumsumexp(x)), rounded at 1e30"),
     "cumprod": (lambda *row: _infinite(*row) or _with_nan(*row), "PyTorch divides by the factor: inf / inf"),
     "prod of all": (_infinite, "PyTorch divides by the factor: inf / inf"),
     "mode": (_with_nan, "PyTorch counts nan by its place"),

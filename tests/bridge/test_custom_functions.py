@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from eager import Call, compare
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -219,6 +220,29 @@ def test_a_gradient_of_the_wrong_shape_is_named():
     fn = bridge.export(Module(lambda x, _: WrongShape.apply(x)))
     with pytest.raises(bridge.BridgeError, match=r"backward of WrongShape gave a gradient of shape \(\)"):
         jax.grad(lambda p: fn(p, {}, jnp.ones((3, 4)))[0].sum())(fn.params)
+
+
+class TwoResults(Function):
+    """Its second result is marked, which PyTorch's engine overlooks under `torch.vmap`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin(), x.abs()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, grad, other):
+        return ctx.saved_tensors[0].cos() * grad + other
+
+
+def test_marks_under_a_generated_rule_for_vmap():
+    compare(Call(lambda x: torch.vmap(TwoResults.apply)(x)), [X])
 
 
 def test_outside_a_traced_call_it_is_pytorchs_own():

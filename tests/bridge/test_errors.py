@@ -11,6 +11,8 @@ import torch
 import torch.utils.checkpoint
 from eager import Call
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 import bridge
 
@@ -77,6 +79,43 @@ def test_unsupported_op():
     assert "`aten::addcmul` has no translation" in fraction
 
 
+@torch.library.custom_op("tests_bridge::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+@sine.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def choice(x):
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+def flexible(x):
+    return flex_attention(*[x.reshape(1, 1, 2, 2)] * 3)
+
+
+def counted(x):
+    with FlopCounterMode(display=False):
+        return x * nn.Linear(4, 4)(x)
+
+
+@pytest.mark.parametrize(
+    ("action", "what", "remedy"),
+    [
+        (sine, "`tests_bridge::sine` has no translation", "call the Python function"),
+        (choice, "`cond` takes functions", "torch.where"),
+        (flexible, "`flex_attention` takes functions", "F.scaled_dot_product_attention, with a mask"),
+        (counted, "`FlopCounterMode` is a TorchDispatchMode", "enter it around the module"),
+    ],
+)
+def test_the_remedy_names_what_to_use_instead(action, what, remedy):
+    text = said(action)
+    assert what in text and remedy in text.partition("Remedy: ")[2]
+
+
 def test_randomness_without_a_key():
     text = said(lambda x: torch.rand_like(x))
     assert "`aten::rand_like` draws random numbers" in text and "rng=jax.random.key" in text
@@ -86,6 +125,33 @@ def test_pytorch_s_own_errors_stay_pytorch_s():
     fn = bridge.export(nn.Linear(3, 3))
     with pytest.raises(RuntimeError, match="same reduction dim"):
         fn(fn.params, fn.buffers, jnp.ones((2, 5)))
+
+
+def normalized(x):
+    return next(nn.BatchNorm1d(4)(row) for row in [x[None]])
+
+
+def loss(x):
+    return nn.functional.nll_loss(x[None], torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("action", [normalized, loss], ids=["one example", "two labels"])
+def test_errors_of_pytorch_s_python_code_name_the_submodule(action):
+    with pytest.raises(ValueError) as expected:
+        action(torch.ones(4))
+    with pytest.raises(ValueError) as ours:
+        bridge.export(Outer(action))({}, {}, jnp.ones(4))
+    assert str(ours.value) == str(expected.value)
+    assert any("in blocks.1 (Inner), at " in note and "test_errors.py:" in note for note in ours.value.__notes__)
+
+
+def test_errors_of_the_module_s_own_code_have_no_note():
+    def own(x):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError) as ours:
+        bridge.export(Outer(own))({}, {}, jnp.ones(4))
+    assert not hasattr(ours.value, "__notes__")
 
 
 def test_branches_on_constants_are_no_error():

@@ -87,6 +87,11 @@ def in_a_nested_closure(m):
     return outer()
 
 
+def in_a_proxy(m):
+    p = weakref.proxy(m)
+    return lambda x: p.l(x)
+
+
 def by_default(m):
     def test(w=m.l.weight):
         return w is m.l.weight
@@ -135,6 +140,11 @@ CASES = {
     ),
     "bound method": (lambda m: Helper(f=m.l.forward), lambda m, x: m.held.f(x) * (m.held.f.__self__ is m.l)),
     "weak reference": (lambda m: Helper(r=weakref.ref(m.l)), lambda m, x: x * (m.held.r() is m.l)),
+    "proxy of the module": (lambda m: Helper(p=weakref.proxy(m)), lambda m, x: m.held.p.l(x) * m.held.p.drop.training),
+    "proxy of a child": (lambda m: [weakref.proxy(m.l)], lambda m, x: m.held[0](x) * (m.held[0].bias is m.l.bias)),
+    "proxy of a buffer": (lambda m: [weakref.proxy(m.b)], lambda m, x: m.held[0] * x + m.held[0].sum()),
+    "proxy in a closure": (in_a_proxy, lambda m, x: m.held(x) * (m.held.__closure__[0].cell_contents.b is m.b)),
+    "proxy of nothing": (lambda m: Helper(p=weakref.proxy(Helper())), lambda m, x: m.l(x)),
     "weak keys": (
         lambda m: weakref.WeakKeyDictionary({m.l: 3.0}),
         lambda m, x: x * m.held.get(m.l, 1),
@@ -165,6 +175,18 @@ def test_objects_hold_the_parameters_of_the_call(name):
         wanted = expected(x)
     np.testing.assert_allclose(outputs, wanted.detach().numpy(), rtol=1e-6)
     assert [type(p) for p in module.parameters()] == before
+
+
+def test_what_a_call_writes_through_a_proxy_is_seen():
+    def call(m, x):
+        m.held.p.b = m.held.p.b + x.sum()
+        return x * m.b
+
+    module = Module(call, lambda m: Helper(p=weakref.proxy(m)))
+    fn = bridge.export(module)
+    outputs, buffers = fn(fn.params, fn.buffers, jnp.ones(3))
+    assert outputs.tolist() == buffers["b"].tolist() == [4.0] * 3
+    assert module.held.p.b is module.b and module.b.tolist() == [1.0] * 3
 
 
 def test_the_objects_are_as_before():

@@ -41,6 +41,12 @@ def fresh_parameter(module, x):
     return x @ nn.Parameter(module.weight.detach() * 2).T + module(x)
 
 
+def full_of_weight(module, x):
+    with torch.no_grad():
+        factor = torch.full((4,), module.weight.mean(), out=torch.empty(4))
+    return factor * module(x)
+
+
 RIGHT = {
     "deepcopy of a module": copied_weight,
     "deepcopy of a tied weight": tied_copies,
@@ -57,6 +63,12 @@ RIGHT = {
     "new_tensor": lambda m, x: m(x).new_tensor([x[0, 0], 1, 2, 3]) * m(x),
     "a leaf": lambda m, x: torch.tensor([x[0, 0]] * 4, requires_grad=True) * m(x),
     "torch.tensor of a tensor": lambda m, x: torch.as_tensor(x[0]) * m(x),
+    "torch.full": lambda m, x: torch.full((4,), x.detach().mean()) * m(x),
+    "torch.full, a leaf": lambda m, x: torch.full((4,), x.detach().mean(), requires_grad=True) * m(x),
+    "torch.full of a weight": full_of_weight,
+    "full_like": lambda m, x: torch.full_like(x, dtype=torch.int32, fill_value=9 * x.detach()[0, 0]) * m(x),
+    "new_full": lambda m, x: x.new_full(fill_value=x.detach().sum() > 0, size=(4,)) * m(x),
+    "scalar_tensor": lambda m, x: torch.scalar_tensor(x.detach().sum()) * m(x),
     "keywords": lambda m, x: F.linear(input=x, weight=m.weight, bias=m.bias),
 }
 
@@ -65,6 +77,35 @@ RIGHT = {
 def test_is_pytorch_s(name):
     torch.manual_seed(0)
     compare(Restored(Call(RIGHT[name], nn.Linear(4, 4))), [X])
+
+
+FILLED = {
+    "torch.full": lambda number: torch.full((2,), number),
+    "full_like": lambda number: torch.full_like(torch.zeros(2, dtype=torch.float16), number),
+    "new_full": lambda number: torch.zeros(2, dtype=torch.int64).new_full((1,), number),
+    "scalar_tensor": torch.scalar_tensor,
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_dtypes_of_filled_tensors(name):
+    call = Call(lambda x: [FILLED[name](x[0].to(dtype)) for dtype in (torch.float16, torch.int32, torch.bool)])
+    outs = jax.eval_shape(lambda x: bridge.export(call)({}, {}, x)[0], jnp.ones(1))
+    assert [str(o.dtype) for o in outs] == [
+        str(t.dtype).removeprefix("torch.").replace("64", "32") for t in call(torch.ones(1))
+    ]
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_a_number_that_requires_grad_is_refused_as_by_pytorch(name):
+    def call(module, x):
+        return FILLED[name](module.weight.mean())
+
+    with pytest.raises(TypeError, match="must be Number, not Tensor"):
+        call(nn.Linear(2, 2), None)
+    fn = bridge.export(Call(call, nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match="must be Number, not Tensor"):
+        fn(fn.params, {}, jnp.ones(2))
 
 
 def test_keywords_of_one_hot():

@@ -1,18 +1,22 @@
 """The gradient of a gradient penalty, for every row about gradient mode and in-place writes, against PyTorch's.
 
 PyTorch's is `torch.autograd.grad` with `create_graph=True`; the penalty is the sum of squares of the gradients of all
-parameters, and what is compared is its gradient.
+parameters, and what is compared is its gradient. Below, second derivatives of norms.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import rows_gradients
 import torch
+import torch.nn.functional as F
+from eager import Call, randn
 from rows import ROWS
 from side_by_side import inputs_of, objective_of, state_of
 from support.markers import slow_unless
 
+import bridge
 from bridge import cells, tensors
 from bridge.parity.leaves import compare as compared
 from bridge.parity.leaves import named
@@ -75,3 +79,65 @@ def test_is_red_where_a_regrafted_value_keeps_its_own_path(name, monkeypatch):
     for file in (cells, tensors):
         monkeypatch.setattr(file, "regraft", regraft)
     assert any(leaf.error > leaf.tolerance for leaf in compare(name))
+
+
+NORMS = {
+    "norm": lambda x: x.norm(),
+    "norms of rows": lambda x: torch.linalg.vector_norm(x, 2, 1),
+    "distance": lambda x: torch.dist(x, 2 * x.detach()),
+    "distances": lambda x: F.pairwise_distance(x, 3 * x.detach(), eps=0),
+    "normalized": lambda x: F.normalize(x, dim=1)[:, 1:] * x[:, :3],
+    "complex": lambda x: torch.complex(x, x.roll(1, 1)).norm(dim=1),
+}
+WITH_ZEROS = torch.tensor([[0.0, 1.0, 2.0, 0.0], [3.0, 0.0, 0.0, -1.0]])
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_vectors_with_zeros_in_them(name):
+    """A norm of order 2 is smooth there, though the absolute values are not."""
+    x = WITH_ZEROS.clone().requires_grad_()
+    (first,) = torch.autograd.grad(NORMS[name](x).sum(), x, create_graph=True)
+    (wanted,) = torch.autograd.grad((first.square() + first).sum(), x)
+    second = second_in_jax(NORMS[name], lambda g: g**2 + g)(jnp.asarray(WITH_ZEROS.numpy()))
+    np.testing.assert_allclose(second, wanted.numpy(), rtol=0, atol=1e-5)
+
+
+def second_in_jax(function, of_gradient):
+    fn = bridge.export(Call(function))
+    first = jax.grad(lambda x: fn({}, {}, x)[0].sum())
+    return jax.jit(jax.grad(lambda x: of_gradient(first(x)).sum()))
+
+
+@pytest.mark.parametrize("name", ["norms of rows", "distance of equals"])
+def test_at_a_norm_of_zero_it_is_zero_and_in_pytorch_nan(name):
+    function = {"distance of equals": lambda x: torch.dist(x, x.detach())}.get(name) or NORMS[name]
+    for dtype in (torch.float32, torch.float64):
+        x = torch.zeros(2, 4, dtype=dtype, requires_grad=True)
+        (first,) = torch.autograd.grad(function(1 * x).sum(), x, create_graph=True)
+        assert torch.autograd.grad(first.square().sum(), x)[0].isnan().all()
+    assert not second_in_jax(function, jnp.square)(jnp.zeros((2, 4))).any()
+
+
+def test_weight_norm_against_finite_differences():
+    """PyTorch's own second derivative of `_weight_norm` is another one, in float64 too."""
+    v, g, x = (randn(*shape, seed=seed) for seed, shape in enumerate([(3, 4), (3, 1), (5, 4)]))
+
+    def loss(v):
+        return (x.to(v.dtype) @ torch._weight_norm(v, g.to(v.dtype)).T).tanh().square().sum()
+
+    def penalty(v):
+        v = v.clone().requires_grad_()
+        (first,) = torch.autograd.grad(loss(v), v, create_graph=True)
+        return v, first.square().sum()
+
+    differences = torch.zeros(v.numel(), dtype=torch.float64)
+    for i, step in enumerate(1e-5 * torch.eye(v.numel(), dtype=torch.float64)):
+        step = step.view(v.shape)
+        differences[i] = (penalty(v.double() + step)[1] - penalty(v.double() - step)[1]) / 2e-5
+    differences = differences.detach()
+    leaf, total = penalty(v.double())
+    assert (torch.autograd.grad(total, leaf)[0].view(-1) - differences).abs().max() > 0.1 * differences.abs().max()
+
+    second = second_in_jax(loss, jnp.square)(jnp.asarray(v.numpy()))
+    bound = 2e-5 * float(differences.abs().max())
+    np.testing.assert_allclose(second.reshape(-1), differences.numpy(), rtol=0, atol=bound)
