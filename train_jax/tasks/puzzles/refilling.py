@@ -162,7 +162,7 @@ def queues_of(
 ) -> Iterator[Queues]:
     """Groups `count` batches into queues of equal length, each for `devices` devices."""
     group_size, length = 0, 0
-    part: list[tuple[HostBatch, Bool[np.ndarray, local]]] = []
+    part: list[tuple[HostBatch, np.ndarray]] = []
     for number, each in enumerate(batches, 1):
         if not group_size:
             inputs = each[0]["inputs"]
