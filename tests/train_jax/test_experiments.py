@@ -154,4 +154,4 @@ def test_a_preset_reads_the_folder_that_build_data_writes(name, options, monkeyp
     monkeypatch.setattr(build_data, "main", built.append)
     build_data.cli(["sudoku", *options])
     assert str(built[0].directory) == all_presets()[name].data_dir
-    assert set(PRESETS) == {"sudoku-extreme", "sudoku9", "sudoku6", "tiny"}
+    assert set(PRESETS) == {"sudoku-extreme", "sudoku9", "sudoku6", "maze-unique", "tiny"}

@@ -20,7 +20,7 @@ from train_jax.tasks.puzzles.maze.symmetry import fingerprints
 SIZE = 8
 
 
-@pytest.mark.parametrize("kind", ["corridors", "walls"])
+@pytest.mark.parametrize("kind", ["corridors", "perfect", "walls"])
 def test_a_generated_set_is_whole_and_its_splits_share_no_maze(tmp_path, kind, capsys):
     main(MazeData(output_dir=tmp_path / "set", size=SIZE, kind=kind, num_train=60, num_test=30, augment=True))
     train, test = (load_split(tmp_path / "set", split) for split in ("train", "test"))
@@ -31,7 +31,7 @@ def test_a_generated_set_is_whole_and_its_splits_share_no_maze(tmp_path, kind, c
         found = search(split.inputs)
         assert are_shortest_paths(split.inputs, split.labels, found).all()
         assert found.steps.min() > 22
-        assert found.unique.all() == (kind == "corridors")
+        assert found.unique.all() == (kind != "walls")
     marks = fingerprints(train.inputs).reshape(60, 8)
     assert (marks == marks[:, :1]).all()
     assert len(np.unique(marks)) == 60
@@ -40,7 +40,7 @@ def test_a_generated_set_is_whole_and_its_splits_share_no_maze(tmp_path, kind, c
     assert "60 puzzles,         480 examples" in capsys.readouterr().out
     findings = record_of(tmp_path / "set")["findings"]
     assert findings["test_puzzles_equivalent_to_a_train_puzzle"] == 0
-    assert (findings["test_mazes_with_several_shortest_paths"] == 0) == (kind == "corridors")
+    assert (findings["test_mazes_with_several_shortest_paths"] == 0) == (kind != "walls")
 
 
 def test_the_seed_decides_the_bytes_and_augmentation_adds_to_the_same_mazes(tmp_path):
@@ -77,6 +77,8 @@ def test_options_that_do_not_go_together_are_said(tmp_path):
         (MazeData(num_train=0), "--num-train is 0; use at least 1"),
         (MazeData(min_path=-1), "--min-path is -1; use at least 0"),
         (MazeData(seed=-1), "--seed is -1; use at least 0"),
+        (MazeData(size=9, max_path=5), "--max-path 5: shortest paths have more than 25 steps"),
+        (MazeData(source="x", max_path=5), "--max-path 5 does not go with --source"),
         (MazeData(subsample_size=5), "--subsample-size 5 needs --source"),
         (MazeData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
         (MazeData(source="x/y", kind="walls"), "--kind walls does not go with --source"),

@@ -24,6 +24,8 @@ from train_jax.tasks.puzzles.halting import HaltingCurve, from_json
 from train_jax.tasks.puzzles.kinds import add_kind, kind_of, trace_of
 from train_jax.tasks.puzzles.mixture import data_dirs
 from train_jax.tasks.puzzles.trace import Trace
+from train_jax.tasks.puzzles.trajectory_results import Results
+from train_jax.tasks.puzzles.trajectory_results import load as load_trajectories
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Measured:
     """Accuracy with early halting, from the last evaluation on the whole test set."""
     halted_early: dict[str, float] | None
     """Metrics of the last evaluation with early halting, and its `threshold`."""
+    trajectories: Results | None = None
+    """The last evaluation with several trajectories."""
     goodput: Goodput | None = None
     """Where the wall time went; None for runs of older versions."""
 
@@ -169,6 +173,7 @@ def measure(run_dir: str, step: str = "newest") -> Measured:
         answers_missing=missing,
         halting_curve=_curve(folder.halting_curve("test")),
         halted_early=_json(folder.halted_early("test")),
+        trajectories=_trajectories(folder),
         goodput=read_goodput(folder),
     )
 
@@ -271,6 +276,14 @@ def _curve(path: Path) -> HaltingCurve | None:
     try:
         return None if content is None else from_json(content)
     except ValueError as error:
+        raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
+
+
+def _trajectories(folder: RunFolder) -> Results | None:
+    try:
+        return load_trajectories(folder, "test")
+    except ValueError as error:
+        path = folder.trajectories("test")
         raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
 
 

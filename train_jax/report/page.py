@@ -15,6 +15,7 @@ from train_jax.report.halting_section import halting_section
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import render_document
+from train_jax.report.trajectory_section import trajectory_section
 from train_jax.tasks.puzzles.agreement import AGREEING_SHARE
 from train_jax.tasks.puzzles.kinds import kind_of
 
@@ -40,6 +41,7 @@ def page(measured: Measured) -> str:
         steps=steps,
         steps_missing=missing,
         halting=halting_section(measured),
+        trajectories=trajectory_section(measured),
         failures=act_steps and answers and failure_section(answers, act_steps),
         check=check,
         agrees=check is not None and check["agree"] >= AGREEING_SHARE * check["puzzles"],

@@ -120,6 +120,14 @@ class RunFolder:
         """The metrics of the last evaluation with early halting."""
         return self._results / "evaluation" / f"{split}_halted_early.json"
 
+    def trajectories(self, split: str) -> Path:
+        """The results of the last evaluation with several trajectories."""
+        return self._results / "evaluation" / f"{split}_trajectories.json"
+
+    def trajectories_solved(self, split: str) -> Path:
+        """The examples that it solved, by number of trajectories and of ACT steps."""
+        return self._results / "evaluation" / f"{split}_trajectories.npz"
+
 
 def find_run(run_dir: str) -> RunFolder:
     """Returns the folder of an existing run. Raises `UserError` if there is none."""

@@ -20,6 +20,7 @@ from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
+from train_jax.tasks.puzzles.choosing import Chooser
 from train_jax.tasks.puzzles.evaluation import Evaluation
 from train_jax.tasks.puzzles.halting import table
 from train_jax.tasks.puzzles.kinds import describe
@@ -28,13 +29,18 @@ from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
 from train_jax.tasks.puzzles.solving import puzzle_task
+from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryOptions
+from train_jax.tasks.puzzles.trajectory_results import results_of, settings
+from train_jax.tasks.puzzles.trajectory_results import save as save_trajectories
+from train_jax.tasks.puzzles.trajectory_results import table as trajectory_table
 from train_jax.tasks.puzzles.voting import score_predictions, write_submission
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
     """Evaluate a checkpoint of a run with its averaged weights: every example once, every sequence to the halt
-    limit, and the curve of accuracy against mean ACT steps for early halting."""
+    limit, and the curve of accuracy against mean ACT steps for early halting. With --trajectories, --noise or --depth,
+    several noisy trajectories for each example, and the curve of accuracy against their ACT steps."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
@@ -57,6 +63,21 @@ class Evaluate:
     halt_threshold: Annotated[float, Range(0, 1)] | None = None
     """Halting probability above which a sequence halts; by default 0.5, as in training. 1 is never exceeded. Implies
     --halt-early."""
+    refill: bool = False
+    """With early halting, a row that has halted takes the next puzzle: the same answers in less time."""
+    trajectories: Annotated[int, Range(1, 4096)] = 1
+    """Trajectories per puzzle, each with its own noise; an answer is chosen among them."""
+    noise: Annotated[float, Range(0, 1000)] = 0.0
+    """Standard deviation of normal noise that is added to the latents after each ACT step."""
+    depth: Annotated[int, Range(1, 4096)] | None = None
+    """ACT steps of each trajectory; by default the halt limit of the run."""
+    choose: Chooser = "halting"
+    """How to choose the answer among trajectories: the highest halting logit of any ACT step, the vote of the
+    trajectories, or the vote weighted by halting probability."""
+    seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+    """Random seed of the noise."""
+    results: str | None = None
+    """Write the results with trajectories to this JSON file too."""
     predictions: str | None = None
     """Write inputs, answers and halting logits to this .npz file, for `trm score`."""
     submission: str | None = None
@@ -68,6 +89,7 @@ class Evaluate:
 def main(config: Evaluate) -> None:
     if config.weights is not None and config.step != NEWEST:
         raise UserError(f"--weights and --step {config.step} both select weights; give only one of them")
+    _check_trajectories(config)
     with join_processes(config.platform):
         _evaluate(config)
 
@@ -85,6 +107,9 @@ def _evaluate(config: Evaluate) -> None:
             raise UserError(str(error)) from error
     puzzles = _puzzles(config, run)
     arc = _arc_directory(config, run)
+    if _has_trajectories(config):
+        _evaluate_trajectories(config, run, puzzles, arc, devices)
+        return
     with progress("evaluating") as advance:
         evaluator = task.evaluator(
             run.objective,
@@ -92,26 +117,73 @@ def _evaluate(config: Evaluate) -> None:
             puzzles,
             batch_size=config.batch_size,
             halt_threshold=threshold if halts else None,
+            refill=config.refill,
             progress=advance,
         )
         evaluation = evaluator(run.state, limit=config.limit)
     if not is_main_process():
         return
-    if arc is not None or config.predictions is not None:
-        figures = _vote(config, arc, _predictions(puzzles, evaluation))
-        evaluation = dataclasses.replace(evaluation, metrics=evaluation.metrics | figures)
-    if config.weights is None and config.data_dir is None and not config.limit:
+    evaluation = _with_votes(config, arc, puzzles, evaluation)
+    if _belongs_to_run(config):
         if halts:
             figures = evaluation.metrics | {"threshold": threshold, "step": run.step}
             write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
         else:
             evaluation.save(run.folder, config.split)
     until = f", halting at a probability above {threshold:g}" if halts else ""
-    print(f"{config.run_dir} at step {run.step}, {config.split} set, averaged weights{until}:")
-    for name, value in evaluation.metrics.items():
-        print(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
+    _print_metrics(config, run, evaluation, until + " with refill" * config.refill)
     if evaluation.halting_curve is not None and len(evaluation.halting_curve.by_steps) > 1:
         print("\n".join(["", *(f"  {line}" for line in table(evaluation.halting_curve))]))
+
+
+def _evaluate_trajectories(
+    config: Evaluate, run: Restored, puzzles: Mixture, arc: Path | None, devices: Devices
+) -> None:
+    task = puzzle_task(run)
+    depth = task.halt_max_steps if config.depth is None else config.depth
+    options = TrajectoryOptions(config.trajectories, config.noise, depth, config.choose, config.seed)
+    with progress("evaluating") as advance:
+        evaluator = task.trajectory_evaluator(
+            run.objective, devices, puzzles, options, batch_size=config.batch_size, progress=advance
+        )
+        result = evaluator(run.state, limit=config.limit)
+    if not is_main_process():
+        return
+    evaluation = _with_votes(config, arc, puzzles, result.evaluation)
+    result = dataclasses.replace(result, evaluation=evaluation)
+    if _belongs_to_run(config):
+        save_trajectories(result, run.folder, config.split, run.step)
+    if config.results is not None:
+        write_text(path_of(config.results), json.dumps(results_of(result, run.step), indent=1))
+    _print_metrics(config, run, evaluation, f", {settings(dataclasses.asdict(options))}")
+    print("\n".join(["", *(f"  {line}" for line in trajectory_table(result))]))
+
+
+def _print_metrics(config: Evaluate, run: Restored, evaluation: Evaluation, how: str) -> None:
+    print(f"{config.run_dir} at step {run.step}, {config.split} set, averaged weights{how}:")
+    for name, value in evaluation.metrics.items():
+        print(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
+
+
+def _belongs_to_run(config: Evaluate) -> bool:
+    """Whether the results are those of the run on its whole split, which its folder keeps."""
+    return config.weights is None and config.data_dir is None and not config.limit
+
+
+def _has_trajectories(config: Evaluate) -> bool:
+    """Whether the evaluation differs from the ordinary one: one trajectory, without noise, to the halt limit."""
+    return config.trajectories > 1 or config.noise > 0 or config.depth is not None
+
+
+def _check_trajectories(config: Evaluate) -> None:
+    halts, _ = _halting(config)
+    if config.refill and not halts:
+        raise UserError("--refill replaces sequences that halt early; add --halt-early or --halt-threshold")
+    if not _has_trajectories(config):
+        if config.results is not None:
+            raise UserError(f"--results {config.results} is for --trajectories, --noise or --depth; omit it")
+    elif halts:
+        raise UserError("--halt-early does not go with --trajectories, --noise and --depth; omit one of them")
 
 
 def _halting(config: Evaluate) -> tuple[bool, float]:
@@ -157,7 +229,7 @@ def _arc_directory(config: Evaluate, run: Restored) -> Path | None:
         raise UserError(f"--predictions {config.predictions} is for one data set; set --data-dir to one of {names}")
     if config.submission is not None and not votes:
         raise UserError(f"--submission {config.submission} is for the test split of one ARC data set; omit it")
-    for path in (config.predictions, config.submission):
+    for path in (config.predictions, config.submission, config.results):
         if path is not None and not is_folder(Path(path).parent):
             raise UserError(f"{Path(path).parent} is not a folder; give a file in an existing folder")
     return directory if votes else None
@@ -172,6 +244,14 @@ def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
         evaluation.predictions[-1][:, :length],
         evaluation.q_halt_logits[-1],
     )
+
+
+def _with_votes(config: Evaluate, arc: Path | None, puzzles: Mixture, evaluation: Evaluation) -> Evaluation:
+    """Writes the requested files; adds the ARC metrics for an ARC data set."""
+    if arc is None and config.predictions is None:
+        return evaluation
+    figures = _vote(config, arc, _predictions(puzzles, evaluation))
+    return dataclasses.replace(evaluation, metrics=evaluation.metrics | figures)
 
 
 def _vote(config: Evaluate, arc: Path | None, predictions: Predictions) -> dict[str, float]:

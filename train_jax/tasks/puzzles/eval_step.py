@@ -27,8 +27,8 @@ def make_eval_step(objective: Objective, max_steps: int, *, metrics_only: bool =
     """
 
     def eval_step(state: TrainState, batch: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
-        batch, _ = _without_mask(batch)
-        model = _EvalModel(objective, state)
+        batch, _ = without_mask(batch)
+        model = EvalModel(objective, state)
 
         def scan_body(carry: Any, _: None) -> tuple[Any, tuple[Metrics, dict[str, jax.Array]]]:
             carry, metrics, outputs = model.act_step(carry, batch)
@@ -67,8 +67,8 @@ def make_halting_eval_step(objective: Objective, max_steps: int, threshold_logit
     """
 
     def eval_step(state: TrainState, batch: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
-        batch, is_example = _without_mask(batch)
-        model = _EvalModel(objective, state)
+        batch, is_example = without_mask(batch)
+        model = EvalModel(objective, state)
 
         def act_step(carry: Any) -> tuple[Any, dict[str, jax.Array]]:
             carry, _, outputs = model.act_step(carry, batch)
@@ -94,27 +94,28 @@ def make_halting_eval_step(objective: Objective, max_steps: int, threshold_logit
         no_steps = jnp.zeros(len(is_example), jnp.int32)
         loop = _HaltingState(carry, jnp.zeros((), jnp.int32), ~is_example, no_steps, zeros)
         loop = jax.lax.while_loop(running, body, loop)
-        metrics = _halting_metrics(loop, batch["labels"])
         outputs = loop.outputs | {"steps": loop.steps}
+        metrics = halting_metrics(outputs, batch["labels"])
+        metrics["computed_steps"] = metrics["count"] * loop.act_steps
         return jax.lax.psum(metrics, AXIS), {name: value[None] for name, value in outputs.items()}
 
     return eval_step
 
 
-def _halting_metrics(loop: _HaltingState, labels: jax.Array) -> Metrics:
-    scores = score_answers(loop.outputs["preds"], labels)
-    predicted_correct = loop.outputs["q_halt_logits"] >= 0
+def halting_metrics(outputs: dict[str, jax.Array], labels: jax.Array) -> Metrics:
+    """Returns the sums of the metrics of answers and their `steps`."""
+    scores = score_answers(outputs["preds"], labels)
+    predicted_correct = outputs["q_halt_logits"] >= 0
     return {
         "count": scores.labelled.sum(),
         "accuracy": scores.accuracy.sum(),
         "exact_accuracy": scores.exact.sum(),
         "q_halt_accuracy": (scores.labelled & (predicted_correct == scores.exact)).sum(),
-        "steps": jnp.where(scores.labelled, loop.steps, 0).sum(),
-        "computed_steps": scores.labelled.sum() * loop.act_steps,
+        "steps": jnp.where(scores.labelled, outputs["steps"], 0).sum(),
     }
 
 
-class _EvalModel:
+class EvalModel:
     """The module in evaluation mode with `state.eval_params`."""
 
     def __init__(self, objective: Objective, state: TrainState):
@@ -123,7 +124,7 @@ class _EvalModel:
         self._call = objective.call(params, state.buffers, train=False)
         self._state = params, state.buffers
         # The loss head ignores names of outputs that the model does not have.
-        self._return_keys = ("preds", "q_halt_logits", *["q_continue_logits"] * _bootstrapped(objective))
+        self._return_keys = ("preds", "q_halt_logits", *["q_continue_logits"] * is_bootstrapped(objective))
 
     def initial_carry(self, batch: Batch) -> Any:
         return self._objective.initial_carry(*self._state, batch)
@@ -135,12 +136,12 @@ class _EvalModel:
         return carry, metrics, returned
 
 
-def _bootstrapped(objective: Objective) -> bool:
+def is_bootstrapped(objective: Objective) -> bool:
     """Returns whether a sequence halts if `q_halt` exceeds `q_continue` instead of 0."""
     return getattr(objective.task, "bootstrapped_halting", False)
 
 
-def _without_mask(batch: Batch) -> tuple[Batch, jax.Array]:
+def without_mask(batch: Batch) -> tuple[Batch, jax.Array]:
     """Returns the batch without `is_example`, and the mask; without a mask, all rows are examples."""
     mask = batch.get("is_example", jnp.ones(len(batch["inputs"]), bool))
     return {name: value for name, value in batch.items() if name != "is_example"}, mask

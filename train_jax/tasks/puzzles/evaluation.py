@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,10 +17,12 @@ from train_jax.run.files import whole_file
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
+from train_jax.tasks.puzzles.batches import Batch
 from train_jax.tasks.puzzles.eval_step import make_eval_step, make_halting_eval_step
 from train_jax.tasks.puzzles.format import PuzzleSet
 from train_jax.tasks.puzzles.halting import HaltingCurve, curve_of, threshold_logit, to_json
 from train_jax.tasks.puzzles.mixture import Mixture, mixture_of
+from train_jax.tasks.puzzles.refilling import Queues, make_refill_step, queues_of, rows_of_queues
 
 KEPT_BYTES = 2**30
 """Up to this size, the answers after every ACT step are kept; beyond it (augmented ARC sets), only the last ones."""
@@ -79,14 +81,21 @@ class Evaluator:
         max_steps: int,
         batch_size: int,
         halt_threshold: float | None = None,
+        refill: bool = False,
         progress: Progress = lambda done, total: None,
     ):
         """`max_steps` is the number of ACT steps and `batch_size` the number of examples on all devices together. A
-        sequence halts above the halting probability `halt_threshold`; None runs all sequences to the limit."""
+        sequence halts above the halting probability `halt_threshold`; None runs all sequences to the limit. With
+        `refill`, a row that has halted takes the next example (`refilling.py`)."""
         devices.local_batch_size(batch_size)
         self._puzzles = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
         self._devices, self._batch_size, self._progress = devices, batch_size, progress
-        if halt_threshold is None:
+        self._refill = refill
+        if refill:
+            limit = threshold_logit(1 if halt_threshold is None else halt_threshold)
+            rows = rows_of_queues(devices.local_batch_size(batch_size), self._puzzles.num_examples, devices.count)
+            full = metrics_only = make_refill_step(objective, max_steps, limit, rows)
+        elif halt_threshold is None:
             full, metrics_only = (
                 make_eval_step(objective, max_steps),
                 make_eval_step(objective, max_steps, metrics_only=True),
@@ -102,8 +111,8 @@ class Evaluator:
         sums: dict[str, float] = {}
         curve, done = None, 0
         answers = _Answers(total, data.metadata.seq_len, data.metadata.vocab_size)
-        for batch, valid in data.eval_batches(batch_size=self._batch_size, shard=process_shard(), limit=limit):
-            shares = self._devices.shard(self._devices.split_batch(batch | {"is_example": valid}))
+        for examples in self._examples(limit):
+            shares = self._devices.shard(self._devices.split_batch(examples.arrays))
             metrics, outputs = step(state, shares)
             metrics = self._devices.to_host(metrics)
             part = jax.tree.map(lambda x: np.asarray(x, float), metrics.pop("halting_curve", None))
@@ -111,11 +120,38 @@ class Evaluator:
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             if not metrics_only:
-                answers.add(self._devices.to_host(outputs), batch, valid)
-            done = min(done + self._batch_size, total)
+                outputs = self._devices.to_host(outputs)
+                outputs = {name: merge_devices(array) for name, array in outputs.items()}
+                for of_batch in examples.of_batches(outputs):
+                    answers.add(*of_batch)
+            done = min(done + self._batch_size * len(examples.batches), total)
             self._progress(done, total)
         halting_curve = None if curve is None else curve_of(curve)
         return Evaluation(means(sums, total), data.num_examples, *answers.arrays(), halting_curve)
+
+    def _examples(self, limit: int) -> Iterator[_Examples | Queues]:
+        """Yields the examples of this process: a batch at a time or, with refill, several batches as queues."""
+        data, shard = self._puzzles, process_shard()
+        batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
+        if not self._refill:
+            return (_Examples([batch]) for batch in batches)
+        count = sum(1 for _ in data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit))
+        return queues_of(batches, count=count, devices=len(self._devices.local))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Examples:
+    """One batch, with the mask of its examples; the same attributes as `Queues`."""
+
+    batches: list[tuple[Batch, np.ndarray]]
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        batch, valid = self.batches[0]
+        return batch | {"is_example": valid}
+
+    def of_batches(self, outputs: dict[str, np.ndarray]) -> Iterator[tuple[dict[str, np.ndarray], Batch, np.ndarray]]:
+        yield outputs, *self.batches[0]
 
 
 class _Answers:
@@ -135,7 +171,6 @@ class _Answers:
         self._kept = slice(None)
 
     def add(self, outputs: Mapping[str, Any], batch: Mapping[str, np.ndarray], valid: np.ndarray) -> None:
-        outputs = {name: _merge_devices(array) for name, array in outputs.items()}
         if len(outputs["preds"]) * self._total * self._seq_len > KEPT_BYTES:
             self._kept = slice(-1, None)
         arrays = {
@@ -168,7 +203,7 @@ def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
     return averaged | {"count": sums["count"]}
 
 
-def _merge_devices(outputs: Any) -> np.ndarray:
+def merge_devices(outputs: Any) -> np.ndarray:
     """Reshapes (devices, ACT steps, local, …) to (ACT steps, examples, …)."""
     outputs = np.moveaxis(np.asarray(outputs), 0, 1)
     return outputs.reshape(outputs.shape[0], -1, *outputs.shape[3:])

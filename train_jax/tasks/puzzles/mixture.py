@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Integer
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.augmentation import transform_for, words_for
@@ -115,6 +115,16 @@ class Mixture:
                 for batch, valid in eval_batches(part, batch_size=batch_size, shard=shard, limit=left):
                     yield self._as_whole(number, batch), valid
                 left -= part.num_examples
+
+    def eval_numbers(
+        self, *, batch_size: int, shard: tuple[int, int] = (0, 1), limit: int = 0
+    ) -> Iterator[Integer[np.ndarray, "local"]]:
+        """Yields, for each batch of `eval_batches`, the numbers of its rows in the mixture; meaningless for padding."""
+        left, first, rows = limit or self.num_examples, 0, rows_of(shard, batch_size)
+        for part in self.parts:
+            for start in range(0, max(min(left, part.num_examples), 0), batch_size):
+                yield np.arange(first + start + rows.start, first + start + rows.stop, dtype=np.int32)
+            left, first = left - part.num_examples, first + part.num_examples
 
     def _as_whole(self, number: int, batch: Batch) -> Batch:
         """Converts a part's batch, in place, to the identifiers and the sequence length of the mixture."""

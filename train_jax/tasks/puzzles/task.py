@@ -24,6 +24,7 @@ from train_jax.tasks.puzzles.halting import halting_histogram
 from train_jax.tasks.puzzles.kinds import add_kind
 from train_jax.tasks.puzzles.metadata import Metadata, metadata_of
 from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
+from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluator, TrajectoryOptions
 from train_jax.tasks.task import ConstantStage, StageSchedule
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class PuzzleTask:
         *,
         batch_size: int = 0,
         halt_threshold: float | None = None,
+        refill: bool = False,
         progress: Progress = lambda done, total: None,
     ) -> Evaluator:
         """Returns an evaluator, by default of the test set with the batch size of the run."""
@@ -139,8 +141,23 @@ class PuzzleTask:
             max_steps=self.halt_max_steps,
             batch_size=batch_size or self._config.eval_batch_size,
             halt_threshold=halt_threshold,
+            refill=refill,
             progress=progress,
         )
+
+    def trajectory_evaluator(
+        self,
+        objective: Objective,
+        devices: Devices,
+        puzzles: Mixture,
+        options: TrajectoryOptions,
+        *,
+        batch_size: int = 0,
+        progress: Progress = lambda done, total: None,
+    ) -> TrajectoryEvaluator:
+        """Returns an evaluator with several trajectories, by default with the batch size of the run."""
+        batch_size = batch_size or self._config.eval_batch_size
+        return TrajectoryEvaluator(objective, puzzles, devices, options, batch_size=batch_size, progress=progress)
 
     def eval_step(self, objective: Objective) -> tuple[EvalStep, dict[str, np.ndarray]]:
         """Returns the step of evaluations during training, of one device, and a batch of zeros for all of them."""

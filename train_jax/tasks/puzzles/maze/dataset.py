@@ -9,7 +9,7 @@ from train_jax.errors import UserError
 from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
 from train_jax.tasks.puzzles.maze.csv import HUB_EXAMPLE, read_maze_table
-from train_jax.tasks.puzzles.maze.generator import Style, generate
+from train_jax.tasks.puzzles.maze.generator import ONE_PATH, Style, generate
 from train_jax.tasks.puzzles.maze.grid import Mazes
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.maze.symmetry import all_turns, fingerprints
@@ -34,11 +34,12 @@ def build_generated(
     seed: int,
     overwrite: bool,
     progress: Progress,
+    max_path: int | None = None,
 ) -> bool:
     """Builds a data set of generated mazes, no two of them equivalent. Returns False if it exists already.
 
-    An independent search checks that every solution is a shortest path, and for `corridors` that it is the only one.
-    Raises `UserError` if no such mazes can be generated, and the errors of `is_built`.
+    An independent search checks that every solution is a shortest path and, except for `walls`, that it is the only
+    one. Raises `UserError` if no such mazes can be generated, and the errors of `is_built`.
     """
     recipe = {
         "maker": "maze",
@@ -51,13 +52,18 @@ def build_generated(
         "augment": augment,
         "seed": seed,
     }
+    if max_path is not None:
+        recipe["max_path"] = max_path
     if is_built(directory, recipe, overwrite=overwrite):
         return False
     examples = num_train * (8 if augment else 1) + num_test
     check_room(directory, MazeKind(size), originals=num_train + num_test, examples=examples)
-    mazes = generate(num_train + num_test, size, min_path, style, np.random.default_rng(seed), progress)
+    rng = np.random.default_rng(seed)
+    mazes = generate(num_train + num_test, size, min_path, style, rng, progress, max_path=max_path)
     paths = search(mazes.inputs)
-    good = are_shortest_paths(*mazes, paths) & (paths.steps > min_path) & (paths.unique | (style != "corridors"))
+    good = are_shortest_paths(*mazes, paths) & (paths.steps > min_path) & (paths.unique | (style not in ONE_PATH))
+    if max_path is not None:
+        good &= paths.steps <= max_path
     if not good.all():
         raise RuntimeError(f"the search does not confirm the solution of maze {int(np.argmin(good))} of {recipe}")
     train, test = (Mazes(*(array[part] for array in mazes)) for part in (np.s_[:num_train], np.s_[num_train:]))

@@ -1,9 +1,10 @@
 """Generates mazes from a seed, no two equivalent, whose shortest path is longer than a bound.
 
-There are two styles. `corridors` is a random forest of open cells, with a few more cells opened so that there are
-loops. Start and goal are chosen such that there is exactly one shortest path, so exactly one answer is correct. `walls`
-is the published procedure: 30 to 50 % of the cells are random walls. Such a maze has many shortest paths; its solution
-takes at every step the first possible one of up, left, down and right.
+There are three styles. `corridors` is a random forest of open cells, with a few more cells opened so that there are
+loops. Start and goal are chosen such that there is exactly one shortest path, so exactly one answer is correct.
+`perfect` is a random spanning tree of rooms: there is one path between any two open cells. `walls` is the published
+procedure: 30 to 50 % of the cells are random walls. Such a maze has many shortest paths; its solution takes at every
+step the first possible one of up, left, down and right.
 
 The searches use bit boards: bit c of word r is cell (r, c), and the mazes are the last axis. One step of a search in
 thousands of mazes is then a dozen operations on contiguous memory.
@@ -21,7 +22,7 @@ from train_jax.tasks.puzzles.hashing import first_of_each
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL, Mazes, check_size
 from train_jax.tasks.puzzles.maze.symmetry import fingerprints
 
-Style = Literal["corridors", "walls"]
+Style = Literal["corridors", "perfect", "walls"]
 Boards = UInt64[np.ndarray, "rows n"]
 
 LOOPS = 0.02
@@ -29,6 +30,8 @@ LOOPS = 0.02
 exists in 65 % of the 30x30 mazes without loops, in 38 % with this share and in 16 % with a share of 5 %."""
 WALLS = (0.3, 0.5)
 """Bounds of the share of walls in a `walls` maze, which is drawn uniformly."""
+ONE_PATH: tuple[Style, ...] = ("corridors", "perfect")
+"""The styles whose mazes have exactly one shortest path."""
 BATCH = 2048
 LEAST_YIELD = 5e-4
 """The generator stops with an error if less than this share of `PATIENCE` mazes is new and has a long enough path."""
@@ -47,10 +50,20 @@ def usual_min_path(size: int) -> int:
     return int(110 * (size / 30) ** 1.2)
 
 
-def generate(count: int, size: int, min_path: int, style: Style, rng: np.random.Generator, progress: Progress) -> Mazes:
-    """Generates `count` mazes whose shortest path has more than `min_path` steps, no two equivalent under a symmetry.
+def generate(
+    count: int,
+    size: int,
+    min_path: int,
+    style: Style,
+    rng: np.random.Generator,
+    progress: Progress,
+    *,
+    max_path: int | None = None,
+) -> Mazes:
+    """Generates `count` mazes, no two equivalent under a symmetry.
 
-    Raises `UserError` if not enough such mazes can be generated.
+    Their shortest paths have more than `min_path` steps and at most `max_path` (None: any number). Raises `UserError`
+    if not enough such mazes can be generated.
     """
     check_size(size)
     if style not in get_args(Style):
@@ -60,7 +73,9 @@ def generate(count: int, size: int, min_path: int, style: Style, rng: np.random.
     tried, tried_since, longest = 0, 0, 0
     while len(known) < count:
         cells = GROUND[style](BATCH, size, rng)
-        mazes, reached = between_far_ends(boards_of(cells), min_path, only_one=style == "corridors", rng=rng)
+        mazes, reached = between_far_ends(
+            boards_of(cells), min_path, only_one=style in ONE_PATH, rng=rng, max_path=max_path
+        )
         marks = fingerprints(mazes.inputs)
         fresh = np.flatnonzero(first_of_each(marks, known=known))[: count - len(known)]
         parts.append(Mazes(*(array[fresh] for array in mazes)))
@@ -70,8 +85,8 @@ def generate(count: int, size: int, min_path: int, style: Style, rng: np.random.
         if tried_since > PATIENCE:
             raise UserError(
                 f"only {len(known)} of {count} mazes of {size}x{size} with a shortest path of more than {min_path} "
-                f"steps were generated in {tried:,} attempts, the longest path has {longest}; use a lower --min-path, "
-                "fewer mazes or a larger --size"
+                f"steps{'' if max_path is None else f' and at most {max_path}'} were generated in {tried:,} attempts, "
+                f"the longest path has {longest}; use a lower --min-path, fewer mazes or a larger --size"
             )
         progress(f"{size}x{size} mazes", len(known), count)
     return Mazes(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
@@ -109,6 +124,37 @@ def corridors(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "
     return is_open | (rng.random(is_open.shape, np.float32) < LOOPS)
 
 
+def spanning_trees(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "n size size"]:
+    """Returns a mask of open cells: rooms at every second row and column, joined to a random spanning tree.
+
+    The cells between two rooms are opened in random order, each if it joins two trees (Kruskal's algorithm with random
+    weights). The last row and the last column of an even size are walls.
+    """
+    rooms = (size + 1) // 2
+    is_room = np.zeros((size, size), bool)
+    is_room[: 2 * rooms : 2, : 2 * rooms : 2] = True
+    numbers = np.arange(rooms**2).reshape(rooms, rooms)
+    pairs = np.concatenate([np.stack((first.ravel(), second.ravel()), 1) for first, second in _adjacent(numbers)])
+    rows, cols = np.divmod(pairs, rooms)
+    between = rows.sum(axis=1) * size + cols.sum(axis=1)  # halfway between the cells (2 row, 2 column) of both rooms
+    is_open = np.tile(is_room.ravel(), (n, 1))
+    # A tree is identified by one of its rooms. Relabelling a whole tree is fast, because there are few rooms.
+    trees = np.tile(np.arange(rooms**2, dtype=np.int16), (n, 1))
+    mazes = np.arange(n)
+    for edges in rng.permuted(np.tile(np.arange(len(pairs)), (n, 1)), axis=1).T:
+        ours, theirs = (trees[mazes, pairs[edges, end]] for end in (0, 1))
+        joins = np.flatnonzero(ours != theirs)
+        is_open[joins, between[edges[joins]]] = True
+        of_joined = trees[joins]
+        trees[joins] = np.where(of_joined == theirs[joins, None], ours[joins, None], of_joined)
+    return is_open.reshape(n, size, size)
+
+
+def _adjacent(numbers: Integer[np.ndarray, "rows cols"]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Returns the numbers of all pairs of rooms that are one below the other, and side by side."""
+    return (numbers[:-1], numbers[1:]), (numbers[:, :-1], numbers[:, 1:])
+
+
 def random_walls(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "n size size"]:
     """Returns a mask of open cells, with a random share of walls in each maze."""
     shares = rng.uniform(*WALLS, size=(n, 1, 1)).astype(np.float32)
@@ -117,6 +163,7 @@ def random_walls(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray
 
 GROUND: dict[str, Callable[[int, int, np.random.Generator], Bool[np.ndarray, "n size size"]]] = {
     "corridors": corridors,
+    "perfect": spanning_trees,
     "walls": random_walls,
 }
 
@@ -166,12 +213,14 @@ def any_cell(boards: Boards, rng: np.random.Generator) -> Boards:
     return board & boards
 
 
-def between_far_ends(is_open: Boards, min_path: int, *, only_one: bool, rng: np.random.Generator) -> tuple[Mazes, int]:
+def between_far_ends(
+    is_open: Boards, min_path: int, *, only_one: bool, rng: np.random.Generator, max_path: int | None = None
+) -> tuple[Mazes, int]:
     """Returns the mazes with a path of more than `min_path` steps, with their solutions, and the longest distance.
 
     One end of the path is a cell at the largest distance from a random cell. The other end is drawn from the cells more
-    than `min_path` steps away; with `only_one`, from those of them with a single shortest path. Which end is the start
-    is random.
+    than `min_path` and at most `max_path` steps away; with `only_one`, from those of them with a single shortest path.
+    Which end is the start is random.
     """
     first = any_cell(is_open, rng)
     last = first
@@ -186,7 +235,7 @@ def between_far_ends(is_open: Boards, min_path: int, *, only_one: bool, rng: np.
             one_way = reached_one_way(wave, before, one_way)
         before = wave
         longest = step
-        if step > min_path:
+        if step > min_path and (max_path is None or step <= max_path):
             eligible |= one_way if only_one else wave
     good = eligible.any(axis=0)
     is_open, end, eligible = is_open[:, good], end[:, good], eligible[:, good]

@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from models_torch.ranges import Range
+from train_jax.errors import UserError
 from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.maze.dataset import build_from_tables, build_generated
 from train_jax.tasks.puzzles.maze.generator import Style, usual_min_path
@@ -36,10 +37,13 @@ class MazeData:
     """Add the other seven rotations and reflections of every train maze."""
     min_path: Annotated[PathSteps | None, arg(help_behavior_hint="(default: by size, 110 for 30)")] = None
     """Shortest paths have more steps than this."""
+    max_path: Annotated[PathSteps | None, arg(help_behavior_hint="(default: no limit)")] = None
+    """Generated: shortest paths have at most this number of steps."""
     size: Annotated[int | None, Range(SMALLEST, LARGEST), arg(help_behavior_hint="(default: 30)")] = None
     """Generated: rows and columns, 4 to 50."""
     kind: Annotated[Style | None, arg(help_behavior_hint="(default: corridors)")] = None
-    """Generated: corridors (one shortest path), or random walls as published (many)."""
+    """Generated: corridors (one shortest path), perfect (one path between any two cells), or random walls as
+    published (many shortest paths)."""
     num_train: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
     """Generated: number of train mazes."""
     num_test: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
@@ -59,13 +63,25 @@ class MazeData:
             f"maze-{self.rows}x{self.rows}" if self.source is None else "maze-hard"
         )
 
+    @property
+    def least_path(self) -> int:
+        """The bound of `min_path` for generated mazes."""
+        return usual_min_path(self.rows) if self.min_path is None else self.min_path
+
     def check(self) -> None:
         """Raises `UserError` if a value is out of range or options conflict."""
         check_option_ranges(self)
         if self.source is None:
             reject_options(self, "needs --source", "subsample_size")
         else:
-            reject_options(self, "does not go with --source", "num_train", "num_test", "size", "kind")
+            reject_options(self, "does not go with --source", "num_train", "num_test", "size", "kind", "max_path")
+            return
+        min_path = self.least_path
+        if self.max_path is not None and self.max_path <= min_path:
+            raise UserError(
+                f"--max-path {self.max_path}: shortest paths have more than {min_path} steps (--min-path); "
+                f"use at least {min_path + 1}, or a lower --min-path"
+            )
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""
@@ -80,7 +96,8 @@ class MazeData:
             self.directory,
             size=self.rows,
             style=self.kind or "corridors",
-            min_path=usual_min_path(self.rows) if self.min_path is None else self.min_path,
+            min_path=self.least_path,
+            max_path=self.max_path,
             num_train=num_train if self.num_train is None else self.num_train,
             num_test=num_test if self.num_test is None else self.num_test,
             **common,

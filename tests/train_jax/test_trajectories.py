@@ -1,0 +1,214 @@
+"""Evaluation with noisy trajectories: equal to the ordinary one without noise, and independent of batch and devices."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from support.halting_toy import HALT, LENGTH, RIGHT_CELLS, STATE, STEPS, ToyObjective, make_puzzles
+from support.latent_toy import LatentToy, evaluate_trajectories
+from support.markers import slow_unless
+from support.scripts import run_script
+
+from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.run.config import with_model
+from train_jax.run.folder import RunFolder
+from train_jax.run.presets import preset
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.puzzles.evaluation import Evaluator
+from train_jax.tasks.puzzles.mixture import load_mixture, mixture_of
+from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluator, TrajectoryOptions
+
+ALL = list(range(len(HALT)))
+
+
+def test_without_noise_every_trajectory_is_the_same_and_keeps_its_most_confident_answer():
+    result = evaluate_trajectories(ALL, 3, Devices(1), TrajectoryOptions(2, 0.0, STEPS))
+    kept = HALT.argmax(axis=1)
+    solved = RIGHT_CELLS == LENGTH
+    assert result.exact_accuracy("halting/best") == np.mean(solved[ALL, kept])
+    assert result.exact_accuracy("halting/last") == result.exact_accuracy("vote/last") == np.mean(solved[:, -1])
+    assert result.exact_accuracy("pass/best") == np.mean(solved[ALL, kept])
+    assert result.exact_accuracy("any_step") == np.mean(solved.any(axis=1))
+    assert (result.evaluation.q_halt_logits[0] == HALT.max(axis=1)).all()
+    right = RIGHT_CELLS[ALL, kept]
+    for example, (cells, step) in enumerate(zip(right, kept, strict=True)):
+        expected = [3] * cells + [10 + step] * (LENGTH - cells)
+        assert result.evaluation.predictions[0, example].tolist() == expected
+    metrics = result.evaluation.metrics
+    assert metrics["accuracy"] == pytest.approx(np.mean(right / LENGTH))
+    assert (metrics["steps"], metrics["count"], metrics["pass@2"]) == (2 * STEPS, 7, result.exact_accuracy("pass/best"))
+    assert metrics["q_halt_accuracy"] == np.mean((HALT.max(axis=1) >= 0) == (right == LENGTH))
+    for place, depth in enumerate(result.depths):
+        expected = np.mean(solved[ALL, HALT[:, :depth].argmax(axis=1)])
+        assert result.shares["halting/best"][1, place] == expected
+
+
+def results(result):
+    return [result.evaluation.predictions, result.evaluation.q_halt_logits, result.solved, *result.shares.values()]
+
+
+def test_noise_depends_on_the_seed_and_the_puzzle_alone():
+    options = TrajectoryOptions(4, 0.8, 5, "vote", seed=3)
+    first = evaluate_trajectories(ALL * 2, 14, Devices(1), options)
+    for batch_size in (1, 3, 16):
+        again = evaluate_trajectories(ALL * 2, batch_size, Devices(1), options)
+        assert all((a == b).all() for a, b in zip(results(first), results(again), strict=True))
+    logits = first.evaluation.q_halt_logits[0]
+    # Equal puzzles at other places in the data set; a logit after the first ACT step has no noise.
+    assert ((logits[:7] != logits[7:]) | (logits[:7] == HALT[:, 0])).all() and (logits[:7] != logits[7:]).sum() > 4
+    other = evaluate_trajectories(ALL * 2, 14, Devices(1), dataclasses.replace(options, seed=4))
+    assert (other.evaluation.q_halt_logits[0] != logits).sum() > 8
+
+
+def test_the_noise_has_the_standard_deviation_and_is_added_after_each_step():
+    """With all logits 0, the logit of step s is the sum of the noise on five latents after s - 1 steps."""
+    state = STATE._replace(ema={name: 0 * table for name, table in STATE.ema.items()})
+    evaluator = TrajectoryEvaluator(
+        LatentToy(),  # pyright: ignore[reportArgumentType]
+        mixture_of([make_puzzles([0] * 4000)]),
+        Devices(1),
+        TrajectoryOptions(1, 0.5, 4),
+        batch_size=4000,
+    )
+    batch, valid = next(mixture_of([make_puzzles([0] * 4000)]).eval_batches(batch_size=4000))
+    rows = {"is_example": valid, "number": np.arange(4000, dtype=np.int32), "trajectory": np.zeros(4000, np.int32)}
+    devices = Devices(1)
+    _, outputs = evaluator._step(devices.replicate(state), devices.shard(devices.split_batch(batch | rows)))
+    logits = np.asarray(outputs["logits"])[0]
+    assert (logits[0] == 0).all()
+    added = np.diff(logits, axis=0)
+    assert added.std(axis=1) == pytest.approx([0.5 * 5**0.5] * 3, rel=0.05)
+    assert abs(np.corrcoef(added)[np.triu_indices(3, 1)]).max() < 0.05
+
+
+def test_more_trajectories_leave_the_first_ones_as_they_are():
+    few, many = (evaluate_trajectories(ALL, 7, Devices(1), TrajectoryOptions(count, 0.8, 5)) for count in (2, 4))
+    assert (few.trajectories, many.trajectories) == ([1, 2], [1, 2, 3, 4])
+    assert all((few.shares[name] == many.shares[name][:2]).all() for name in few.shares)
+
+
+@pytest.mark.slow
+def test_one_device_and_eight_give_the_same(tmp_path):
+    arrays = []
+    for devices in (1, 8):
+        run_script("trajectories_on_devices", devices, 8, tmp_path / str(devices))
+        for runner in ("pmap", "shard_map"):
+            with np.load(tmp_path / f"{devices}.{runner}.npz") as file:
+                arrays.append({name: file[name] for name in file.files})
+    for other in arrays[1:]:
+        for name, values in arrays[0].items():
+            if name != "refilled computed_steps":
+                assert (values == other[name]).all(), name
+
+
+def test_a_model_without_latents_cannot_be_given_noise():
+    puzzles = mixture_of([make_puzzles(ALL)])
+    objective: object = ToyObjective()
+    evaluator = TrajectoryEvaluator(objective, puzzles, Devices(1), TrajectoryOptions(2, 0.1, 3), batch_size=7)  # pyright: ignore
+    with pytest.raises(UserError, match=r"inner_carry of the carry.*use --noise 0"):
+        evaluator(STATE)
+
+
+def test_what_is_kept_of_a_batch_must_fit_into_memory():
+    with pytest.raises(UserError, match=r"need \d+ GiB of memory; use --batch-size \d+ or less"):
+        evaluate_trajectories(ALL, 2**20, Devices(1), TrajectoryOptions(4096, 0.1, 4096))
+
+
+@pytest.mark.parametrize("model", slow_unless("trm".__eq__, ["trm", "hrm", "trm_hier6", "trm_singlez", "transformer"]))
+def test_without_noise_the_figures_are_those_of_the_ordinary_evaluation(data_dir, model):
+    config = with_model(preset("tiny"), model)
+    cycles = {name: 1 for name in ("H_cycles", "L_cycles") if hasattr(config.arch, name)}
+    limits = {"short": 2, "long": 4}
+    answers = {}
+    for name, limit in limits.items():
+        arch = dataclasses.replace(config.arch, halt_max_steps=limit, **cycles)
+        training = start(dataclasses.replace(config, arch=arch, data_dir=str(data_dir)), devices=Devices(1))
+        # A new halting head has the same output for all inputs.
+        state = training.initial_state()
+        head = {name: 9 * np.sin(np.arange(p.size)).reshape(p.shape) for name, p in state.ema.items() if "q_" in name}
+        state = state._replace(ema=state.ema | head)
+        objective, puzzles = training.objective, load_mixture(str(data_dir), "test")
+        answers[name] = Evaluator(objective, puzzles, Devices(1), max_steps=limit, batch_size=8)(state)
+        if name == "short":
+            options = TrajectoryOptions(1, 0.0, limits["long"])
+            evaluator = TrajectoryEvaluator(objective, puzzles, Devices(1), options, batch_size=8)
+            deeper = evaluator(state)
+            same = TrajectoryEvaluator(objective, puzzles, Devices(1), TrajectoryOptions(1, 0.0, limit), batch_size=8)(
+                state
+            )
+            noisy = TrajectoryEvaluator(objective, puzzles, Devices(1), TrajectoryOptions(2, 0.5, limit), batch_size=8)(
+                state
+            )
+    short, long = answers["short"], answers["long"]
+    logits = short.q_halt_logits
+    at_limit = logits.argmax(axis=0) == len(logits) - 1
+    assert same.exact_accuracy("halting/last") == short.metrics["exact_accuracy"]
+    if not getattr(config.arch, "no_ACT_continue", True):
+        return  # the logit that is compared is not the one that is kept
+    kept = logits.argmax(axis=0), np.arange(logits.shape[1])
+    assert (same.evaluation.q_halt_logits[0] == logits[kept]).all()
+    assert (same.evaluation.predictions[0] == short.predictions[kept]).all()
+    assert same.evaluation.metrics["steps"] == short.metrics["steps"]
+    # Beyond the limit, the model continues as one with a later limit does.
+    assert at_limit.shape == (8,)
+    kept = long.q_halt_logits.argmax(axis=0), np.arange(8)
+    assert deeper.evaluation.q_halt_logits[0] == pytest.approx(long.q_halt_logits[kept], abs=1e-5)
+    assert (deeper.evaluation.predictions[0] == long.predictions[kept]).all()
+    assert (noisy.evaluation.q_halt_logits != same.evaluation.q_halt_logits).any()
+
+
+# ---- the command
+
+
+@pytest.fixture
+def run(tmp_path, finished_run):
+    """A copy of the finished run."""
+    return RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def test_the_command_writes_results_and_shows_the_loss_of_the_chooser(capsys, run, tmp_path):
+    before = {path: path.read_bytes() for path in run.evaluation("test").parent.iterdir()}
+    line = [str(run.path), "--trajectories", "3", "--noise", "0.3", "--depth", "5", "--choose", "vote"]
+    file = tmp_path / "results.json"
+    assert main(["evaluate", *line, "--results", str(file), "--predictions", str(tmp_path / "answers.npz")]) == 0
+    output = capsys.readouterr().out
+    assert "3 trajectories of 5 ACT steps with noise 0.3, chosen by vote" in output and "pass@3" in output
+    assert before and all(path.read_bytes() == content for path, content in before.items())
+    values = json.loads(run.trajectories("test").read_text())
+    assert json.loads(file.read_text()) == values
+    assert (values["trajectories"], values["depth"], values["noise"], values["chooser"]) == (3, 5, 0.3, "vote")
+    assert values["metrics"]["steps"] == values["points"][-1]["act_steps"] == 15
+    assert values["metrics"]["exact_accuracy"] == values["points"][-1]["exact_accuracy"]["vote/best"]
+    with np.load(run.trajectories_solved("test")) as arrays:
+        assert arrays["solved"].shape == (3, 5, 8) and arrays["solved"].dtype == bool
+        assert arrays["solved"][-1, -1].mean() == values["metrics"]["exact_accuracy"]
+
+
+def test_one_trajectory_without_noise_is_the_ordinary_evaluation(capsys, run):
+    assert main(["evaluate", str(run.path)]) == 0
+    files = {path: path.read_bytes() for path in run.evaluation("test").parent.glob("*.json")}
+    output = capsys.readouterr().out
+    assert main(["evaluate", str(run.path), "--trajectories", "1", "--noise", "0"]) == 0
+    assert capsys.readouterr().out == output
+    assert files == {path: path.read_bytes() for path in run.evaluation("test").parent.glob("*.json")}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--refill"], "add --halt-early or --halt-threshold"),
+        (["--halt-early", "--trajectories", "2"], "--halt-early does not go with --trajectories"),
+        (["--results", "x.json"], "--results x.json is for --trajectories, --noise or --depth; omit it"),
+        (["--trajectories", "2", "--results", "no/x.json"], "no is not a folder"),
+        (["--noise", "-1"], "--noise is -1"),
+        (["--depth", "0"], "--depth is 0; use at least 1"),
+    ],
+)
+def test_options_that_do_not_go_together(capsys, finished_run, options, message):
+    assert main(["evaluate", str(finished_run), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("trm: ") and error.count("\n") == 1 and message in error

@@ -1,0 +1,191 @@
+"""Evaluates a model with several noisy trajectories for each puzzle."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from train_jax.core.objective import Objective
+from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.runtime.devices import Devices
+from train_jax.runtime.processes import gather, process_shard
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL
+from train_jax.tasks.puzzles.choosing import (
+    KEEPS,
+    Choice,
+    Chooser,
+    Facts,
+    chosen,
+    interval,
+    milestones,
+    solved_at,
+)
+from train_jax.tasks.puzzles.evaluation import Evaluation, Progress, merge_devices
+from train_jax.tasks.puzzles.mixture import Mixture
+from train_jax.tasks.puzzles.trajectories import make_trajectory_step
+
+LARGEST_BATCH_BYTES = 2**32
+"""Limit of what is kept of a batch on a host: the facts of every answer and the candidates of every trajectory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectoryOptions:
+    """Number, length and noise of the trajectories of a puzzle, and how its answer is chosen."""
+
+    trajectories: int
+    noise: float
+    """Standard deviation of the noise on the latents after each ACT step."""
+    depth: int
+    """ACT steps of each trajectory."""
+    chooser: Chooser = "halting"
+    seed: int = 0
+
+    @property
+    def act_steps(self) -> int:
+        """ACT steps per puzzle."""
+        return self.trajectories * self.depth
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectoryEvaluation:
+    """The result of an evaluation with trajectories, equal on every process."""
+
+    options: TrajectoryOptions
+    evaluation: Evaluation
+    """Metrics and answers of the chooser, each trajectory with the answer of its highest halting logit."""
+    trajectories: list[int]
+    """The numbers of trajectories of the curves."""
+    depths: list[int]
+    """The numbers of ACT steps of the curves."""
+    shares: dict[str, np.ndarray]
+    """Exact accuracy by name (see `choosing.solved_at`), number of trajectories and number of ACT steps."""
+    solved: Bool[np.ndarray, "trajectories depths examples"]
+    """The examples that the chooser solves, in the order of the data set."""
+
+    def exact_accuracy(self, name: str) -> float:
+        """Returns the exact accuracy with all trajectories and ACT steps, by name."""
+        return float(self.shares[name][-1, -1])
+
+
+class TrajectoryEvaluator:
+    """Evaluates a module with several trajectories for each puzzle; compiled at the first call."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        puzzles: Mixture,
+        devices: Devices,
+        options: TrajectoryOptions,
+        *,
+        batch_size: int,
+        progress: Progress = lambda done, total: None,
+    ):
+        """`batch_size` is the number of examples on all devices together; each is computed one trajectory at a time."""
+        devices.local_batch_size(batch_size)
+        _check_memory(options, batch_size, puzzles.metadata.seq_len)
+        self._puzzles, self._devices, self._options = puzzles, devices, options
+        self._batch_size, self._progress = batch_size, progress
+        step = make_trajectory_step(objective, options.depth, options.noise, options.seed)
+        self._step = devices.parallel_eval_step(step)
+        self._trajectories, self._depths = milestones(options.trajectories), milestones(options.depth)
+
+    def __call__(self, state: TrainState, *, limit: int = 0) -> TrajectoryEvaluation:
+        data, shard = self._puzzles, process_shard()
+        state = self._devices.replicate(state)
+        total, done = min(limit or data.num_examples, data.num_examples), 0
+        rows = _Rows()
+        batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
+        numbers = data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit)
+        for (batch, valid), number in zip(batches, numbers, strict=True):
+            shares = self._devices.shard(self._devices.split_batch(batch | {"is_example": valid, "number": number}))
+            outputs = []
+            for trajectory in range(self._options.trajectories):
+                which = self._devices.split_batch({"trajectory": np.full(len(number), trajectory, np.int32)})
+                _, output = self._step(state, shares | self._devices.shard(which))
+                outputs.append({name: merge_devices(x) for name, x in self._devices.to_host(output).items()})
+                part = min(self._batch_size, total - done) * (trajectory + 1) // self._options.trajectories
+                self._progress(done + part, total)
+            rows.add(self._of_batch(batch, outputs), valid)
+            done = min(done + self._batch_size, total)
+        return self._result(rows.joined())
+
+    def _of_batch(self, batch: Mapping[str, np.ndarray], outputs: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+        """Chooses the answers of a batch; every array has one leading axis, then the examples."""
+        stacked = {name: np.stack([output[name] for output in outputs]) for name in outputs[0]}
+        marks = stacked["marks"].astype(np.uint64)
+        marks = marks[..., 0] << np.uint64(32) | marks[..., 1]
+        facts = Facts(stacked["logits"], marks, stacked["exact"], stacked["accuracy"])
+        rows = np.arange(len(batch["inputs"]))
+        choice = chosen(facts, self._options.chooser, "best")
+        solved = solved_at(facts, self._trajectories, self._depths)
+        return {
+            "preds": _of_choice(stacked["preds"], choice, rows)[None],
+            "q_halt_logits": _of_choice(stacked["q_halt_logits"], choice, rows)[None],
+            "accuracy": facts.accuracy[*choice, rows][None],
+            "inputs": batch["inputs"][None],
+            "identifiers": batch["puzzle_identifiers"][None],
+            "labelled": (batch["labels"] != IGNORED_LABEL).any(axis=1)[None],
+        } | {f"solved {name}": values.reshape(-1, len(rows)) for name, values in solved.items()}
+
+    def _result(self, rows: dict[str, np.ndarray]) -> TrajectoryEvaluation:
+        options, labelled = self._options, rows["labelled"][0]
+        grid = len(self._trajectories), len(self._depths), -1
+        solved = {
+            name.removeprefix("solved "): values.reshape(grid)
+            for name, values in rows.items()
+            if name.startswith("solved ")
+        }
+        count = max(int(labelled.sum()), 1)
+        shares = {name: (values & labelled).sum(axis=2) / count for name, values in solved.items()}
+        ours = solved[f"{options.chooser}/best"]
+        low, high = interval(int((ours[-1, -1] & labelled).sum()), int(labelled.sum()))
+        predicted = rows["q_halt_logits"][0] >= 0
+        metrics = {
+            "count": float(labelled.sum()),
+            "exact_accuracy": float(shares[f"{options.chooser}/best"][-1, -1]),
+            "exact_accuracy_low": low,
+            "exact_accuracy_high": high,
+            "accuracy": float(rows["accuracy"][0, labelled].sum(dtype=np.float64)) / count,
+            "q_halt_accuracy": float((labelled & (predicted == ours[-1, -1])).sum() / count),
+            "steps": float(options.act_steps),
+            f"pass@{options.trajectories}": float(shares["pass/best"][-1, -1]),
+        }
+        dtype = np.uint8 if self._puzzles.metadata.vocab_size <= 256 else np.uint16
+        answers = rows["preds"].astype(dtype), rows["q_halt_logits"], rows["inputs"][0].astype(dtype)
+        evaluation = Evaluation(metrics, self._puzzles.num_examples, *answers, rows["identifiers"][0])
+        return TrajectoryEvaluation(options, evaluation, self._trajectories, self._depths, shares, ours)
+
+
+class _Rows:
+    """Collects arrays whose second axis is the examples, of all processes, batch by batch."""
+
+    def __init__(self) -> None:
+        self._parts: list[dict[str, np.ndarray]] = []
+
+    def add(self, arrays: dict[str, np.ndarray], valid: Bool[np.ndarray, "local"]) -> None:
+        arrays = gather(arrays | {"valid": valid[None]}, axis=1)
+        valid = arrays.pop("valid")[0]
+        self._parts.append({name: array[:, valid] for name, array in arrays.items()})
+
+    def joined(self) -> dict[str, np.ndarray]:
+        return {name: np.concatenate([part[name] for part in self._parts], axis=1) for name in self._parts[0]}
+
+
+def _of_choice(values: np.ndarray, choice: Choice, rows: Int[np.ndarray, "n"]) -> np.ndarray:
+    """Returns the kept answers of the chosen trajectories; the second axis of `values` is `KEEPS`."""
+    return values[choice.trajectory, KEEPS.index("best"), rows]
+
+
+def _check_memory(options: TrajectoryOptions, batch_size: int, seq_len: int) -> None:
+    """Raises `UserError` if what is kept of a batch is too large for a host."""
+    per_answer = 4 + 4 + 1 + 8
+    example = options.trajectories * (per_answer * options.depth + 2 * 4 * seq_len)
+    fits = LARGEST_BATCH_BYTES // example
+    if batch_size > max(fits, 1):
+        raise UserError(
+            f"--trajectories {options.trajectories} --depth {options.depth} in batches of {batch_size} need "
+            f"{batch_size * example / 2**30:.0f} GiB of memory; use --batch-size {max(fits, 1)} or less"
+        )
