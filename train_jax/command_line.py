@@ -1,6 +1,8 @@
 """Parses the arguments of a stage into its dataclass with tyro; errors are one line."""
 
 import contextlib
+import dataclasses
+import inspect
 import io
 import os
 import re
@@ -22,11 +24,18 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
 
     `--help` prints the help and exits; `--help PAGE` prints one page of a class with `HELP_PAGES`. Raises `UserError`
     for arguments that tyro rejects and for values out of range. A configuration with a `check` method or a
-    `__post_init__` checks itself.
+    `__post_init__` checks itself. A class with pages has one required field at most, its first one.
     """
     page = requested_page(command, argv)
     if page is not None and pages_of(command):
-        print_pages(command, page, reader=reader, prog=prog, **more)
+        shown = {} if "default" in more else {"default": command(dataclasses.fields(command)[0].name.upper())}
+        print_pages(
+            command,
+            page,
+            reader=reader,
+            prog=prog,
+            **(shown | {"description": inspect.cleandoc(command.__doc__)} | more),
+        )
         raise SystemExit(0)
     errors = io.StringIO()
     try:

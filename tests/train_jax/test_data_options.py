@@ -23,12 +23,19 @@ NEEDED = {"subsample_size": ["--source", "x/y"]}
 
 def test_every_number_has_a_range():
     assert {name for _, name in RANGES} == {
-        "num_train", "num_test", "num_aug", "num_empty", "min_difficulty", "min_path", "size", "subsample_size", "seed",
-        "workers", "examples",
+        "num_train", "num_test", "num_aug", "num_empty", "min_difficulty", "min_path", "max_path", "size",
+        "subsample_size", "seed", "workers", "examples", "vocab_size", "shard_tokens", "test_share",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "name"), RANGES)
+@pytest.mark.parametrize("share", ["0", "0.51", "-1", "nan", "x"])
+def test_a_share_out_of_its_range_is_one_line(share, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert trm(["build-data", "text", "--test-share", share]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("command", "name"), [key for key in RANGES if key != ("text", "test_share")])
 def test_a_number_out_of_its_range_is_one_line(command, name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     low, high = RANGES[command, name].low, RANGES[command, name].high

@@ -189,12 +189,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _flops_per_example(model: str, content: str) -> float | None:
     """None for a model that cannot be built from its fields, such as one of the user."""
     from models_torch.flops import train_flops_per_example
-    from models_torch.registry import config_class
+    from models_torch.registry import architecture
 
     arch, facts = json.loads(content)
     names = ("seq_len", "vocab_size")
     try:
         sizes = {name: facts[name] for name in names if name in facts}
-        return train_flops_per_example(model, config_class(model)(**(arch | sizes)))
+        return train_flops_per_example(model, architecture(model).config_class(**(arch | sizes)))
     except (ValueError, TypeError, KeyError):
         return None

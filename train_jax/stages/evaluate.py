@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -12,6 +12,7 @@ import bridge
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
+from train_jax.help_pages import HelpPage
 from train_jax.report.terminal import progress
 from train_jax.run.choice import NEWEST
 from train_jax.run.files import local_copy, write_text
@@ -84,6 +85,14 @@ class Evaluate:
     """Write the two grids with the most votes for every ARC test input to this file, in Kaggle's format."""
     platform: Platform = "auto"
     """Where to compute; on a TPU pod, every host runs this command."""
+
+    HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
+        "halting": HelpPage("early halting", ("halt_early", "halt_threshold", "refill")),
+        "trajectories": HelpPage(
+            "several noisy trajectories for each example",
+            ("trajectories", "noise", "depth", "choose", "seed", "results"),
+        ),
+    }
 
 
 def main(config: Evaluate) -> None:
