@@ -44,7 +44,8 @@ def follow_page(cloud, launch, remote, tmp_path, finished_run, monkeypatch, caps
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    monkeypatch.setenv("PAGER", "cat")
+    for name, value in ENVIRONMENT.items():  # the checkout has a folder train_jax with little in it
+        monkeypatch.setenv(name, value)
     write_source(home / "arc")
     words_here = {
         "sapientinc/sudoku-extreme": str(write_tables(tmp_path / "sudokus", sudoku_rows()[:30], sudoku_rows()[30:])),
@@ -72,6 +73,8 @@ def follow_page(cloud, launch, remote, tmp_path, finished_run, monkeypatch, caps
             status, lines = launch(*words[1:])
             assert status == 0, lines
             while words[1] == "stop" and not read_record("my-tpu").over:  # as the page says
+                time.sleep(0.1)
+            while "--detach" in words and read_record("my-tpu").phase != "running":  # the reader is slower than this
                 time.sleep(0.1)
             if "train" in words and "--dry-run" not in words:
                 upload_folder(finished_run, path_of(words[words.index("--run-dir") + 1]), last=["FINISHED"])

@@ -2,12 +2,13 @@
 
 import itertools
 import json
+import os
 import random
 import subprocess
-import sys
 import time
 
 import pytest
+from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.__main__ import main
 from train_jax.experiments import sweeper
@@ -171,10 +172,11 @@ def steps_in(folder):
 def kill_at_random(folder, seed):
     """Runs two sweepers and kills one of them after a random number of steps; the other one ends by itself."""
     rng = random.Random(seed)
-    command = [sys.executable, "-m", "support.sweep_process", str(folder), str(RUNS), str(STEPS)]
-    pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    command, environment = script("sweep_process", folder, RUNS, STEPS), os.environ | ENVIRONMENT
+    pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment) for _ in range(2)]
     when = rng.randrange(1, RUNS * STEPS - 5)
     while sum(map(len, steps_in(folder).values())) < when:
+        assert all(process.poll() is None for process in pair)
         time.sleep(0.005)
     victim = pair.pop(rng.randrange(2))
     victim.kill()
