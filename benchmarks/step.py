@@ -141,10 +141,11 @@ def measure(size: Size, phase: Phase, options: Options) -> list[Result]:
         sides: list[Side] = [side for side in options.sides if phase == "train" or side != "by hand"]
         processes = [SideProcess(side, phase, folder) for side in sides]
         results = [Result(size, phase, side, process.facts) for side, process in zip(sides, processes, strict=True)]
-        steps = [max(1, round(options.round_seconds / process.run(1)["seconds"])) for process in processes]
+        slowest = max(process.run(1)["seconds"] for process in processes)
+        steps = max(1, round(options.round_seconds / slowest))
         for _ in range(options.rounds):
-            for result, process, count in zip(results, processes, [min(steps)] * len(steps), strict=True):
-                turn = process.run(count)
+            for result, process in zip(results, processes, strict=True):
+                turn = process.run(steps)
                 result.seconds.append(turn["seconds"])
                 result.losses.append(turn["loss"])
                 result.memory = turn["memory"]

@@ -91,11 +91,15 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
+def _built_in(name: str) -> Architecture | LanguageModel:
+    return LANGUAGE_MODELS[name] if name in LANGUAGE_MODELS else architecture(name)
+
+
 def config_class(name: str) -> type[ModelConfig]:
     """Returns the configuration class of the model called `name`; does not import models of the user."""
     if outside.is_outside(name):
         return outside.OutsideConfig
-    return (LANGUAGE_MODELS[name] if name in LANGUAGE_MODELS else architecture(name)).config_class
+    return _built_in(name).config_class
 
 
 def build_model(name: str, config: ModelConfig) -> nn.Module:
@@ -105,7 +109,7 @@ def build_model(name: str, config: ModelConfig) -> nn.Module:
     """
     if outside.is_outside(name):
         return outside.build_model(name, config)
-    return (LANGUAGE_MODELS[name] if name in LANGUAGE_MODELS else architecture(name)).model(config)
+    return _built_in(name).model(config)
 
 
 def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:

@@ -6,7 +6,7 @@ import inspect
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tyro
@@ -51,6 +51,23 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
         except ValueError as error:
             raise option_error(error) from None
     return config
+
+
+def parse_subcommand(commands: Mapping[str, Any], argv: list[str], *, prog: str, unknown: str, description: str) -> Any:
+    """Parses the arguments of a stage with subcommands, classes by name; `unknown` says what a wrong name is.
+
+    Raises `UserError` as `parse` does.
+    """
+    if argv and not argv[0].startswith("-") and argv[0] not in commands:
+        raise UserError(f"unknown {unknown.format(repr(argv[0]))}; use one of {', '.join(commands)}")
+    return parse(
+        commands,
+        argv,
+        prog=prog,
+        reader=tyro.extras.subcommand_cli_from_dict,
+        description=description,
+        config=(tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff),
+    )
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ from typing import Annotated
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
-from train_jax.errors import UserError
+from train_jax.command_line import parse_subcommand
 from train_jax.report.built import build_summary, inspected, samples
 from train_jax.run.storage import path_of
 from train_jax.tasks.language import text_building
@@ -67,14 +66,5 @@ def main(config: SudokuData | MazeData | ArcData | TextData | Inspect) -> None:
 
 
 def cli(argv: list[str]) -> None:
-    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        raise UserError(f"unknown kind of data {argv[0]!r}; use one of {', '.join(COMMANDS)}")
-    config = parse(
-        COMMANDS,
-        argv,
-        prog="trm build-data",
-        reader=tyro.extras.subcommand_cli_from_dict,
-        description="Generates, converts or inspects a data set.",
-        config=(tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff),
-    )
-    main(config)
+    unknown, description = "kind of data {}", "Generates, converts or inspects a data set."
+    main(parse_subcommand(COMMANDS, argv, prog="trm build-data", unknown=unknown, description=description))

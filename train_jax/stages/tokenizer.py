@@ -2,9 +2,7 @@
 
 import time
 
-import tyro
-
-from train_jax.command_line import parse
+from train_jax.command_line import parse_subcommand
 from train_jax.errors import UserError
 from train_jax.run.storage import path_of
 from train_jax.tasks.language.documents import Skipped
@@ -79,14 +77,5 @@ def _size(tokenizer: Tokenizer) -> str:
 
 
 def cli(argv: list[str]) -> None:
-    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        raise UserError(f"unknown command {argv[0]!r} of trm tokenizer; use one of {', '.join(COMMANDS)}")
-    config = parse(
-        COMMANDS,
-        argv,
-        prog="trm tokenizer",
-        reader=tyro.extras.subcommand_cli_from_dict,
-        description="Trains, evaluates or inspects a tokenizer.",
-        config=(tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff),
-    )
-    main(config)
+    unknown, description = "command {} of trm tokenizer", "Trains, evaluates or inspects a tokenizer."
+    main(parse_subcommand(COMMANDS, argv, prog="trm tokenizer", unknown=unknown, description=description))

@@ -41,9 +41,8 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
             print(f"  {field}: baseline {old}, here {new}")
     sets = data_sets(EXPERIMENTS[name], preset) if name in EXPERIMENTS else ()
     if sets and config.data_dir == ",".join(each.folder for each in sets):
-        per_epoch = float(
-            sum(each.puzzles for each in sets)
-        )  # an epoch has one augmentation of each puzzle; the data set need not exist
+        # An epoch has one augmentation of each puzzle; the data set need not exist.
+        per_epoch = float(sum(each.puzzles for each in sets))
     else:
         per_epoch = task_class(config.task)(config).examples_per_epoch
     for line in [*plan(config, per_epoch).lines(), *filter(None, [remark(name)])]:
