@@ -1,6 +1,6 @@
 """A campaign of faults: runs of the tiny preset are killed, preempted or frozen at random moments, and continued.
 
-    python -m benchmarks.faults [kills terms terms4 lost] [--count 50] [--folder /tmp/faults]
+    python -m benchmarks.faults [kills terms terms4 lost late] [--count 50] [--folder /tmp/faults]
 
 Every disturbed run is continued to its end and compared with a run that was never disturbed: weights, EMA, optimizer
 state, carry and metrics, bit for bit on the same devices. Started again with the same folder, the campaign goes on
@@ -11,38 +11,28 @@ the folder has every figure.
 - `terms`, `terms4`: SIGTERM to the only process, or to one of four
 - `lost`: one of four processes is killed or frozen, process 0 or another; continued with 4, 2 and 1 processes, the last
   two compared with the undisturbed run after the same change of devices at the same step
+- `late`: one of four processes compiles for 90 s longer than the others, which wait for it
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
+from benchmarks.faults_list import LATE, LATE_SECONDS, LONGEST_SECONDS, PHASES, Fault, Part, faults, problems_of, table
 from benchmarks.faults_runs import FIELDS, STEPS, Run, differences, largest_difference
 
-Part = Literal["kills", "terms", "terms4", "lost"]
-PHASES = {"compiling": 1, "training": 60, "saving": 6, "evaluating": 3, "restoring": 1, "exporting": 1}
-"""How often each phase begins in a run."""
-LONGEST_SECONDS = {
-    "compiling": 3.0,
-    "training": 0.02,
-    "saving": 0.3,
-    "evaluating": 0.3,
-    "restoring": 0.5,
-    "exporting": 6,
-}
-"""The fault comes at a random moment in this time after the beginning of the phase."""
 PREPARED_STEP = 30
 """Of the checkpoint that runs to be disturbed while they restore continue from."""
 
@@ -51,34 +41,14 @@ PREPARED_STEP = 30
 class Campaign:
     """Disturb runs, continue them and compare."""
 
-    parts: tyro.conf.Positional[tuple[Part, ...]] = ("kills", "terms", "terms4", "lost")
+    parts: tyro.conf.Positional[tuple[Part, ...]] = ("kills", "terms", "terms4", "lost", "late")
     """Parts of the campaign."""
     count: int = 50
-    """Faults in each part; `lost` always has four, `terms` and `terms4` share them as 3 to 2."""
+    """Faults in each part; `lost` always has four and `late` two, `terms` and `terms4` share them as 3 to 2."""
     folder: str = "/tmp/faults"
     """Runs and results."""
     seed: int = 0
     """Of the moments."""
-
-
-@dataclasses.dataclass
-class Fault:
-    """One fault and what it cost."""
-
-    name: str
-    phase: str
-    processes: int
-    victim: int
-    signal: str
-    statuses: list[int | None] = dataclasses.field(default_factory=list)
-    stop_seconds: float = 0.0
-    """From the signal until the last of the other processes had ended."""
-    lost_steps: int = 0
-    recovery_seconds: float = 0.0
-    """From the start of the next process until it begins the step after the last one before the fault."""
-    drift: float = 0.0
-    """Largest difference of what is learned on other numbers of devices, relative to the largest entry of the array."""
-    problems: list[str] = dataclasses.field(default_factory=list)
 
 
 class Disturber:
@@ -122,9 +92,25 @@ class Disturber:
         """Makes one fault and continues the run."""
         if fault.name in self.done:
             return Fault(**self.done[fault.name])
-        rng = random.Random(f"{self.seed} {seed} {fault.name}")
-        reference = self.reference(fault.processes)
         path = self.prepared(fault.name, fault.phase, fault.processes)
+        if fault.signal == LATE:
+            self._delay(fault, path)
+        else:
+            self._interrupt(fault, path, random.Random(f"{self.seed} {seed} {fault.name}"))
+        with self._results.open("a") as file:
+            file.write(json.dumps(dataclasses.asdict(fault)) + "\n")
+        if not fault.problems:
+            shutil.rmtree(path)
+        return fault
+
+    def _delay(self, fault: Fault, path: Path) -> None:
+        run = Run(path, self.folder / "data", fault.processes)
+        run.start(only=fault.victim, COMPILE_SECONDS=str(LATE_SECONDS))
+        run.finish()
+        fault.problems = differences(path, self.reference(fault.processes), metrics=True)
+
+    def _interrupt(self, fault: Fault, path: Path, rng: random.Random) -> None:
+        reference = self.reference(fault.processes)
         run = Run(path, self.folder / "data", fault.processes, export=fault.phase == "exporting")
         run.start()
         run.wait_for_phase(fault.phase, rng.randint(1, PHASES[fault.phase]))
@@ -146,11 +132,6 @@ class Disturber:
             self._continue_elsewhere(fault, path, reference, stopped_at)
         else:
             self._continue(fault, path, reference, stopped_at)
-        with self._results.open("a") as file:
-            file.write(json.dumps(dataclasses.asdict(fault)) + "\n")
-        if not fault.problems:
-            shutil.rmtree(path)
-        return fault
 
     def _continue(self, fault: Fault, path: Path, reference: Path, stopped_at: int) -> None:
         run = Run(path, self.folder / "data", fault.processes)
@@ -205,71 +186,8 @@ class Disturber:
         return path.read_bytes()
 
 
-def problems_of(fault: Fault, run: Run, stopped_at: int) -> list[str]:
-    """What is wrong with the way in which the processes ended."""
-    others = [status for index, status in enumerate(fault.statuses) if index != fault.victim]
-    texts = [run.text(index) for index in range(fault.processes)]
-    problems = []
-    if fault.signal == "SIGTERM" and fault.phase != "exporting":
-        finished = stopped_at == STEPS and set(fault.statuses) == {0}  # the rest took less than three seconds
-        if set(fault.statuses) != {75} and not finished:
-            problems.append(f"statuses {fault.statuses}, expected 75")
-        if fault.stop_seconds > 10:
-            problems.append(f"stopped after {fault.stop_seconds:.1f} s")
-        saved = f"saved after step {stopped_at}" if stopped_at else "before the first step"
-        later = f"saved after step {stopped_at + 1}"
-        if not finished and not all(saved in text or later in text for text in texts):
-            problems.append(f"not saved at step {stopped_at}")
-    if fault.name.startswith("lost"):
-        if set(others) != {69}:
-            problems.append(f"statuses {others}, expected 69")
-        if fault.stop_seconds > 30:
-            problems.append(f"stopped after {fault.stop_seconds:.1f} s")
-        named = [f"trm: process {fault.victim} on " in text for i, text in enumerate(texts) if i != fault.victim]
-        if not all(named):
-            problems.append("an error does not name the process")
-    return problems
-
-
-def faults(part: Part, count: int) -> list[Fault]:
-    """The faults of one part of the campaign."""
-    phases = list(PHASES)
-    if part == "kills":
-        return [Fault(f"kill{n}", phases[n % 6], 1, 0, "SIGKILL") for n in range(count)]
-    if part == "terms":
-        return [Fault(f"term{n}", phases[n % 6], 1, 0, "SIGTERM") for n in range(count * 3 // 5)]
-    if part == "terms4":
-        return [Fault(f"term4-{n}", phases[n % 5], 4, n * 3 % 4, "SIGTERM") for n in range(count * 2 // 5)]
-    cases = [(victim, name) for name in ("SIGKILL", "SIGSTOP") for victim in (2, 0)]
-    return [Fault(f"lost-{name}-{victim}", "training", 4, victim, name) for victim, name in cases]
-
-
-def table(results: Sequence[Fault]) -> str:
-    """As in `docs/reliability.md`."""
-    lines = [
-        "| fault | phase | faults | continued exactly | stopped after, s | steps lost | recovered after, s |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    groups: dict[tuple[str, str], list[Fault]] = {}
-    for fault in results:
-        kind = f"{fault.signal} to 1 of {fault.processes}" + (
-            f" (process {fault.victim})" if "lost" in fault.name else ""
-        )
-        groups.setdefault((kind, fault.phase), []).append(fault)
-    for (kind, phase), group in groups.items():
-
-        def span(name: str, digits: int = 1, group: list[Fault] = group) -> str:
-            values = sorted(float(getattr(fault, name)) for fault in group)
-            low, high = f"{values[0]:.{digits}f}", f"{values[-1]:.{digits}f}"
-            return low if low == high else f"{low} to {high}"
-
-        exact = sum(not fault.problems for fault in group)
-        figures = [span("stop_seconds"), span("lost_steps", 0), span("recovery_seconds")]
-        lines.append(f"| {kind} | {phase} | {len(group)} | {exact} | {' | '.join(figures)} |")
-    return "\n".join(lines)
-
-
 def main(campaign: Campaign) -> int:
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of metadata that an item of arrays does not need
     disturber = Disturber(Path(campaign.folder), campaign.seed, campaign.count)
     planned = [fault for part in campaign.parts for fault in faults(part, campaign.count)]
     results: list[Fault] = []

@@ -46,7 +46,8 @@ class Run:
             self._arguments, self._count = ["export", folder], 1
         self._processes: list[subprocess.Popen] = []
 
-    def start(self, **environment: str) -> None:
+    def start(self, *, only: int | None = None, **environment: str) -> None:
+        """Starts the processes; `environment`: variables of all, or only of one of them."""
         address = free_address()
         for index in range(self._count):
             variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(self._count)}
@@ -59,7 +60,7 @@ class Run:
                 *map(str, self._arguments),
             ]
             with self._output(index).open("w") as file:
-                everything = os.environ | variables | environment
+                everything = os.environ | variables | (environment if only in (None, index) else {})
                 self._processes.append(subprocess.Popen(command, env=everything, stdout=file, stderr=file))
 
     def _output(self, index: int) -> Path:

@@ -54,6 +54,20 @@ def test_every_architecture_in_training_and_evaluation(model, tmp_path):
         assert figures["estimated_cycles"] > 0
 
 
+@pytest.mark.slow
+def test_a_search(tmp_path):
+    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", "--search-batch-sizes", "8")
+    assert [(each["remat"], each["accumulation_steps"]) for each in figures["variants"]] == [
+        ("", 1),
+        ("", 2),
+        ("blocks", 1),
+        ("blocks", 2),
+    ]
+    cycles = [each["estimated_cycles"] for each in figures["variants"]]
+    assert min(cycles) > 0 and figures["best"]["remat"] == ("" if min(cycles) in cycles[:2] else "blocks")
+    assert "estimated fastest in the" in text
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -65,6 +79,9 @@ def test_every_architecture_in_training_and_evaluation(model, tmp_path):
         (["tiny", "--data-dir", "elsewhere/mine"], "is not built, and does not name its kind; use --kind"),
         (["tiny", "--kind", "chess"], "unknown kind 'chess'"),
         (["nothing"], "unknown preset 'nothing'"),
+        (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
+        (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
+        (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
     ],
 )
 def test_what_is_refused(argv, message, capsys, tmp_path, monkeypatch):

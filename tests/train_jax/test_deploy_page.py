@@ -72,6 +72,7 @@ def follow_page(cloud, launch, remote, tmp_path, finished_run, monkeypatch, caps
         if words[0] == "launch" and words[1] != "list":
             status, lines = launch(*words[1:])
             assert status == 0, lines
+            assert "--detach" not in words or read_record("my-tpu").is_watched()
             while words[1] == "stop" and not read_record("my-tpu").over:  # as the page says
                 time.sleep(0.1)
             while "--detach" in words and read_record("my-tpu").phase != "running":  # the reader is slower than this

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
-from benchmarks.faults import Campaign, Fault, Part, main, problems_of, table
+from benchmarks.faults import Campaign, main
+from benchmarks.faults_list import Fault, Part, problems_of, table
 from benchmarks.faults_runs import FIELDS, STEPS, differences, free_address
 from train_jax.errors import LostProcessError
 from train_jax.run.folder import RunFolder

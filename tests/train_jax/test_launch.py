@@ -15,8 +15,10 @@ from support.launching import NEW, TPU, TRAIN, listed, said, verbs
 from support.scripts import ENVIRONMENT
 
 from train_jax.__main__ import main
+from train_jax.errors import UserError
 from train_jax.pod.launch import life
-from train_jax.pod.launch.record import read_record
+from train_jax.pod.launch.gcloud import Request
+from train_jax.pod.launch.record import Record, read_record, watching, write_record
 from train_jax.stages import launch as stage
 
 LAUNCH = """
@@ -105,6 +107,18 @@ def test_a_run_outlives_its_launcher(cloud, launch, tmp_path):
     status, lines = launch("watch", "mine")
     assert status == 0 and before > 5 and "host 0 | step 100/100" in lines and read_record("mine").starts == 1
     assert cloud.node("mine") is None and said(lines)[-1].startswith("done: ")
+
+
+def test_one_process_watches_a_launch(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    request = Request("v4-16", "tpu-ubuntu2204-base", "on-demand", False, False)
+    write_record(Record("mine", "us-central2-b", "", request, TRAIN))
+    with pytest.raises(BlockingIOError, match="of the run"), watching("mine"):
+        assert read_record("mine").is_watched()
+        with pytest.raises(UserError, match="another process watches mine"), watching("mine"):
+            pass
+        raise BlockingIOError("of the run")
+    assert not read_record("mine").is_watched()
 
 
 def test_a_reader_that_is_gone_ends_the_watching(monkeypatch):

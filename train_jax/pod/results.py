@@ -70,6 +70,8 @@ class Result:
             "hosts": self.topology.hosts,
             "batch_size": self.batch_size,
             "runner": config.compute.runner,
+            "remat": config.compute.remat,
+            "accumulation_steps": config.compute.accumulation_steps,
             "lower_seconds": compiled.lower_seconds,
             "compile_seconds": compiled.compile_seconds,
             "memory": dataclasses.asdict(compiled.memory) | {"peak": compiled.memory.peak},
@@ -102,6 +104,8 @@ class Result:
         parts = f"arguments {_gib(memory.arguments)}, temporaries {_gib(memory.temporaries)}, code {_gib(memory.code)}"
         verdict = "fits" if self.fits else "DOES NOT FIT"
         yield f"  memory           {_gib(memory.peak)} of {_gib(self.topology.hbm_bytes)} GiB: {verdict} ({parts})"
+        if not self.fits and self.step == "train":
+            yield "                   --search compiles variants that need less memory"
         yield (
             f"  FLOPs            {compiled.product_flops / 1e12:.3f} T in matrix products; XLA counts "
             f"{compiled.flops / 1e12:.3f} T in all, a loop once"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -48,7 +49,8 @@ def whole_file(path: Path) -> Iterator[Path]:
             scratch = Path(folder) / path.name
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_name(f".partial.{path.name}")
+            # Two processes may write the same file, as two sweepers do; the last one to finish wins.
+            scratch = path.with_name(f".partial.{secrets.token_hex(4)}.{path.name}")
         try:
             yield scratch
             path.upload(scratch) if isinstance(path, RemotePath) else os.replace(scratch, path)

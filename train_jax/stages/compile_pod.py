@@ -1,18 +1,22 @@
 """`trm compile-pod NAME`: compiles the train step of a run for a TPU topology, on a machine without a TPU."""
 
 import dataclasses
+import functools
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
+from train_jax.errors import UserError
 from train_jax.pod import topology as topologies
 from train_jax.pod.compile import compile_eval_step, compile_train_step, training_for
 from train_jax.pod.results import Result
+from train_jax.pod.search import lines, search, to_json
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
 from train_jax.run_arguments import parse_run, split_arguments
@@ -44,6 +48,11 @@ class CompilePod:
     """File for all figures as JSON; - for standard output instead of the table."""
     text: str = ""
     """File for the text of the compiled program."""
+    search: bool = False
+    """Compiles the train step with and without recomputation, in one part and in several, and names the variant that
+    fits and is estimated fastest."""
+    search_batch_sizes: str = ""
+    """Batch sizes that the search tries, such as 3072,6144,12288; by default that of the run."""
 
 
 class Command(NamedTuple):
@@ -57,6 +66,9 @@ def main(command: Command) -> None:
     options, config = command
     topologies.use_host_backend()
     topology = topologies.topology(options.topology, megacore=options.megacore)
+    if options.search or options.search_batch_sizes:
+        _search(options, config, topology)
+        return
     training = training_for(config, _task(options, config), topology)
     if options.json != "-":
         print(f"compiling for {topology} …", file=sys.stderr, flush=True)
@@ -64,13 +76,36 @@ def main(command: Command) -> None:
     result = Result.of(options.name, options.step, training, topology, compiled)
     if options.text:
         write_text(Path(options.text), compiled.executable.as_text())
-    figures = json.dumps(result.to_json(), indent=1)
+    _print(options, result.to_json(), result.lines())
+
+
+def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -> None:
+    text = json.dumps(figures, indent=1)
     if options.json == "-":
-        print(figures)
+        print(text)
         return
     if options.json:
-        write_text(Path(options.json), figures)
-    print("\n".join(result.lines()))
+        write_text(Path(options.json), text)
+    print("\n".join(lines))
+
+
+def _search(options: CompilePod, config: RunConfig, topology: topologies.Topology) -> None:
+    if options.step != "train" or options.text:
+        raise UserError("--search is for the train step, and writes no program; leave out --step and --text")
+
+    def progress(text: str) -> None:
+        print(f"compiling for {topology.name}, {text}", file=sys.stderr, flush=True)
+
+    sizes = _batch_sizes(options.search_batch_sizes)
+    tried = search(options.name, config, functools.partial(_task, options), topology, sizes, progress)
+    _print(options, to_json(tried), lines(tried, topology))
+
+
+def _batch_sizes(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and 0 < int(word) < 2**31 for word in words):
+        raise UserError(f"--search-batch-sizes {text!r} is not a list of batch sizes; write it as 3072,6144")
+    return [int(word) for word in words]
 
 
 def _task(options: CompilePod, config: RunConfig) -> Task:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import tarfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -171,17 +173,24 @@ def delete(name: str, commands: Gcloud, view: View, *, force: bool) -> None:
 
 
 def watch_in_background(name: str) -> Path:
-    """Starts `trm launch watch` in a process that outlives this terminal; returns its log."""
+    """Starts `trm launch watch` in a process that outlives this terminal; returns its log once it watches.
+
+    Raises `UserError` if the process ends with an error before it watches.
+    """
     import subprocess
 
     log = local_folder(name) / "watch.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
-        subprocess.Popen(
+        watcher = subprocess.Popen(
             [sys.executable, "-m", "train_jax", "launch", "watch", name],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    while known(name).watcher != (platform.node(), watcher.pid) and watcher.poll() is None:
+        time.sleep(0.05)
+    if watcher.returncode:
+        raise UserError(f"`trm launch watch {name}` ended with status {watcher.returncode}; see {log}")
     return log

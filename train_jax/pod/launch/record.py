@@ -151,13 +151,17 @@ def update(name: str, **changes: Any) -> Record:
 @contextlib.contextmanager
 def watching(name: str) -> Iterator[None]:
     """The only process that watches a launch. Raises `UserError` if there is another one."""
-    try:
-        with _locked(_file(name, ".watch"), fcntl.LOCK_EX | fcntl.LOCK_NB):
-            update(name, watcher=(platform.node(), os.getpid()))
-            yield
-            update(name, watcher=None)
-    except BlockingIOError:
-        raise UserError(f"another process watches {name}; follow it with `trm launch logs {name}`") from None
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            with contextlib.suppress(BlockingIOError):  # `is_watched` of another process holds the lock for a moment
+                stack.enter_context(_locked(_file(name, ".watch"), fcntl.LOCK_EX | fcntl.LOCK_NB))
+                break
+            time.sleep(0.01)
+        else:
+            raise UserError(f"another process watches {name}; follow it with `trm launch logs {name}`")
+        update(name, watcher=(platform.node(), os.getpid()))
+        yield
+        update(name, watcher=None)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,64 @@
+"""`trm compile-pod --search`: which variants are compiled, and which one is named."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+from train_jax.pod.search import Tried, Variant, best, lines, to_json, variants
+from train_jax.run.presets import preset
+
+TOPOLOGY: Any = SimpleNamespace(devices=range(4), hbm_bytes=2**30)
+
+
+def tried(cycles, gib, *variant):
+    """A variant with a made-up result."""
+    figures = SimpleNamespace(total=SimpleNamespace(cycles=cycles))
+    memory, fits = SimpleNamespace(peak=gib * 2**30), gib <= 1
+    compiled = SimpleNamespace(memory=memory)
+    result: Any = SimpleNamespace(
+        topology=TOPOLOGY,
+        yardsticks=figures,
+        compiled=compiled,
+        fits=fits,
+        to_json=lambda: {"estimated_cycles": cycles},
+    )
+    return Tried(Variant(*variant), result)
+
+
+def test_variants_divide_the_batch():
+    config = dataclasses.replace(preset("tiny"), global_batch_size=24)
+    assert [(each.remat, each.accumulation_steps) for each in variants(config, 4)] == [
+        ("", 1),
+        ("", 2),
+        ("blocks", 1),
+        ("blocks", 2),
+    ], "24 examples on 4 devices are no multiple of 4 parts"
+    assert {each.global_batch_size for each in variants(config, 4, [24, 30, 48, 48])} == {24, 48}
+    changed = variants(config, 4, [48])[-1].of(config)
+    assert (changed.global_batch_size, changed.compute.remat, changed.compute.accumulation_steps) == (48, "blocks", 4)
+
+
+def test_the_fewest_cycles_for_an_example_among_those_that_fit():
+    all_tried = [
+        tried(100, 0.5, 8, "blocks", 1),
+        tried(150, 0.9, 16, "blocks", 2),
+        tried(90, 1.5, 8, "", 1),
+        Tried(Variant(16, "", 1), None, "the TPU compiler refuses the step: no"),
+    ]
+    chosen = best(all_tried)
+    assert chosen is all_tried[1], "150 cycles for four examples of a device are fewer than 100 for two"
+    text = list(lines(all_tried, TOPOLOGY))
+    assert text[-1].endswith(
+        "1.00 GiB of a device: --global-batch-size 16 --compute.remat blocks --compute.accumulation-steps 2"
+    )
+    assert [line.split()[1] for line in text[3:6]] == ["yes", "yes", "no"]
+    assert text[6].strip() == "no                        --global-batch-size 16: the TPU compiler refuses the step: no"
+    figures = to_json(all_tried)
+    assert figures["best"] == {"global_batch_size": 16, "remat": "blocks", "accumulation_steps": 2}
+    assert [each["fits"] for each in figures["variants"]] == [True, True, False, False]
+    assert "refuses" in figures["variants"][3]["refusal"] and figures["variants"][0]["estimated_cycles"] == 100
+
+
+def test_nothing_fits():
+    assert best([tried(100, 2, 8, "", 1)]) is None
+    assert "no variant fits the 1.00 GiB" in list(lines([tried(100, 2, 8, "", 1)], TOPOLOGY))[-1]

@@ -1,0 +1,136 @@
+"""Compiles the train step of a run in several variants, to find those that fit and the one estimated fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from train_jax.errors import UserError
+from train_jax.pod.compile import compile_train_step, training_for
+from train_jax.pod.results import Result
+from train_jax.pod.topology import Topology
+from train_jax.run.config import RunConfig
+from train_jax.tasks.task import Task
+
+PARTS = (1, 2, 4)
+"""Values of `compute.accumulation_steps` that are tried."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What a search varies."""
+
+    global_batch_size: int
+    remat: str
+    accumulation_steps: int
+
+    def of(self, config: RunConfig) -> RunConfig:
+        compute = dataclasses.replace(config.compute, remat=self.remat, accumulation_steps=self.accumulation_steps)
+        return dataclasses.replace(config, global_batch_size=self.global_batch_size, compute=compute)
+
+    def __str__(self) -> str:
+        remat = f" --compute.remat {self.remat}" if self.remat else ""
+        parts = f" --compute.accumulation-steps {self.accumulation_steps}" if self.accumulation_steps > 1 else ""
+        return f"--global-batch-size {self.global_batch_size}{remat}{parts}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A variant and what compiling it gave."""
+
+    variant: Variant
+    result: Result | None
+    """None if the compiler or the run refuses the variant."""
+    refusal: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.result is not None and self.result.fits
+
+    @property
+    def cycles_per_example(self) -> float:
+        """Estimated cycles of a device for each of its examples."""
+        if self.result is None:
+            return float("inf")
+        local = self.variant.global_batch_size / len(self.result.topology.devices)
+        return self.result.yardsticks.total.cycles / local
+
+    def to_json(self) -> dict[str, Any]:
+        figures = {} if self.result is None else self.result.to_json()
+        figures |= dataclasses.asdict(self.variant) | {"fits": self.fits}
+        return figures | ({"refusal": self.refusal} if self.result is None else {})
+
+
+def variants(config: RunConfig, devices: int, batch_sizes: Sequence[int] = ()) -> list[Variant]:
+    """Returns the variants of a run: every batch size, with and without recomputation, in one part or several."""
+    remats = dict.fromkeys((config.compute.remat, "", "blocks"))
+    return [
+        Variant(size, remat, parts)
+        for size in dict.fromkeys(batch_sizes or (config.global_batch_size,))
+        for remat in remats
+        for parts in sorted({*PARTS, config.compute.accumulation_steps})
+        if size % (devices * parts) == 0
+    ]
+
+
+def search(
+    name: str,
+    config: RunConfig,
+    task_of: Callable[[RunConfig], Task],
+    topology: Topology,
+    batch_sizes: Sequence[int],
+    progress: Callable[[str], None],
+) -> list[Tried]:
+    """Compiles every variant, one after the other. Raises `UserError` if no batch size divides by the devices."""
+    chosen = variants(config, len(topology.devices), batch_sizes)
+    if not chosen:
+        sizes = ", ".join(map(str, batch_sizes or (config.global_batch_size,)))
+        raise UserError(f"no batch size of {sizes} is a multiple of {len(topology.devices)} devices")
+    tried = []
+    for number, variant in enumerate(chosen, 1):
+        progress(f"{number} of {len(chosen)}: {variant} …")
+        try:
+            training = training_for(variant.of(config), task_of(variant.of(config)), topology)
+            compiled = compile_train_step(training)
+        except UserError as error:
+            tried.append(Tried(variant, None, str(error)))
+            continue
+        compiled = dataclasses.replace(compiled, executable=None)  # frees its memory
+        tried.append(Tried(variant, Result.of(name, "train", training, topology, compiled)))
+    return tried
+
+
+def best(tried: Sequence[Tried]) -> Tried | None:
+    """Returns the variant with the fewest estimated cycles for an example among those that fit, None if none fits."""
+    return min((each for each in tried if each.fits), key=lambda each: each.cycles_per_example, default=None)
+
+
+def lines(tried: Sequence[Tried], topology: Topology) -> Iterator[str]:
+    """Yields the table for the terminal."""
+    chosen = best(tried)
+    yield f"{topology}"
+    yield "one step on one device; compiled or estimated, never measured:"
+    yield f"  {'GiB':>6} {'fits':>5} {'Mcycles':>8} {'per example':>12}  variant"
+    for each in sorted(tried, key=lambda each: (not each.fits, each.cycles_per_example)):
+        if each.result is None:
+            yield f"  {'':>6} {'no':>5} {'':>8} {'':>12}  {each.variant}: {each.refusal}"
+            continue
+        memory, cycles = each.result.compiled.memory.peak / 2**30, each.result.yardsticks.total.cycles / 1e6
+        fits = "yes" if each.fits else "no"
+        yield f"  {memory:6.2f} {fits:>5} {cycles:8.1f} {each.cycles_per_example / 1e3:10.1f} k  {each.variant}"
+    available = f"{topology.hbm_bytes / 2**30:.2f} GiB of a device"
+    yield (
+        f"no variant fits the {available}; use a smaller --search-batch-sizes or more chips"
+        if chosen is None
+        else f"estimated fastest in the {available}: {chosen.variant}"
+    )
+
+
+def to_json(tried: Sequence[Tried]) -> dict[str, Any]:
+    """Returns every figure of every variant, and which one is estimated fastest."""
+    chosen = best(tried)
+    return {
+        "variants": [each.to_json() for each in tried],
+        "best": None if chosen is None else dataclasses.asdict(chosen.variant),
+    }
