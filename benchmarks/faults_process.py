@@ -39,7 +39,7 @@ def announced(owner: Any, name: str, phase: str, seconds: float = 0.0) -> None:
 
 def main() -> int:
     announce("starting")
-    from train_jax.__main__ import main as trm
+    from train_jax.__main__ import command as trm
 
     if arguments[0] == "train":
         from train_jax.run.checkpoint import Checkpoints

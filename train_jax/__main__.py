@@ -144,5 +144,26 @@ def preempted_before_start() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def command(argv: list[str] | None = None) -> int:
+    """The program `trm`, in a process of its own: after `main`, the process ends without dismantling the interpreter.
+
+    While Python dismantles itself, threads of C++ libraries that release Python objects abort the process at times
+    ("FATAL: exception not rethrown"), after a run that has finished.
+    """
+    statuses: list[int] = []
+    atexit.register(_end, statuses)  # the first one registered is the last one called, after those of all libraries
+    statuses.append(main(argv))
+    return statuses[0]
+
+
+def _end(statuses: list[int]) -> None:
+    """Ends the process with the status of `main`; does nothing if `main` has raised an error."""
+    if statuses:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(statuses[0])
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

@@ -1,10 +1,11 @@
 """The storage service on loopback, for tests: an emulator that also honours preconditions and fails as it is told to.
 
 The emulator of the package `gcp-storage-emulator` ignores `ifGenerationMatch`, on which the lease of a run and
-TensorStore depend, and does not tell the generation of what it sends.
+TensorStore depend, does not tell the generation of what it sends, and drops a carriage return at the end of an upload.
 """
 
 import contextlib
+import json
 import logging
 import os
 import threading
@@ -14,12 +15,34 @@ from functools import partial
 from http.server import ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from gcp_storage_emulator import server as service
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
 BUCKET = "tests"
 for _name in ("gcp_storage_emulator", "api"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+_read_data = service._read_data
+
+
+def _read_upload(handler, query):
+    """The parts of an upload. The package reads them as an e-mail, which ends its text before "\\r\\n"."""
+    if not (handler.headers.get("Content-Type") or "").startswith("multipart/related"):
+        return _read_data(handler, query)
+    raw = service._decode_raw_data(service._read_raw_data(handler), handler)
+    first, end_of_line = raw.split(b"\n", 1)[0], b"\n"
+    if first.endswith(b"\r"):
+        first, end_of_line = first[:-1], b"\r\n"
+    parts = raw.removeprefix(first).split(end_of_line + first)
+    headers, content = parts[1].split(2 * end_of_line, 1)
+    meta = parts[0].split(2 * end_of_line, 1)[1]
+    kind = next(line for line in headers.splitlines() if line.lower().startswith(b"content-type:"))
+    return {"meta": json.loads(meta), "content": content, "content-type": kind.partition(b":")[2].strip().decode()}
+
+
+service._read_data = _read_upload
 
 
 class _Storage(Storage):

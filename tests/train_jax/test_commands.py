@@ -28,6 +28,26 @@ def test_help_lists_every_stage_without_torch_and_jax():
     assert all(name in output for name in STAGES) and output.splitlines()[-1] == "set()"
 
 
+@pytest.mark.parametrize(
+    ("ending", "status", "last"), [("return 75", 75, "handler"), ("raise KeyError", 1, "dismantled")]
+)
+def test_the_process_ends_after_the_handlers_of_libraries(ending, status, last):
+    """The interpreter is dismantled only after an error, whose traceback it prints."""
+    code = f"""
+import atexit, sys, train_jax.__main__ as trm
+class Library:
+    def __del__(self): print("dismantled", flush=True)
+sys.modules["library"] = Library()
+def main(argv):
+    atexit.register(print, "handler")
+    {ending}
+trm.main = main
+sys.exit(trm.command([]))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == status and done.stdout.split()[-1] == last, done.stderr
+    assert ("KeyError" in done.stderr) == (status == 1)
+
+
 def test_unknown_stage_and_preset(capsys):
     assert "unknown stage 'trian'; use one of build-data" in mistake(capsys, "trian")
     assert "unknown preset 'nope'; use one of sudoku-extreme" in mistake(capsys, "train", "nope")

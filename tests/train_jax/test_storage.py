@@ -63,6 +63,14 @@ def test_a_file_is_written_whole_or_not_at_all(anywhere):
         file.read_text()
 
 
+def test_two_writers_of_one_file(anywhere):
+    """As two sweepers that plan the same runs; the one that finishes last wins."""
+    with whole_file(anywhere / "file") as first, whole_file(anywhere / "file") as second:
+        first.write_bytes(b"first\r")
+        second.write_bytes(b"second")
+    assert (anywhere / "file").read_bytes() == b"first\r" and [path.name for path in anywhere.iterdir()] == ["file"]
+
+
 @pytest.mark.slow
 def test_large_objects_come_in_parts(remote, tmp_path):
     content = bytes(range(256)) * 2**12 * 60
