@@ -46,13 +46,13 @@ class Context(FunctionCtx):
 
 def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     """`function.apply(*args)`: values from its forward, gradients from its backward."""
-    adopted = functools.partial(_adopted, dispatch)
-    args = tuple(map(adopted, args))
     if dispatch.recording and recorded(args):
         raise dispatch.error(
             f"the module asks PyTorch's engine for a gradient, and {function.__name__} may be part of its graph",
             "write it in operations of PyTorch, or take the gradient outside of the module with jax.grad",
         )
+    adopted = functools.partial(_adopted, dispatch)
+    args = tuple(map(adopted, args))
     ctx = Context()
     # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
     ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)

@@ -15,7 +15,14 @@ from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, hold
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.indexing import is_traced_place, is_whole, places_of, selected
-from bridge.internals import Tracer, below_modes, casts_under_autocast, in_transform, wrapped_by_transform
+from bridge.internals import (
+    Tracer,
+    below_modes,
+    casts_under_autocast,
+    engine_requires_grad,
+    in_transform,
+    wrapped_by_transform,
+)
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.masked import MaskedRows, is_mask, rows_by_mask
 from bridge.omitted_arguments import with_omitted
@@ -181,6 +188,8 @@ class Functions(TorchFunctionMode):
             return value
         if isinstance(value, BridgeTensor) or wrapped_by_transform(value):
             return value
+        if self._dispatch.recording and self._dispatch.may_write(value) and engine_requires_grad(value):
+            return value  # traced values were written into it, and PyTorch's graph has the real tensor
         return self._dispatch.adopt(value) if self._dispatch.is_traced(value) else value
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:

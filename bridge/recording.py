@@ -50,7 +50,7 @@ def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
 
 def recorded(tensors: Iterable[Any]) -> bool:
     """Whether an operation on these would become part of PyTorch's graph."""
-    return torch.is_grad_enabled() and any(isinstance(t, BridgeTensor) and engine_requires_grad(t) for t in tensors)
+    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and engine_requires_grad(t) for t in tensors)
 
 
 def what_is_needed(recording: int, func: Any, args: tuple, kwargs: dict) -> int:
