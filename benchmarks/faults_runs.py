@@ -73,7 +73,7 @@ class Run:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not reached():
             ended = [process.poll() for process in self._processes]
-            if any(status is not None for status in ended) and not reached():
+            if (any(ended) or None not in ended) and not reached():  # of several processes, one may finish first
                 raise RuntimeError(f"{self._folder}: ended with {ended} before {what}: {self.text(0)[-2000:]}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self._folder}: no {what} after {PATIENCE_SECONDS:.0f} s: {self.text(0)[-2000:]}")
