@@ -37,6 +37,7 @@ GROUPS = {
     "evaluation": {
         "evaluate": "score a run on its test set with its EMA weights",
         "score": "count the votes in files of predictions for an ARC data set",
+        "core": "score a language run on the CORE tasks of an evaluation bundle",
         "solve": "show a run's answer to one puzzle after every ACT step",
     },
     "results": {

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import tyro
 
@@ -94,7 +94,8 @@ def json_value(field: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.
     """Parses `--arch.options '{"hidden": 64}'` and `--optim.groups '[{"pattern": ".*bias", "weight_decay": 0}]'`."""
     if field.type == dict[str, Any]:
         return _json_spec(dict, "object", "'{\"name\": value}'", lambda value: value, lambda value: value)
-    if field.type == tuple[ParameterGroup, ...]:
+    # The type of a default with groups, which a preset may have, names each of them.
+    if get_origin(field.type) is tuple and {*get_args(field.type), ...} == {ParameterGroup, ...}:
         return _json_spec(
             list,
             "list of objects",

@@ -13,12 +13,13 @@ from train_jax.__main__ import STAGES, main
 from train_jax.optim.config import OptimConfig
 from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.stages import build_data, evaluate, solve, sweep, tokenizer
+from train_jax.tasks.language.config import LanguageConfig
 from train_jax.tasks.puzzles.config import PuzzleConfig
 
 VALUES = ("0", "-5", "nan", "inf", "1e400", str(10**30), "")
 REQUIRED = {
     "evaluate": ["run"], "score": ["data", "file"], "solve": ["run"], "export": ["run"], "report": ["run"],
-    "summary": ["run"],
+    "summary": ["run"], "core": ["run", "bundle"],
 }  # fmt: skip
 
 
@@ -36,7 +37,7 @@ def rule_of(config_class, field):
 
 def cases():
     classes = {"evaluate": evaluate.Evaluate, "solve": solve.Solve}
-    for stage in ("score", "export", "report", "summary"):
+    for stage in ("score", "export", "report", "summary", "core"):
         module = importlib.import_module(f"train_jax.stages.{stage}")
         classes[stage] = getattr(module, stage.capitalize())
     for stage, config_class in classes.items():
@@ -55,6 +56,7 @@ def cases():
         skipped = {"--arch", "--task-config", "--optim", "--compute", "--task", "--model"}
         yield from ((["train", "tiny"], option) for option in options(config_class, prefix) if option not in skipped)
     yield from ((["train", "tiny"], option) for option in options(PuzzleConfig))
+    yield from ((["train", "chat-tiny"], option) for option in options(LanguageConfig))
     seen = set()  # a field that architectures inherit has one declaration; test_ranges.py walks it for each of them
     for name, architecture in ARCHITECTURES.items():
         hints = typing.get_type_hints(architecture.config_class, include_extras=True)
@@ -97,7 +99,14 @@ def test_extreme_values_are_accepted_or_refused_in_one_line(stage, capsys, tmp_p
 
 @pytest.mark.parametrize(
     "config_class",
-    [RunConfig, OptimConfig, ComputeConfig, PuzzleConfig, *(a.config_class for a in ARCHITECTURES.values())],
+    [
+        RunConfig,
+        OptimConfig,
+        ComputeConfig,
+        PuzzleConfig,
+        LanguageConfig,
+        *(a.config_class for a in ARCHITECTURES.values()),
+    ],
     ids=lambda c: c.__name__,
 )
 def test_a_field_without_a_finite_range_says_why(config_class):

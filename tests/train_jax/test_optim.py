@@ -162,7 +162,7 @@ def test_with_decay_0_the_average_equals_the_parameters():
         (
             {"optimizer": "sgd"},
             "optim.optimizer is 'sgd'; use one of adamw, adam_atan2, lion, muon, "
-            "or package.module:function for your own",
+            "muon_2025, muon_2026, or package.module:function for your own",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
 
@@ -19,7 +20,7 @@ class ScaleByAdamATan2State(NamedTuple):
     """Running mean of their squares."""
 
 
-def scale_by_adam_atan2(b1: float, b2: float, a: float = 1.0, b: float = 1.0) -> optax.GradientTransformation:
+def scale_by_adam_atan2(b1: ArrayLike, b2: float, a: float = 1.0, b: float = 1.0) -> optax.GradientTransformation:
     """Adam with `a * atan2(mean, b * sqrt(square))` for its quotient: no epsilon, and no step longer than `a * pi / 2`.
 
     Both means are corrected for their start at zero, as in the paper. `a` and `b` are those of the `adam-atan2` 0.0.3

@@ -1,16 +1,19 @@
 """The optimizer of the dense parameters as one Optax transformation, with parameter groups and frozen parameters."""
 
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import optax
+from jax.typing import ArrayLike
 
 from train_jax.core.state import Arrays
 from train_jax.errors import UserError
 from train_jax.optim.adam_atan2 import scale_by_adam_atan2
 from train_jax.optim.config import OptimConfig
-from train_jax.optim.muon import muon_labels, scale_by_muon
-from train_jax.optim.schedule import learning_rate
+from train_jax.optim.muon import muon_labels, scale_by_muon, scale_by_muon_2025, scale_by_shape
+from train_jax.optim.muon_2026 import scale_by_muon_2026
+from train_jax.optim.schedule import learning_rate, momentum
+from train_jax.optim.weight_decay import decayed_weights
 from train_jax.plugins import is_plugin, load_plugin
 
 
@@ -68,26 +71,61 @@ def trainable(params: Arrays, config: OptimConfig) -> Arrays:
 
 
 def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientTransformation, ...]:
+    by_shape = (scale_by_shape(),) if config.optimizer in ("muon_2025", "muon_2026") else ()
     return (
-        update_rule(config),
-        optax.add_decayed_weights(config.weight_decay),
+        update_rule(config, total_steps),
+        decayed_weights(config, total_steps),
+        *by_shape,
         optax.scale_by_learning_rate(learning_rate(config.lr, config, total_steps)),
     )
 
 
-def update_rule(config: OptimConfig) -> optax.GradientTransformation:
+def update_rule(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
     """Returns the update rule without weight decay and learning rate."""
-    # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the bias correction, as in PyTorch.
-    adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)
-    match config.optimizer:
-        case "adamw":
-            return adamw
-        case "adam_atan2":
-            return scale_by_adam_atan2(config.beta1, config.beta2)
-        case "lion":
-            return optax.scale_by_lion(config.beta1, config.beta2)
-        case "muon":
-            return optax.partition({"muon": scale_by_muon(config.muon_momentum), "adamw": adamw}, muon_labels)
     if is_plugin(config.optimizer):
         return load_plugin(config.optimizer, "optim.optimizer")(config)
+    if config.optimizer.startswith("muon"):
+        # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the bias correction, as in PyTorch.
+        adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)
+        matrices = _scheduled(_matrix_rule, config.muon_momentum, config, total_steps)
+        return optax.partition({"muon": matrices, "adamw": adamw}, muon_labels)
+    return _scheduled(_elementwise_rule, config.beta1, config, total_steps)
+
+
+def _scheduled(
+    rule: Callable[[ArrayLike, OptimConfig], optax.GradientTransformation],
+    peak: float,
+    config: OptimConfig,
+    total_steps: int,
+) -> optax.GradientTransformation:
+    """Returns a rule with its momentum, which may change from step to step."""
+    value = momentum(peak, config, total_steps)
+    if not callable(value):
+        return rule(value, config)
+
+    def with_momentum(momentum: ArrayLike) -> optax.GradientTransformation:
+        return rule(momentum, config)
+
+    return optax.inject_hyperparams(with_momentum)(momentum=value)
+
+
+def _elementwise_rule(momentum: ArrayLike, config: OptimConfig) -> optax.GradientTransformation:
+    match config.optimizer:
+        case "adamw":
+            return optax.scale_by_adam(momentum, config.beta2, eps=config.eps)
+        case "adam_atan2":
+            return scale_by_adam_atan2(momentum, config.beta2)
+        case "lion":
+            return optax.scale_by_lion(momentum, config.beta2)
     raise UserError(f"optim.optimizer is {config.optimizer!r}; use adamw, adam_atan2, lion or muon")
+
+
+def _matrix_rule(momentum: ArrayLike, config: OptimConfig) -> optax.GradientTransformation:
+    match config.optimizer:
+        case "muon":
+            return scale_by_muon(momentum, config.newton_schulz_dtype)
+        case "muon_2025":
+            return scale_by_muon_2025(momentum, config.newton_schulz_dtype)
+        case "muon_2026":
+            return scale_by_muon_2026(momentum, config.muon_beta2, config.newton_schulz_dtype)
+    raise UserError(f"optim.optimizer is {config.optimizer!r}; use muon, muon_2025 or muon_2026")

@@ -10,8 +10,10 @@ from models_torch.ranges import Range, check_ranges
 from train_jax.errors import UserError
 from train_jax.plugins import is_plugin
 
-Optimizer = Literal["adamw", "adam_atan2", "lion", "muon"]
-Decay = Literal["cosine", "linear"]
+Optimizer = Literal["adamw", "adam_atan2", "lion", "muon", "muon_2025", "muon_2026"]
+Decay = Literal["cosine", "linear", "warmdown"]
+NewtonSchulzDtype = Literal["float32", "bfloat16"]
+WeightDecaySchedule = Literal["constant", "cosine"]
 
 LearningRate = Annotated[float, Range(0, 1e3)]
 Share = Annotated[float, Range(0, 1)]
@@ -39,7 +41,14 @@ class ParameterGroup:
     beta2: BelowOne | None = None
     eps: Epsilon | None = None
     muon_momentum: BelowOne | None = None
+    muon_beta2: BelowOne | None = None
+    newton_schulz_dtype: NewtonSchulzDtype | None = None
+    momentum_start: BelowOne | None = None
+    momentum_warmup_steps: Steps | None = None
+    momentum_end: BelowOne | None = None
     weight_decay: WeightDecay | None = None
+    weight_decay_schedule: WeightDecaySchedule | None = None
+    cautious_decay: bool | None = None
 
     def __post_init__(self):
         _check(self, "optim.groups: ")
@@ -51,16 +60,18 @@ class OptimConfig:
     """The configuration of the optimizer. Raises `UserError` for a value out of its range."""
 
     optimizer: str = "adamw"
-    """Update rule of the dense parameters: adamw, adam_atan2, lion, muon, or package.module:function for your own.
-    `muon` orthogonalizes hidden matrices; embeddings and heads use AdamW."""
+    """Update rule of the dense parameters: adamw, adam_atan2, lion, muon, muon_2025, muon_2026, or
+    package.module:function for your own. The three `muon` orthogonalize hidden matrices; embeddings and heads use
+    AdamW. `muon` scales steps to those of AdamW, `muon_2025` and `muon_2026` are those of nanochat."""
     lr: LearningRate = 1e-4
     """Learning rate of the dense parameters after warm-up."""
     warmup_steps: Steps = 2000
     """Optimizer steps over which the learning rates increase linearly from 0."""
     decay: Decay = "cosine"
-    """Shape of the decay to `lr_min_ratio`."""
+    """Shape of the decay to `lr_min_ratio`. `warmdown` is linear, and reaches it one step after the last."""
     decay_share: Share = 1.0
-    """Share of the steps after warm-up, at the end of the run, over which the learning rate decays."""
+    """Share of the steps after warm-up, at the end of the run, over which the learning rate decays; for `warmdown` a
+    share of all steps."""
     lr_min_ratio: Share = 1.0
     """The learning rate of the last step as a share of `lr`; 1 keeps it constant."""
     beta1: BelowOne = 0.9
@@ -70,9 +81,24 @@ class OptimConfig:
     eps: Epsilon = 1e-8
     """Added to the root of the second moment in AdamW."""
     muon_momentum: BelowOne = 0.95
-    """Nesterov momentum of the matrices that `muon` updates."""
+    """Nesterov momentum of the matrices that the `muon` optimizers update."""
+    muon_beta2: BelowOne = 0.9
+    """Decay of the mean squares of rows or columns in `muon_2026`."""
+    newton_schulz_dtype: NewtonSchulzDtype = "float32"
+    """Type in which the `muon` optimizers orthogonalize; nanochat uses bfloat16."""
+    momentum_start: BelowOne | None = None
+    """Momentum of the first step; it changes linearly to `muon_momentum`, or to `beta1` of other optimizers. By default
+    it is constant."""
+    momentum_warmup_steps: Steps = 0
+    """Optimizer steps after which the momentum has changed from `momentum_start`."""
+    momentum_end: BelowOne | None = None
+    """Momentum at the end of the run; it changes linearly while the learning rate decays."""
     weight_decay: WeightDecay = 1.0
     """Decoupled weight decay of the dense parameters, per unit of learning rate."""
+    weight_decay_schedule: WeightDecaySchedule = "constant"
+    """`cosine` decays `weight_decay` to 0 over the run."""
+    cautious_decay: bool = False
+    """Decay only the elements that the update moves towards 0."""
     clip_norm: Annotated[float, Range(0, 1e12)] = 0.0
     """Dense gradients with a larger global norm are scaled down to it; 0 does not clip."""
     groups: tuple[ParameterGroup, ...] = ()
@@ -100,6 +126,19 @@ class OptimConfig:
                 f"optim.optimizer is {self.optimizer!r}; use one of {names}, or package.module:function for your own"
             )
         check_pattern("optim.freeze", self.freeze)
+        self._check_momentum()
+
+    def _check_momentum(self) -> None:
+        scheduled = self.momentum_start is not None or self.momentum_end is not None
+        if scheduled and is_plugin(self.optimizer):
+            raise UserError(
+                f"optim.momentum_start and optim.momentum_end do not change the momentum of {self.optimizer}; omit them"
+            )
+        if (self.momentum_start is None) != (self.momentum_warmup_steps == 0):
+            raise UserError(
+                f"optim.momentum_start is {self.momentum_start} and optim.momentum_warmup_steps is "
+                f"{self.momentum_warmup_steps}; give both, or neither"
+            )
 
     def of_group(self, group: ParameterGroup) -> OptimConfig:
         """Returns this configuration with the values of the group."""

@@ -27,7 +27,11 @@ ACT_FIELDS = (
     "batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers", "forward_dtype", "loss_type", "halt_max_steps",
     "halt_exploration_prob", "no_ACT_continue", "cycle_penalty",
 )  # fmt: skip
-SCHEDULE_FIELDS = ("lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio")
+SCHEDULE_FIELDS = (
+    "lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio", "momentum_start",
+    "momentum_warmup_steps", "momentum_end", "weight_decay_schedule",
+)  # fmt: skip
+MUON_FIELDS = ("muon_momentum", "muon_beta2", "newton_schulz_dtype", "cautious_decay")
 LOGGING_FIELDS = (
     "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "checkpoint_every_minutes",
     "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "profile", "profile_skip", "debug_nans",
@@ -147,7 +151,10 @@ class RunConfig:
             tuple(f"arch.{name}" for name in ACT_FIELDS),
         ),
         "optim": HelpPage("optimizer, moments, weight decay, parameter groups, averaged weights", ("optim",)),
-        "schedule": HelpPage("learning rates: warm-up and decay", tuple(f"optim.{name}" for name in SCHEDULE_FIELDS)),
+        "schedule": HelpPage(
+            "schedules of learning rates, momentum and weight decay", tuple(f"optim.{name}" for name in SCHEDULE_FIELDS)
+        ),
+        "muon": HelpPage("Muon, and cautious weight decay", tuple(f"optim.{name}" for name in MUON_FIELDS)),
         "compute": HelpPage("distribution of the work over devices", ("compute", "platform")),
         "logging": HelpPage("evaluation during training, checkpoints, metrics, debugging", LOGGING_FIELDS),
     }

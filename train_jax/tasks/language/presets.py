@@ -3,7 +3,7 @@
 from models_torch.gpt import GPTConfig
 from train_jax.optim.config import OptimConfig, ParameterGroup
 from train_jax.run.config import RunConfig
-from train_jax.tasks.task import TaskConfig
+from train_jax.tasks.language.config import LanguageConfig
 
 
 def _chat(
@@ -24,7 +24,7 @@ def _chat(
         data_dir=f"data/text-{vocab_size}",
         run_dir=f"runs/{name}",
         task="language",
-        task_config=TaskConfig(),
+        task_config=LanguageConfig(),
         model="gpt",
         arch=arch,
         optim=OptimConfig(

@@ -16,10 +16,12 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.batches import stream_batch, tokens_per_step
+from train_jax.tasks.language.best_fit import BestFit
+from train_jax.tasks.language.config import LanguageConfig
 from train_jax.tasks.language.evaluation import Evaluator, figures_of
 from train_jax.tasks.language.loss import token_sums
 from train_jax.tasks.language.text_set import TextSet, TokenStream
-from train_jax.tasks.task import ConstantStage, StageSchedule, TaskConfig
+from train_jax.tasks.task import ConstantStage, StageSchedule
 
 if TYPE_CHECKING:
     import torch
@@ -28,13 +30,14 @@ if TYPE_CHECKING:
 class LanguageTask:
     """Documents for models that predict the next token and compute their loss themselves."""
 
-    config_class = TaskConfig
+    config_class = LanguageConfig
     needs_state = False
     console: Mapping[str, str] = {"loss": "loss {:.4f}", "bits_per_byte": "bits/byte {:.4f}"}
 
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         """If `facts` are given (from a run folder), the data set is opened only when it is needed."""
         self._config = config
+        self._task_config: LanguageConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
         self._vocab_size: int = self.data.vocab_size if facts is None else int(facts["vocab_size"])
 
     # ---- data
@@ -50,6 +53,13 @@ class LanguageTask:
     @cached_property
     def test_stream(self) -> TokenStream:
         return self.data.stream("test")
+
+    @cached_property
+    def best_fit(self) -> BestFit | None:
+        """The rows of the train split for packing by best fit."""
+        if self._task_config.packing != "bestfit":
+            return None
+        return BestFit(self.train_stream, self.data.tokenizer().bos, self._config.arch.seq_len)
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
@@ -71,6 +81,8 @@ class LanguageTask:
     @property
     def examples_per_epoch(self) -> float:
         """Rows of a pass over the train split."""
+        if self.best_fit is not None:
+            return self.best_fit.rows_per_epoch
         rows = self._config.global_batch_size
         return rows * len(self.train_stream) / tokens_per_step(rows, self._config.arch.seq_len)
 
@@ -80,10 +92,13 @@ class LanguageTask:
         return f"{train.tokens:,} tokens of {train.documents:,} documents, {test.documents:,} documents held out"
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
+        rows = self._config.global_batch_size
+        if self.best_fit is not None:
+            return self.best_fit.batch(step=step, rows=rows, shard=shard)
         return stream_batch(
             self.train_stream,
             step=step,
-            rows=self._config.global_batch_size,
+            rows=rows,
             seq_len=self._config.arch.seq_len,
             shard=shard,
         )

@@ -1,0 +1,290 @@
+"""The optimizers of nanochat, November 2025 and July 2026: beside plain PyTorch, and beside the published classes.
+
+`NANOCHAT_DIR=/path/to/nanochat` compares with a checkout at 4a87a0d or at 92d63d4.
+"""
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from support import nanochat_optimizers as reference
+from support.markers import slow_unless
+from support.torch_optimizers import muon_in_float32
+
+from train_jax.errors import UserError
+from train_jax.optim.chain import dense_optimizer
+from train_jax.optim.config import OptimConfig, ParameterGroup
+from train_jax.optim.muon import muon_labels
+from train_jax.optim.schedule import learning_rate, momentum, weight_decay
+
+STEPS = 60
+ADAMW = OptimConfig(warmup_steps=0, decay="warmdown", beta1=0.8, eps=1e-10, weight_decay=0.0)
+CONFIGS = {
+    2025: dataclasses.replace(
+        ADAMW,
+        decay_share=0.2,
+        lr_min_ratio=0.0,
+        clip_norm=1.0,
+        groups=(
+            ParameterGroup(
+                r"transformer\.h\..*", optimizer="muon_2025", lr=0.02, momentum_start=0.85, momentum_warmup_steps=30
+            ),
+            ParameterGroup(r"transformer\.wte.*", lr=0.2),
+            ParameterGroup(r"lm_head.*", lr=0.004),
+        ),
+    ),
+    2026: dataclasses.replace(
+        ADAMW,
+        warmup_steps=10,
+        decay_share=0.65,
+        lr_min_ratio=0.05,
+        groups=(
+            ParameterGroup(
+                r"transformer\.h\..*",
+                optimizer="muon_2026",
+                lr=0.02,
+                muon_momentum=0.97,
+                momentum_start=0.85,
+                momentum_warmup_steps=15,
+                momentum_end=0.90,
+                weight_decay=0.28,
+                weight_decay_schedule="cosine",
+                cautious_decay=True,
+            ),
+            ParameterGroup(r"transformer\.wte.*", lr=0.3, beta2=0.995, weight_decay=0.001),
+            ParameterGroup(r"lm_head.*", lr=0.008, beta2=0.96, weight_decay=0.01),
+        ),
+    ),
+}
+versions = pytest.mark.parametrize("version", slow_unless((2026).__eq__, [2025, 2026]))
+
+
+def arrays(seed, scale):
+    rng = np.random.default_rng(seed)
+    return {name: (scale * rng.normal(size=shape)).astype(np.float32) for name, shape in reference.SHAPES.items()}
+
+
+START = arrays(0, 0.3)
+# Norms a factor of 100 apart: some are clipped.
+GRADIENTS = [arrays(1 + step, 0.1 ** (step % 3)) for step in range(STEPS)]
+
+
+def trajectory(config, start=START, gradients=GRADIENTS):
+    optimizer = dense_optimizer(config, len(gradients))
+    params = jax.tree.map(jnp.asarray, start)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for gradient in gradients:
+        params, state = step(params, state, gradient)
+        yield params
+    assert step._cache_size() == 1
+
+
+@versions
+def test_steps_as_plain_pytorch(version):
+    theirs = reference.trajectory(version, START, GRADIENTS)
+    for number, (params, expected) in enumerate(zip(trajectory(CONFIGS[version]), theirs, strict=True), 1):
+        for name in reference.SHAPES:
+            np.testing.assert_allclose(params[name], expected[name], rtol=0, atol=1e-5, err_msg=f"{name}, {number}")
+    for name in reference.SHAPES:
+        change = np.abs(params[name] - START[name]).max()
+        assert change > 0.05, f"{name} hardly changed: nothing was compared"
+
+
+# ---- schedules
+
+
+def test_warmdown_is_the_published_schedule_at_every_step():
+    for warmup, share, floor in [(0, 0.2, 0.0), (10, 0.65, 0.05), (40, 1.0, 0.1)]:
+        config = OptimConfig(warmup_steps=warmup, decay="warmdown", decay_share=share, lr_min_ratio=floor)
+        rate = learning_rate(2.0, config, 97)
+        expected = [2.0 * reference.warmdown(step, warmup, share, floor, 97) for step in range(97)]
+        np.testing.assert_allclose([rate(count) for count in range(97)], expected, rtol=1e-5)
+    assert expected[-1] == pytest.approx(2.0 * (0.1 + 0.9 / 97)), "the floor would follow"
+
+
+def test_momentum_changes_during_its_warm_up_and_the_decay():
+    config = OptimConfig(decay="warmdown", decay_share=0.65, momentum_start=0.85, momentum_warmup_steps=20)
+    config = dataclasses.replace(config, momentum_end=0.9)
+    expected = [reference.momentum(step, 0.85, 20, 0.97, 0.9, 0.65, 100) for step in range(100)]
+    value = momentum(0.97, config, 100)
+    np.testing.assert_allclose([value(count) for count in range(100)], expected, rtol=1e-6)
+    assert momentum(0.97, OptimConfig(), 100) == 0.97
+
+
+def test_weight_decay_follows_a_cosine():
+    rate = weight_decay(OptimConfig(weight_decay=0.4, weight_decay_schedule="cosine"), 10)
+    np.testing.assert_allclose([rate(count) for count in (0, 5, 10)], [0.4, 0.2, 0.0], atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "adam_atan2", "lion", "muon"])
+def test_every_optimizer_has_a_scheduled_momentum(optimizer):
+    """One that does not change equals a constant one, apart from rounding; one that changes does not."""
+    config = OptimConfig(optimizer=optimizer, lr=1e-2, warmup_steps=0, muon_momentum=0.9, beta1=0.9)
+    constant, *changing = (
+        list(trajectory(dataclasses.replace(config, **fields), gradients=GRADIENTS[:4]))[-1]
+        for fields in ({}, {"momentum_end": 0.9}, {"momentum_start": 0.1, "momentum_warmup_steps": 3})
+    )
+    name = reference.MATRICES[0]
+    np.testing.assert_allclose(changing[0][name], constant[name], rtol=0, atol=1e-5)
+    assert np.abs(changing[1][name] - constant[name]).max() > 1e-3
+
+
+# ---- rules by hand
+
+
+def test_cautious_decay_leaves_what_the_update_moves_away_from_zero():
+    config = OptimConfig(optimizer="lion", lr=1.0, warmup_steps=0, weight_decay=0.5, cautious_decay=True)
+    start = {"w": np.array([2.0, 2.0, -2.0, -2.0], np.float32)}
+    (after,) = trajectory(config, start, [{"w": np.array([1.0, -1.0, 1.0, -1.0], np.float32)}])
+    np.testing.assert_allclose(after["w"], [2 - 1 - 1, 2 + 1, -2 - 1, -2 + 1 + 1])
+
+
+@versions
+def test_an_orthogonal_gradient_stays_and_tall_matrices_take_longer_steps(version):
+    """All singular values of an orthogonal matrix are equal, so that only a factor near 1 remains."""
+    config = OptimConfig(optimizer=f"muon_{version}", lr=1.0, warmup_steps=0, weight_decay=0.0)
+    rng = np.random.default_rng(0)
+    tall = np.linalg.qr(rng.normal(size=(8, 2)))[0].astype(np.float32)
+    gradients = {"a": tall, "b": tall.T.copy(), "bias": np.ones(2, np.float32)}
+    (after,) = trajectory(config, jax.tree.map(np.zeros_like, gradients), [gradients])
+    if version == 2025:
+        factor = -after["b"][0] @ tall[:, 0]
+        assert 0.6 < factor < 1.3
+        np.testing.assert_allclose(after["b"], -factor * tall.T, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(after["a"]) / np.linalg.norm(after["b"]), 2.0, rtol=1e-4)
+    assert muon_labels(gradients) == {"a": "muon", "b": "muon", "bias": "adamw"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [2025, 2026])
+def test_in_bfloat16_as_near_to_float32_as_pytorch(version):
+    def distance(rounded, exact):
+        return math.sqrt(sum(np.square(rounded[name] - exact[name]).sum() for name in reference.MATRICES))
+
+    gradients = GRADIENTS[:4]
+    exact, ours = (
+        list(trajectory(with_dtype(CONFIGS[version], dtype), gradients=gradients)) for dtype in ("float32", "bfloat16")
+    )
+    theirs = list(reference.trajectory(version, START, gradients, dtype=torch.bfloat16))
+    for number in range(4):
+        assert 0 < distance(ours[number], exact[number]) < 1.5 * distance(theirs[number], exact[number]), number
+    assert all(array.dtype == np.float32 for array in ours[-1].values())
+
+
+@versions
+def test_gradients_in_bfloat16_keep_the_state_and_no_buffer_is_shared(version):
+    optimizer = dense_optimizer(CONFIGS[version], STEPS)
+    state = optimizer.init(jax.tree.map(jnp.asarray, START))
+    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size]
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+    rounded = {name: jnp.asarray(array, jnp.bfloat16) for name, array in START.items()}
+    start = optimizer.init(rounded)
+    updates, after = jax.eval_shape(optimizer.update, rounded, start, rounded)
+    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(start)]
+    assert all(update.dtype == jnp.bfloat16 for update in updates.values())
+
+
+def with_dtype(config, dtype):
+    groups = (dataclasses.replace(config.groups[0], newton_schulz_dtype=dtype), *config.groups[1:])
+    return dataclasses.replace(config, groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"momentum_start": 0.5}, "momentum_start is 0.5 and optim.momentum_warmup_steps is 0; give both, or neither"),
+        ({"momentum_warmup_steps": 5}, "momentum_start is None and optim.momentum_warmup_steps is 5; give both"),
+        ({"optimizer": "a.b:c", "momentum_end": 0.5}, "do not change the momentum of a.b:c; omit them"),
+        ({"newton_schulz_dtype": "float16"}, "optim.newton_schulz_dtype is 'float16'"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error(fields, message):
+    with pytest.raises(UserError, match=message):
+        OptimConfig(**fields)
+
+
+# ---- beside the published classes
+
+
+def published(path):
+    """The checkout that NANOCHAT_DIR names, if it has the file."""
+    folder = os.environ.get("NANOCHAT_DIR")
+    if folder is None or not (Path(folder) / path).is_file():
+        pytest.skip(f"set NANOCHAT_DIR to a checkout of nanochat with {path}")
+    return folder
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """torch.compile does not work in a process that has imported torchax."""
+    monkeypatch.setattr(torch, "compile", lambda *args, **_: args[0] if args else lambda function: function)
+
+
+def square_wide_and_tall(seed, width):
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "h.c_q.weight": (width, width),
+        "h.c_fc.weight": (4 * width, width),
+        "h.c_proj.weight": (width, 4 * width),
+    }
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@torch.no_grad()
+def published_trajectory(optimizer, params, gradients, before_step):
+    for step, gradient in enumerate(gradients):
+        for name, p in params.items():
+            p.grad = torch.tensor(gradient[name])
+        before_step(step)
+        with muon_in_float32():
+            optimizer.step()
+        yield {name: p.detach().numpy().copy() for name, p in params.items()}
+
+
+@pytest.mark.parametrize(("version", "width", "decay"), [(2025, 96, 0.0), (2026, 96, 0.0), (2026, 8, 0.28)])
+def test_steps_as_the_published_class(version, width, decay, monkeypatch, uncompiled):
+    """With decay only on small matrices: where an update is 0 up to rounding, rounding decides whether it decays."""
+    monkeypatch.syspath_prepend(published("nanochat/muon.py" if version == 2025 else "nanochat/optim.py"))
+    monkeypatch.setenv("NANOCHAT_DTYPE", "float32")
+    start, *gradients = (square_wide_and_tall(seed, width) for seed in range(1 + STEPS))
+    params = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in start.items()}
+    group = dataclasses.replace(CONFIGS[version].groups[0], pattern="h.*", weight_decay=decay)
+    if version == 2025:
+        from nanochat.muon import Muon
+
+        optimizer = Muon(list(params.values()), lr=group.lr)
+    else:
+        from nanochat.optim import MuonAdamW
+
+        fields = {"kind": "muon", "lr": group.lr, "momentum": 0.97, "ns_steps": 5, "beta2": 0.9, "weight_decay": decay}
+        optimizer = MuonAdamW([{"params": [p], **fields} for p in params.values()])
+
+    def before_step(step):
+        for each in optimizer.param_groups:
+            if version == 2025:
+                each["lr"] = group.lr * reference.warmdown(step, 0, 0.2, 0.0, STEPS)
+                each["momentum"] = reference.momentum(step, 0.85, 30, 0.95, 0.95, 0.2, STEPS)
+            else:
+                each["lr"] = group.lr * reference.warmdown(step, 10, 0.65, 0.05, STEPS)
+                each["momentum"] = reference.momentum(step, 0.85, 15, 0.97, 0.9, 0.65, STEPS)
+                each["weight_decay"] = decay * 0.5 * (1 + math.cos(math.pi * step / STEPS))
+
+    config = dataclasses.replace(CONFIGS[version], clip_norm=0.0, groups=(group,))
+    theirs = published_trajectory(optimizer, params, gradients, before_step)
+    for number, (ours, expected) in enumerate(zip(trajectory(config, start, gradients), theirs, strict=True), 1):
+        for name in start:
+            np.testing.assert_allclose(ours[name], expected[name], rtol=0, atol=1e-5, err_msg=f"{name}, {number}")
