@@ -71,6 +71,7 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     )
     if dispatch.integers is not None and bounds is not None:
         dispatch.integers.note(results, bounds)
+    dispatch.positions.note(func, args, kwargs, results)
     return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
 
 

@@ -31,6 +31,7 @@ from bridge.precision import precision_is_given
 from bridge.randomness import RANDOM, Rng
 from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor
+from bridge.traced_positions import Positions
 from bridge.untranslated import SHAPE_REMEDY, TRACE_ERRORS, UNSUPPORTED_REMEDY, Survey, of_functions, untranslated
 from bridge.value_checks import check_matrix, number_of
 
@@ -74,6 +75,7 @@ class Dispatch(DispatchMode):
         self.products_of_pytorch = not precision_is_given()
         self._int64 = int64
         self.integers = Integers() if checked(int64) else None
+        self.positions = Positions()
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""

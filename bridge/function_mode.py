@@ -14,7 +14,7 @@ from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
-from bridge.indexing import is_traced_place, is_whole, places_of, selected
+from bridge.indexing import is_traced_number, is_traced_place, is_whole, is_window, places_of, selected
 from bridge.internals import (
     Tracer,
     below_modes,
@@ -26,6 +26,7 @@ from bridge.internals import (
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.masked import MaskedRows, is_mask, rows_by_mask
 from bridge.omitted_arguments import with_omitted
+from bridge.prefixes import SIZED, Prefix, is_prefix, prefix, sized
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
 from bridge.tensors import RECORDING, BridgeTensor
 
@@ -129,24 +130,32 @@ class Functions(TorchFunctionMode):
         if any(map(is_mask, places)) and self._can_select():
             rows = rows_by_mask(tensor, index, self._dispatch.where())
             return func(*args, **kwargs) if rows is None else rows
-        if not any(is_traced_place(i) and isinstance(i.value, Tracer) for i in places) or not self._can_select():
+        if not any(is_traced_number(i) or self._is_window(i) or is_prefix(i) for i in places) or not self._can_select():
             return func(*args, **kwargs)
+        dispatch = self._dispatch
         if not isinstance(tensor, BridgeTensor):
-            may_write = self._dispatch.may_write(tensor)
-            tensor = self._dispatch.take_over(tensor) if may_write else self._dispatch.adopt(tensor)
-        view, rest = selected(tensor, places)
+            tensor = dispatch.take_over(tensor) if dispatch.may_write(tensor) else dispatch.adopt(tensor)
+        if any(map(is_prefix, places)):
+            made = prefix(tensor, places, dispatch.positions, dispatch.error, dispatch.where())
+            return func(*args, **kwargs) if made is None else made
+        view, rest = selected(tensor, places, dispatch.positions, dispatch.error)
         return func(view, rest) if rest else view
+
+    def _is_window(self, place: Any) -> bool:
+        return is_window(place, self._dispatch.positions)
 
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
         """`x[i] = value`, likewise."""
         tensor, index, value = args
         places = places_of(index)
-        if not any(map(is_traced_place, places)):
+        if not any(is_traced_place(i) or self._is_window(i) for i in places):
             return func(*args, **kwargs)
         if not all(is_traced_place(i) or is_whole(i) for i in places):
             if not self._can_select():
                 return func(*args, **kwargs)
-            view, rest = selected(self._dispatch.take_over(tensor), places)
+            view, rest = selected(
+                self._dispatch.take_over(tensor), places, self._dispatch.positions, self._dispatch.error
+            )
             return func(view, rest, value)
         value = torch.as_tensor(value, dtype=tensor.dtype) if not isinstance(value, torch.Tensor) else value
         places = [None if is_whole(i) else i for i in places]
@@ -161,6 +170,11 @@ class Functions(TorchFunctionMode):
             return self._plain(func, args, kwargs)
         made = constructed(func, args, kwargs)
         return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+    def _sized(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        dispatch = self._dispatch
+        made = sized(func, args, kwargs, dispatch.positions, dispatch.error, dispatch.where())
+        return self._plain(func, args, kwargs) if made is None else made
 
     def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
         made = filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})
@@ -184,7 +198,7 @@ class Functions(TorchFunctionMode):
         """`value` with what stands for a real tensor whose memory the call has traced."""
         if type(value) in (list, tuple):
             return type(value)(self._traced(v) for v in value)
-        if type(value) is MaskedRows or not isinstance(value, torch.Tensor):
+        if type(value) in (MaskedRows, Prefix) or not isinstance(value, torch.Tensor):
             return value
         if isinstance(value, BridgeTensor) or wrapped_by_transform(value):
             return value
@@ -239,6 +253,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(CONSTRUCTORS, Functions._construct),
     **dict.fromkeys(FILLERS, Functions._fill),
+    **dict.fromkeys(SIZED, Functions._sized),
     **dict.fromkeys(_MEMORY, Functions._memory),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,

@@ -1,4 +1,4 @@
-"""`x[i]` and `x[i] = value` by integers without dimensions that are traced.
+"""`x[i]`, `x[i : i + n]` and writes to them, by integers without dimensions that are traced.
 
 PyTorch asks such a tensor for its number and takes a view. Here the place is an operand of the view.
 """
@@ -6,14 +6,19 @@ PyTorch asks such a tensor for its number and takes a view. Here the place is an
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
 from bridge.cells import View
+from bridge.internals import Tracer
 from bridge.tensors import BridgeTensor, as_view, blank
+
+if TYPE_CHECKING:
+    from bridge.traced_positions import Positions
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -21,6 +26,20 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def is_traced_place(index: Any) -> bool:
     """A traced integer; a bool without dimensions is a mask."""
     return isinstance(index, BridgeTensor) and not index.shape and index.dtype in _INTEGERS
+
+
+def is_traced_number(index: Any) -> bool:
+    """A traced integer whose value PyTorch cannot be told."""
+    return is_traced_place(index) and isinstance(index.value, Tracer)
+
+
+def is_window(index: Any, positions: Positions) -> bool:
+    """Whether an index is `i : i + n` with a traced i and a number n."""
+    if not isinstance(index, slice) or index.step not in (None, 1):
+        return False
+    if not is_traced_number(index.start) or not is_traced_number(index.stop):
+        return False
+    return positions.distance(index.stop, index.start) is not None
 
 
 def is_whole(index: Any) -> bool:
@@ -31,10 +50,12 @@ def places_of(index: Any) -> tuple:
     return index if type(index) is tuple else (index,)
 
 
-def selected(tensor: BridgeTensor, places: tuple) -> tuple[BridgeTensor, tuple]:
-    """The view at the traced integers among `places`, and the other places in it, as PyTorch counts them.
+def selected(
+    tensor: BridgeTensor, places: tuple, positions: Positions, error: Callable[[str, str], Exception]
+) -> tuple[BridgeTensor, tuple]:
+    """The view at the traced integers and windows among `places`, and the other places in it, as PyTorch counts them.
 
-    Raises PyTorch's `IndexError` for too many of them.
+    Raises PyTorch's `IndexError` for too many of them, and `error(what, remedy)` for a window that may lie outside.
     """
     dims, taken = [], 0
     for place in places:
@@ -45,9 +66,13 @@ def selected(tensor: BridgeTensor, places: tuple) -> tuple[BridgeTensor, tuple]:
     ellipsis = next((i for i, place in enumerate(places) if place is Ellipsis), len(places))
     skipped = tensor.dim() - taken
     traced = [(dims[i] + skipped * (i > ellipsis), p) for i, p in enumerate(places) if is_traced_place(p)]
+    windows = {i for i, p in enumerate(places) if is_window(p, positions)}
+    for i in windows:
+        tensor = _narrow(tensor, dims[i] + skipped * (i > ellipsis), places[i], positions, error)
     for dim, place in reversed(traced):
         tensor = _select(tensor, dim, place)
-    return tensor, tuple(p for p in places if not is_traced_place(p))
+    rest = [slice(None) if i in windows else p for i, p in enumerate(places)]
+    return tensor, tuple(p for p in rest if not is_traced_place(p))
 
 
 def _dimensions(place: Any) -> int:
@@ -58,11 +83,8 @@ def _dimensions(place: Any) -> int:
 
 
 def _select(tensor: BridgeTensor, dim: int, place: BridgeTensor) -> BridgeTensor:
-    """Where it lies in memory is not known, so its offset is one that no element of the memory has."""
     shape, stride = [*tensor.shape], [*tensor._meta.stride()]
     del shape[dim], stride[dim]
-    layout = tensor._cell.storage.layout
-    beyond = tensor._meta.storage_offset() + math.prod(layout.shape if layout is not None else tensor.shape) + 1
     number = place.value
 
     def get(x: jax.Array) -> jax.Array:
@@ -71,6 +93,44 @@ def _select(tensor: BridgeTensor, dim: int, place: BridgeTensor) -> BridgeTensor
     def put(x: jax.Array, new: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_index_in_dim(x, jnp.asarray(new, x.dtype), number, dim)
 
+    return _view(tensor, shape, stride, get, put)
+
+
+def _narrow(
+    tensor: BridgeTensor, dim: int, window: slice, positions: Positions, error: Callable[[str, str], Exception]
+) -> BridgeTensor:
+    """Elements `i : i + n` of a dimension. Raises `error` unless all are known to be there; PyTorch gives fewer."""
+    start, size = window.start, tensor.shape[dim]
+    length = max(positions.distance(window.stop, start) or 0, 0)
+    low, high = positions.of(start).range
+    if low < 0 or high + length > size:
+        raise error(
+            f"`x[i : i + {length}]` of {size} elements has a traced i that may be from {low} to {high}",
+            f"i.clamp(0, {max(size - length, 0)}), or another number that is within the dimension",
+        )
+    number = start.value
+
+    def get(x: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, number, length, dim)
+
+    def put(x: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(x, jnp.asarray(new, x.dtype), number, dim)
+
+    shape = [*tensor.shape]
+    shape[dim] = length
+    return _view(tensor, shape, tensor._meta.stride(), get, put)
+
+
+def _view(
+    tensor: BridgeTensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    get: Callable[[jax.Array], jax.Array],
+    put: Callable[[jax.Array, jax.Array], jax.Array],
+) -> BridgeTensor:
+    """Where it lies in memory is not known, so its offset is one that no element of the memory has."""
+    layout = tensor._cell.storage.layout
+    beyond = tensor._meta.storage_offset() + math.prod(layout.shape if layout is not None else tensor.shape) + 1
     meta = blank(shape, stride, tensor.dtype, int(beyond) * max([1, *tensor._meta.stride()]))
     on = torch.is_grad_enabled()
     view = View(get, put, base=None if on else tensor._cell, inference=torch.is_inference_mode_enabled())

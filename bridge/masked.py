@@ -179,14 +179,19 @@ def _wide(mask: torch.Tensor, behind: int) -> torch.Tensor:
 
 
 def _method(function: Callable) -> Callable:
-    def method(self: MaskedRows, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.overrides.handle_torch_function(function, (self,), self, *args, **kwargs)
 
     return method
 
 
-for _name in dir(torch.Tensor):
-    _function = getattr(torch.Tensor, _name)
-    _of_every_object = _name in vars(MaskedRows) or _name in ("__dir__", "__hash__", "__new__", "__repr__")
-    if callable(_function) and not _of_every_object and _function is not getattr(object, _name, None):
-        setattr(MaskedRows, _name, _method(_function))
+def add_methods(cls: type) -> None:
+    """Give a class that stands for a tensor all methods of tensors, as calls of its `__torch_function__`."""
+    for name in dir(torch.Tensor):
+        function = getattr(torch.Tensor, name)
+        of_every_object = name in vars(cls) or name in ("__dir__", "__hash__", "__new__", "__repr__")
+        if callable(function) and not of_every_object and function is not getattr(object, name, None):
+            setattr(cls, name, _method(function))
+
+
+add_methods(MaskedRows)

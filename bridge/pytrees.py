@@ -1,7 +1,7 @@
 """Dataclasses and containers that pass between the two sides: pytrees in JAX, plain objects in PyTorch."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -14,15 +14,32 @@ _Instance = TypeVar("_Instance")
 _REGISTERED: set[type] = set()
 
 
-def register(cls: type[_Instance]) -> type[_Instance]:
-    """Make a dataclass a JAX pytree: its fields are the children, text and other settings travel as structure.
+def register(
+    cls: type[_Instance],
+    flatten: Callable[[_Instance], tuple[Iterable[Any], Any]] | None = None,
+    unflatten: Callable[[Any, Iterable[Any]], _Instance] | None = None,
+) -> type[_Instance]:
+    """Make a class a JAX pytree, so that its objects can be arguments and results of a call.
 
-    Usable as a decorator. Registering twice is no error. Rebuilding does not run `__init__`.
+    The fields of a dataclass are the children, text and other settings travel as structure; rebuilding does not run
+    `__init__`. Usable as a decorator. For any other class, `flatten(object)` returns the children and a hashable
+    structure, and `unflatten(structure, children)` the object, as for `jax.tree_util.register_pytree_node`. A call
+    works on such a copy: return the object from the method to see what the call has changed.
+
+    Registering twice is no error. Raises `TypeError` for a class that is neither.
     """
-    if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is not a dataclass; make it one, or pass its parts in a dict")
+    if (flatten is None) != (unflatten is None):
+        raise TypeError(f"{cls.__name__} has one of flatten and unflatten; give both, or neither for a dataclass")
     if cls in _REGISTERED:
         return cls
+    if flatten is not None and unflatten is not None:
+        jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+        _REGISTERED.add(cls)
+        return cls
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(
+            f"{cls.__name__} is not a dataclass; make it one, give flatten and unflatten, or pass its parts in a dict"
+        )
     names = tuple(f.name for f in dataclasses.fields(cls))
 
     def flatten_with_keys(obj):

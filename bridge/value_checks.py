@@ -55,9 +55,12 @@ def asked_inside() -> str:
 
 
 def number_of(dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> Any:
-    """The value as a Python number. Raises `BridgeError` if it is traced and more than checked."""
+    """The value as a Python number. Raises `BridgeError` if it is traced, not known, and more than checked."""
     value = tensor.value
     if isinstance(value, Tracer):
+        known = dispatch.positions.number(value)
+        if known is not None:
+            return bool(known) if value.dtype == bool else known
         answer = answer_to_a_check()
         if answer is not None:
             what = "the values of a distribution" if answer else "the variances"

@@ -1,0 +1,214 @@
+"""Slices at traced positions, slices of a traced length, branches on them, and objects that carry them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import torch.nn.functional as F
+from eager import Call, randn
+from support.markers import slow_unless
+
+import bridge
+
+TABLE = randn(4, 6, seed=5)
+QUERY, KEY, VALUE = randn(1, 4, 2, 8, seed=6), randn(1, 2, 7, 8, seed=7), randn(1, 2, 7, 8, seed=8)
+
+
+def read(x, i):
+    i = i.clamp(0, 4)
+    cube = x.view(2, 2, 6)
+    return x[:, i : i + 2], x[i - 0 : i + 0], cube[1, ..., i : i + 1], x[None, i % 4, i : i + 2], x[[0, 1], i : i + 2]
+
+
+def written_through(x, i):
+    x, i = x * 1, i.clamp(1, 3)
+    x[:, i : i + 2] = x[:, i - 1 : i + 1] * 3
+    x[1:, i : i + 3] += 1
+    x[i, i : i + 1] = 7.0
+    window = x[0, i : i + 2]
+    window.mul_(2)
+    x.mul_(2)
+    return x, window
+
+
+def without_gradient(x, i):
+    i, held = i.clamp(0, 4), x * 1
+    with torch.no_grad():
+        window = x[:, i : i + 2]
+        held[:, i : i + 2] = 5.0
+    return window * x[:, i : i + 2], x[:, i : i + 2].detach() * held[:, i : i + 2], held
+
+
+def of_tables(x, i):
+    i, made = i.clamp(0, 4), torch.arange(24.0).view(4, 6)
+    made[:, i : i + 2] += x[:, i : i + 2]
+    return made, TABLE[:, i : i + 2] * x[:, :2]
+
+
+@pytest.mark.parametrize(
+    "case", slow_unless(written_through.__eq__, [read, written_through, without_gradient, of_tables])
+)
+def test_windows_are_pytorch_s(case):
+    report = bridge.verify(Call(case), TABLE, torch.tensor(2))
+    assert report.ok, f"\n{report}"
+
+
+def attended(query, key, value, n):
+    n = n.clamp(2, 7)
+    keys, values = key[:, :, :n], value[..., :n, :]
+    queries, size = query.shape[2], keys.shape[2]
+    mask = torch.ones(queries, size, dtype=torch.bool) if queries < 9 and size >= 2 else None
+    return (
+        F.scaled_dot_product_attention(query, keys, values, enable_gqa=True),
+        F.scaled_dot_product_attention(query, keys, values, attn_mask=mask.tril(size - queries), enable_gqa=True),
+        F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=0.5, enable_gqa=True),
+    )
+
+
+def test_attention_to_a_traced_length_is_pytorch_s():
+    report = bridge.verify(Call(attended), QUERY, KEY, VALUE, torch.tensor(5))
+    assert report.ok, f"\n{report}"
+
+
+def masked(query, key, value, n):
+    n = n.clamp(1, 6)
+    keys, values = key[0, :, : n + 1], value[0, :, : n + 1]
+    rows = torch.tensor([[True], [False]])
+    return (
+        F.scaled_dot_product_attention(query[0, :2], keys, values, attn_mask=rows),
+        F.scaled_dot_product_attention(query[0, :2], keys, values, attn_mask=torch.zeros(2, n + 1)),
+    )
+
+
+@pytest.mark.slow
+def test_masks_of_a_traced_length_are_pytorch_s():
+    report = bridge.verify(Call(masked), QUERY, KEY, VALUE, torch.tensor(4))
+    assert report.ok, f"\n{report}"
+
+
+def test_what_lies_beyond_the_length_is_in_no_result_and_no_gradient():
+    fn = bridge.export(
+        Call(lambda q, k, v, n: F.scaled_dot_product_attention(q, k[:, :, : n.clamp(1, 7)], v[:, :, : n.clamp(1, 7)]))
+    )
+    query, key, value = (jnp.asarray(x) for x in (QUERY[:, :2], KEY.clone(), VALUE.clone()))
+    rotten = [x.at[:, :, 3:].set(jnp.nan) for x in (key, value)]
+
+    def total(q, k, v, n):
+        return fn({}, {}, q, k, v, jnp.asarray(n))[0].sum()
+
+    gradients = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(query, *rotten, 3)
+    expected = jax.grad(lambda q, k, v: total(q, k, v, 3), argnums=(0, 1, 2))(query, key[:, :, :3], value[:, :, :3])
+    assert jnp.allclose(gradients[0], expected[0], atol=1e-6)
+    for gradient, cut in zip(gradients[1:], expected[1:], strict=True):
+        assert jnp.allclose(gradient[:, :, :3], cut, atol=1e-6) and not gradient[:, :, 3:].any()
+
+
+def test_rows_at_their_own_positions_are_one_program():
+    fn = bridge.export(Call(lambda layer, i: layer.weight[i.clamp(0, 2) : i.clamp(0, 2) + 2], torch.nn.Linear(3, 4)))
+    rows = jax.jit(jax.vmap(lambda i: fn(fn.params, {}, i)[0]))
+    weight = fn.params["module.weight"]
+    for places in ([2, 0], [1, 1]):
+        expected = jnp.stack([weight[i : i + 2] for i in places])
+        assert jnp.array_equal(rows(jnp.asarray(places)), expected)
+    assert rows._cache_size() == 1
+
+
+DECIDED = {
+    "pos + 3 > 10": lambda p: p + 3 > 10,
+    "3 > pos + 3": lambda p: 3 > p + 3,  # noqa: SIM300
+    "2 != pos + 2": lambda p: p + 2 != 2,
+    "pos % 4 >= 4": lambda p: p % 4 >= 4,
+    "pos < pos + 1": lambda p: p < p + 1,
+    "pos - 9 == pos": lambda p: p - 9 == p,
+    "pos.clamp(max=20) <= 7": lambda p: p.clamp(max=20) <= 7,
+}
+
+
+def test_branches_that_the_range_decides():
+    def answers(p):
+        p = p.clamp(1, 7)
+        return [torch.tensor(1 if decided(p) else 0) for decided in DECIDED.values()]
+
+    expected = [int(answer) for answer in answers(torch.tensor(4))]
+    assert expected == [int(answer) for answer in answers(torch.tensor(1))] == [0, 0, 1, 0, 1, 0, 1]
+    fn = bridge.export(Call(answers))
+    assert [int(x) for x in jax.jit(lambda p: fn({}, {}, p)[0])(4)] == expected
+
+
+ASKS = "asks for the value of a traced tensor"
+DEPENDS = r"`x\[:n\]` makes a shape that depends on data"
+REFUSED = {
+    "a range that is not known": (
+        lambda x, i: x[i : i + 1],
+        r"`x\[i : i \+ 1\]` of 4 elements has a traced i that may be",
+    ),
+    "a window that may lie outside": (
+        lambda x, i: x[i.clamp(0, 3) : i.clamp(0, 3) + 2],
+        r"may be from 0 to 3 .* Remedy: i.clamp\(0, 2\)",
+    ),
+    "a write that may lie outside": (lambda x, i: x.mul(1)[:, i : i + 1].zero_(), "has a traced i that may be"),
+    "a length that is not known": (lambda x, i: x[:i], r"`x\[:n\]` of 4 elements has a traced n that may be from"),
+    "the rest": (lambda x, i: x[i.clamp(0, 3) :], ASKS),
+    "a step": (lambda x, i: x[i.clamp(0, 2) : i.clamp(0, 2) + 2 : 2], ASKS),
+    "two positions": (lambda x, i: x[i.clamp(0, 2) : (i + 1).clamp(0, 2)], ASKS),
+    "a branch that the range does not decide": (lambda x, i: x if i.clamp(0, 3) > 2 else -x, ASKS),
+    "a sum": (lambda x, i: x[: i.clamp(0, 3)].sum(), f"{DEPENDS}, which `sum` needs"),
+    "a product": (lambda x, i: x[: i.clamp(0, 3)] * 2, f"{DEPENDS}, which `__mul__` needs"),
+    "a result": (lambda x, i: x[: i.clamp(0, 3)], f"{DEPENDS}, which a result, or a check of its type"),
+    "keys alone": (
+        lambda x, i: F.scaled_dot_product_attention(x, x[: i.clamp(0, 3)], x),
+        "which attention in which not keys and values alone",
+    ),
+    "two lengths": (
+        lambda x, i: F.scaled_dot_product_attention(x, x[: i.clamp(0, 3)], x[: i.clamp(0, 2)]),
+        "which attention to keys and values of different lengths needs",
+    ),
+    "a mask of the whole buffer": (
+        lambda x, i: F.scaled_dot_product_attention(x, x[: i.clamp(0, 3)], x[: i.clamp(0, 3)], torch.ones(4, 4) > 0),
+        "which attention with a mask of another length needs",
+    ),
+    "a size without an end": (lambda x, i: torch.ones(2, i), "has 1 traced sizes, of which the first may be from"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    function, message = REFUSED[name]
+    fn = bridge.export(Call(function))
+    with pytest.raises(bridge.BridgeError, match=message):
+        jax.eval_shape(lambda x, i: fn({}, {}, x, i)[0], jnp.ones((4, 4)), jnp.asarray(2))
+
+
+class Filled:
+    """No dataclass: a buffer, and how much of it is filled."""
+
+    def __init__(self, size):
+        self.buffer, self.position, self.name = torch.zeros(2, size), torch.tensor(0), "filled"
+
+    def append(self, x):
+        first = self.position.clamp(0, self.buffer.shape[1] - x.shape[1])
+        self.buffer[:, first : first + x.shape[1]] = x
+        self.position = first + x.shape[1]
+        return self
+
+
+def _rebuilt(name, children):
+    rebuilt = object.__new__(Filled)
+    rebuilt.name, (rebuilt.buffer, rebuilt.position) = name, children
+    return rebuilt
+
+
+def test_an_object_that_is_carried_from_call_to_call():
+    with pytest.raises(TypeError, match="Filled is not a dataclass; make it one, give flatten and unflatten"):
+        bridge.register(Filled)
+    with pytest.raises(TypeError, match="has one of flatten and unflatten; give both"):
+        bridge.register(Filled, lambda filled: ((), None))
+    flatten = lambda filled: ((filled.buffer, filled.position), filled.name)  # noqa: E731
+    assert bridge.register(Filled, flatten, _rebuilt) is bridge.register(Filled, flatten, _rebuilt) is Filled
+    step = jax.jit(lambda filled, x: bridge.export(Call(lambda filled, x: filled.append(x)))({}, {}, filled, x)[0])
+    parts, theirs = randn(3, 2, 2), Filled(6)
+    ours = jax.tree.map(lambda x: jnp.asarray(x.numpy()), theirs)
+    for part in parts:
+        ours, theirs = step(ours, part.numpy()), theirs.append(part)
+    assert type(ours) is Filled and ours.name == "filled" and ours.position == 6 and step._cache_size() == 1
+    assert jnp.array_equal(ours.buffer, theirs.buffer.numpy())
