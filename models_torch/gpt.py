@@ -175,6 +175,11 @@ class GPT(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         self.init_weights()
 
+    @property
+    def max_positions(self) -> int:
+        """The number of positions of the rotary tables."""
+        return self.cos.shape[1]
+
     @torch.no_grad()
     def init_weights(self) -> None:
         """Draws the weights as the published method of this name does, in the same order.

@@ -1,0 +1,71 @@
+"""A small language model whose weights are not zero, rows to continue, and PyTorch's logits for what was generated."""
+
+import torch
+
+import bridge
+from models_torch.gpt import GPT, GPTConfig
+from models_torch.kv_cache import CachedModel
+from train_jax.tasks.language.generation import Generator, Row, Sizes
+from train_jax.tasks.language.sampling import Sampling
+
+GREEDY = Sampling(temperature=0.0)
+VOCAB_SIZE = 61
+TIE = 1e-5
+"""The largest difference of two logits that counts as a tie."""
+
+
+def small_gpt(**sizes):
+    """Of 16 times 10 positions; weights that start at zero are drawn, without which all logits are zero."""
+    fields = {"seq_len": 16, "vocab_size": VOCAB_SIZE, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 32}
+    torch.manual_seed(0)
+    module = GPT(GPTConfig(**(fields | {"forward_dtype": "float32"} | sizes)))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.1)
+    return module
+
+
+def rows_of(lengths, vocab_size=VOCAB_SIZE):
+    """Random prompts of these lengths."""
+    generator = torch.Generator().manual_seed(1)
+    return [Row(tuple(torch.randint(vocab_size, (length,), generator=generator).tolist())) for length in lengths]
+
+
+def generator_of(module, devices, *, rows, prompt_tokens, new_tokens, sampling=GREEDY, **options):
+    sizes = Sizes(rows, prompt_tokens, new_tokens, prompt_tokens + new_tokens)
+    fn = bridge.export(module)
+    return Generator(module, fn.params, fn.buffers, devices, sizes, sampling=sampling, **options)
+
+
+@torch.no_grad()
+def uncached_logits(module, prompt, tokens):
+    """PyTorch's logits at the positions of `tokens`, by one call without a cache."""
+    return module(torch.tensor([[*prompt, *tokens[:-1]]]))[0, len(prompt) - 1 :]
+
+
+@torch.no_grad()
+def cached_logits(module, prompt, tokens):
+    """The same, token by token with a cache."""
+    cached = CachedModel(module)
+    logits, *buffers = cached.prefill(torch.tensor([prompt]), len(prompt) + len(tokens))
+    rows = [logits[0, -1]]
+    for position, token in enumerate(tokens[:-1], start=len(prompt)):
+        logits, *buffers = cached.decode(torch.tensor([[token]]), *buffers, torch.tensor(position))
+        rows.append(logits[0, 0])
+    return torch.stack(rows)
+
+
+def greedy_ties(module, prompt, tokens):
+    """How many tokens are not the one that PyTorch chooses, with and without a cache, each within `TIE` of it.
+
+    Raises AssertionError for a token that is further away.
+    """
+    ties = []
+    for logits_of in (uncached_logits, cached_logits):
+        logits = logits_of(module, prompt, tokens)
+        chosen = logits.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+        gaps = logits.amax(-1) - chosen
+        assert gaps.max() <= TIE, (logits_of.__name__, len(prompt), gaps)
+        ties.append(int((logits.argmax(-1) != torch.tensor(tokens)).sum()))
+    return tuple(ties)
