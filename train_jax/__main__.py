@@ -39,6 +39,7 @@ GROUPS = {
         "score": "count the votes in files of predictions for an ARC data set",
         "core": "score a language run on the CORE tasks of an evaluation bundle",
         "solve": "show a run's answer to one puzzle after every ACT step",
+        "generate": "continue prompts with a language model",
     },
     "results": {
         "export": "write a run's EMA weights under PyTorch names and check them in PyTorch",

@@ -16,6 +16,11 @@ def write_run(path: Path, data_dir: Path, *, act_steps: int, step: int, zero_par
     config = PRESETS["tiny"]
     arch = dataclasses.replace(config.arch, H_cycles=1, L_cycles=1, halt_max_steps=act_steps)
     config = dataclasses.replace(config, arch=arch, data_dir=str(data_dir), run_dir=str(path), **fields)
+    return write_run_of(config, step=step, zero_params=zero_params)
+
+
+def write_run_of(config, *, step: int, zero_params: bool = False) -> str:
+    """Writes the run of any configuration, likewise."""
     training = start(config, devices=Devices(1))
     folder = open_run(config)
     folder.data.write_text(json.dumps(training.task.facts))
@@ -26,4 +31,4 @@ def write_run(path: Path, data_dir: Path, *, act_steps: int, step: int, zero_par
     checkpoints.save(step, state, {}, {"train_seconds": 0.0})
     checkpoints.wait()
     checkpoints.close()
-    return str(path)
+    return config.run_dir

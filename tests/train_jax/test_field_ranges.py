@@ -19,7 +19,7 @@ from train_jax.tasks.puzzles.config import PuzzleConfig
 VALUES = ("0", "-5", "nan", "inf", "1e400", str(10**30), "")
 REQUIRED = {
     "evaluate": ["run"], "score": ["data", "file"], "solve": ["run"], "export": ["run"], "report": ["run"],
-    "summary": ["run"], "core": ["run", "bundle"],
+    "summary": ["run"], "core": ["run", "bundle"], "generate": ["run"],
 }  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def rule_of(config_class, field):
 
 def cases():
     classes = {"evaluate": evaluate.Evaluate, "solve": solve.Solve}
-    for stage in ("score", "export", "report", "summary", "core"):
+    for stage in ("score", "export", "report", "summary", "core", "generate"):
         module = importlib.import_module(f"train_jax.stages.{stage}")
         classes[stage] = getattr(module, stage.capitalize())
     for stage, config_class in classes.items():

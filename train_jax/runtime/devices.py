@@ -80,9 +80,12 @@ class Devices:
         """Maps `(state, batch) -> (metrics, outputs)`: metrics are replicated, outputs have a device axis."""
         return self._parallel(step, (None, 0), (None, 0))
 
-    def parallel_map(self, function: Callable[..., Any]) -> Any:
-        """Maps `function(params, buffers, batch)` over the shards of the batch; the result has a device axis."""
-        return self._parallel(function, (None, None, 0), 0)
+    def parallel_map(self, function: Callable[..., Any], *, donate: bool = False) -> Any:
+        """Maps `function(params, buffers, batch)` over the shards of the batch; the result has a device axis.
+
+        With `donate`, the result may take the memory of the batch, which cannot be used again.
+        """
+        return self._parallel(function, (None, None, 0), 0, donate=(2,) if donate else ())
 
     def _parallel(self, function: Callable, ins: tuple, outs: Any, donate: tuple[int, ...] = ()) -> Any:
         if self._runner == "pmap":

@@ -6,10 +6,11 @@ adds them by id. Training does not import tiktoken: it needs only the number of 
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import importlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,13 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids; special tokens appear as their names, incomplete characters as U+FFFD."""
         return b"".join(self._tokens[number] for number in ids).decode("utf-8", errors="replace")
+
+    def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yields the text of the ids as they come; a character appears when its last byte is there."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        for number in ids:
+            yield decoder.decode(self._tokens[number])
+        yield decoder.decode(b"", final=True)
 
     @cached_property
     def _tokens(self) -> list[bytes]:

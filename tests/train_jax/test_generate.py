@@ -1,0 +1,125 @@
+"""`trm generate`: text as it comes, JSON lines, files of prompts, and one line for every mistake."""
+
+import dataclasses
+import json
+
+import pytest
+from support.presets import with_fields
+from support.untrained_run import write_run_of
+
+from train_jax.__main__ import main as trm
+from train_jax.errors import UserError
+from train_jax.run.presets import preset
+from train_jax.tasks.language.prompts import encode_prompts, read_prompts
+from train_jax.tasks.language.text_building import TextData
+from train_jax.tasks.language.tokenizer import Tokenizer
+
+POSITIONS = 160
+
+
+@pytest.fixture(scope="module")
+def run_dir(made_once):
+    """An untrained run, which at initialization gives every token the same probability."""
+
+    def make(folder):
+        (folder / "source").mkdir()
+        for number in range(40):
+            (folder / "source" / f"{number}.txt").write_text(f"{number} + {number} = {2 * number}\n" * 20)
+        options = {"vocab_size": 280, "test_share": 0.2, "output_dir": folder / "set"}
+        TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
+        config = dataclasses.replace(preset("chat-tiny"), data_dir=str(folder / "set"), run_dir=str(folder / "run"))
+        sizes = {"seq_len": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "global_batch_size": 2}
+        write_run_of(with_fields(config, sizes), step=3)
+
+    return str(made_once("generate", make) / "run")
+
+
+def records_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_prompts_are_continued_as_json_lines_and_as_text(run_dir, capsys, tmp_path):
+    (tmp_path / "prompts.txt").write_text("1 + 1 =\n\n9 + ü\n")
+    options = ["--max-tokens", "5", "--seed", "7", "--top-k", "200"]
+    files = ["--prompts-file", str(tmp_path / "prompts.txt")]
+    assert trm(["generate", run_dir, "--prompt", "", *files, "--num-samples", "2", "--json", *options]) == 0
+    records = records_of(capsys.readouterr().out)
+    assert [(r["prompt"], r["sample"]) for r in records] == [(p, n) for p in ("", "1 + 1 =", "9 + ü") for n in (0, 1)]
+    assert all(len(r["tokens"]) == 5 and r["finish"] == "length" for r in records)
+    assert len({tuple(r["tokens"]) for r in records}) == 6
+    assert trm(["generate", run_dir, "--prompt", "1 + 1 =", *options]) == 0
+    assert capsys.readouterr().out == f"1 + 1 ={records[2]['text']}\n", "one sample is printed as it comes"
+
+
+@pytest.mark.slow
+def test_samples_as_text_and_greedy(run_dir, capsys):
+    greedy = ["--temperature", "0", "--max-tokens", "3"]
+    assert trm(["generate", run_dir, "--prompt", "a", "--prompt", "b", "--batch-size", "1", *greedy]) == 0
+    assert capsys.readouterr().out == "--- prompt 1, sample 1\na!!!\n--- prompt 2, sample 1\nb!!!\n", "token 0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no prompt; give --prompt TEXT or --prompts-file FILE; --prompt '' is an empty one"),
+        (["--prompts-file", "none.txt"], "none.txt does not exist; give a text or .jsonl file with prompts"),
+        (["--prompt", "a", "--max-tokens", "160"], "a prompt of 2 tokens and --max-tokens 160 need 161 positions, the"),
+        (["--prompt", "12 " * 100], "use a shorter prompt"),
+        (["--prompt", "a", "--data-dir", "nowhere"], "nowhere/tokenizer.json does not exist"),
+        (["--prompt", "a", "--step", "8"], "no checkpoint of step 8"),
+        (["--prompt", "\ud800"], "a prompt is not valid UTF-8; correct it"),
+        (["--prompt", "a", "--top-p", "0"], "--top-p is 0.0; use a value above 0 to 1"),
+    ],
+)
+def test_a_mistake_is_one_line(run_dir, capsys, arguments, message):
+    assert trm(["generate", run_dir, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1, error
+
+
+FILES = {
+    "p.jsonl": ('{"prompt": "a"}\n\n{"prompt": "b", "more": 1}\n', ["a", "b"]),
+    "p.txt": ("a\n b \n\n", ["a", " b "]),
+    "list.jsonl": ("[1]\n", 'list.jsonl line 1 is \'[1]\'; expected an object such as {"prompt": "text"}'),
+    "number.jsonl": ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2 has the prompt 3; expected text"),
+    "broken.jsonl": ("{\n", "broken.jsonl line 1 is '{'; expected an object"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_prompts_of_a_file(tmp_path, name):
+    content, expected = FILES[name]
+    (tmp_path / name).write_text(content)
+    if isinstance(expected, list):
+        assert read_prompts(str(tmp_path / name)) == expected
+        return
+    with pytest.raises(UserError) as error:
+        read_prompts(str(tmp_path / name))
+    assert expected in str(error.value)
+
+
+def test_files_that_are_no_text(tmp_path):
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "bytes.txt", tmp_path):
+        with pytest.raises(UserError, match=r"cannot be read .* give a text or .jsonl file in UTF-8"):
+            read_prompts(str(path))
+
+
+def test_sizes_serve_all_rows(run_dir):
+    tokenizer = Tokenizer.load(run_dir.removesuffix("run") + "set")
+    prompts = encode_prompts(tokenizer, ["a", "abcdefghijklmnopqrstuvwxyz"], 3)
+    assert [row.sample for row in prompts.rows] == [0, 1, 2, 0, 1, 2]
+    assert all(row.prompt[0] == tokenizer.bos for row in prompts.rows)
+    sizes = prompts.sizes(max_tokens=100, batch_size=4, devices=1, positions=POSITIONS)
+    assert (sizes.rows, sizes.prompt_tokens, sizes.new_tokens, sizes.capacity) == (4, 32, 100, 132)
+    assert prompts.sizes(max_tokens=134, batch_size=9, devices=4, positions=POSITIONS).capacity == POSITIONS
+    assert prompts.sizes(max_tokens=1, batch_size=1, devices=4, positions=POSITIONS).rows == 4
+    assert prompts.sizes(max_tokens=1, batch_size=9, devices=4, positions=POSITIONS).rows == 8
+
+
+def test_a_character_appears_with_its_last_byte(run_dir):
+    tokenizer = Tokenizer.load(run_dir.removesuffix("run") + "set")
+    ids = [*tokenizer.encode("aü€"), tokenizer.ranks[b"\xe2"]]
+    pieces = list(tokenizer.decode_stream(iter(ids)))
+    assert "".join(pieces) == tokenizer.decode(ids) == "aü€\ufffd"
+    assert pieces[-1] == "\ufffd" and not any("\ufffd" in piece for piece in pieces[:-1])

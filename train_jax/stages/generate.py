@@ -1,0 +1,124 @@
+"""`trm generate RUN_DIR`: continues prompts with a trained language model."""
+
+import dataclasses
+import json
+import sys
+from typing import Annotated
+
+import tyro
+
+from models_torch.ranges import Range
+from train_jax.command_line import parse
+from train_jax.errors import UserError
+from train_jax.run.restore import restore
+from train_jax.runtime.backend import Platform
+from train_jax.runtime.cluster import use_on_one_host
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.language.generation import Generator, language_task
+from train_jax.tasks.language.prompts import Prompts, encode_prompts, read_prompts
+from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate:
+    """Continue prompts with the averaged weights of a language model, until <|bos|> or --max-tokens.
+
+    Every prompt starts after <|bos|>. The random numbers of a token depend on --seed, the prompt, the number of the
+    sample and the position, so a sample is the same alone, among other prompts and on other devices, up to rounding.
+    """
+
+    run_dir: Annotated[str, tyro.conf.Positional]
+    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
+    step: str = "newest"
+    """Checkpoint: newest, best (of a run with --keep-best), or its step."""
+    prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Text to continue; may be repeated, and empty."""
+    prompts_file: str | None = None
+    """File with further prompts: one on each line, or in .jsonl, objects with the field "prompt"; also gs://…"""
+    num_samples: Annotated[int, Range(1, 10**6)] = 1
+    """Samples of each prompt."""
+    max_tokens: Annotated[int, Range(1, 10**6)] = 128
+    """Tokens after a prompt, at most."""
+    temperature: Annotated[float, Range(0, 100)] = 1.0
+    """Divides the logits; 0 chooses the most probable token (greedy)."""
+    top_k: Annotated[int, Range(0, 2**24)] = 0
+    """Draw from this many of the most probable tokens; 0 for all."""
+    top_p: Annotated[float, Range(0, 1, low_excluded=True)] = 1.0
+    """Draw from the most probable tokens that together have this probability."""
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    """Seed of the random numbers."""
+    batch_size: Annotated[int, Range(1, 10**6)] = 32
+    """Samples that are computed at the same time, on all devices together, at most."""
+    devices: Annotated[int, Range(0, 10**6)] = 1
+    """Number of devices of this machine; 0 for all."""
+    data_dir: str | None = None
+    """Folder with tokenizer.json; by default the data set of the run."""
+    json: bool = False
+    """Print one JSON object for each sample: prompt, sample, text, tokens, finish (stop or length)."""
+    platform: Platform = "auto"
+    """Where to compute; on one host of a TPU pod, auto is the CPU."""
+
+
+def main(config: Generate) -> None:
+    texts = [*config.prompt, *(read_prompts(config.prompts_file) if config.prompts_file is not None else ())]
+    if not texts:
+        raise UserError("no prompt; give --prompt TEXT or --prompts-file FILE; --prompt '' is an empty one")
+    use_on_one_host(config.platform)
+    run = restore(config.run_dir, step=config.step)
+    task = language_task(run)
+    tokenizer = Tokenizer.load(config.data_dir or run.config.data_dir)
+    if tokenizer.vocab_size != task.sizes["vocab_size"]:
+        raise UserError(
+            f"the tokenizer of {config.data_dir or run.config.data_dir} has {tokenizer.vocab_size:,} tokens, the model "
+            f"{task.sizes['vocab_size']:,}; give the --data-dir of the training"
+        )
+    devices, module = Devices(config.devices), run.objective.fn.module
+    prompts = encode_prompts(tokenizer, texts, config.num_samples)
+    sizes = prompts.sizes(
+        max_tokens=config.max_tokens,
+        batch_size=config.batch_size,
+        devices=devices.count,
+        positions=module.max_positions,
+    )
+    generator = Generator(
+        module,
+        run.objective.params | run.state.eval_params,
+        run.objective.buffers | run.state.buffers,
+        devices,
+        sizes,
+        sampling=Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p),
+        seed=config.seed,
+        stop=tokenizer.bos,
+    )
+    if len(prompts.rows) == 1 and not config.json:
+        _print_stream(generator, prompts, tokenizer)
+    else:
+        _print_samples(config, generator, prompts, tokenizer)
+
+
+def _print_stream(generator: Generator, prompts: Prompts, tokenizer: Tokenizer) -> None:
+    """Prints the tokens of the only sample as they come."""
+    print(prompts.texts[0], end="", flush=True)
+    for text in tokenizer.decode_stream(generator.stream(prompts.rows[0])):
+        print(text, end="", flush=True)
+    print()
+
+
+def _print_samples(config: Generate, generator: Generator, prompts: Prompts, tokenizer: Tokenizer) -> None:
+    for number, (row, tokens) in enumerate(zip(prompts.rows, generator.complete(prompts.rows), strict=True)):
+        prompt, text = prompts.texts[number // config.num_samples], tokenizer.decode(tokens)
+        if config.json:
+            finish = "length" if len(tokens) == config.max_tokens else "stop"
+            record = {"prompt": prompt, "sample": row.sample, "text": text, "tokens": tokens, "finish": finish}
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+        else:
+            print(f"--- prompt {number // config.num_samples + 1}, sample {row.sample + 1}\n{prompt}{text}", flush=True)
+
+
+def cli(argv: list[str]) -> None:
+    main(parse(Generate, argv, prog="trm generate"))
+
+
+if __name__ == "__main__":
+    cli(sys.argv[1:])
