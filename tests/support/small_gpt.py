@@ -56,16 +56,16 @@ def cached_logits(module, prompt, tokens):
     return torch.stack(rows)
 
 
-def greedy_ties(module, prompt, tokens):
-    """How many tokens are not the one that PyTorch chooses, with and without a cache, each within `TIE` of it.
+def greedy_ties(module, prompt, tokens, tie=TIE):
+    """How many tokens are not the one that PyTorch chooses, without and with a cache, each within `tie` of it.
 
     Raises AssertionError for a token that is further away.
     """
     ties = []
     for logits_of in (uncached_logits, cached_logits):
-        logits = logits_of(module, prompt, tokens)
+        logits = logits_of(module, prompt, tokens).float()
         chosen = logits.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
         gaps = logits.amax(-1) - chosen
-        assert gaps.max() <= TIE, (logits_of.__name__, len(prompt), gaps)
+        assert gaps.max() <= tie, (logits_of.__name__, len(prompt), gaps)
         ties.append(int((logits.argmax(-1) != torch.tensor(tokens)).sum()))
     return tuple(ties)

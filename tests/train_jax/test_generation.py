@@ -100,6 +100,15 @@ def test_many_prompts_of_many_lengths_are_pytorch_s():
         greedy_ties(module, row.prompt, tokens)
 
 
+@pytest.mark.slow
+def test_a_model_in_bfloat16():
+    """Logits are at most 15 and have 8 bits: the same sums in another order may choose a token that is 2**-4 away."""
+    module, rows = small_gpt(forward_dtype="bfloat16"), rows_of([1, 7])
+    generator = generator_of(module, Devices(1), rows=2, prompt_tokens=8, new_tokens=6)
+    for row, tokens in zip(rows, generator.complete(rows), strict=True):
+        greedy_ties(module, row.prompt, tokens, tie=2**-4)
+
+
 @pytest.mark.campaign  # two models of the size of chat-tiny, 32 prompts of 1 to 200 tokens, 128 tokens after each
 @pytest.mark.parametrize("n_kv_head", [1, 3])
 def test_greedy_tokens_of_a_larger_model(n_kv_head, monkeypatch, capsys):
