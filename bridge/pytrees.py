@@ -48,7 +48,7 @@ def register(
         free = [(jax.tree_util.GetAttrKey(n), v) for n, v in zip(names, values, strict=True) if not _is_setting(v)]
         return free, fixed
 
-    def unflatten(fixed, children):
+    def rebuild(fixed, children):
         values = dict(fixed)
         rest = iter(children)
         values |= {n: next(rest) for n in names if n not in values}
@@ -59,7 +59,7 @@ def register(
             object.__setattr__(obj, name, values[name])
         return obj
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, rebuild)
     _REGISTERED.add(cls)
     return cls
 

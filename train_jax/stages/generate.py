@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -73,7 +73,8 @@ def main(config: Generate) -> None:
             f"the tokenizer of {config.data_dir or run.config.data_dir} has {tokenizer.vocab_size:,} tokens, the model "
             f"{task.sizes['vocab_size']:,}; give the --data-dir of the training"
         )
-    devices, module = Devices(config.devices), run.objective.fn.module
+    devices = Devices(config.devices)
+    module: Any = run.objective.fn.module
     prompts = encode_prompts(tokenizer, texts, config.num_samples)
     sizes = prompts.sizes(
         max_tokens=config.max_tokens,

@@ -109,7 +109,10 @@ class Generator:
         return self._devices.parallel_map(decode, donate=True)
 
     def _choose(self, logits: jax.Array, streams: jax.Array, positions: jax.Array) -> jax.Array:
-        return jax.vmap(lambda *row: choose_token(*row, self._sampling))(logits, streams, positions)
+        def choose(logits: jax.Array, stream: jax.Array, position: jax.Array) -> jax.Array:
+            return choose_token(logits, stream, position, self._sampling)
+
+        return jax.vmap(choose)(logits, streams, positions)
 
     def tokens(self, rows: Sequence[Row]) -> Iterator[Integer[np.ndarray, " rows"]]:
         """Yields the next token of every row, until the largest number of tokens.
