@@ -38,6 +38,7 @@ def records_of(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_prompts_are_continued_as_json_lines_and_as_text(run_dir, capsys, tmp_path):
     (tmp_path / "prompts.txt").write_text("1 + 1 =\n\n9 + ü\n")
     options = ["--max-tokens", "5", "--seed", "7", "--top-k", "200"]
@@ -49,6 +50,12 @@ def test_prompts_are_continued_as_json_lines_and_as_text(run_dir, capsys, tmp_pa
     assert len({tuple(r["tokens"]) for r in records}) == 6
     assert trm(["generate", run_dir, "--prompt", "1 + 1 =", *options]) == 0
     assert capsys.readouterr().out == f"1 + 1 ={records[2]['text']}\n", "one sample is printed as it comes"
+
+
+@pytest.mark.slow
+def test_a_prompt_is_continued_as_it_comes(run_dir, capsys):
+    assert trm(["generate", run_dir, "--prompt", "ü =", "--temperature", "0", "--max-tokens", "3"]) == 0
+    assert capsys.readouterr().out == "ü =\0\0\0\n"
 
 
 @pytest.mark.slow

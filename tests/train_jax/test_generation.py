@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.markers import slow_unless
 from support.scripts import run_script
 from support.small_gpt import GREEDY, generator_of, greedy_ties, rows_of, small_gpt
 
@@ -27,7 +28,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", slow_unless("top_p of what top_k left".__eq__, KEPT))
 def test_draws_have_the_probabilities_that_the_limits_leave(name):
     sampling, weights = KEPT[name]
     stream = stream_key(0, (1, 2), 0)
