@@ -84,7 +84,11 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def _is_unregistered(value: Any) -> bool:
-    return _is_named_result(value) or _makes_itself(value) or (dataclasses.is_dataclass(value) and type(value) not in _REGISTERED)
+    return (
+        _is_named_result(value)
+        or _makes_itself(value)
+        or (dataclasses.is_dataclass(value) and type(value) not in _REGISTERED)
+    )
 
 
 def _is_named_result(value: Any) -> bool:
