@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from bridge.errors import BridgeError
+from bridge.internals import Tracer, below_modes
 
 _Instance = TypeVar("_Instance")
 _REGISTERED: set[type] = set()
@@ -77,6 +79,9 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
         if _is_named_result(value):
             _register_named_result(type(value))
             return convert(value, leaf)
+        if _makes_itself(value):
+            _register_named_tuple(type(value))
+            return convert(value, leaf)
         if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in _REGISTERED:
             if _known_to_jax(value):
                 _REGISTERED.add(type(value))
@@ -96,7 +101,11 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def _is_unregistered(value: Any) -> bool:
-    return _is_named_result(value) or (dataclasses.is_dataclass(value) and type(value) not in _REGISTERED)
+    return (
+        _is_named_result(value)
+        or _makes_itself(value)
+        or (dataclasses.is_dataclass(value) and type(value) not in _REGISTERED)
+    )
 
 
 def _is_named_result(value: Any) -> bool:
@@ -106,6 +115,24 @@ def _is_named_result(value: Any) -> bool:
 
 def _register_named_result(cls: type) -> None:
     jax.tree_util.register_pytree_node(cls, lambda value: (tuple(value), None), lambda _, items: cls(tuple(items)))
+    _REGISTERED.add(cls)
+
+
+def _makes_itself(value: Any) -> bool:
+    """Whether it is a named tuple whose class has a `__new__` of its own, which may refuse what JAX puts into it."""
+    if not isinstance(value, tuple) or type(value) in _REGISTERED or not hasattr(value, "_fields"):
+        return False
+    return next(n for c in type(value).__mro__ for n in ("_fields", "__new__") if n in vars(c)) == "__new__"
+
+
+def _register_named_tuple(cls: type) -> None:
+    """Rebuilding does not run `__new__`."""
+    keys = [jax.tree_util.GetAttrKey(name) for name in cls._fields]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def flatten_with_keys(value):
+        return list(zip(keys, value, strict=True)), None
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, lambda _, items: tuple.__new__(cls, items))
     _REGISTERED.add(cls)
 
 
@@ -120,3 +147,37 @@ def is_array(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether JAX takes it for a number; a call may return text and other objects, too."""
     return is_array(value) or isinstance(value, (bool, int, float, complex))
+
+
+_ORDER = ("sorted_indices", "unsorted_indices")
+
+
+def _register_packed_sequence() -> None:
+    """Its batch sizes decide shapes: they travel as structure, unless they are traced."""
+
+    def flatten_with_keys(packed):
+        data, sizes, *order = packed
+        known = _known_numbers(sizes)
+        children = [("data", data), ("batch_sizes", sizes if known is None else None), *zip(_ORDER, order, strict=True)]
+        return [(jax.tree_util.GetAttrKey(name), child) for name, child in children], known
+
+    def unflatten(known, children):
+        data, sizes, *order = children
+        if known is not None:
+            with below_modes():
+                sizes = torch.tensor(known, dtype=torch.int64)
+        return tuple.__new__(PackedSequence, (data, sizes, *order))
+
+    jax.tree_util.register_pytree_with_keys(PackedSequence, flatten_with_keys, unflatten)
+    _REGISTERED.add(PackedSequence)
+
+
+def _known_numbers(sizes: Any) -> tuple[int, ...] | None:
+    value = getattr(sizes, "value", sizes)  # of a tensor of the bridge
+    if isinstance(value, Tracer) or not (is_array(value) or isinstance(value, torch.Tensor)):
+        return None
+    with below_modes():
+        return tuple(value.tolist())
+
+
+_register_packed_sequence()

@@ -187,9 +187,18 @@ def _power(x, e):
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def power(x, exponent):
-    if not jnp.issubdtype(jnp.result_type(x, exponent), jnp.floating):
+    dtype = jnp.result_type(x, exponent)
+    if jnp.issubdtype(dtype, jnp.signedinteger):
+        return _integer_power(converted(x, dtype), converted(exponent, dtype))
+    if not jnp.issubdtype(dtype, jnp.floating):
         return x**exponent
     return _power(widened(jnp.asarray(x)), widened(jnp.asarray(exponent)))
+
+
+def _integer_power(x, exponent):
+    """With a negative exponent the result is 0, except for the bases 1 and -1."""
+    inverse = jnp.where(jnp.abs(x) == 1, jnp.where(exponent % 2 == 0, 1, x), 0)
+    return jnp.where(exponent < 0, inverse, x ** jnp.maximum(exponent, 0))
 
 
 @lowers(aten.pow.Tensor_Scalar)

@@ -8,7 +8,7 @@ import torch
 
 from bridge.errors import refusal
 from bridge.inlining import inlined
-from bridge.lowerings.registry import FUNCTIONS, decomposes, lowers
+from bridge.lowerings.registry import FUNCTIONS, decomposes, lowers, widened
 
 aten = torch.ops.aten
 
@@ -18,8 +18,10 @@ aten = torch.ops.aten
 def product_added(x, a, b, *, beta=1, alpha=1):
     """`beta * x + alpha * a @ b`; with a `beta` of zero `x` counts nothing, even where it is nan.
 
-    Beside integers PyTorch cuts the numbers off to integers.
+    Beside integers PyTorch cuts the numbers off to integers; other numbers multiply in float32 at least.
     """
+    if alpha != 1 or beta not in (0, 1):
+        x, a, b = (widened(v) if jnp.issubdtype(v.dtype, jnp.floating) else v for v in (x, a, b))
     product = jnp.matmul(a, b)
     if jnp.issubdtype(product.dtype, jnp.integer):
         beta, alpha = int(beta), int(alpha)

@@ -1,5 +1,7 @@
 """Operations on lists of tensors, packed sequences and simulated quantization, against PyTorch eager."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,7 +9,7 @@ import torch
 from eager import Call, compare, randn
 from support.markers import slow_unless
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, unpack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, unpack_sequence
 
 import bridge
 
@@ -45,6 +47,40 @@ SEQUENCES = {
 def test_packed_sequences(name):
     torch.manual_seed(0)
     compare(SEQUENCES[name](), [SHORT])
+
+
+def pack_and_run(layer, x):
+    return layer(pack_padded_sequence(x, [2, 3, 1], batch_first=True, enforce_sorted=False))
+
+
+def test_a_packed_sequence_is_a_result_and_an_argument():
+    torch.manual_seed(0)
+    makes, takes = Call(pack_and_run, nn.GRU(2, 3)), Call(lambda layer, packed: layer(packed), nn.GRU(2, 3))
+    packed = pack_padded_sequence(SHORT, [2, 3, 1], batch_first=True, enforce_sorted=False)
+    for module, given in ((makes, SHORT), (takes, packed)):
+        report = bridge.verify(module, given)
+        assert report.ok, f"\n{report}"
+        assert any("data" in r.name for r in report.rows if r.kind == "output")
+        fn = bridge.export(module)
+        arrays = jax.tree.map(lambda x: jnp.asarray(x.numpy()), given)
+        result = jax.jit(lambda params, x, fn=fn: fn(params, {}, x)[0])(fn.params, arrays)[0]
+        expected = module(given)[0]
+        assert type(result) is type(expected) is PackedSequence
+        assert result.batch_sizes.tolist() == expected.batch_sizes.tolist()
+        assert result.unsorted_indices.tolist() == expected.unsorted_indices.tolist()
+
+
+class Span(collections.namedtuple("Span", "start, length")):
+    def __new__(cls, start, length=None):
+        return super().__new__(cls, start, start.new_ones(start.shape) if length is None else length)
+
+
+def test_a_named_tuple_with_a_constructor_of_its_own():
+    fn = bridge.export(Call(lambda x: Span(x * 2)))
+    assert isinstance(fn({}, {}, jnp.ones(2))[0], Span)
+    made = jax.jit(lambda x: fn({}, {}, x)[0])(jnp.ones(2))
+    assert isinstance(made, Span)
+    assert made.length.tolist() == [1, 1]
 
 
 def test_errors_of_packing():

@@ -22,6 +22,40 @@ class Calls(nn.Module):
         return self.function(x)
 
 
+def bytes_of(x):
+    return (x > 0).byte() * 5 + torch.arange(90, 102, dtype=torch.uint8).reshape(3, 4)
+
+
+def factors_beside_narrow(x, small, half):
+    return (
+        x.add(small, alpha=3),
+        x.sub(small, alpha=2),
+        torch.rsub(small, x, alpha=0.1),
+        (x * 2).add_(small, alpha=3).sub_(half, alpha=200),
+        torch._foreach_add([x * 2], [small], alpha=3)[0],
+        torch.addcmul(x, small, small, value=3),
+        torch.addcdiv(x, half, half.abs() + 1, value=3),
+        small.long().add(small, alpha=300),
+        torch.add(x, x.bfloat16() / 3, alpha=0.1),
+    )
+
+
+def factors_of_few_bits(x, small, half):
+    return (
+        x * 2,
+        small.add(small, alpha=3),
+        small.char().sub(small.char(), alpha=-7),
+        torch.add(half, half, alpha=0.1),
+        torch.addmm(half[:, :3], half, half.T, beta=0.3, alpha=1e-4),
+    )
+
+
+def negative_powers(n):
+    """Of bases that are arrays and numbers, of 8 bits and of 32."""
+    bases = n * 0 + torch.tensor([[3, 2, -3, 5], [1, -1, 0, -1], [-1, 1, -1, 0]], dtype=torch.int32)
+    return bases**n, bases.char() ** n.char(), 2**n, 3 ** n.char(), (-1) ** n, bases ** n.clamp(-128, -127).char()
+
+
 FUNCTIONS = {
     "results with names": lambda x: (torch.max(x, 1), {"slogdet": torch.linalg.slogdet(x[:, :3])}),
     "put, negative": lambda x: (x * 2).put(torch.tensor([-1, 0, 0]), x[0, :3], accumulate=True),
@@ -33,6 +67,9 @@ FUNCTIONS = {
         torch.addmm(x.T[:, :3].long(), x.T.long() + 2, x[:, :3].long() + 2, beta=1.6, alpha=0.5),
         torch.baddbmm(x[None, :, :3].long(), x[None].long() + 2, x.T[None].long() + 2, beta=1.6, alpha=2.7),
     ],
+    "factors beside a narrower dtype": lambda x: factors_beside_narrow(x, bytes_of(x), x.half() * 200),
+    "factors of a few bits": lambda x: factors_of_few_bits(x, bytes_of(x), x.half() * 200),
+    "negative powers of integers": lambda x: (x * 2, *negative_powers((x * 0).int() + torch.tensor([-1, -2, -32, 3]))),
     "factors of no matrices": lambda x: (
         x * 2,
         torch.linalg.cholesky(x.new_zeros(0, 3, 3) + x[0, 0]),
