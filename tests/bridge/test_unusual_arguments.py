@@ -41,6 +41,7 @@ def factors_beside_narrow(x, small, half):
 
 
 def factors_of_few_bits(x, small, half):
+    """Results only: a gradient in float16 is a sum of rounded terms, whose order is PyTorch's own."""
     return (
         x * 2,
         small.add(small, alpha=3),
@@ -68,7 +69,7 @@ FUNCTIONS = {
         torch.baddbmm(x[None, :, :3].long(), x[None].long() + 2, x.T[None].long() + 2, beta=1.6, alpha=2.7),
     ],
     "factors beside a narrower dtype": lambda x: factors_beside_narrow(x, bytes_of(x), x.half() * 200),
-    "factors of a few bits": lambda x: factors_of_few_bits(x, bytes_of(x), x.half() * 200),
+    "factors of a few bits": lambda x: factors_of_few_bits(x, bytes_of(x), x.detach().half() * 200),
     "negative powers of integers": lambda x: (x * 2, *negative_powers((x * 0).int() + torch.tensor([-1, -2, -32, 3]))),
     "factors of no matrices": lambda x: (
         x * 2,
