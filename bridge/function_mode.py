@@ -165,6 +165,13 @@ class Functions(TorchFunctionMode):
         """Whether no layer of PyTorch's has to see the operation."""
         return not in_transform() and not self._dispatch.recording
 
+    def _istft(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        self._dispatch.is_istft = True
+        try:
+            return self._plain(func, args, kwargs)
+        finally:
+            self._dispatch.is_istft = False
+
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(holds_traced, args)):
             return self._plain(func, args, kwargs)
@@ -255,6 +262,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(FILLERS, Functions._fill),
     **dict.fromkeys(SIZED, Functions._sized),
     **dict.fromkeys(_MEMORY, Functions._memory),
+    **dict.fromkeys((torch.istft, torch.Tensor.istft), Functions._istft),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
     F.batch_norm: Functions._batch_norm,
