@@ -1,7 +1,8 @@
 """The storage service on loopback, for tests: an emulator that also honours preconditions and fails as it is told to.
 
 The emulator of the package `gcp-storage-emulator` ignores `ifGenerationMatch`, on which the lease of a run and
-TensorStore depend, does not tell the generation of what it sends, and drops a carriage return at the end of an upload.
+TensorStore depend, does not tell the generation of what it sends, drops a carriage return at the end of an upload, and
+forgets a resumable upload once it is finished, although a client may repeat its last request.
 """
 
 import contextlib
@@ -49,6 +50,15 @@ class _Storage(Storage):
     """Writes and removes an object only if its newest version is the one that the request names."""
 
     expected = threading.local()
+
+    def delete_resumable_file_obj(self, file_id):
+        self.finished = getattr(self, "finished", {}) | {file_id: self.resumable[file_id]}
+        super().delete_resumable_file_obj(file_id)
+
+    def finished_upload(self, file_id):
+        """The object that a resumable upload has become; None if the upload is not finished."""
+        upload = getattr(self, "finished", {}).get(file_id)
+        return upload and self.objects.get(upload["bucket"], {}).get(upload["name"])
 
     def create_file(self, bucket, name, *args, **kwargs):
         self._check(bucket, name)
@@ -116,6 +126,10 @@ class Emulator:
         """Number of the newest version of an object; 0 if there is none."""
         return int(self._storage.objects.get(BUCKET, {}).get(name, {}).get("generation", 0))
 
+    def finished_upload(self, upload: str) -> dict | None:
+        """The object that a resumable upload has become; None if the upload is not finished."""
+        return self._storage.finished_upload(upload)
+
     def read(self, name: str) -> bytes:
         return self._storage.get_file(BUCKET, name)
 
@@ -161,12 +175,23 @@ class _Handler(RequestHandler):
         query = parse_qs(urlsplit(self.path).query)
         with emulator.lock:
             _Storage.expected.generation = int(query["ifGenerationMatch"][0]) if "ifGenerationMatch" in query else None
+            finished = emulator.finished_upload(query["upload_id"][0]) if "upload_id" in query else None
             try:
-                answer()
+                self._answer_again(finished) if finished else answer()
             except PreconditionError:
                 self._refuse(412)
         if fault == "lost":
             self._reset()
+
+    def _answer_again(self, finished: dict) -> None:
+        """What the service answers to a repeated request of a finished upload."""
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        content = json.dumps(finished).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def end_headers(self):
         """TensorStore needs the generation of what it read to write again after a precondition has failed."""
