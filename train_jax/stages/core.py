@@ -22,7 +22,7 @@ from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.core_evaluation import DeviceScorer, task_verdicts
 from train_jax.tasks.language.core_items import CoreTask, Tokens, read_bundle
-from train_jax.tasks.language.task import LanguageTask
+from train_jax.tasks.language.task import LanguageTask, language_task
 from train_jax.tasks.language.tokenizer import Tokenizer
 
 
@@ -53,10 +53,9 @@ def main(config: Core) -> None:
         raise UserError(f"{Path(config.results).parent} is not a folder; give a file in an existing folder")
     use_on_one_host(config.platform)
     run = restore(config.run_dir, step=config.step)
-    if not isinstance(run.task, LanguageTask):
-        raise UserError(f"{config.run_dir} is a run of task {run.config.task}, expected language; give a language run")
-    tasks = [task.first(config.max_per_task) for task in read_bundle(config.bundle)]
-    figures = _score(run, run.task, tasks)
+    task = language_task(run)
+    tasks = [each.first(config.max_per_task) for each in read_bundle(config.bundle)]
+    figures = _score(run, task, tasks)
     if config.results is not None:
         write_text(path_of(config.results), json.dumps(figures | {"step": run.step}, indent=1))
     if not config.max_per_task:

@@ -14,9 +14,10 @@ from train_jax.run.restore import restore
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.generation import Generator, language_task
+from train_jax.tasks.language.generation import Generator
 from train_jax.tasks.language.prompts import Prompts, encode_prompts, read_prompts
 from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.task import language_task
 from train_jax.tasks.language.tokenizer import Tokenizer
 
 

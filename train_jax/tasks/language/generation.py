@@ -19,11 +19,8 @@ from jaxtyping import Integer
 import bridge
 from models_torch.kv_cache import CachedModel
 from train_jax.core.state import Arrays
-from train_jax.errors import UserError
-from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.sampling import Sampling, choose_token, stream_key
-from train_jax.tasks.language.task import LanguageTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,13 +160,6 @@ class Generator:
             "lengths": np.array([len(row.prompt) for row in filled], np.int32),
             "streams": np.stack([stream_key(self._seed, row.prompt, row.sample) for row in filled]),
         }
-
-
-def language_task(run: Restored) -> LanguageTask:
-    """Returns the task of the run. Raises `UserError` if it is not a language task."""
-    if not isinstance(run.task, LanguageTask):
-        raise UserError(f"{run.folder.path} is a run of task {run.config.task}, expected language; give such a run")
-    return run.task
 
 
 def _prefixed(arrays: Mapping[str, jax.Array]) -> Arrays:

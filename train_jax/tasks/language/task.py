@@ -26,6 +26,8 @@ from train_jax.tasks.task import ConstantStage, StageSchedule
 if TYPE_CHECKING:
     import torch
 
+    from train_jax.run.restore import Restored
+
 
 class LanguageTask:
     """Documents for models that predict the next token and compute their loss themselves."""
@@ -154,3 +156,10 @@ class LanguageTask:
 
     def overrides(self, module: torch.nn.Module, total_steps: int) -> Mapping[str, optax.Schedule]:
         return {}
+
+
+def language_task(run: Restored) -> LanguageTask:
+    """Returns the task of the run. Raises `UserError` if it is not a language task."""
+    if not isinstance(run.task, LanguageTask):
+        raise UserError(f"{run.folder.path} is a run of task {run.config.task}, expected language; give a language run")
+    return run.task
