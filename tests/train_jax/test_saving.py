@@ -56,6 +56,16 @@ def test_checkpoints_by_minutes_are_after_log_lines(tmp_path, monkeypatch):
     assert asked == [False] * 8, "without a collective at the steps where every process saves anyway"
 
 
+@pytest.mark.parametrize("move", ["to_global", "to_rows"])
+def test_what_is_saved_is_a_copy(move):
+    """The next step reuses the memory of state and carry while they are written."""
+    devices = Devices(1)
+    array = devices.shard({"z": np.ones((1, 6, 64), np.float32)})["z"]
+    on_device = np.asarray(array)  # on a CPU this is the memory of the device
+    assert on_device.base is not None and np.shares_memory(on_device, np.asarray(array))
+    assert not np.shares_memory(getattr(devices, move)({"z": array})["z"], on_device)
+
+
 @pytest.mark.parametrize("dispatch", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_saves_by_minutes_and_records_the_same(tmp_path, data_dir, dispatch):
     fields = {"data_dir": str(data_dir), "eval_batch_size": 8, "wandb": "disabled", "steps": 12, "eval_every_steps": 0,

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orbax.checkpoint as ocp
 
 from train_jax.core.state import Arrays, TrainState
@@ -73,13 +74,13 @@ class Checkpoints:
     def _open(self, writes: bool) -> ocp.CheckpointManager:
         silence_raised_errors()
         options = ocp.CheckpointManagerOptions(
-            create=writes,
-            save_root_metadata=writes,
-            cleanup_tmp_directories=writes,
-            enable_async_checkpointing=True,
-            preservation_policy=self if writes else None,
-        )
+            create=writes, save_root_metadata=writes, cleanup_tmp_directories=writes,
+            enable_async_checkpointing=True, preservation_policy=self if writes else None,
+        )  # fmt: skip
         keep_orbax_off_devices()
+        if writes:  # `save` gets copies; Orbax would copy them once more while the loop waits
+            unguarded = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+            ocp.type_handlers.register_type_handler(np.ndarray, unguarded, override=True)
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
         handlers["notes"] = ocp.JsonCheckpointHandler()
         return ocp.CheckpointManager(absolute(self.folder), options=options, item_handlers=handlers)
@@ -91,8 +92,9 @@ class Checkpoints:
     ) -> None:
         """Starts to save; the arrays are written in the background. Collective.
 
-        `state`, `carry`: as `Devices.to_global` and `Devices.to_rows` return them. `value`: of the figure that decides
-        which checkpoint is the best one, higher is better; None if it was not evaluated at this step.
+        `state`, `carry`: as `Devices.to_global` and `Devices.to_rows` return them; NumPy arrays must not change while
+        they are written. `value`: of the figure that decides which checkpoint is the best one, higher is better; None
+        if it was not evaluated at this step.
         """
         failed = self._finish()  # the one before; then nothing else is written in this folder
         if failed:

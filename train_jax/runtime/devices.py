@@ -165,10 +165,10 @@ class Devices:
     def to_global(self, tree: Any) -> Any:
         """Arrays that are the same on every device as arrays over all processes, for a checkpoint.
 
-        With one process they are copied to the host, because the next step may reuse their memory while it is written.
+        With one process they are copies on the host, because the next step may reuse their memory while it is written.
         """
         if jax.process_count() == 1:
-            return jax.tree.map(np.asarray, tree)
+            return jax.tree.map(np.array, tree)
         sharding = NamedSharding(Mesh(np.array(self._all), (AXIS,)), PartitionSpec())
 
         def globally(x: jax.Array) -> jax.Array:
@@ -186,12 +186,16 @@ class Devices:
         return None if jax.process_count() == 1 else NamedSharding(Mesh(np.array(self._all), (AXIS,)), _spec(0))
 
     def to_rows(self, tree: Any) -> Any:
-        """Arrays `[devices, rows of a device, …]` as `[rows of the global batch, …]`, for a checkpoint."""
+        """Arrays `[devices, rows of a device, …]` as `[rows of the global batch, …]`, for a checkpoint.
+
+        With one process they are copies on the host, as in `to_global`.
+        """
         sharding = self.row_sharding
 
         def globally(x: jax.Array) -> Any:
-            if sharding is None:
-                return np.asarray(x).reshape(-1, *x.shape[2:])
+            if sharding is None:  # the arrays of several devices are joined, which copies them
+                rows = np.array(x) if self.count == 1 else np.asarray(x)
+                return rows.reshape(-1, *x.shape[2:])
             parts = [shard.data.reshape(-1, *shard.data.shape[2:]) for shard in x.addressable_shards]
             rows = sum(len(part) for part in parts) // len(parts) * self.count
             return jax.make_array_from_single_device_arrays((rows, *parts[0].shape[1:]), sharding, parts)
