@@ -47,8 +47,8 @@ class Run:
         self._processes: list[subprocess.Popen] = []
 
     def start(self, *, only: int | None = None, **environment: str) -> None:
-        """Starts the processes; `environment`: variables of all, or only of one of them."""
-        address = free_address()
+        """Starts the processes, again if they have ended; `environment`: variables of all, or only of one of them."""
+        address, self._processes = free_address(), []
         for index in range(self._count):
             variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(self._count)}
             variables = variables | {"JAX_PROCESS_ID": str(index)} if self._count > 1 else {}

@@ -18,7 +18,7 @@ from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
 from benchmarks.faults import Campaign, main
 from benchmarks.faults_list import Fault, Part, problems_of, table
-from benchmarks.faults_runs import FIELDS, STEPS, differences, free_address
+from benchmarks.faults_runs import FIELDS, STEPS, Run, differences, free_address
 from train_jax.errors import LostProcessError
 from train_jax.run.folder import RunFolder
 from train_jax.run.tracking import read_metrics
@@ -47,8 +47,27 @@ def test_a_run_that_is_killed_while_it_starts_ends_as_one_that_is_not(
 
 
 @pytest.mark.slow
-def test_ten_kills_in_all_phases(tmp_path, capsys):
-    assert main(Campaign(("kills",), count=10, folder=str(tmp_path))) == 0, capsys.readouterr().out
+def test_a_run_that_is_killed_ten_times_ends_as_one_that_is_not(tmp_path, data_dir):
+    """Twice in each phase, at random moments, while it goes on from the checkpoints that the kills left."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    Run(whole, data_dir, 1).finish()
+    Run(whole, data_dir, 1, export=True).finish()
+    run = Run(folder, data_dir, 1)
+    for phase in ["compiling", "training", "restoring", "saving", "evaluating"] * 2:
+        run.start()
+        run.wait_for_phase(phase, 1)
+        time.sleep(random.uniform(0, 3 if phase == "compiling" else 0.05))  # or the run ends before the tenth
+        run.kill()
+    run.start()
+    run.finish()
+    assert not differences(folder, whole, metrics=True)
+    export = Run(folder, data_dir, 1, export=True)
+    export.start()
+    time.sleep(random.uniform(2, 6))
+    export.kill()
+    export.start()
+    export.finish()
+    assert (folder / "weights.safetensors").read_bytes() == (whole / "weights.safetensors").read_bytes()
 
 
 @pytest.mark.campaign
