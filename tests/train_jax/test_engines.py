@@ -17,24 +17,54 @@ FILES = sorted(ENGINES.iterdir())
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_an_example_names_the_processes_and_runs_a_command_that_exists(path):
-    text = path.read_text()
-    assert all(name in text for name in VARIABLES)
+    text, sweeps = path.read_text(), path.name.startswith("sweep")
+    assert sweeps or all(name in text for name in VARIABLES)
     scripts = list(yaml.safe_load(text)[name] for name in ("setup", "run")) if path.suffix == ".yaml" else [text]
     for script in scripts:
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
         assert done.returncode == 0 and not done.stderr, done.stderr
-    assert "source ./environment.sh" in text and "trm train" in text
+    assert "source ./environment.sh" in text and ("trm sweep" if sweeps else "trm train") in text
 
 
-def test_the_example_for_skypilot():
-    task = yaml.safe_load((ENGINES / "skypilot.yaml").read_text())
+@pytest.mark.parametrize(("name", "type"), [("skypilot", "tpu-v4-64"), ("sweep_skypilot", "tpu-v5litepod-8")])
+def test_the_examples_for_skypilot(name, type):
+    task = yaml.safe_load((ENGINES / f"{name}.yaml").read_text())
     assert set(task) <= {"name", "workdir", "num_nodes", "resources", "envs", "setup", "run"}
-    assert task["resources"]["accelerators"] == "tpu-v4-64" and task["resources"]["use_spot"]
+    assert task["resources"]["accelerators"] == type and task["resources"]["use_spot"]
     if importlib.util.find_spec("sky") is None:
         pytest.skip("SkyPilot is not installed")
     import sky
 
     sky.Task.from_yaml_config(task)
+
+
+def sweeping(tmp_path, trm):
+    """The worker of the SLURM array with stand-ins for trm and scontrol."""
+    for name, text in {"trm": trm, "scontrol": 'echo "$*" > requeued'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "environment.sh").touch()
+    variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "RUNS": "/r", "DATA": "/d"}
+    return subprocess.Popen(
+        ["bash", str(ENGINES / "sweep_slurm.sh"), "exp01", "--seeds", "3"],
+        env=variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_worker_of_a_sweep_on_slurm(tmp_path):
+    worker = sweeping(tmp_path, 'echo "$*"; exit 1')
+    assert worker.communicate()[0] == "sweep exp01 --seeds 3 --runs-root /r --data-root /d --continue-on-failure\n"
+    assert worker.returncode == 1 and not (tmp_path / "requeued").exists()
+
+
+def test_a_worker_that_is_told_to_stop_is_queued_again(tmp_path):
+    worker = sweeping(tmp_path, "trap 'kill %1; echo saved; exit 75' TERM; sleep 60 & echo started; wait")
+    assert worker.stdout.readline() == "started\n"
+    worker.terminate()
+    assert worker.communicate(timeout=30)[0] == "saved\n" and worker.returncode == 75
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
 def test_the_example_for_xpk_passes_its_script_as_one_word(tmp_path):
