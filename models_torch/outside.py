@@ -31,7 +31,7 @@ import os
 import sys
 import textwrap
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_origin
 
@@ -100,7 +100,7 @@ def find(name: str) -> type[nn.Module]:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise ValueError(
-            f"model {name!r}: {module_name!r} cannot be imported ({_one_line(error)}); "
+            f"model {name!r}: {module_name!r} cannot be imported ({one_line(error)}); "
             "add its folder to PYTHONPATH, or run in this folder"
         ) from error
     model_class = getattr(module, class_name, None)
@@ -147,12 +147,17 @@ def build_model(name: str, config: ModelConfig) -> nn.Module:
         construct = model_class.from_config  # pyright: ignore[reportAttributeAccessIssue]
     elif not takes_one_dict(model_class):
         values, keywords = _keyword_arguments(name, model_class, config), True
+    return constructed(name, lambda: construct(**values) if keywords else construct(values), values)
+
+
+def constructed(name: str, construct: Callable[[], nn.Module], values: Mapping[str, Any]) -> nn.Module:
+    """Calls a constructor. Raises ValueError with the values that it gets if it raises an error."""
     try:
-        return construct(**values) if keywords else construct(values)
+        return construct()
     except Exception as error:
         raise ValueError(
-            f"{name} cannot be constructed with {values} ({_one_line(error)}); set its arguments in --arch.options, a "
-            "JSON object"
+            f"{name} cannot be constructed with {dict(values)} ({one_line(error)}); set its arguments in "
+            "--arch.options, a JSON object"
         ) from error
 
 
@@ -218,7 +223,7 @@ def _try(name: str, head: nn.Module, config: ACTConfig) -> None:
         halted = bool(all_halted)
     except Exception as error:
         raise ValueError(
-            f"{name} does not run on inputs of shape (2, {config.seq_len}) ({_one_line(error)}); "
+            f"{name} does not run on inputs of shape (2, {config.seq_len}) ({one_line(error)}); "
             "docs/architectures.md has the interface of a module"
         ) from error
     head.train()
@@ -240,7 +245,7 @@ def _try(name: str, head: nn.Module, config: ACTConfig) -> None:
         )
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Formats an error in one line, with the line of the user's code that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
     own = [f for f in frames if not f.filename.startswith("<") and "site-packages" not in f.filename]

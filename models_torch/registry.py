@@ -1,7 +1,7 @@
 """Models by name: configuration classes, constructors, tiny configurations and an example batch.
 
 A name is one of `ARCHITECTURES` (puzzle models), one of `LANGUAGE_MODELS`, or `package.module:Class` for a model of
-the user (`outside.py`).
+the user (`outside.py`, `outside_language.py`).
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models_torch import outside
+from models_torch import outside, outside_language
 from models_torch.act import ACT
 from models_torch.config import ACTConfig, ArchitectureConfig, ModelConfig
 from models_torch.gpt import GPT, GPTConfig
@@ -96,7 +96,10 @@ def _built_in(name: str) -> Architecture | LanguageModel:
 
 
 def config_class(name: str) -> type[ModelConfig]:
-    """Returns the configuration class of the model called `name`; does not import models of the user."""
+    """Returns the configuration class of the model called `name`; does not import models of the user.
+
+    For these it is that of a puzzle model; that of a language model is `outside_language.OutsideLanguageConfig`.
+    """
     if outside.is_outside(name):
         return outside.OutsideConfig
     return _built_in(name).config_class
@@ -107,6 +110,8 @@ def build_model(name: str, config: ModelConfig) -> nn.Module:
 
     Raises ValueError for a model of the user that cannot be imported or constructed.
     """
+    if isinstance(config, outside_language.OutsideLanguageConfig):
+        return outside_language.build_model(name, config)
     if outside.is_outside(name):
         return outside.build_model(name, config)
     return _built_in(name).model(config)

@@ -10,9 +10,13 @@ import pytest
 
 from models_torch import registry
 from models_torch.outside import OutsideConfig
+from models_torch.outside_language import OutsideLanguageConfig
 from models_torch.ranges import Choices, Range, check_ranges, field_rules
 
-CONFIG_CLASSES = [each.config_class for each in registry.ARCHITECTURES.values()] + [OutsideConfig]
+CONFIG_CLASSES = [each.config_class for each in registry.ARCHITECTURES.values()] + [
+    OutsideConfig,
+    OutsideLanguageConfig,
+]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from support.presets import with_fields
 from support.scripts import run_script
 
 from models_torch.gpt import GPT
+from models_torch.outside_language import OutsideLanguageConfig
 from train_jax.errors import UserError
 from train_jax.run.config import from_json, to_json, with_model
 from train_jax.run.presets import preset
@@ -70,6 +71,20 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
     expected = math.log2(290) * (test.tokens - test.documents) / test.bytes
     assert evaluation.metrics["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
     assert "bits per byte" in evaluation.summary and evaluation.metrics["count"] == -(-(test.tokens - 1) // 24)
+
+
+def test_a_model_of_the_user(data_dir):
+    """One that returns logits. Its first losses are those of PyTorch."""
+    config = with_model(tiny(data_dir, groups=(), optimizer="adamw"), "support.outside_gpts:Outputs")
+    assert config.arch == OutsideLanguageConfig(seq_len=24, vocab_size=1024, forward_dtype="float32")
+    assert from_json(to_json(config)) == config
+    training = start(config, None, Devices(1))
+    batch = training.task.batch(0, (0, 1))
+    call = training.objective.call(training.objective.params, training.objective.buffers, train=True)
+    sums = training.task.loss(call, (), batch)
+    inputs, targets = (torch.from_numpy(batch[name]) for name in ("inputs", "targets"))
+    expected = training.objective.fn.module(inputs, targets, loss_reduction="sum")
+    assert float(sums.loss) == pytest.approx(expected.item(), rel=1e-6)
 
 
 # ---- configuration

@@ -17,7 +17,7 @@ from train_jax.help_pages import HelpPage
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
 from train_jax.runtime.backend import Platform
-from train_jax.tasks.task import TaskConfig, task_config_class
+from train_jax.tasks.task import TaskConfig, task_class, task_config_class
 
 Steps = Annotated[int, Range(0, 10**12)]
 EverySteps = Annotated[int, Range(1, 10**12)]
@@ -163,7 +163,7 @@ class RunConfig:
     def __post_init__(self):
         _check(self, "")
         for name, expected, value in (
-            ("model", config_class(self.model), self.arch),
+            ("model", config_class(self.model, self.task), self.arch),
             ("task", task_config_class(self.task), self.task_config),
         ):
             if type(value) is not expected:
@@ -188,8 +188,10 @@ def _check(config: Any, prefix: str) -> None:
         raise UserError(f"{prefix}{error}") from None
 
 
-def config_class(model: str) -> type[ModelConfig]:
+def config_class(model: str, task: str) -> type[ModelConfig]:
     """Returns the configuration class of an architecture. Raises `UserError` for an unknown architecture."""
+    if outside.is_outside(model):
+        return getattr(task_class(task), "outside_model_config_class", outside.OutsideConfig)
     try:
         return registry.config_class(model)
     except ValueError as error:
@@ -205,7 +207,7 @@ def with_model(config: RunConfig, model: str) -> RunConfig:
     """
     if model == config.model:
         return config
-    new_class = config_class(model)
+    new_class = config_class(model, config.task)
     names = {field.name for field in dataclasses.fields(new_class)}
     changed = {
         field.name: getattr(config.arch, field.name)
@@ -213,7 +215,7 @@ def with_model(config: RunConfig, model: str) -> RunConfig:
         if field.name in names and getattr(config.arch, field.name) != field.default
     }
     try:
-        if outside.is_outside(model) and outside.is_plain(outside.find(model)):
+        if outside.is_outside(model) and outside.is_plain(outside.find(model)) and "halt_max_steps" in names:
             changed["halt_max_steps"] = 1
         arch = new_class(**changed)
     except ValueError as error:
@@ -236,7 +238,7 @@ def from_json(text: str) -> RunConfig:
     """Reads a configuration. Raises `UserError` if it was not written by a version of this class."""
     try:
         fields = json.loads(text)
-        fields["arch"] = config_class(fields["model"])(**fields["arch"])
+        fields["arch"] = config_class(fields["model"], fields["task"])(**fields["arch"])
         fields["task_config"] = _from_fields(task_config_class(fields["task"]), fields["task_config"])
         fields["optim"] = optim_config.from_fields(fields["optim"])
         fields["compute"] = ComputeConfig(**fields["compute"])

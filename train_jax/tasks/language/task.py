@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optax
 
-from models_torch import registry
+from models_torch import outside, registry
+from models_torch.outside_language import OutsideLanguageConfig
 from train_jax.core.objective import Batch, Call, LossSums, Objective
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
@@ -33,6 +34,7 @@ class LanguageTask:
     """Documents for models that predict the next token and compute their loss themselves."""
 
     config_class = LanguageConfig
+    outside_model_config_class = OutsideLanguageConfig
     needs_state = False
     console: Mapping[str, str] = {"loss": "loss {:.4f}", "bits_per_byte": "bits/byte {:.4f}"}
 
@@ -106,9 +108,9 @@ class LanguageTask:
         )
 
     def check(self, config: RunConfig, devices: Devices) -> None:
-        if config.model not in registry.LANGUAGE_MODELS:
+        if config.model not in registry.LANGUAGE_MODELS and not outside.is_outside(config.model):
             names = ", ".join(registry.LANGUAGE_MODELS)
-            raise UserError(f"--model {config.model} is no language model; use one of {names}")
+            raise UserError(f"--model {config.model} is no language model; use one of {names}, or package.module:Class")
         needed = tokens_per_step(config.global_batch_size, config.arch.seq_len)
         if len(self.train_stream) < needed:
             raise UserError(
