@@ -17,13 +17,14 @@ FILES = sorted(ENGINES.iterdir())
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_an_example_names_the_processes_and_runs_a_command_that_exists(path):
-    text, sweeps = path.read_text(), path.name.startswith("sweep")
-    assert sweeps or all(name in text for name in VARIABLES)
+    text = path.read_text()
+    command = {"sweep": "trm sweep", "text": "trm build-data text"}.get(path.name.partition("_")[0], "trm train")
+    assert command != "trm train" or all(name in text for name in VARIABLES)
     scripts = list(yaml.safe_load(text)[name] for name in ("setup", "run")) if path.suffix == ".yaml" else [text]
     for script in scripts:
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
         assert done.returncode == 0 and not done.stderr, done.stderr
-    assert "source ./environment.sh" in text and ("trm sweep" if sweeps else "trm train") in text
+    assert "source ./environment.sh" in text and command in text
 
 
 @pytest.mark.parametrize(("name", "type"), [("skypilot", "tpu-v4-64"), ("sweep_skypilot", "tpu-v5litepod-8")])
@@ -38,19 +39,30 @@ def test_the_examples_for_skypilot(name, type):
     sky.Task.from_yaml_config(task)
 
 
-def sweeping(tmp_path, trm):
-    """The worker of the SLURM array with stand-ins for trm and scontrol."""
+def on_slurm(tmp_path, script, trm, *words, **variables):
+    """A script of SLURM with stand-ins for trm and scontrol."""
     for name, text in {"trm": trm, "scontrol": 'echo "$*" > requeued'}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "environment.sh").touch()
-    variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "RUNS": "/r", "DATA": "/d"}
+    variables |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     return subprocess.Popen(
-        ["bash", str(ENGINES / "sweep_slurm.sh"), "exp01", "--seeds", "3"],
-        env=variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        ["bash", str(ENGINES / script), *words],
+        env=variables,
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def sweeping(tmp_path, trm):
+    return on_slurm(tmp_path, "sweep_slurm.sh", trm, "exp01", "--seeds", "3", RUNS="/r", DATA="/d")
+
+
+@pytest.mark.parametrize(("variables", "part"), [({}, " --part 3/8"), ({"JOIN": "1"}, "")])
+def test_a_worker_that_encodes_text_on_slurm(tmp_path, variables, part):
+    array = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "8"}
+    worker = on_slurm(tmp_path, "text_slurm.sh", 'echo "$*"', "--source", "/t", **array, **variables)
+    assert worker.communicate()[0] == f"build-data text --source /t{part}\n" and worker.returncode == 0
 
 
 def test_a_worker_of_a_sweep_on_slurm(tmp_path):

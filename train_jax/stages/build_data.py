@@ -58,6 +58,10 @@ def main(config: SudokuData | MazeData | ArcData | TextData | Inspect) -> None:
         styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         for text in samples(config.directory, config.examples, shutil.get_terminal_size().columns, styled=styled):
             print(f"\n{text}")
+    elif isinstance(config, TextData) and config.part:
+        line = config.encode_part(progress)
+        progress.clear()
+        print(line)
     else:
         built = config.build(progress)
         progress.clear()

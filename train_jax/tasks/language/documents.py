@@ -8,6 +8,7 @@ equal documents never are in both splits.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import platform
 import sysconfig
@@ -25,6 +26,7 @@ from train_jax.tasks.language.tokenizer import text_package
 
 STANDARD_LIBRARY = "standard-library"
 """The source that stands for the modules and documentation of the running Python, without its tests."""
+HUB = "hf://"
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
 _NOT_DOCUMENTS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "_bundled"}
@@ -69,9 +71,9 @@ def _files_of(source: str) -> list[TextFile]:
         root = Path(sysconfig.get_path("stdlib"))
         paths = [path for path in root.rglob("*.py") if not _NOT_DOCUMENTS & set(path.relative_to(root).parts)]
         return [TextFile(f"{source}/{path.relative_to(root).as_posix()}", path) for path in sorted(paths)]
-    path = path_of(source)
-    if path.is_dir():
-        root = local_folder(path)
+    path = path_of(source) if not source.startswith(HUB) else None
+    if path is None or path.is_dir():
+        root = _from_hub(source) if path is None else local_folder(path)
         paths = [each for each in sorted(root.rglob("*")) if each.suffix.lower() in SUFFIXES and each.is_file()]
         return [TextFile(f"{source}/{each.relative_to(root).as_posix()}", each) for each in paths]
     if path.suffix.lower() not in SUFFIXES:
@@ -79,6 +81,30 @@ def _files_of(source: str) -> list[TextFile]:
     if not path.is_file():
         raise UserError(f"{source} does not exist; choose another --source, such as {STANDARD_LIBRARY}")
     return [TextFile(source, path)]
+
+
+def _from_hub(source: str) -> Path:
+    """Downloads the files of a data set of the Hugging Face hub; they are kept in the library's cache."""
+    owner, _, rest = source.removeprefix(HUB).partition("/")
+    name, _, folder = rest.strip("/").partition("/")
+    if not (owner and name):
+        raise UserError(f"{source}: expected {HUB}OWNER/NAME, or {HUB}OWNER/NAME/FOLDER")
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise UserError(
+            f"--source {source} needs `pip install huggingface_hub`; or download it and give the folder"
+        ) from None
+    patterns = [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in SUFFIXES]
+    try:
+        root = hub.snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=patterns)
+    # The library raises the exceptions of its HTTP client, which differ between versions.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(
+            f"{source} could not be downloaded from the hub ({reason}); check the name and the network"
+        ) from None
+    return Path(root, folder)
 
 
 def source_facts(sources: Sequence[str]) -> dict[str, str]:

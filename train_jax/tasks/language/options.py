@@ -13,6 +13,7 @@ from models_torch.ranges import Range
 from train_jax.tasks.language.documents import (
     STANDARD_LIBRARY,
     Skipped,
+    TextFile,
     is_test,
     list_files,
     read_documents,
@@ -28,8 +29,8 @@ class TextSource:
     """Documents and their splits."""
 
     source: tuple[str, ...] = (STANDARD_LIBRARY,)
-    """Folders and .txt, .md, .rst, .py, .jsonl, .parquet files, also gs://bucket/…; standard-library is the source code
-    of the running Python, without its tests."""
+    """Folders and .txt, .md, .rst, .py, .jsonl, .parquet files, also gs://bucket/…; hf://OWNER/NAME[/FOLDER] is a data
+    set of the Hugging Face hub, standard-library the source code of the running Python, without its tests."""
     column: str = "text"
     """Field of .jsonl and column of .parquet files with the text."""
     test_share: Annotated[float, Range(0, 0.5, low_excluded=True)] = 0.05
@@ -37,10 +38,18 @@ class TextSource:
     seed: Seed = 0
     """Seed of the order of the files and of the splits."""
 
-    def documents(self, skipped: Skipped) -> Iterator[tuple[str, str]]:
+    def files(self) -> list[TextFile]:
+        """The files in the order in which they are read."""
+        return shuffled(list_files(self.source), self.seed)
+
+    def split(self, documents: Iterator[str]) -> Iterator[tuple[str, str]]:
         """Yields the split and the text of every document."""
-        for text in read_documents(shuffled(list_files(self.source), self.seed), self.column, skipped):
+        for text in documents:
             yield "test" if is_test(text, self.seed, self.test_share) else "train", text
+
+    def documents(self, skipped: Skipped) -> Iterator[tuple[str, str]]:
+        """Yields the split and the text of every document of the sources."""
+        return self.split(read_documents(self.files(), self.column, skipped))
 
     def train_documents(self) -> Iterator[str]:
         return (text for split, text in self.documents(Skipped()) if split == "train")

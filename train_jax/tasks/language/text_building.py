@@ -1,4 +1,4 @@
-"""Builds a text data set: documents are encoded in parallel and written as shards, with bounded memory."""
+"""Builds a text data set: documents are encoded in parts, which are joined to shards, with bounded memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import gzip
 import hashlib
 import json
 import lzma
-import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +17,10 @@ from tyro.conf import arg
 
 from models_torch.ranges import Range, check_ranges
 from train_jax.errors import UserError, option_error
-from train_jax.run.storage import path_of
-from train_jax.tasks.language.documents import Skipped, source_facts
+from train_jax.run.storage import is_remote, path_of
+from train_jax.tasks.language.documents import source_facts
 from train_jax.tasks.language.options import TextSource, VocabSize
+from train_jax.tasks.language.text_parts import Counts, Parts, held_out, part_of
 from train_jax.tasks.language.text_set import (
     KIND,
     LAYOUT,
@@ -35,7 +35,6 @@ from train_jax.tasks.language.tokenizer_training import first_characters, train_
 from train_jax.tasks.new_dataset import new_dataset
 from train_jax.tasks.progress import Progress
 
-_CHARACTERS_AT_ONCE = 2**22
 _TOKENIZER_CHARACTERS = 2 * 10**9
 _COMPRESSED_BYTES = 2**26
 """Held-out text up to this size is also compressed, for comparison."""
@@ -57,6 +56,11 @@ class TextData(TextSource):
     """Tokens of the tokenizer to train, including 256 bytes and 9 special tokens."""
     shard_tokens: Annotated[int, Range(1, 2**32)] = 2**26
     """Tokens in a file."""
+    parts_dir: Annotated[str | None, arg(help_behavior_hint="(default: beside the output folder)")] = None
+    """Folder for encoded parts, also gs://bucket/folder; several machines may share it. It is kept; the default one is
+    removed when the data set is complete, and one of an interrupted build is used by the next."""
+    part: str = ""
+    """N/M: encode only part N of M, on one of M machines; the same command without --part makes the data set."""
     license: str = ""
     """Licence of the documents, to be recorded; of the standard library it is known."""
 
@@ -83,6 +87,27 @@ class TextData(TextSource):
             _write(self, folder, given, recipe, progress)
         return True
 
+    def encode_part(self, progress: Progress) -> str:
+        """Encodes what `part` says, and makes no data set; returns a line about it."""
+        self.check()
+        number, count = part_of(self.part)
+        if self.tokenizer is None or self.parts_dir is None:
+            raise UserError(f"--part {self.part} needs --tokenizer and --parts-dir, which all machines share")
+        parts = Parts(self.parts_dir, self, Tokenizer.load(self.tokenizer))
+        mine = range(len(parts))[number - 1 :: count]
+        encoded = parts.encode(mine, progress)
+        return (
+            f"{len(mine)} of {len(parts)} parts are in {parts.root}, {encoded} of them encoded now; the same command "
+            "without --part makes the data set"
+        )
+
+    def parts_folder(self, folder: Path) -> Path:
+        """Where the parts go for a build in `folder`: beside the output, where the next build finds them."""
+        if self.parts_dir is not None:
+            return path_of(self.parts_dir)
+        output = path_of(self.output_dir)
+        return folder / "parts" if is_remote(output) else output.absolute().with_name(f".{output.name}.parts")
+
     def _recipe(self, given: Tokenizer | None) -> dict[str, Any]:
         names = ("source", "column", "test_share", "seed", "license")
         recipe: dict[str, Any] = {name: getattr(self, name) for name in names} | source_facts(self.source)
@@ -100,31 +125,42 @@ def _write(
         texts = first_characters(options.train_documents(), _TOKENIZER_CHARACTERS)
         tokenizer = train_tokenizer(texts, options.vocab_size)
     tokenizer.save(folder)
-    writers = {
-        split: _SplitWriter(folder / split, token_dtype(tokenizer.vocab_size), options.shard_tokens) for split in SPLITS
-    }
-    skipped, held_out = Skipped(), bytearray()
-    for part in _parts(options.documents(skipped)):
-        encoded = tokenizer.encode_batch([text for _, text in part], threads=os.cpu_count() or 1)
-        for (split, text), ids in zip(part, encoded, strict=True):
-            writers[split].add([tokenizer.bos, *ids], len(text.encode()))
-            if split == "test" and len(held_out) <= _COMPRESSED_BYTES:
-                held_out += text.encode()
-        progress("tokens", sum(writer.tokens for writer in writers.values()), 0)
-    content = {split: writer.close() for split, writer in writers.items()}
+    parts = Parts(options.parts_folder(folder), options, tokenizer)
+    try:
+        parts.encode(range(len(parts)), progress)
+        _join(options, folder, parts, tokenizer, recipe)
+    except UserError:
+        if options.parts_dir is None:
+            parts.remove()
+        raise
+    if options.parts_dir is None:
+        parts.remove()
+
+
+def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, recipe: dict[str, Any]) -> None:
+    """Writes the shards and the record."""
+    content = {}
+    for split in SPLITS:
+        writer = _SplitWriter(folder / split, token_dtype(tokenizer.vocab_size), options.shard_tokens)
+        for number in range(len(parts)):
+            for tokens in parts.tokens(number, split):
+                writer.add(tokens)
+        content[split] = writer.close([parts.record(number).splits[split] for number in range(len(parts))])
     for split, each in content.items():
         if not each.tokens:
             raise UserError(
                 f"the {split} split has no documents; use more --source (a .txt file is one document) or another "
                 "--test-share"
             )
+    skipped = [parts.record(number).skipped for number in range(len(parts))]
     findings: dict[str, Any] = {
-        "skipped_empty": skipped.empty,
-        "skipped_not_utf8": skipped.not_utf8,
-        "not_utf8": skipped.names,
+        "skipped_empty": sum(each.empty for each in skipped),
+        "skipped_not_utf8": sum(each.not_utf8 for each in skipped),
+        "not_utf8": [name for each in skipped for name in each.names][:3],
     }
-    if len(held_out) <= _COMPRESSED_BYTES:
-        findings |= compressed_bits_per_byte(bytes(held_out))
+    text = held_out(parts, tokenizer, _COMPRESSED_BYTES)
+    if text is not None:
+        findings |= compressed_bits_per_byte(text)
     record = {
         "recipe": recipe,
         "kind": KIND,
@@ -142,34 +178,28 @@ class _SplitWriter:
     def __init__(self, folder: Path, dtype: np.dtype, shard_tokens: int):
         folder.mkdir(parents=True)
         self._folder, self._dtype, self._shard_tokens = folder, dtype, shard_tokens
-        self._parts: list[np.ndarray] = []
-        self._waiting = 0
+        self._waiting: list[np.ndarray] = []
         self._shards: list[int] = []
         self._digest = hashlib.sha256()
-        self.documents = self.bytes = self.tokens = 0
 
-    def add(self, ids: list[int], size: int) -> None:
-        """Adds a document of `size` bytes."""
-        self._parts.append(np.asarray(ids, self._dtype))
-        self._waiting += len(ids)
-        self.documents += 1
-        self.bytes += size
-        self.tokens += len(ids)
-        while self._waiting >= self._shard_tokens:
-            joined = np.concatenate(self._parts)
+    def add(self, tokens: np.ndarray) -> None:
+        self._waiting.append(tokens)
+        while sum(map(len, self._waiting)) >= self._shard_tokens:
+            joined = np.concatenate(self._waiting)
             self._save(joined[: self._shard_tokens])
-            self._parts = [joined[self._shard_tokens :]]
-            self._waiting = len(self._parts[0])
+            self._waiting = [joined[self._shard_tokens :]]
 
     def _save(self, tokens: np.ndarray) -> None:
         np.save(self._folder / shard_name(len(self._shards)), tokens)
         self._shards.append(len(tokens))
         self._digest.update(np.ascontiguousarray(tokens).data)
 
-    def close(self) -> SplitRecord:
-        if self._waiting:
-            self._save(np.concatenate(self._parts))
-        return SplitRecord(self.documents, self.bytes, self.tokens, tuple(self._shards), self._digest.hexdigest())
+    def close(self, counts: Sequence[Counts]) -> SplitRecord:
+        """Writes the rest; `counts` are those of the parts."""
+        if sum(map(len, self._waiting)):
+            self._save(np.concatenate(self._waiting))
+        documents, size, tokens = (sum(getattr(c, name) for c in counts) for name in ("documents", "bytes", "tokens"))
+        return SplitRecord(documents, size, tokens, tuple(self._shards), self._digest.hexdigest())
 
 
 def compressed_bits_per_byte(content: bytes) -> dict[str, float]:
@@ -178,20 +208,6 @@ def compressed_bits_per_byte(content: bytes) -> dict[str, float]:
     xz = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": max(len(content), 4096)}
     sizes = {"gzip": len(gzip.compress(content, 9)), "xz": len(lzma.compress(content, filters=[xz]))}
     return {f"{name}_bits_per_byte": round(8 * size / len(content), 4) for name, size in sizes.items()}
-
-
-def _parts(documents: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Yields lists of documents with about `_CHARACTERS_AT_ONCE` characters."""
-    part: list[tuple[str, str]] = []
-    size = 0
-    for document in documents:
-        part.append(document)
-        size += len(document[1])
-        if size >= _CHARACTERS_AT_ONCE:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 def build_summary(directory: Path, built: bool, seconds: float) -> str:
