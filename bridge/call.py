@@ -29,6 +29,8 @@ from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
 from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
+from bridge.results import REMEDY as RESULT_REMEDY
+from bridge.results import tensor_inside
 from bridge.shadow import shadow
 from bridge.slots import fill, place_of, state_of, value_in
 from bridge.tensors import BridgeTensor, blank, fresh
@@ -130,7 +132,12 @@ class Call:
         def to_jax(value: Any) -> Any:
             if isinstance(value, Iterator):
                 raise dispatch.error("the call returns an iterator, whose code would run after it", "return a list")
-            return dispatch.adopt(value).value if isinstance(value, torch.Tensor) else value
+            if isinstance(value, torch.Tensor):
+                return dispatch.adopt(value).value
+            if tensor_inside(value):
+                what = f"the call returns a tensor inside {type(value).__name__}, which is no pytree"
+                raise dispatch.error(what, RESULT_REMEDY)
+            return value
 
         before = self._versions()
         memory = {name: (t._cell.storage, t._cell.version) for name, t in self._state.items()}

@@ -84,7 +84,7 @@ class Storage:
         """A tensor on the meta device with the array's shape, and the strides and the offset that PyTorch gave it."""
         self.version = 0
         self.bounds: Any = None
-        """Of integers: what is known of their range (`bridge.integer_ranges.Bounds`)."""
+        """What is known of the range (`bridge.integer_ranges.Bounds`); of floating-point numbers, until a write."""
         REGION.note(self)
 
 
@@ -140,6 +140,8 @@ class Cell:
         self.storage.array = array
         self.storage.version += 1
         self._seen = self.storage.version
+        if has_tangents(array):
+            self.storage.bounds = None
         REGION.note(self)
         REGION.note(self.storage)
 

@@ -72,13 +72,12 @@ def rule(names: str) -> Callable[[Callable[[Call], Range]], Callable[[Call], Ran
     "unsqueeze_copy"
 )
 def _same(call: Call) -> Range:
-    integers = [t for t in call.inputs[:1] if not t.dtype.is_floating_point]
-    return range_of(integers[0]) if integers else INT32
+    return range_of(call.inputs[0]) if call.inputs else INT32
 
 
 @rule("copy")
 def _copied(call: Call) -> Range:
-    return call.range(1) if not call.args[1].dtype.is_floating_point else INT32
+    return call.range(1)
 
 
 @rule("cat stack")
@@ -117,9 +116,9 @@ def _reduced_into(call: Call) -> Range:
 
 @rule("index_add scatter_add")
 def _added_into(call: Call) -> Range:
-    """As many terms for one place as the index has along the dimension."""
+    """As many terms for one place as the index has along the dimension; that of `index_add` has only one."""
     index = call.args[2]
-    count = index.shape[call.args[1]] if index.dim() else 1
+    count = index.numel() if index.dim() < 2 else index.shape[call.args[1]]
     terms = times(call.range(3), range_of(call.kwargs.get("alpha", 1)))
     return add(call.range(0), union((0, 0), repeated(terms, count)))
 

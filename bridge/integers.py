@@ -14,7 +14,10 @@ import jax
 import numpy as np
 import torch
 
-from bridge import integer_arithmetic  # noqa: F401 (importing it fills the table of rules)
+from bridge import (
+    float_ranges,
+    integer_arithmetic,  # noqa: F401 (importing it fills the table of rules)
+)
 from bridge.errors import BridgeError
 from bridge.integer_ranges import INT32, Bounds, Range, is_known, is_wide, range_of, union
 from bridge.integer_rules import INDEX_ONLY, PICKS, PRODUCTS, RULES, Call, size_along
@@ -110,7 +113,8 @@ class Integers:
         results: list[Bounds | None] = []
         for i, out in enumerate(outs):
             if not isinstance(out, torch.Tensor) or out.dtype not in _TYPES:
-                results.append(None)
+                floating = isinstance(out, torch.Tensor) and out.dtype.is_floating_point and i == 0
+                results.append(float_ranges.bounds_of(_name(func), args, kwargs, out.dtype) if floating else None)
                 continue
             # `.int()` of 64 bits keeps the lower ones in PyTorch, too.
             as_64 = out.dtype == torch.int64 or (wide and schema_name(func) != "aten::_to_copy")
@@ -135,11 +139,13 @@ class Integers:
             both = union(range_of(target), range_of(source))
             wide = target.dtype == torch.int64 or (old is not None and old.wide)
             target._cell.storage.bounds = Bounds(both, wide, is_known(target) and is_known(source))
+        elif target.dtype.is_floating_point and target.dtype == source.dtype and not target._views:
+            target._cell.storage.bounds = source._cell.storage.bounds
 
     def _range(
         self, func: Any, args: tuple, kwargs: dict, inputs: list[BridgeTensor], out: torch.Tensor, index: int
     ) -> Range:
-        name = schema_name(func).removeprefix("aten::").strip("_")
+        name = _name(func)
         if name in PICKS:
             if index == 0 and name not in INDEX_ONLY:
                 return range_of(args[0])
@@ -155,6 +161,11 @@ class Integers:
         if name in PRODUCTS or all(map(is_known, inputs)):
             raise RangeError(low, high)
         return max(low, INT32[0]), min(high, INT32[1])
+
+
+def _name(func: Any) -> str:
+    """Without namespace, overload and underscores around it."""
+    return schema_name(func).removeprefix("aten::").strip("_")
 
 
 def _says_something(r: Range, inputs: list[BridgeTensor]) -> bool:

@@ -26,9 +26,9 @@ def subtract(x, y, alpha=1):
 def _scaled_sum(x, y, alpha):
     """`x + alpha * y`, with the product in the dtype of the sum, or in float32 where that is narrower."""
     dtype = jnp.result_type(x, y)
+    x, y, alpha = (converted(a, dtype) for a in (x, y, alpha))  # numbers, too: PyTorch rounds them first
     if jnp.issubdtype(dtype, jnp.inexact):
-        dtype = jnp.promote_types(dtype, jnp.float32)
-    x, y, alpha = (converted(a, dtype) for a in (x, y, alpha))
+        x, y, alpha = widened(x), widened(y), widened(jnp.asarray(alpha))
     return x + alpha * y
 
 
@@ -39,8 +39,30 @@ def multiply(x, y):
     return x * y
 
 
+@lowers(aten.addbmm.default)
+def add_batch_of_products(x, a, b, *, beta=1, alpha=1):
+    """The sum over the batch in float32 where the dtype is narrower."""
+    x, a, b = map(_wide_if_floating, (x, a, b))
+    return _scaled_and_added(x, jnp.einsum("bij,bjk->ik", a, b), beta, alpha)
+
+
+@lowers(aten.addr.default)
+def add_outer_product(x, a, b, *, beta=1, alpha=1):
+    x, a, b = map(_wide_if_floating, (x, a, b))
+    return _scaled_and_added(x, jnp.outer(a, b), beta, alpha)
+
+
+def _wide_if_floating(x):
+    return widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+def _scaled_and_added(x, product, beta, alpha):
+    """Where `beta` is 0, a nan in `x` does not count."""
+    return alpha * product if beta == 0 else beta * x + alpha * product
+
+
 def wide_beside_numbers(x, y):
     """An array in float32 beside a Python number, which PyTorch does not round to a narrow dtype before the result."""
-    if isinstance(x, float) and isinstance(y, jax.Array):
-        return x, widened(y)
-    return (widened(x), y) if isinstance(y, float) and isinstance(x, jax.Array) else (x, y)
+    if isinstance(x, (int, float)) and isinstance(y, jax.Array):
+        return x, _wide_if_floating(y)
+    return (_wide_if_floating(x), y) if isinstance(y, (int, float)) and isinstance(x, jax.Array) else (x, y)

@@ -118,10 +118,16 @@ def divide_and_round(x, y, *, rounding_mode=None):
     if rounding_mode is None:
         return divide(x, y)
     if jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):
+        x, y = wide_beside_numbers(x, y)
         return jnp.trunc(x / y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
     dtype = jnp.promote_types(jnp.result_type(x, y), jnp.uint8)
     x, y = jnp.broadcast_arrays(converted(x, dtype), converted(y, dtype))
     return jax.lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(x, y):
+    return divide_and_round(x, y, rounding_mode="floor")
 
 
 @with_derivatives(lambda t, out, x, y: t * (x / out), lambda t, out, x, y: t * (y / out))

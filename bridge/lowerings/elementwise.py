@@ -156,7 +156,7 @@ def _softshrink(x, lambd):
 
 @lowers(aten.softshrink.default)
 def softshrink(x, lambd=0.5):
-    return _softshrink(x, lambd)
+    return _softshrink(widened(x), lambd)
 
 
 @with_derivatives(lambda t, out, x: t * jnp.where(x <= -3, 0, jnp.where(x < 3, x / 3 + 0.5, 1)))
@@ -181,7 +181,7 @@ def entropy(x):
 
 @lowers(aten.leaky_relu.default)
 def leaky_relu(x, slope=0.01):
-    return jnp.where(x > 0, x, x * slope)
+    return jnp.where(x > 0, x, widened(x) * slope)
 
 
 @with_derivatives(lambda t, out, x: t * (-0.5 * out**3))

@@ -32,6 +32,12 @@ def hashed(m, ids):
     return F.embedding((ids * 2654435761) % 97, m.table)
 
 
+def written_after_clamp(table):
+    clamped = table.detach().clamp(0, 255)
+    clamped[0].mul_(1e6)
+    return clamped
+
+
 REFUSED = {
     "hash embedding": hashed,
     "hash by exclusive or": lambda m, ids: F.embedding((ids * 31) ^ (ids >> 3), m.table),
@@ -63,6 +69,9 @@ REFUSED = {
     "reduced by scattering": lambda m, ids: ids.new_zeros(2, 3).scatter_reduce(1, ids % 2, ids % 9 + 2**30, "sum"),
     "added in brackets": lambda m, ids: ids.new_zeros(9).index_put((ids % 2,), ids % 9 + 2**30, accumulate=True),
     "view written": lambda m, ids: (lambda x: (x[0].mul_(2**20), x[1] * 2**20))(ids % 5000),
+    "floats that were clamped and written": lambda m, ids: written_after_clamp(m.table).long() * 1000,
+    "floats with a lower limit alone": lambda m, ids: m.table.clamp(min=0).long() * 3,
+    "product of scaled floats": lambda m, ids: (m.table.clamp(0, 255) * 1000).long() ** 2,
     "product of what was summed": lambda m, ids: (ids % 1000).cumsum(-1) * 1_000_000,
 }
 
@@ -124,6 +133,13 @@ LET_THROUGH = {
     ),
     "places in experts": places_in_experts,
     "sums of unknown numbers, added": lambda m, ids: (ids * 1).index_add(0, ids[0, :1] % 2, ids[:1] + 1) + ids.sum(),
+    "added along columns": lambda m, ids: (ids % 9).index_add(1, ids[0] % 3, ids % 9) * 100,
+    "floats that were clamped": lambda m, ids: (
+        (m.table * 200).round().clamp(0, 255).long() ** 2 * 1000,
+        (m.table * 200).clamp_(0, 255).int() * 1000,
+        (m.table.sigmoid() * 255).round().long() * 5,
+        F.hardtanh(m.table, 0, 100).bfloat16().floor().long() * 1000,
+    ),
     "relative buckets": lambda m, ids: torch.where(ids < 4, ids.abs().clamp(max=9), torch.full_like(ids, 3)) * 32,
 }
 

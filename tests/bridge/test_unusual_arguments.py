@@ -1,5 +1,6 @@
 """Operations with arguments that few use, and results that carry names, against PyTorch eager."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -150,3 +151,61 @@ def test_an_integer_without_dimensions_beside_narrow_ones(function, dtype):
     for result, expected in zip(fn({}, {}, *(jnp.asarray(t.numpy()) for t in flat))[0], Pairs()(*flat), strict=True):
         assert str(result.dtype) == str(expected.dtype).removeprefix("torch.")
         np.testing.assert_allclose(result, expected.numpy(), rtol=1e-6)
+
+
+BITS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+NARROW = {
+    "plus a number": lambda x, y: (x + 0.1, x - 0.1, x + 1001),
+    "scaled sum": lambda x, y: (torch.add(x, y, alpha=0.3), torch.sub(x, 0.1, alpha=0.3), torch.rsub(x, y, alpha=0.3)),
+    "times a number": lambda x, y: (x * 1001, x * 0.3),
+    "quotient rounded down": lambda x, y: (x // 0.3, torch.div(x, 0.3, rounding_mode="floor")),
+    "slopes": lambda x, y: (F.leaky_relu(x, 0.1), F.softshrink(x, 0.1)),
+}
+
+
+@pytest.mark.parametrize("dtype", BITS, ids=str)
+@pytest.mark.parametrize("name", NARROW)
+def test_numbers_beside_narrow_floats_are_rounded_where_pytorch_does(name, dtype):
+    """Bit for bit."""
+    x, y = (torch.randn(32, 32, generator=torch.Generator().manual_seed(s)).to(dtype) * 3 for s in (1, 2))
+    fn = bridge.export(Pair(NARROW[name]))
+    results, _ = jax.jit(lambda *inputs: fn({}, {}, *inputs))(
+        *(jnp.asarray(t.float().numpy()).astype(str(dtype)[6:]) for t in (x, y))
+    )
+    for result, expected in zip(results, NARROW[name](x, y), strict=True):
+        np.testing.assert_array_equal(np.asarray(result, np.float32), expected.float().numpy())
+
+
+class Pair(Calls):
+    def forward(self, x, y):
+        return self.function(x, y)
+
+
+PRODUCTS = {
+    "addr": lambda x, y: torch.addr(x, x[0], y[0], alpha=0.7, beta=0.3),
+    "addbmm": lambda x, y: torch.addbmm(x, x.view(4, 32, 8), y.view(4, 8, 32), alpha=0.7, beta=0.3),
+    "baddbmm": lambda x, y: torch.baddbmm(x, x.view(4, 32, 8), y.view(4, 8, 32), alpha=0.7, beta=0.3),
+}
+
+
+@pytest.mark.parametrize("dtype", BITS, ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_scaled_products_of_narrow_floats_are_rounded_once(name, dtype):
+    """PyTorch rounds after each product of a batch."""
+    x, y = (torch.randn(32, 32, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
+    result, _ = bridge.export(Pair(PRODUCTS[name]))(
+        {}, {}, *(jnp.asarray(t.float().numpy()).astype(str(dtype)[6:]) for t in (x, y))
+    )
+    exact = PRODUCTS[name](x.double(), y.double()).numpy()
+    scale = np.maximum(np.abs(exact), 1)
+    assert np.max(np.abs(np.asarray(result, np.float64) - exact) / scale) < 1.01 * BITS[dtype]
+
+
+@pytest.mark.parametrize("name", ["addr", "addbmm"])
+def test_a_beta_of_zero_leaves_nan_out(name):
+    y = torch.ones(32, 32)
+    operands = (y[0], y[0]) if name == "addr" else (y.view(4, 32, 8), y.view(4, 8, 32))
+    module = Calls(lambda x: getattr(torch, name)(x, *operands, beta=0))
+    result, _ = bridge.export(module)({}, {}, jnp.full((32, 32), jnp.nan))
+    np.testing.assert_array_equal(np.asarray(result), module(y).numpy())

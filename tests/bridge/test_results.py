@@ -1,0 +1,55 @@
+"""Results that are no pytrees: refused, since the caller could not use the tensors in them."""
+
+import collections
+import functools
+import types
+
+import jax.numpy as jnp
+import pytest
+from eager import Call
+
+import bridge
+
+X = jnp.ones(3)
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Named(dict):
+    pass
+
+
+WRAPPED = {
+    "set": lambda x: {x * 2},
+    "frozenset": lambda x: frozenset({x * 2}),
+    "deque": lambda x: collections.deque([x * 2]),
+    "SimpleNamespace": lambda x: types.SimpleNamespace(y=x * 2),
+    "UserDict": lambda x: collections.UserDict(y=x * 2),
+    "Box": lambda x: Box([x * 2]),
+    "Slotted": lambda x: Slotted(x * 2),
+    "Named": lambda x: Named(y=x * 2),
+    "partial": lambda x: functools.partial(max, x * 2),
+    "function": lambda x: lambda: x,
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_refused(kind):
+    with pytest.raises(bridge.BridgeError, match=f"returns a tensor inside {kind}.*Remedy: return a tuple"):
+        bridge.export(Call(lambda x: [x, WRAPPED[kind](x)]))({}, {}, X)
+
+
+def test_objects_without_tensors_are_returned():
+    shapes = {"set": {1, 2}, "box": Box("text"), "deque": collections.deque([1])}
+    out, _ = bridge.export(Call(lambda x: (x, shapes)))({}, {}, X)
+    assert out[1]["set"] == {1, 2} and out[1]["box"].value == "text" and list(out[1]["deque"]) == [1]
