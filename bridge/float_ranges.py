@@ -72,7 +72,8 @@ def _arithmetic(name: str, args: tuple, kwargs: dict) -> Any:
         return (-size / least, size / least) if least and "rounding_mode" not in kwargs else None
     if not isinstance(alpha, (int, float)):
         return None
-    return add(a, times((alpha, alpha), b if name == "add" else negative(b)))
+    scale: Any = (alpha, alpha)
+    return add(a, times(scale, b if name == "add" else negative(b)))
 
 
 def _of(value: Any) -> Any:
