@@ -24,6 +24,8 @@ CASES = {
     **{key: [((X, 0.3, 2), {})] for key in (aten.add.Scalar, aten.sub.Scalar)},
     aten.mul.Tensor: [((X, Y), {}), ((X, 0.3), {})],
     aten.mul.Scalar: [((X, 0.3), {})],
+    aten.addr.default: [((numbers(3, 5), numbers(3), numbers(5)), {"beta": 0.5, "alpha": 2})],
+    aten.addbmm.default: [((numbers(3, 5), numbers(2, 3, 4), numbers(2, 4, 5)), {"beta": 0.5, "alpha": 2})],
     aten.addmm.default: [
         ((numbers(3), X, Y.T), {}),
         ((numbers(3, 3), X, Y.T), {"beta": 0.5, "alpha": 2}),
@@ -206,6 +208,8 @@ AT_SPECIAL_POINTS = {
 """`test_special_points.py` compares these at many points."""
 
 ELSEWHERE = {
+    aten.floor_divide.default,  # without a derivative: test_unusual_arguments.py
+    aten.floor_divide.Scalar,
     torch.ops.prims.copy_strided.default,
     aten.fake_quantize_per_channel_affine_cachemask.default,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
