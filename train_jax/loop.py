@@ -106,7 +106,7 @@ def _train(
         )
     timeline.switch("end")
     with clock.paused(state), timeline.doing("evaluation"):
-        evaluation = record.evaluate(total_steps, state, evaluator)
+        evaluation = record.evaluate(total_steps, training.placement.whole(state), evaluator)
         figures: dict[str, Any] = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
         figures |= {"summary": evaluation.summary}
         with timeline.doing("saving"):
@@ -178,7 +178,8 @@ def _steps(
         last, figures = step == steps.stop, {}
         if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
             with clock.paused(state), timeline.doing("evaluation"):
-                evaluation = record.evaluate(step, state, evaluator, limit=config.eval_examples, metrics_only=True)
+                whole = training.placement.whole(state)
+                evaluation = record.evaluate(step, whole, evaluator, limit=config.eval_examples, metrics_only=True)
                 figures = evaluation.metrics
         if saving.due(step, steps.stop, metrics):
             # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
@@ -194,9 +195,9 @@ def _steps(
 
 
 def _feed(training: Training, steps: range) -> Feed | OnDemand:
-    batches, devices = training.batches, training.devices
+    batches, devices, whole = training.batches, training.devices, training.placement.whole
     if training.task.needs_state:
-        return OnDemand(lambda number, state: devices.shard(batches.from_step(steps[number], state)))
+        return OnDemand(lambda number, state: devices.shard(batches.from_step(steps[number], whole(state))))
     ahead = training.config.compute.batches_ahead
     return Feed(lambda number: devices.shard(batches.from_step(steps[number])), len(steps), ahead)
 

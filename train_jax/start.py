@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +13,20 @@ import optax
 
 from train_jax.core.metrics import Groups, parameter_groups
 from train_jax.core.objective import Objective
+from train_jax.core.sharding import Replicated, Sharded
 from train_jax.core.state import TrainState, new_state
 from train_jax.core.step import StepOptions, TrainStep, make_train_step, several_steps
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer, trainable
+from train_jax.optim.chain import dense_optimizer, matrix_stacks, trainable
+from train_jax.optim.config import Optimizer
+from train_jax.plugins import is_plugin
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_objective
 from train_jax.run.restore import initial_weights
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
+from train_jax.runtime.placement import Placement, ReplicatedState, ShardedState
 from train_jax.runtime.programs import Programs
 from train_jax.runtime.timeline import Timeline
 from train_jax.tasks.task import Task, task_class
@@ -38,6 +43,8 @@ class Training:
     objective: Objective
     """The module at the last stage of its schedule."""
     optimizer: optax.GradientTransformation
+    placement: Placement
+    """Where the state is between two steps."""
 
     @property
     def groups(self) -> Groups:
@@ -82,7 +89,7 @@ class Training:
             device_count=self.devices.count,
             scales_loss=scales_loss(config),
             accumulation_steps=config.compute.accumulation_steps,
-            reduction=config.compute.reduction,
+            sharding=self.placement.sharding,
             overrides=self.task.overrides(objective.fn.module, self.total_steps),
         )
         return make_train_step(objective, self.optimizer, config.optim, options)
@@ -91,7 +98,8 @@ class Training:
         """Returns the step over all devices, with all optimizer steps of a dispatch; not yet compiled."""
         step = self.train_step(objective)
         dispatch = self.config.compute.steps_per_dispatch
-        return self.devices.parallel_train_step(step if dispatch == 1 else several_steps(step))
+        axes = self.placement.axes(jax.eval_shape(partial(self.initial_state, continues=True)))
+        return self.devices.parallel_train_step(step if dispatch == 1 else several_steps(step), axes)
 
     def programs(self, timeline: Timeline | None = None) -> Programs:
         """Returns the steps of all stages, which are compiled when they are needed."""
@@ -125,7 +133,24 @@ def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
     """Builds the module and the optimizer, without reading data. Raises `UserError` if the sizes do not fit."""
     total_steps = config.steps or epochs_to_steps(task.examples_per_epoch, config.epochs, config.global_batch_size)
     objective = build_objective(config, task, part_size(config, devices))
-    return Training(config, task, devices, total_steps, objective, dense_optimizer(config.optim, total_steps))
+    placement = _placement(config, objective, devices)
+    norm, labels = placement.sharding.norm, placement.sharding.muon_labels
+    optimizer = dense_optimizer(config.optim, total_steps, norm, labels)
+    return Training(config, task, devices, total_steps, objective, optimizer, placement)
+
+
+def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Placement:
+    if not config.compute.shard_optimizer:
+        return ReplicatedState(devices, Replicated(config.compute.reduction))
+    for rule in (config.optim.optimizer, *(group.optimizer or "" for group in config.optim.groups)):
+        if is_plugin(rule):
+            raise UserError(
+                f"compute.shard_optimizer cannot be used with the optimizer {rule}, which may need whole parameters; "
+                f"use one of {', '.join(get_args(Optimizer))}, or omit compute.shard_optimizer"
+            )
+    stacks = matrix_stacks(objective.params, config.optim)
+    trained = trainable(objective.params, config.optim)
+    return ShardedState(devices, Sharded(objective.params, trained, stacks, devices.count))
 
 
 def part_size(config: RunConfig, devices: Devices) -> int:

@@ -42,7 +42,11 @@ def train_and_save(config, devices, run_dir, out, *stops_at):
     config, devices = dataclasses.replace(config, run_dir=run_dir), Devices(int(devices))
     for step in stops_at:
         stop_at(int(step), config, devices)
-    figures = train(config, devices)
-    leaves = jax.tree_util.tree_leaves_with_path(restore(run_dir, whole_state=True).state)
+    save_last_state(config, train(config, devices), out)
+
+
+def save_last_state(config, figures, out):
+    """Writes the state of the last checkpoint, and the loss of the last evaluation."""
+    leaves = jax.tree_util.tree_leaves_with_path(restore(config.run_dir, whole_state=True).state)
     arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
     np.savez(out, **arrays, __loss=figures["loss"])

@@ -19,6 +19,17 @@ from train_jax.tasks.task import ConstantStage, TaskConfig
 VOCAB = 11
 
 
+def write_tokens(folder):
+    """The next token is a function of the last one, most of the time."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 256), ("test", 32)):
+        tokens = [rng.integers(11, size=count)]
+        for _ in range(12):
+            noise = rng.random(count) < 0.1
+            tokens.append(np.where(noise, rng.integers(11, size=count), (3 * tokens[-1] + 1) % 11))
+        np.save(folder / f"{split}.npy", np.stack(tokens, axis=1).astype(np.int32))
+
+
 class TokenModel(nn.Module):
     """Next-token logits from a gated sum of earlier embeddings."""
 
@@ -31,6 +42,21 @@ class TokenModel(nn.Module):
     def forward(self, tokens):
         x = self.embed(tokens)
         return self.head(torch.tanh(self.mix(x.cumsum(dim=1))))
+
+
+class DeepTokenModel(TokenModel):
+    """With ten hidden matrices of one shape, and one of another."""
+
+    def __init__(self, vocab_size: int, width: int = 16):
+        super().__init__(vocab_size, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(10))
+        self.wide = nn.Linear(width, 3 * width)
+
+    def forward(self, tokens):
+        x = torch.tanh(self.mix(self.embed(tokens).cumsum(dim=1)))
+        for layer in self.layers:
+            x = x + 0.1 * torch.tanh(layer(x))
+        return self.head(x + self.wide(x).unflatten(-1, (3, -1)).mean(dim=-2))
 
 
 class Logarithm(nn.Module):

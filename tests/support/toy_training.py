@@ -1,6 +1,8 @@
 """A script: runs the training step on eight virtual devices, with gradients given by the batch.
 
 python -m support.toy_training OUT.npz CASE …
+
+The state is saved in the shapes of the parameters, also in a case that begins with `sharded `.
 """
 
 import dataclasses
@@ -13,7 +15,7 @@ from torch import nn
 
 from models_torch.sparse_embedding import SparseEmbedding
 from support.torch_optimizers import SHAPES
-from train_jax.optim.config import OptimConfig
+from train_jax.optim.config import OptimConfig, ParameterGroup
 
 DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50
 BAD = 20
@@ -27,7 +29,21 @@ CASES = {
     "muon": dataclasses.replace(BASE, optimizer="muon"),
     "clipped": dataclasses.replace(BASE, clip_norm=0.5),
     "frozen": dataclasses.replace(BASE, freeze=".*"),
+    "frozen head": dataclasses.replace(BASE, freeze=".*lm_head.*"),
+    "groups": dataclasses.replace(
+        BASE,
+        optimizer="muon_2026",
+        cautious_decay=True,
+        clip_norm=0.5,
+        momentum_start=0.85,
+        momentum_warmup_steps=10,
+        groups=(ParameterGroup(".*embed.*", optimizer="adam_atan2"), ParameterGroup(".*head.*", optimizer="lion")),
+    ),
+    "muon_2025": dataclasses.replace(BASE, optimizer="muon_2025", ema_decay=0.0),
+    "without epsilon": dataclasses.replace(BASE, eps=0.0),
 }
+SHARDED = "sharded "
+CASES |= {SHARDED + case: config for case, config in CASES.items()}
 TABLE = "puzzle_emb.weights"
 
 
@@ -90,10 +106,12 @@ def main(out, *cases):
 
     import bridge
     from train_jax.core.objective import LossSums, Objective, sparse_tables
+    from train_jax.core.sharding import Replicated, Sharded
     from train_jax.core.state import new_state
     from train_jax.core.step import StepOptions, make_train_step
-    from train_jax.optim.chain import dense_optimizer, trainable
+    from train_jax.optim.chain import dense_optimizer, matrix_stacks, trainable
     from train_jax.runtime.devices import Devices
+    from train_jax.runtime.placement import ReplicatedState, ShardedState
     from train_jax.tasks.puzzles.halting import halting_histogram
 
     class ToyTask:
@@ -107,29 +125,39 @@ def main(out, *cases):
     devices = Devices(DEVICES)
     fn = bridge.export(Toy(BATCH // DEVICES))
     objective = Objective(fn, ToyTask(), sparse_tables(fn))
-    options = StepOptions(total_steps=STEPS, global_batch_size=BATCH, device_count=DEVICES)
     results, compiled = {}, []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
     )
     for case in cases:
         config = CASES[case]
-        optimizer = dense_optimizer(config, STEPS)
-        step = devices.parallel_train_step(make_train_step(objective, optimizer, config, options))
+        if case.startswith(SHARDED):
+            stacks, trained = matrix_stacks(objective.params, config), trainable(objective.params, config)
+            placement = ShardedState(devices, Sharded(objective.params, trained, stacks, DEVICES))
+        else:
+            placement = ReplicatedState(devices, Replicated())
+        sharding = placement.sharding
+        options = StepOptions(total_steps=STEPS, global_batch_size=BATCH, device_count=DEVICES, sharding=sharding)
+        optimizer = dense_optimizer(config, STEPS, sharding.norm, sharding.muon_labels)
         params, buffers = jax.tree.map(
             jnp.copy, (objective.params, objective.buffers)
         )  # copies, because the steps donate their state
-        state = devices.replicate(new_state(params, buffers, optimizer, trainable=trainable(params, config)))
+        state = new_state(
+            params, buffers, optimizer, trainable=trainable(params, config), keeps_ema=config.ema_decay > 0
+        )
+        step = make_train_step(objective, optimizer, config, options)
+        step = devices.parallel_train_step(step, placement.axes(state))
         first = devices.split_batch(next(batches()))
         carry = devices.shard(devices.parallel_map(objective.initial_carry)(state.params, state.buffers, first))
+        state = placement.place(state)
         key = devices.random_key(0)
         for number, batch in enumerate(batches()):
             if number == BAD and case != ALL_GOOD:
-                results |= named(f"{case}/before", state)
+                results |= named(f"{case}/before", placement.to_checkpoint(state))
                 state, carry, metrics = step(state, carry, devices.split_batch(with_nan(batch)), key)
-                results |= named(f"{case}/bad", (state, carry, metrics))
+                results |= named(f"{case}/bad", (placement.to_checkpoint(state), carry, metrics))
             state, carry, metrics = step(state, carry, devices.split_batch(batch), key)
-            results |= named(f"{case}/{number}", (state, carry, metrics))
+            results |= named(f"{case}/{number}", (placement.to_checkpoint(state), carry, metrics))
             if number == 0:
                 compiled.clear()
         results[f"{case}/compiled"] = np.asarray(len(compiled))

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from support.scripts import run_script
+from support.toy_language import write_tokens
 
 pytestmark = pytest.mark.slow
 RUNS = {"whole 1": (1,), "continued 1": (1, 10), "whole 8": (8,), "continued 8": (8, 10)}
@@ -26,17 +27,6 @@ def trained(made_once):
         return dict(np.load(folder / f"{name}.npz")), records
 
     return result
-
-
-def write_tokens(folder):
-    """The next token is a function of the last one, most of the time."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 256), ("test", 32)):
-        tokens = [rng.integers(11, size=count)]
-        for _ in range(12):
-            noise = rng.random(count) < 0.1
-            tokens.append(np.where(noise, rng.integers(11, size=count), (3 * tokens[-1] + 1) % 11))
-        np.save(folder / f"{split}.npy", np.stack(tokens, axis=1).astype(np.int32))
 
 
 @pytest.mark.parametrize("devices", [1, 8])

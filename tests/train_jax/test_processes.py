@@ -77,6 +77,23 @@ def test_two_processes_learn_the_same_as_one_device(tmp_path, data_dir, single_p
     assert read_goodput(RunFolder(run_dir)).seconds["compile"] > 0, "compiled at the first call"
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon_2026"])
+def test_two_processes_with_a_sharded_optimizer_learn_the_same_as_one_device(tmp_path, data_dir, runner, optimizer):
+    """A puzzle model with its table; then the same from the checkpoint in the middle."""
+    rule = f"optimizer={optimizer!r}"
+    train(tmp_path / "one", data_dir, 1, 1, rule)
+    sharded = (rule, "shard_optimizer=True", f"runner={runner!r}")
+    train(tmp_path / "two", data_dir, 2, 4, *sharded)
+    assert_same(tmp_path / "two", tmp_path / "one")
+    learned = dict(np.load(tmp_path / "two.npz"))
+    revert_to_step_ten(tmp_path / "two")
+    train(tmp_path / "two", data_dir, 2, 4, *sharded)
+    for name, array in np.load(tmp_path / "two.npz").items():
+        assert array.tobytes() == learned[name].tobytes(), name
+
+
 @pytest.mark.slow
 def test_a_run_continues_with_another_number_of_processes(tmp_path, data_dir, single_process_run):
     """From two processes of four devices to one of eight; two processes evaluate it."""

@@ -35,10 +35,9 @@ def parameter_groups(names: Iterable[str]) -> Groups:
     return {group: tuple(members) for group, members in groups.items()}
 
 
-def norms_by_group(arrays: Arrays, groups: Groups) -> Float[Array, "groups"]:
-    """Returns the global norm of each group; not finite if an entry is not, or if the squares overflow float32."""
-    squares = [sum(jnp.sum(jnp.square(arrays[name])) for name in names) for names in groups.values()]
-    return jnp.sqrt(jnp.array(squares, float))
+def norms_by_group(squares: Arrays, groups: Groups) -> Float[Array, "groups"]:
+    """Returns the norm of each group from the sums of squares of its parameters; not finite if one of them is not."""
+    return jnp.sqrt(jnp.array([sum(squares[name] for name in names) for names in groups.values()], float))
 
 
 def window_sums(steps: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:

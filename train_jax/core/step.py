@@ -15,7 +15,8 @@ from train_jax.core.gradients import compute_gradients
 from train_jax.core.guard import check_finite, where_tree
 from train_jax.core.metrics import Metrics, norms_by_group, parameter_groups
 from train_jax.core.objective import Batch, Objective
-from train_jax.core.reduction import AXIS, Reduction, sum_over_devices
+from train_jax.core.reduction import AXIS
+from train_jax.core.sharding import Replicated, Sharding
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
 from train_jax.optim.chain import trainable
@@ -38,8 +39,8 @@ class StepOptions:
     """Whether to scale the loss, which gradients in float16 need."""
     accumulation_steps: int = 1
     """Number of parts in which a replica processes its examples."""
-    reduction: Reduction = "flat"
-    """How gradients are summed over devices."""
+    sharding: Sharding = dataclasses.field(default_factory=Replicated)
+    """Where parameters, averages and optimizer state are."""
     overrides: Mapping[str, optax.Schedule] = dataclasses.field(default_factory=dict)
     """Schedules of numeric module attributes, by dotted path."""
 
@@ -59,6 +60,7 @@ def make_train_step(
     update = _make_update(optimizer, config, options.total_steps)
     dense_rate = learning_rate(config.lr, config, options.total_steps)
     groups = parameter_groups(trained)
+    sharding = options.sharding
     growth_steps = config.loss_scale_growth_steps if options.scales_loss else None
 
     def train_step(state: TrainState, carry: Any, batch: Batch, key: jax.Array) -> tuple[TrainState, Any, Metrics]:
@@ -71,10 +73,11 @@ def make_train_step(
             return bridge.ShardedKey(key, replica, replicas, options.global_batch_size // replicas)
 
         scale = state.guard.loss_scale if options.scales_loss else 1.0
+        whole = state._replace(params=sharding.whole(state.params))
         out = compute_gradients(
             objective,
-            state,
-            trainable(state.params, config),
+            whole,
+            trainable(whole.params, config),
             carry,
             batch,
             keys,
@@ -84,12 +87,12 @@ def make_train_step(
             overrides={name: schedule(state.step) for name, schedule in options.overrides.items()},
         )
         dense, rows = jax.tree.map(lambda g: g / scale, (out.dense, out.rows))
-        dense, sums, loss, weight = sum_over_devices((dense, out.metrics, out.loss, out.weight), options.reduction)
+        dense, (sums, loss, weight) = sharding.sum_gradients(dense, (out.metrics, out.loss, out.weight))
         if weight is not None:
             divisor = jnp.where(weight > 0, weight, 1)
             dense, rows = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), (dense, rows))
         sparse = _sum_sparse_gradients(objective, out.row_ids, rows)
-        grad_norm = norms_by_group(dense, groups)
+        grad_norm = norms_by_group(sharding.squares(dense), groups)
         sparse_grad_norm = jnp.asarray(optax.tree.norm([rows.sums for rows in sparse.values()]))
         check = check_finite(state.guard, loss, [grad_norm, sparse_grad_norm], growth_steps)
 
@@ -99,10 +102,10 @@ def make_train_step(
             "lr": dense_rate(state.step),
             "grad_norm": grad_norm,
             "sparse_grad_norm": sparse_grad_norm,
-            "update_norm": norms_by_group(updates, groups),
-            "param_norm": jnp.asarray(optax.tree.norm(after.params)),
+            "update_norm": norms_by_group(sharding.squares(updates), groups),
+            "param_norm": sharding.norm(after.params),
         }
-        reset = objective.initial_carry(state.params, state.buffers, batch)
+        reset = objective.initial_carry(whole.params, state.buffers, batch)
         return after._replace(guard=check.guard), where_tree(check.carry_good, out.carry, reset), metrics
 
     return train_step

@@ -1,8 +1,11 @@
 """The optimizer of the dense parameters as one Optax transformation, with parameter groups and frozen parameters."""
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
@@ -16,22 +19,29 @@ from train_jax.optim.schedule import learning_rate, momentum
 from train_jax.optim.weight_decay import decayed_weights
 from train_jax.plugins import is_plugin, load_plugin
 
+Norm = Callable[[Arrays], jax.Array]
+"""Returns the global norm of all parameters or gradients."""
+Labels = Callable[[Arrays], dict[str, str]]
+"""Returns `muon` or `adamw` for each parameter, as `muon_labels` does."""
 
-def dense_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
+
+def dense_optimizer(
+    config: OptimConfig, total_steps: int, norm: Norm = optax.tree.norm, labels: Labels = muon_labels
+) -> optax.GradientTransformation:
     """Returns clipping by the global norm, then, for each group, update rule, decoupled weight decay and learning rate.
+
+    `norm` and `labels` are those of a `Sharding`, by default for parameters that are whole.
 
     For every optimizer here, the weight decay is `lr * weight_decay * p` with the value of p before the step. PyTorch
     applies `p *= 1 - lr * weight_decay` first, which is equal up to rounding. Clipping omits the 1e-6 that
     `torch.nn.utils.clip_grad_norm_` adds to the norm.
     """
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    clip = _clip_by_norm(config.clip_norm, norm) if config.clip_norm else optax.identity()
     if not config.groups:
-        return optax.chain(clip, *_group_chain(config, total_steps))
+        return optax.chain(clip, *_group_chain(config, total_steps, labels))
     chains: dict[Hashable, optax.GradientTransformation] = {
-        _label(None): optax.chain(*_group_chain(config, total_steps))
+        label: optax.chain(*_group_chain(of_group, total_steps, labels)) for label, of_group in _by_label(config)
     }
-    for number, group in enumerate(config.groups):
-        chains[_label(number)] = optax.chain(*_group_chain(config.of_group(group), total_steps))
     return optax.chain(clip, optax.partition(chains, lambda params: group_labels(params, config)))
 
 
@@ -48,6 +58,25 @@ def group_labels(params: Arrays, config: OptimConfig) -> dict[str, str]:
                 f"not match; use one that matches names such as {', '.join(list(params)[:3])}, …"
             )
     return labels
+
+
+def matrix_stacks(params: Arrays, config: OptimConfig) -> list[list[str]]:
+    """Returns the trained matrices that a `muon` optimizer updates, those of one parameter group and shape together."""
+    params = trainable(params, config)
+    labels, configs = group_labels(params, config), dict(_by_label(config))
+    stacks: dict[Hashable, list[str]] = {}
+    for name, rule in muon_labels(params).items():
+        if rule == "muon" and configs[labels[name]].optimizer.startswith("muon"):
+            array = params[name]
+            stacks.setdefault((labels[name], array.shape, array.dtype), []).append(name)
+    return list(stacks.values())
+
+
+def _by_label(config: OptimConfig) -> Iterator[tuple[str, OptimConfig]]:
+    """Yields the label and the configuration of each parameter group."""
+    yield _label(None), config
+    for number, group in enumerate(config.groups):
+        yield _label(number), config.of_group(group)
 
 
 def _label(number: int | None) -> str:
@@ -70,17 +99,28 @@ def trainable(params: Arrays, config: OptimConfig) -> Arrays:
     return trained
 
 
-def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientTransformation, ...]:
-    by_shape = (scale_by_shape(),) if config.optimizer in ("muon_2025", "muon_2026") else ()
+def _clip_by_norm(largest: float, norm: Norm) -> optax.GradientTransformation:
+    """`optax.clip_by_global_norm` with the norm of parameters that may be sharded."""
+
+    def clip(updates: Any, _: Any = None) -> Any:
+        total = norm(updates)
+        fits = jnp.squeeze(total < largest)
+        return jax.tree.map(lambda u: jax.lax.select(fits, u, (u / total.astype(u.dtype)) * largest), updates)
+
+    return optax.stateless(clip)
+
+
+def _group_chain(config: OptimConfig, total_steps: int, labels: Labels) -> tuple[optax.GradientTransformation, ...]:
+    by_shape = (scale_by_shape(labels),) if config.optimizer in ("muon_2025", "muon_2026") else ()
     return (
-        update_rule(config, total_steps),
+        update_rule(config, total_steps, labels),
         decayed_weights(config, total_steps),
         *by_shape,
         optax.scale_by_learning_rate(learning_rate(config.lr, config, total_steps)),
     )
 
 
-def update_rule(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
+def update_rule(config: OptimConfig, total_steps: int, labels: Labels = muon_labels) -> optax.GradientTransformation:
     """Returns the update rule without weight decay and learning rate."""
     if is_plugin(config.optimizer):
         return load_plugin(config.optimizer, "optim.optimizer")(config)
@@ -88,7 +128,7 @@ def update_rule(config: OptimConfig, total_steps: int) -> optax.GradientTransfor
         # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the bias correction, as in PyTorch.
         adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)
         matrices = _scheduled(_matrix_rule, config.muon_momentum, config, total_steps)
-        return optax.partition({"muon": matrices, "adamw": adamw}, muon_labels)
+        return optax.partition({"muon": matrices, "adamw": adamw}, labels)
     return _scheduled(_elementwise_rule, config.beta1, config, total_steps)
 
 

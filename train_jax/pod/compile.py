@@ -76,7 +76,7 @@ def train_step_arguments(training: Training) -> tuple:
     steps = training.config.compute.steps_per_dispatch
     if steps > 1:
         shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
-    return state, carry, shares, _shape((2,), np.uint32)
+    return training.placement.shapes(state), carry, shares, _shape((2,), np.uint32)
 
 
 def memory_of(executable: Any) -> Memory:

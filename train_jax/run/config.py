@@ -51,6 +51,9 @@ class ComputeConfig:
     """Optimizer steps in one dispatch to the devices."""
     reduction: Reduction = "flat"
     """Sum of gradients over devices: one collective for all parameters, or one per parameter (large models)."""
+    shard_optimizer: bool = False
+    """Each device keeps and updates only a share of parameters, averages and optimizer state (large models). Gradients
+    are summed by reduce-scatter, parameters collected by all-gather."""
     remat: str = ""
     """Submodules whose activations are recomputed in the backward pass: `blocks` for the layers of the built-in models,
     or a regular expression for qualified names."""

@@ -52,7 +52,9 @@ class NanDebugger:
         """Raises `UserError` with the operation and the submodule if the step was skipped."""
         if bool(jax.device_get(metrics["skipped_steps"])):
             step = int(state.step)
-            raise UserError(f"step {step + 1} is not finite: {self._locate(jax.device_get(state))}")
+            raise UserError(
+                f"step {step + 1} is not finite: {self._locate(jax.device_get(self._training.placement.whole(state)))}"
+            )
 
     def _locate(self, state: TrainState) -> str:
         config, objective = self._training.config, self._training.objective

@@ -48,7 +48,7 @@ class Saving:
             self.first_step, self.damaged = resumed.step, resumed.damaged
             self.train_seconds = resumed.notes["train_seconds"]
             state, carry = resumed.state, devices.from_rows(resumed.carry, carry)
-        return devices.replicate(state), devices.shard(carry)
+        return self._training.placement.place(state), devices.shard(carry)
 
     def start(
         self, step: int, state: TrainState, carry: Any, clock: Stopwatch, figures: Mapping[str, float] | None = None
@@ -56,7 +56,8 @@ class Saving:
         """Saves in the background; `figures`: of an evaluation after the same step. Collective."""
         notes = {"train_seconds": clock.seconds, "data": self._training.task.fingerprint}
         value = figure_of_best(figures or {}, self._training.config.keep_best)
-        self._checkpoints.save(step, self._devices.to_global(state), self._devices.to_rows(carry), notes, value)
+        whole = self._training.placement.to_checkpoint(state)
+        self._checkpoints.save(step, whole, self._devices.to_rows(carry), notes, value)
         self._last = self._now()
 
     def due(self, step: int, last: int, until_ready: Any) -> bool:

@@ -1,7 +1,7 @@
 """The only file that uses `pmap` and `shard_map`: runs steps on the devices and places arrays on them.
 
-Replicated state has no device axis (`in_axes=None`); sharded arrays have a leading device axis. With several processes,
-each process runs this code for its own devices, and a step spans the devices of all processes.
+Replicated arrays have no device axis (`in_axes=None`); sharded arrays have a leading device axis. With several
+processes, each process runs this code for its own devices, and a step spans the devices of all processes.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Devices:
         """Number and kind of the devices, such as `8 x TPU v4`."""
         return f"{self.count} x {self.local[0].device_kind}"
 
+    @property
+    def positions(self) -> list[int]:
+        """The places of the devices of this process among all devices."""
+        return [self._all.index(device) for device in self.local]
+
     def local_batch_size(self, global_batch_size: int) -> int:
         """Returns the examples per device. Raises `UserError` if the batch does not divide over the devices."""
         check_divides(global_batch_size, self.count, "devices")
@@ -65,16 +70,17 @@ class Devices:
 
     # ---- functions over all devices
 
-    def parallel_train_step(self, step: TrainStep) -> Any:
+    def parallel_train_step(self, step: TrainStep, state_axes: Any = None) -> Any:
         """Maps `(state, carry, batch, key) -> (state, carry, metrics)` over all devices; donates state and carry.
 
-        `key` is the result of `random_key`.
+        `key` is the result of `random_key`. `state_axes`: the device axis of the state's arrays, 0 or None, as a prefix
+        of the state; by default all of it is replicated.
         """
 
         def with_key(state: Any, carry: Any, batch: Any, key_data: jax.Array) -> Any:
             return step(state, carry, batch, jax.random.wrap_key_data(key_data))
 
-        return self._parallel(with_key, (None, 0, 0, None), (None, 0, None), donate=(0, 1))
+        return self._parallel(with_key, (state_axes, 0, 0, None), (state_axes, 0, None), donate=(0, 1))
 
     def parallel_eval_step(self, step: Callable[..., Any]) -> Any:
         """Maps `(state, batch) -> (metrics, outputs)`: metrics are replicated, outputs have a device axis."""
@@ -87,6 +93,10 @@ class Devices:
         """
         return self._parallel(function, (None, None, 0), 0, donate=(2,) if donate else ())
 
+    def parallel_gather(self, function: Callable[[Any, Any], Any]) -> Any:
+        """Maps `function(a, b)` over the shards of both; the result is replicated."""
+        return self._parallel(function, (0, 0), None)
+
     def _parallel(self, function: Callable, ins: tuple, outs: Any, donate: tuple[int, ...] = ()) -> Any:
         if self._runner == "pmap":
             return jax.pmap(
@@ -94,12 +104,9 @@ class Devices:
             )
 
         def on_one_device(*args: Any) -> Any:
-            results = function(*(_drop_axis(a) if axis == 0 else a for a, axis in zip(args, ins, strict=True)))
-            if not isinstance(outs, tuple):
-                return _add_axis(results)
-            return tuple(_add_axis(r) if axis == 0 else r for r, axis in zip(results, outs, strict=True))
+            return _where_sharded(_add_axis, outs, function(*_where_sharded(_drop_axis, ins, args)))
 
-        specs = jax.tree.map(_spec, (ins, outs), is_leaf=lambda axis: axis is None)
+        specs = jax.tree.map(_spec, (ins, outs), is_leaf=_is_none)
         sharded = jax.shard_map(on_one_device, mesh=self._mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
         return jax.jit(sharded, donate_argnums=donate)
 
@@ -202,6 +209,19 @@ class Devices:
 
         return jax.tree.map(globally, tree)
 
+    def by_rows(self, function: Callable[[Any], Any], rows: Any) -> Any:
+        """Applies a function to an array of `to_rows` that spans several processes. Collective.
+
+        Its results are distributed over the devices by rows if these can be divided, otherwise replicated.
+        """
+
+        def sharding(x: Any) -> NamedSharding:
+            divides = x.ndim and x.shape[0] % self.count == 0
+            return NamedSharding(rows.sharding.mesh, _spec(0 if divides else None))
+
+        shardings = jax.tree.map(sharding, jax.eval_shape(function, rows))
+        return jax.block_until_ready(jax.jit(function, out_shardings=shardings)(rows))
+
     def from_rows(self, tree: Any, like: Any) -> Any:
         """This process's part of what `to_rows` returned, perhaps on other devices, in the shapes of `like`."""
         return jax.tree.map(lambda x, expected: self.to_host(x).reshape(expected.shape), tree, like)
@@ -209,6 +229,15 @@ class Devices:
 
 def _spec(axis: int | None) -> PartitionSpec:
     return PartitionSpec() if axis is None else PartitionSpec(AXIS)
+
+
+def _is_none(axis: Any) -> bool:
+    return axis is None
+
+
+def _where_sharded(change: Callable[[Any], Any], axes: Any, tree: Any) -> Any:
+    """Changes the parts of a tree whose axis is 0; `axes` is a prefix of it."""
+    return jax.tree.map(lambda axis, part: part if axis is None else change(part), axes, tree, is_leaf=_is_none)
 
 
 def _drop_axis(tree: Any) -> Any:

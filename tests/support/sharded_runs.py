@@ -1,0 +1,72 @@
+"""A script: trains the toy language model with the optimizer replicated or sharded, whole or stopped and continued.
+
+python -m support.sharded_runs DATA_DIR OUT_DIR
+
+Writes OUT_DIR/NAME.npz with the last state of each run of `RUNS`.
+"""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+from models_torch.outside import OutsideConfig
+from support.presets import with_fields
+from support.stopped_run import save_last_state, stop_at
+from support.toy_language import ToyConfig
+from train_jax.loop import train
+from train_jax.optim.config import OptimConfig, ParameterGroup
+from train_jax.run.config import RunConfig
+from train_jax.runtime.devices import Devices
+
+STOP = 10
+CONFIG = RunConfig(
+    data_dir="",
+    run_dir="",
+    task="support.toy_language:ToyLanguage",
+    task_config=ToyConfig(),
+    model="support.toy_language:DeepTokenModel",
+    arch=OutsideConfig(forward_dtype="float32"),
+    optim=OptimConfig(
+        optimizer="muon_2026",
+        lr=1e-2,
+        warmup_steps=5,
+        weight_decay=0.1,
+        ema_decay=0.9,
+        clip_norm=0.5,
+        groups=(ParameterGroup("model.(embed|head).*", optimizer="adamw", lr=3e-3),),
+    ),
+    steps=20,
+    global_batch_size=16,
+    eval_batch_size=16,
+    eval_every_steps=5,
+    checkpoint_every_steps=5,
+    log_every_steps=5,
+    wandb="disabled",
+)
+REPLICATED, SHARDED = {"shard_optimizer": False}, {"shard_optimizer": True}
+RUNS = {
+    "replicated": [(8, REPLICATED)],
+    "sharded": [(8, SHARDED)],
+    "in several parts": [(8, SHARDED | {"runner": "shard_map", "accumulation_steps": 2, "steps_per_dispatch": 5})],
+    "continued replicated": [(8, SHARDED), (1, REPLICATED)],
+    "continued sharded": [(1, REPLICATED), (4, SHARDED)],
+    "continued": [(8, SHARDED), (8, SHARDED)],
+}
+
+
+def main(data_dir, folder):
+    for name, legs in RUNS.items():
+        common = {"data_dir": data_dir, "run_dir": f"{folder}/{name}"}
+        for number, (devices, fields) in enumerate(legs, 1):
+            config = with_fields(CONFIG, common | fields)
+            on = Devices(devices, config.compute.runner)
+            if number < len(legs):
+                stop_at(STOP, config, on)
+        save_last_state(config, train(config, on), f"{folder}/{name}.npz")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

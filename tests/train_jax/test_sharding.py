@@ -1,0 +1,131 @@
+"""A sharded optimizer learns what a replicated one learns; see also `test_step.py`, beside PyTorch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.scripts import run_script
+from support.sharded_runs import RUNS
+from support.toy_language import write_tokens
+from support.toy_training import ALL_GOOD, BAD, BASE, CASES, SHARDED, STEPS
+
+from train_jax.core.sharding import Bucket, Sharded
+from train_jax.errors import UserError
+from train_jax.optim.chain import matrix_stacks
+from train_jax.optim.config import ParameterGroup
+from train_jax.run.presets import preset
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+
+PAIRS = ("adam_atan2", "lion", "clipped", "groups", "frozen head", "muon_2025")
+
+
+# ---- buckets
+
+
+@pytest.mark.parametrize(
+    ("shape", "stacked", "held"),
+    [
+        ((16, 3), False, (4, 3)),  # keeps its shape
+        ((6, 5), False, (8,)),  # flat, with two elements of padding
+        ((), False, (1,)),
+        ((2, 3), True, (2, 2, 3)),
+    ],
+)
+def test_a_bucket_holds_its_parameters_and_zeros(shape, stacked, held):
+    names = ("a", "b", "c", "d", "e") if stacked else ("a",)
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name in names}
+    bucket = Bucket(names, shape, stacked, devices=4)
+    joined = bucket.join(arrays)
+    assert joined.reshape(4, -1, *joined.shape[1:])[0].shape == held
+    assert np.abs(joined).sum() == pytest.approx(sum(np.abs(array).sum() for array in arrays.values()), rel=1e-6)
+    split = bucket.split(joined)
+    assert list(split) == list(names)
+    for name in names:
+        np.testing.assert_array_equal(split[name], arrays[name])
+
+
+def test_matrices_are_stacked_by_group_and_shape():
+    params = {f"layers.{n}.weight": np.zeros((4, 4), np.float32) for n in range(4)}
+    params |= {"embed.weight": np.zeros((4, 4)), "layers.0.bias": np.zeros(4), "wide.weight": np.zeros((4, 8))}
+    config = dataclasses.replace(
+        BASE,
+        optimizer="muon_2025",
+        freeze=r"layers\.3.*",
+        groups=(ParameterGroup(r"layers\.2\..*", lr=0.1), ParameterGroup("wide.*", optimizer="adamw")),
+    )
+    stacks = matrix_stacks(params, config)
+    assert stacks == [["layers.0.weight", "layers.1.weight"], ["layers.2.weight"]]
+    sharded = Sharded(params, params, stacks, devices=2)
+    assert set(sharded.buckets) == params.keys() - {"layers.1.weight"}
+    assert [key for key, bucket in sharded.buckets.items() if bucket.stacked] == ["layers.0.weight", "layers.2.weight"]
+
+
+def test_an_optimizer_of_the_user_is_refused(data_dir):
+    config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir))
+    config = dataclasses.replace(
+        config,
+        optim=dataclasses.replace(config.optim, optimizer="optax:adam"),
+        compute=dataclasses.replace(config.compute, shard_optimizer=True),
+    )
+    with pytest.raises(UserError, match="shard_optimizer cannot be used with the optimizer optax:adam"):
+        start(config, devices=Devices(1))
+
+
+# ---- steps with given gradients, on eight devices
+
+
+@pytest.fixture(scope="module")
+def results(made_once):
+    cases = [name for case in PAIRS for name in (case, SHARDED + case)]
+    folder = made_once("sharded_toy", lambda folder: run_script("toy_training", folder / "out.npz", *cases))
+    return dict(np.load(folder / "out.npz"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", PAIRS)
+def test_steps_equal_those_of_a_replicated_optimizer(results, case):
+    """State, carry and metrics at each of the steps, with a bad batch among them."""
+    assert CASES[SHARDED + case] is CASES[case]
+    replicated, sharded = (
+        {name.removeprefix(run + "/"): array for name, array in results.items() if name.startswith(run + "/")}
+        for run in (case, SHARDED + case)
+    )
+    assert replicated.keys() == sharded.keys() and f"{STEPS - 1}/2/param_norm" in replicated
+    for name, array in replicated.items():
+        np.testing.assert_allclose(sharded[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+    before = {name: array for name, array in sharded.items() if name.startswith("before/") and "guard" not in name}
+    assert case == ALL_GOOD or len(before) > 10
+    for name, array in before.items():
+        assert array.tobytes() == sharded[name.replace("before/", "bad/0/")].tobytes(), name
+    assert sharded[f"{BAD}/0/guard/skipped_steps"] == 1
+
+
+# ---- runs
+
+
+@pytest.fixture(scope="module")
+def runs(made_once):
+    def make(folder):
+        write_tokens(folder)
+        run_script("sharded_runs", folder, folder)
+
+    folder = made_once("sharded_runs", make)
+    return {name: dict(np.load(folder / f"{name}.npz")) for name in RUNS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "replicated"])
+def test_a_run_learns_the_same(runs, name):
+    """In parts, under `shard_map`, and continued from a checkpoint with or without the option, on 1, 4 or 8 devices."""
+    expected, learned = runs["replicated"], runs[name]
+    assert expected.keys() == learned.keys() and float(expected["__loss"]) < np.log(11)
+    for key, array in expected.items():
+        np.testing.assert_allclose(learned[key], array, rtol=0, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_continues_bit_for_bit(runs):
+    for key, array in runs["sharded"].items():
+        assert runs["continued"][key].tobytes() == array.tobytes(), key

@@ -1,0 +1,106 @@
+"""Moves the state of a run between the host and its devices, where it is replicated or sharded."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+import jax
+import numpy as np
+
+from train_jax.core.sharding import Bucket, Replicated, Sharded, Sharding
+from train_jax.core.state import Arrays, TrainState
+from train_jax.runtime.devices import Devices
+
+
+class Placement(Protocol):
+    """The place of the state between two steps."""
+
+    @property
+    def sharding(self) -> Sharding:
+        """What a training step does."""
+        ...
+
+    def axes(self, state: TrainState) -> Any:
+        """Returns the device axis of each array of a state, 0 or None, as a prefix of the state."""
+        ...
+
+    def shapes(self, state: TrainState) -> TrainState:
+        """Returns the shapes that the training step takes, for those of a whole state."""
+        ...
+
+    def place(self, state: TrainState) -> TrainState:
+        """Places a whole state on the devices."""
+        ...
+
+    def whole(self, state: TrainState) -> TrainState:
+        """Returns the state with whole parameters and averages on every device. Collective."""
+        ...
+
+    def to_checkpoint(self, state: TrainState) -> TrainState:
+        """Returns a copy in the shapes of the parameters, for `Checkpoints.save`. Collective."""
+        ...
+
+
+class ReplicatedState:
+    """Every device has the whole state."""
+
+    def __init__(self, devices: Devices, sharding: Replicated):
+        self._devices, self.sharding = devices, sharding
+
+    def axes(self, state: TrainState) -> Any:
+        return None
+
+    def shapes(self, state: TrainState) -> TrainState:
+        return state
+
+    def place(self, state: TrainState) -> TrainState:
+        return self._devices.replicate(state)
+
+    def whole(self, state: TrainState) -> TrainState:
+        return state
+
+    def to_checkpoint(self, state: TrainState) -> TrainState:
+        return self._devices.to_global(state)
+
+
+class ShardedState:
+    """Every device has a shard of parameters, averages and optimizer state, and all of the rest."""
+
+    def __init__(self, devices: Devices, sharding: Sharded):
+        self._devices, self.sharding = devices, sharding
+        self._gather = devices.parallel_gather(self._whole)
+
+    def _whole(self, params: Arrays, ema: Arrays) -> tuple[Arrays, Arrays]:
+        return self.sharding.whole(params), self.sharding.whole(ema)
+
+    def axes(self, state: TrainState) -> TrainState:
+        return self.sharding.axes(state)
+
+    def shapes(self, state: TrainState) -> TrainState:
+        return jax.eval_shape(self.sharding.shard, state)
+
+    def place(self, state: TrainState) -> TrainState:
+        def placed(axis: int | None, part: Any) -> Any:
+            if axis is None:
+                return self._devices.replicate(part)
+            return self._devices.shard(jax.tree.map(lambda x: x[self._devices.positions], part))
+
+        sharded = self.sharding.shard(jax.tree.map(np.asarray, state))
+        return jax.tree.map(placed, self.axes(state), sharded, is_leaf=lambda axis: axis is None)
+
+    def whole(self, state: TrainState) -> TrainState:
+        """Returns no optimizer state."""
+        jax.block_until_ready(state)  # virtual devices cannot run another collective beside the step
+        params, ema = jax.block_until_ready(self._gather(state.params, state.ema))
+        return state._replace(params=params, ema=ema, opt_state=())
+
+    def to_checkpoint(self, state: TrainState) -> TrainState:
+        def joined(node: Any) -> Any:
+            return self._devices.to_rows(node) if self.sharding.is_sharded(node) else self._devices.to_global(node)
+
+        def split(bucket: Bucket, rows: Any) -> Arrays:
+            return bucket.split(rows) if isinstance(rows, np.ndarray) else self._devices.by_rows(bucket.split, rows)
+
+        jax.block_until_ready(state)
+        rows = jax.tree.map(joined, state, is_leaf=self.sharding.is_sharded)
+        return self.sharding.unshard(cast(TrainState, rows), split)
