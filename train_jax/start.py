@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -17,12 +18,13 @@ from train_jax.core.sharding import Replicated, Sharded
 from train_jax.core.state import TrainState, new_state
 from train_jax.core.step import StepOptions, TrainStep, make_train_step, several_steps
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer, matrix_stacks, trainable
+from train_jax.optim.chain import dense_optimizer, matrices_alike, trainable
 from train_jax.optim.config import Optimizer
 from train_jax.plugins import is_plugin
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_objective
 from train_jax.run.restore import initial_weights
+from train_jax.runtime.backend import host_device
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
@@ -62,17 +64,18 @@ class Training:
         If `continues`, a checkpoint will replace the values, so `config.init_from` is not read. Otherwise raises
         `UserError` if the weights in `config.init_from` do not fit; `say` is called with what is changed in them.
         """
-        params, buffers = jax.tree.map(jnp.copy, (self.objective.params, self.objective.buffers))
-        state = new_state(
-            params,
-            buffers,
-            self.optimizer,
-            trainable=trainable(params, self.config.optim),
-            keeps_ema=self.config.optim.ema_decay > 0,
-            scales_loss=scales_loss(self.config),
-        )
-        source = "" if continues else self.config.init_from
-        return initial_weights(state, self.objective, source, say, self.config.init_only)
+        with _memory_of_whole_state(self.config):
+            params, buffers = jax.tree.map(jnp.copy, (self.objective.params, self.objective.buffers))
+            state = new_state(
+                params,
+                buffers,
+                self.optimizer,
+                trainable=trainable(params, self.config.optim),
+                keeps_ema=self.config.optim.ema_decay > 0,
+                scales_loss=scales_loss(self.config),
+            )
+            source = "" if continues else self.config.init_from
+            return initial_weights(state, self.objective, source, say, self.config.init_only)
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
         """Returns the initial carry with a device axis; `batch` is a result of `Devices.split_batch`."""
@@ -132,11 +135,16 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
 def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
     """Builds the module and the optimizer, without reading data. Raises `UserError` if the sizes do not fit."""
     total_steps = config.steps or epochs_to_steps(task.examples_per_epoch, config.epochs, config.global_batch_size)
-    objective = build_objective(config, task, part_size(config, devices))
+    with _memory_of_whole_state(config):
+        objective = build_objective(config, task, part_size(config, devices))
     placement = _placement(config, objective, devices)
-    norm, labels = placement.sharding.norm, placement.sharding.muon_labels
-    optimizer = dense_optimizer(config.optim, total_steps, norm, labels)
+    optimizer = dense_optimizer(config.optim, total_steps, placement.sharding.norm)
     return Training(config, task, devices, total_steps, objective, optimizer, placement)
+
+
+def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManager:
+    """Sets the default device for arrays of the whole state: that of the host if one device may not have the memory."""
+    return jax.default_device(host_device()) if config.compute.shard_optimizer else contextlib.nullcontext()
 
 
 def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Placement:
@@ -148,9 +156,9 @@ def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Pla
                 f"compute.shard_optimizer cannot be used with the optimizer {rule}, which may need whole parameters; "
                 f"use one of {', '.join(get_args(Optimizer))}, or omit compute.shard_optimizer"
             )
-    stacks = matrix_stacks(objective.params, config.optim)
-    trained = trainable(objective.params, config.optim)
-    return ShardedState(devices, Sharded(objective.params, trained, stacks, devices.count))
+    params, optim = objective.params, config.optim
+    sharding = Sharded(params, trainable(params, optim), matrices_alike(params, optim), devices.count)
+    return ShardedState(devices, sharding)
 
 
 def part_size(config: RunConfig, devices: Devices) -> int:

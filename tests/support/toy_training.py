@@ -29,6 +29,8 @@ CASES = {
     "muon": dataclasses.replace(BASE, optimizer="muon"),
     "clipped": dataclasses.replace(BASE, clip_norm=0.5),
     "frozen": dataclasses.replace(BASE, freeze=".*"),
+}
+NOT_IN_PYTORCH = {
     "frozen head": dataclasses.replace(BASE, freeze=".*lm_head.*"),
     "groups": dataclasses.replace(
         BASE,
@@ -43,7 +45,7 @@ CASES = {
     "without epsilon": dataclasses.replace(BASE, eps=0.0),
 }
 SHARDED = "sharded "
-CASES |= {SHARDED + case: config for case, config in CASES.items()}
+"""Before the name of a case: with parameters, averages and optimizer state sharded."""
 TABLE = "puzzle_emb.weights"
 
 
@@ -109,7 +111,7 @@ def main(out, *cases):
     from train_jax.core.sharding import Replicated, Sharded
     from train_jax.core.state import new_state
     from train_jax.core.step import StepOptions, make_train_step
-    from train_jax.optim.chain import dense_optimizer, matrix_stacks, trainable
+    from train_jax.optim.chain import dense_optimizer, matrices_alike, trainable
     from train_jax.runtime.devices import Devices
     from train_jax.runtime.placement import ReplicatedState, ShardedState
     from train_jax.tasks.puzzles.halting import halting_histogram
@@ -130,15 +132,15 @@ def main(out, *cases):
         lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
     )
     for case in cases:
-        config = CASES[case]
+        config = (CASES | NOT_IN_PYTORCH)[case.removeprefix(SHARDED)]
         if case.startswith(SHARDED):
-            stacks, trained = matrix_stacks(objective.params, config), trainable(objective.params, config)
-            placement = ShardedState(devices, Sharded(objective.params, trained, stacks, DEVICES))
+            alike, trained = matrices_alike(objective.params, config), trainable(objective.params, config)
+            placement = ShardedState(devices, Sharded(objective.params, trained, alike, DEVICES))
         else:
             placement = ReplicatedState(devices, Replicated())
         sharding = placement.sharding
         options = StepOptions(total_steps=STEPS, global_batch_size=BATCH, device_count=DEVICES, sharding=sharding)
-        optimizer = dense_optimizer(config, STEPS, sharding.norm, sharding.muon_labels)
+        optimizer = dense_optimizer(config, STEPS, sharding.norm)
         params, buffers = jax.tree.map(
             jnp.copy, (objective.params, objective.buffers)
         )  # copies, because the steps donate their state

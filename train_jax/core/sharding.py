@@ -22,7 +22,6 @@ import optax
 
 from train_jax.core.reduction import AXIS, Reduction, sum_over_devices
 from train_jax.core.state import Arrays, TrainState
-from train_jax.optim.muon import muon_labels
 
 
 class Sharding(Protocol):
@@ -42,10 +41,6 @@ class Sharding(Protocol):
 
     def norm(self, arrays: Arrays) -> jax.Array:
         """Returns the global norm, equal on all devices."""
-        ...
-
-    def muon_labels(self, arrays: Arrays) -> dict[str, str]:
-        """Returns the labels of `train_jax.optim.muon.muon_labels`."""
         ...
 
 
@@ -68,23 +63,19 @@ class Replicated:
     def norm(self, arrays: Arrays) -> jax.Array:
         return jnp.asarray(optax.tree.norm(arrays))
 
-    def muon_labels(self, arrays: Arrays) -> dict[str, str]:
-        return muon_labels(arrays)
-
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """An array that the devices share along its first axis: one parameter, or several matrices of one shape.
+    """An array that the devices share along its first axis: one parameter, or a matrix for each device.
 
-    A parameter keeps its shape if the number of devices divides its rows; otherwise it is flattened. Matrices that are
-    updated as wholes are stacked, so that a device has some of them. Zeros fill the array up to a multiple of the
-    number of devices.
+    A parameter keeps its shape if the number of devices divides its rows; otherwise it is flattened. Matrices of one
+    shape that an update needs whole are concatenated, one for each device. Zeros fill the array up.
     """
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
     """The shape of each parameter."""
-    stacked: bool
+    matrices: bool
     devices: int
 
     @property
@@ -94,53 +85,48 @@ class Bucket:
 
     @property
     def flat(self) -> bool:
-        return not self.stacked and (not self.shape or self.shape[0] % self.devices > 0)
-
-    @property
-    def length(self) -> int:
-        """The first axis without padding."""
-        return len(self.names) if self.stacked else math.prod(self.shape) if self.flat else self.shape[0]
-
-    @property
-    def padded_length(self) -> int:
-        return -(-self.length // self.devices) * self.devices
+        return not self.matrices and (not self.shape or self.shape[0] % self.devices > 0)
 
     def join(self, arrays: Arrays) -> Any:
-        """Returns the array `[padded_length, …]` of NumPy or JAX arrays by name, in the shapes of the parameters."""
+        """Returns `[devices * rows of a shard, …]` of NumPy or JAX arrays by name, in the shapes of the parameters."""
         first = arrays[self.key]
         xp = np if isinstance(first, np.ndarray) else jnp
-        array: Any = xp.stack([arrays[name] for name in self.names]) if self.stacked else first
+        array: Any = xp.concatenate([arrays[name] for name in self.names]) if self.matrices else first
         array = array.reshape(-1) if self.flat else array
-        padding = self.padded_length - self.length
+        rows = len(first) if self.matrices else -(-len(array) // self.devices)
+        padding = self.devices * rows - len(array)
         return xp.pad(array, [(0, padding), *[(0, 0)] * (array.ndim - 1)]) if padding else array
 
     def split(self, array: Any) -> Arrays:
-        """Returns the arrays by name of an array `[padded_length, …]`."""
-        if self.stacked:
-            return {name: array[number] for number, name in enumerate(self.names)}
-        return {self.key: array[: self.length].reshape(self.shape)}
+        """Returns the arrays by name of `[devices * rows of a shard, …]`."""
+        if self.matrices:
+            each = array.reshape(self.devices, -1, *array.shape[1:])
+            return {name: each[number] for number, name in enumerate(self.names)}
+        return {self.key: array[: math.prod(self.shape)].reshape(self.shape) if self.flat else array}
 
     def squares(self, shard: jax.Array) -> jax.Array:
-        """Returns the sums of squares of the parameters `[padded_length]`, or `[1]`, of which a device has a part."""
-        first = jax.lax.axis_index(AXIS) * len(shard)
-        if self.stacked:
-            sums = jnp.sum(jnp.square(shard), axis=tuple(range(1, shard.ndim)))
-            zeros = jnp.zeros(self.padded_length, sums.dtype)
-            return jax.lax.dynamic_update_slice(zeros, sums, (first,))
-        if self.padded_length > self.length:  # an update of the padding may be 0 / 0
-            shard = jnp.where(first + jnp.arange(len(shard)) < self.length, shard, 0)
-        return jnp.sum(jnp.square(shard))[None]
+        """Returns the part of a device in the sums of squares of the parameters, `[devices]` for matrices, or `[1]`."""
+        device = jax.lax.axis_index(AXIS)
+        if self.flat:  # an update of the padding may be 0 / 0
+            shard = jnp.where(device * len(shard) + jnp.arange(len(shard)) < math.prod(self.shape), shard, 0)
+        total = jnp.sum(jnp.square(shard))
+        return jnp.where(jnp.arange(self.devices) == device, total, 0) if self.matrices else total[None]
 
 
 class Sharded:
-    """Every device has a shard of each bucket, under the name of the bucket's first parameter."""
+    """Every device has a shard of each bucket, under the name of the bucket's first parameter.
 
-    def __init__(self, params: Arrays, trained: Arrays, stacks: Sequence[Sequence[str]], devices: int):
-        """`stacks` are the names of matrices of one shape that an update needs whole; they are among `trained`."""
-        self._matrices = {name for stack in stacks for name in stack}
-        keys = [*stacks, *((name,) for name in params if name not in self._matrices)]
+    So the name of a shard has the parameter group of all its parameters, and of the shards that a `muon` optimizer
+    updates, those of hidden matrices are the ones with two axes, as `muon_labels` expects.
+    """
+
+    def __init__(self, params: Arrays, trained: Arrays, alike: Sequence[Sequence[str]], devices: int):
+        """`alike`: lists of trained matrices of one shape that an update needs whole."""
+        matrices = [tuple(names[n : n + devices]) for names in alike for n in range(0, len(names), devices)]
+        others = params.keys() - {name for names in matrices for name in names}
+        keys = [*matrices, *((name,) for name in params if name in others)]
         self.buckets = {
-            names[0]: Bucket(tuple(names), params[names[0]].shape, number < len(stacks), devices)
+            names[0]: Bucket(names, params[names[0]].shape, number < len(matrices), devices)
             for number, names in enumerate(keys)
         }
         self._devices = devices
@@ -167,9 +153,6 @@ class Sharded:
 
     def norm(self, arrays: Arrays) -> jax.Array:
         return jnp.sqrt(jnp.sum(jnp.array(list(self.squares(arrays).values()), float)))
-
-    def muon_labels(self, arrays: Arrays) -> dict[str, str]:
-        return {name: "muon" if name in self._matrices else "adamw" for name in arrays}
 
     # ---- the state
 
@@ -198,7 +181,7 @@ class Sharded:
         return array.reshape(self._devices, -1, *array.shape[1:])
 
     def unshard(self, state: TrainState, split: Callable[[Bucket, Any], Arrays] = Bucket.split) -> TrainState:
-        """Returns the state in the shapes of the parameters; arrays of shards are joined, `[padded_length, …]`."""
+        """Returns the state in the shapes of the parameters; shards are joined, `[devices * rows of a shard, …]`."""
 
         def divide(node: Any) -> Any:
             if not self.is_sharded(node):

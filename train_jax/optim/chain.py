@@ -21,16 +21,14 @@ from train_jax.plugins import is_plugin, load_plugin
 
 Norm = Callable[[Arrays], jax.Array]
 """Returns the global norm of all parameters or gradients."""
-Labels = Callable[[Arrays], dict[str, str]]
-"""Returns `muon` or `adamw` for each parameter, as `muon_labels` does."""
 
 
 def dense_optimizer(
-    config: OptimConfig, total_steps: int, norm: Norm = optax.tree.norm, labels: Labels = muon_labels
+    config: OptimConfig, total_steps: int, norm: Norm = optax.tree.norm
 ) -> optax.GradientTransformation:
     """Returns clipping by the global norm, then, for each group, update rule, decoupled weight decay and learning rate.
 
-    `norm` and `labels` are those of a `Sharding`, by default for parameters that are whole.
+    `norm` is that of a `Sharding`, by default of parameters that are whole.
 
     For every optimizer here, the weight decay is `lr * weight_decay * p` with the value of p before the step. PyTorch
     applies `p *= 1 - lr * weight_decay` first, which is equal up to rounding. Clipping omits the 1e-6 that
@@ -38,9 +36,9 @@ def dense_optimizer(
     """
     clip = _clip_by_norm(config.clip_norm, norm) if config.clip_norm else optax.identity()
     if not config.groups:
-        return optax.chain(clip, *_group_chain(config, total_steps, labels))
+        return optax.chain(clip, *_group_chain(config, total_steps))
     chains: dict[Hashable, optax.GradientTransformation] = {
-        label: optax.chain(*_group_chain(of_group, total_steps, labels)) for label, of_group in _by_label(config)
+        label: optax.chain(*_group_chain(of_group, total_steps)) for label, of_group in _by_label(config)
     }
     return optax.chain(clip, optax.partition(chains, lambda params: group_labels(params, config)))
 
@@ -60,16 +58,16 @@ def group_labels(params: Arrays, config: OptimConfig) -> dict[str, str]:
     return labels
 
 
-def matrix_stacks(params: Arrays, config: OptimConfig) -> list[list[str]]:
-    """Returns the trained matrices that a `muon` optimizer updates, those of one parameter group and shape together."""
+def matrices_alike(params: Arrays, config: OptimConfig) -> list[list[str]]:
+    """Returns the trained matrices that a `muon` optimizer updates, in lists of one parameter group and shape."""
     params = trainable(params, config)
     labels, configs = group_labels(params, config), dict(_by_label(config))
-    stacks: dict[Hashable, list[str]] = {}
+    alike: dict[Hashable, list[str]] = {}
     for name, rule in muon_labels(params).items():
         if rule == "muon" and configs[labels[name]].optimizer.startswith("muon"):
             array = params[name]
-            stacks.setdefault((labels[name], array.shape, array.dtype), []).append(name)
-    return list(stacks.values())
+            alike.setdefault((labels[name], array.shape, array.dtype), []).append(name)
+    return list(alike.values())
 
 
 def _by_label(config: OptimConfig) -> Iterator[tuple[str, OptimConfig]]:
@@ -110,17 +108,17 @@ def _clip_by_norm(largest: float, norm: Norm) -> optax.GradientTransformation:
     return optax.stateless(clip)
 
 
-def _group_chain(config: OptimConfig, total_steps: int, labels: Labels) -> tuple[optax.GradientTransformation, ...]:
-    by_shape = (scale_by_shape(labels),) if config.optimizer in ("muon_2025", "muon_2026") else ()
+def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientTransformation, ...]:
+    by_shape = (scale_by_shape(),) if config.optimizer in ("muon_2025", "muon_2026") else ()
     return (
-        update_rule(config, total_steps, labels),
+        update_rule(config, total_steps),
         decayed_weights(config, total_steps),
         *by_shape,
         optax.scale_by_learning_rate(learning_rate(config.lr, config, total_steps)),
     )
 
 
-def update_rule(config: OptimConfig, total_steps: int, labels: Labels = muon_labels) -> optax.GradientTransformation:
+def update_rule(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
     """Returns the update rule without weight decay and learning rate."""
     if is_plugin(config.optimizer):
         return load_plugin(config.optimizer, "optim.optimizer")(config)
@@ -128,7 +126,7 @@ def update_rule(config: OptimConfig, total_steps: int, labels: Labels = muon_lab
         # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the bias correction, as in PyTorch.
         adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)
         matrices = _scheduled(_matrix_rule, config.muon_momentum, config, total_steps)
-        return optax.partition({"muon": matrices, "adamw": adamw}, labels)
+        return optax.partition({"muon": matrices, "adamw": adamw}, muon_labels)
     return _scheduled(_elementwise_rule, config.beta1, config, total_steps)
 
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,37 +27,25 @@ def scale_by_muon(momentum: ArrayLike, dtype: str) -> optax.GradientTransformati
       Liu et al., "Muon is Scalable for LLM Training", 2025, https://arxiv.org/abs/2502.16982
     """
 
-    def matched(matrix: Any) -> Matrix:
+    def matched(matrix: Any, _: Any) -> Matrix:
         x = orthogonalize(matrix.astype(dtype), MUON, lambda x: x / jnp.maximum(norm(x), 1e-7).astype(x.dtype))
         return 0.2 * math.sqrt(max(matrix.shape)) * x.astype(matrix.dtype)
 
     if not isinstance(momentum, float):
-        return optax.chain(nesterov_mean(momentum), on_matrices(matched))
-    return optax.chain(optax.trace(momentum, nesterov=True), optax.scale(1 - momentum), on_matrices(matched))
+        return optax.chain(nesterov_mean(momentum), optax.stateless_with_tree_map(matched))
+    return optax.chain(
+        optax.trace(momentum, nesterov=True), optax.scale(1 - momentum), optax.stateless_with_tree_map(matched)
+    )
 
 
 def scale_by_muon_2025(momentum: ArrayLike, dtype: str) -> optax.GradientTransformation:
     """Muon as in nanochat of November 2025: orthogonalized Nesterov momentum. `scale_by_shape` belongs to it."""
 
-    def update(matrix: Any) -> Matrix:
+    def update(matrix: Any, _: Any) -> Matrix:
         x = orthogonalize(matrix.astype(dtype), MUON, lambda x: x / (norm(x) + 1e-7).astype(x.dtype))
         return x.astype(matrix.dtype)
 
-    return optax.chain(nesterov_mean(momentum), on_matrices(update))
-
-
-def on_matrices(function: Callable[[Any], Array]) -> optax.GradientTransformation:
-    """Applies a function of a matrix to every update."""
-    return optax.stateless(lambda updates, _: jax.tree.map(each_matrix(function), updates))
-
-
-def each_matrix(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Maps a function of matrices `[rows, columns]` over arguments `[matrices, rows, columns]` if they are stacked."""
-
-    def mapped(*matrices: Any) -> Array:
-        return (function if matrices[0].ndim == 2 else jax.vmap(function))(*matrices)
-
-    return mapped
+    return optax.chain(nesterov_mean(momentum), optax.stateless_with_tree_map(update))
 
 
 def nesterov_mean(momentum: ArrayLike) -> optax.GradientTransformation:
@@ -79,17 +66,17 @@ def nesterov_mean(momentum: ArrayLike) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_shape(labels: Callable[[Arrays], dict[str, str]]) -> optax.GradientTransformation:
+def scale_by_shape() -> optax.GradientTransformation:
     """Multiplies the updates of matrices with more rows than columns by the root of the quotient.
 
     The published rule multiplies the learning rate by it, so it comes after the weight decay.
     """
 
-    def scaled(update: Any) -> Array:
+    def scaled(update: Any, _: Any) -> Array:
         rows, columns = update.shape
         return max(1.0, rows / columns) ** 0.5 * update
 
-    return optax.partition({"muon": on_matrices(scaled), "adamw": optax.identity()}, labels)
+    return optax.partition({"muon": optax.stateless_with_tree_map(scaled), "adamw": optax.identity()}, muon_labels)
 
 
 _EMBEDDING_OR_HEAD = re.compile(r"(^|\.)(\w*embed\w*|(\w+_)?emb|wte|wpe|(\w+_)?heads?)(\.|$)", re.IGNORECASE)

@@ -9,7 +9,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from train_jax.optim.muon import each_matrix, nesterov_mean, on_matrices
+from train_jax.optim.muon import nesterov_mean
 from train_jax.optim.newton_schulz import POLAR_EXPRESS, Matrix, norm, orthogonalize
 
 
@@ -24,7 +24,7 @@ def scale_by_muon_2026(momentum: ArrayLike, beta2: float, dtype: str) -> optax.G
       NorMuon, 2025, https://arxiv.org/abs/2510.05491
     """
 
-    def polar(matrix: Any) -> Matrix:
+    def polar(matrix: Any, _: Any) -> Matrix:
         x = orthogonalize(
             equal_row_norms(matrix.astype(dtype)),
             POLAR_EXPRESS,
@@ -33,7 +33,7 @@ def scale_by_muon_2026(momentum: ArrayLike, beta2: float, dtype: str) -> optax.G
         # The norm of a matrix whose singular values are all 1.
         return x * (math.sqrt(min(x.shape)) / jnp.maximum(norm(x), 1e-6)).astype(x.dtype)
 
-    return optax.chain(nesterov_mean(momentum), on_matrices(polar), scale_by_normuon(beta2))
+    return optax.chain(nesterov_mean(momentum), optax.stateless_with_tree_map(polar), scale_by_normuon(beta2))
 
 
 def equal_row_norms(matrix: Matrix) -> Matrix:
@@ -52,7 +52,6 @@ class ScaleByNorMuonState(NamedTuple):
 def scale_by_normuon(beta2: float) -> optax.GradientTransformation:
     """Divides each row, or each column of a wide matrix, by its running RMS, and keeps the norm of the matrix."""
 
-    @each_matrix
     def mean_square(matrix: Any) -> Float[Array, "rows columns"]:
         axis = 1 if matrix.shape[0] >= matrix.shape[1] else 0
         return jnp.mean(jnp.square(matrix.astype(jnp.float32)), axis=axis, keepdims=True)
@@ -60,7 +59,6 @@ def scale_by_normuon(beta2: float) -> optax.GradientTransformation:
     def init(params: optax.Params) -> ScaleByNorMuonState:
         return ScaleByNorMuonState(jax.tree.map(lambda p: jnp.zeros_like(mean_square(p), p.dtype), params))
 
-    @each_matrix
     def scaled(matrix: Any, nu: Any) -> Matrix:
         # All sums of squares are those of the matrix, divided by its number of columns, or rows of a wide one.
         squares = mean_square(matrix)

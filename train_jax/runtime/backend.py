@@ -88,6 +88,14 @@ def local_devices() -> list[Any]:
     return devices
 
 
+def host_device() -> Any | None:
+    """The CPU as a device of this process, whatever the platform; None if `jax_platforms` leaves it out."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
 def tpu_files() -> list[Path]:
     """The device files of TPU chips on this machine: /dev/accel0, or /dev/vfio/0 of newer ones."""
     return sorted(_DEVICE_FILES.glob("accel[0-9]*")) or sorted(_DEVICE_FILES.glob("vfio/[0-9]*"))

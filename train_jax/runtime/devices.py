@@ -45,6 +45,7 @@ class Devices:
         self.local = list(available[: count or None])
         self._runner = runner
         self._all = jax.devices() if jax.process_count() > 1 else self.local
+        self._by_rows: dict[Any, Any] = {}
         # Arrays of `pmap` are local to a process; arrays of `shard_map` span all processes.
         self._mesh = Mesh(np.array(self.local if runner == "pmap" else self._all), (AXIS,))
 
@@ -219,8 +220,11 @@ class Devices:
             divides = x.ndim and x.shape[0] % self.count == 0
             return NamedSharding(rows.sharding.mesh, _spec(0 if divides else None))
 
-        shardings = jax.tree.map(sharding, jax.eval_shape(function, rows))
-        return jax.block_until_ready(jax.jit(function, out_shardings=shardings)(rows))
+        known = (function, rows.shape, rows.dtype)
+        if known not in self._by_rows:
+            shardings = jax.tree.map(sharding, jax.eval_shape(function, rows))
+            self._by_rows[known] = jax.jit(function, out_shardings=shardings)
+        return jax.block_until_ready(self._by_rows[known](rows))
 
     def from_rows(self, tree: Any, like: Any) -> Any:
         """This process's part of what `to_rows` returned, perhaps on other devices, in the shapes of `like`."""
