@@ -1,8 +1,8 @@
 """A script: trains the toy language model with the optimizer replicated or sharded, whole or stopped and continued.
 
-python -m support.sharded_runs DATA_DIR OUT_DIR
+python -m support.sharded_runs DATA_DIR OUT_DIR NAME …
 
-Writes OUT_DIR/NAME.npz with the last state of each run of `RUNS`.
+Writes OUT_DIR/NAME.npz with the last state of each named run of `RUNS`.
 """
 
 import os
@@ -21,7 +21,7 @@ from train_jax.optim.config import OptimConfig, ParameterGroup
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
 
-STOP = 10
+STEPS = 5
 CONFIG = RunConfig(
     data_dir="",
     run_dir="",
@@ -47,24 +47,25 @@ CONFIG = RunConfig(
     wandb="disabled",
 )
 REPLICATED, SHARDED = {"shard_optimizer": False}, {"shard_optimizer": True}
+IN_PARTS = SHARDED | {"runner": "shard_map", "accumulation_steps": 2, "steps_per_dispatch": 5}
 RUNS = {
     "replicated": [(8, REPLICATED)],
+    "continued on others": [(8, IN_PARTS), (1, REPLICATED), (4, SHARDED)],
     "sharded": [(8, SHARDED)],
-    "in several parts": [(8, SHARDED | {"runner": "shard_map", "accumulation_steps": 2, "steps_per_dispatch": 5})],
-    "continued replicated": [(8, SHARDED), (1, REPLICATED)],
-    "continued sharded": [(1, REPLICATED), (4, SHARDED)],
     "continued": [(8, SHARDED), (8, SHARDED)],
 }
+"""Devices and fields of each part of a run; a part but the last is stopped after five steps."""
 
 
-def main(data_dir, folder):
-    for name, legs in RUNS.items():
+def main(data_dir, folder, *names):
+    for name in names:
+        parts = RUNS[name]
         common = {"data_dir": data_dir, "run_dir": f"{folder}/{name}"}
-        for number, (devices, fields) in enumerate(legs, 1):
+        for number, (devices, fields) in enumerate(parts, 1):
             config = with_fields(CONFIG, common | fields)
             on = Devices(devices, config.compute.runner)
-            if number < len(legs):
-                stop_at(STOP, config, on)
+            if number < len(parts):
+                stop_at(STEPS * number, config, on)
         save_last_state(config, train(config, on), f"{folder}/{name}.npz")
 
 

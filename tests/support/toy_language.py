@@ -45,11 +45,11 @@ class TokenModel(nn.Module):
 
 
 class DeepTokenModel(TokenModel):
-    """With ten hidden matrices of one shape, and one of another."""
+    """With six hidden matrices of one shape, and one of another."""
 
     def __init__(self, vocab_size: int, width: int = 16):
         super().__init__(vocab_size, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(10))
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(5))
         self.wide = nn.Linear(width, 3 * width)
 
     def forward(self, tokens):

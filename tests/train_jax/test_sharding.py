@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.markers import slow_or_campaign
 from support.scripts import run_script
-from support.sharded_runs import RUNS
 from support.toy_language import write_tokens
 from support.toy_training import BAD, BASE, SHARDED, STEPS
 
@@ -17,7 +17,7 @@ from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 
-PAIRS = ("adam_atan2", "lion", "clipped", "groups", "frozen head", "muon_2025", "without epsilon")
+OTHER_CASES = ("adam_atan2", "lion", "groups", "frozen head", "muon", "muon_2025", "without epsilon")
 
 
 # ---- buckets
@@ -77,17 +77,11 @@ def test_an_optimizer_of_the_user_is_refused(data_dir):
 # ---- steps with given gradients, on eight devices
 
 
-@pytest.fixture(scope="module")
-def results(made_once):
-    cases = [name for case in PAIRS for name in (case, SHARDED + case)]
-    folder = made_once("sharded_toy", lambda folder: run_script("toy_training", folder / "out.npz", *cases))
-    return dict(np.load(folder / "out.npz"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", PAIRS)
-def test_steps_equal_those_of_a_replicated_optimizer(results, case):
-    """State, carry and metrics at each of the steps, with a bad batch among them."""
+@pytest.mark.parametrize("case", slow_or_campaign(["clipped"], OTHER_CASES))
+def test_steps_equal_those_of_a_replicated_optimizer(tmp_path, case):
+    """State, carry and metrics at each of the steps, with a bad batch among them, which changes no bit."""
+    run_script("toy_training", tmp_path / "out.npz", case, SHARDED + case)
+    results = dict(np.load(tmp_path / "out.npz"))
     replicated, sharded = (
         {name.removeprefix(run + "/"): array for name, array in results.items() if name.startswith(run + "/")}
         for run in (case, SHARDED + case)
@@ -105,27 +99,28 @@ def test_steps_equal_those_of_a_replicated_optimizer(results, case):
 # ---- runs
 
 
-@pytest.fixture(scope="module")
-def runs(made_once):
-    def make(folder):
-        write_tokens(folder)
-        run_script("sharded_runs", folder, folder)
-
-    folder = made_once("sharded_runs", make)
-    return {name: dict(np.load(folder / f"{name}.npz")) for name in RUNS}
+def last_states(folder, *names):
+    write_tokens(folder)
+    run_script("sharded_runs", folder, folder, *names)
+    return [dict(np.load(folder / f"{name}.npz")) for name in names]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "replicated"])
-def test_a_run_learns_the_same(runs, name):
-    """In parts, under `shard_map`, and continued from a checkpoint with or without the option, on 1, 4 or 8 devices."""
-    expected, learned = runs["replicated"], runs[name]
+def assert_close(learned, expected):
     assert expected.keys() == learned.keys() and float(expected["__loss"]) < np.log(11)
-    for key, array in expected.items():
-        np.testing.assert_allclose(learned[key], array, rtol=0, atol=1e-5, err_msg=key)
+    for name, array in expected.items():
+        np.testing.assert_allclose(learned[name], array, rtol=0, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow
-def test_a_sharded_run_continues_bit_for_bit(runs):
-    for key, array in runs["sharded"].items():
-        assert runs["continued"][key].tobytes() == array.tobytes(), key
+def test_a_run_continues_with_and_without_the_option_on_other_devices(tmp_path):
+    """Sharded in parts under `shard_map` on eight devices, replicated on one, sharded under `pmap` on four."""
+    expected, learned = last_states(tmp_path, "replicated", "continued on others")
+    assert_close(learned, expected)
+
+
+@pytest.mark.campaign
+def test_a_sharded_run_continues_bit_for_bit(tmp_path):
+    expected, whole, continued = last_states(tmp_path, "replicated", "sharded", "continued")
+    assert_close(whole, expected)
+    for name, array in whole.items():
+        assert continued[name].tobytes() == array.tobytes(), name
