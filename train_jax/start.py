@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, get_args
 
 import jax
@@ -79,8 +78,11 @@ class Training:
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
         """Returns the initial carry with a device axis; `batch` is a result of `Devices.split_batch`."""
-        carry = self.devices.parallel_map(self.objective.initial_carry)
-        return carry(state.params, state.buffers, self.devices.shard(batch))
+        initial_carry = self.objective.initial_carry
+        one = jax.eval_shape(initial_carry, state.params, state.buffers, jax.tree.map(lambda x: x[0], batch))
+        if not jax.tree.leaves(one):
+            return one  # `pmap` with several processes refuses a function without results
+        return self.devices.parallel_map(initial_carry)(state.params, state.buffers, self.devices.shard(batch))
 
     def train_step(self, objective: Objective | None = None) -> TrainStep:
         """Returns the step of one device; `objective` is that of another stage."""
@@ -101,8 +103,8 @@ class Training:
         """Returns the step over all devices, with all optimizer steps of a dispatch; not yet compiled."""
         step = self.train_step(objective)
         dispatch = self.config.compute.steps_per_dispatch
-        axes = self.placement.axes(jax.eval_shape(partial(self.initial_state, continues=True)))
-        return self.devices.parallel_train_step(step if dispatch == 1 else several_steps(step), axes)
+        step = step if dispatch == 1 else several_steps(step)
+        return self.devices.parallel_train_step(step, self.placement.axes)
 
     def programs(self, timeline: Timeline | None = None) -> Programs:
         """Returns the steps of all stages, which are compiled when they are needed."""

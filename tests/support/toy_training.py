@@ -148,7 +148,7 @@ def main(out, *cases):
             params, buffers, optimizer, trainable=trainable(params, config), keeps_ema=config.ema_decay > 0
         )
         step = make_train_step(objective, optimizer, config, options)
-        step = devices.parallel_train_step(step, placement.axes(state))
+        step = devices.parallel_train_step(step, placement.axes)
         first = devices.split_batch(next(batches()))
         carry = devices.shard(devices.parallel_map(objective.initial_carry)(state.params, state.buffers, first))
         state = placement.place(state)

@@ -23,6 +23,9 @@ import optax
 from train_jax.core.reduction import AXIS, Reduction, sum_over_devices
 from train_jax.core.state import Arrays, TrainState
 
+STATE_AXES: Any = TrainState(step=None, params=0, ema=0, opt_state=0, buffers=None, guard=None)  # type: ignore
+"""The device axis of each field of a sharded state; `pmap` with several processes needs axes that can be hashed."""
+
 
 class Sharding(Protocol):
     """The methods that a training step calls. `Arrays` of parameters are those of the state on this device."""
@@ -160,19 +163,17 @@ class Sharded:
         """Returns whether a node of the state is a dict of parameters, of values by their names, or of shards."""
         return isinstance(node, dict) and bool(node) and node.keys() in self._dicts
 
-    def axes(self, state: TrainState) -> TrainState:
-        """Returns a prefix of the state: 0 for dicts of shards, which have a device axis, None for all else."""
-        return jax.tree.map(lambda node: 0 if self.is_sharded(node) else None, state, is_leaf=self.is_sharded)
-
     def shard(self, state: TrainState) -> TrainState:
-        """Returns a state whose arrays are in the shapes of the parameters as shards `[devices, …]`."""
+        """Returns a state whose arrays are in the shapes of the parameters with the device axes of `STATE_AXES`."""
 
         def join(node: Any) -> Any:
             if not self.is_sharded(node):
-                return node
+                return jnp.broadcast_to(node, (self._devices, *jnp.shape(node)))
             return {key: self._join(bucket, node) for key, bucket in self.buckets.items() if key in node}
 
-        return jax.tree.map(join, state, is_leaf=self.is_sharded)
+        part = (state.params, state.ema, state.opt_state)
+        params, ema, opt_state = jax.tree.map(join, part, is_leaf=self.is_sharded)
+        return state._replace(params=params, ema=ema, opt_state=opt_state)
 
     def _join(self, bucket: Bucket, arrays: Arrays) -> Any:
         if _is_masked(arrays[bucket.key]):

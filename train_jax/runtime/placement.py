@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 import jax
 import numpy as np
 
-from train_jax.core.sharding import Bucket, Replicated, Sharded, Sharding
+from train_jax.core.sharding import STATE_AXES, Bucket, Replicated, Sharded, Sharding
 from train_jax.core.state import Arrays, TrainState
 from train_jax.runtime.devices import Devices
 
@@ -20,8 +20,9 @@ class Placement(Protocol):
         """What a training step does."""
         ...
 
-    def axes(self, state: TrainState) -> Any:
-        """Returns the device axis of each array of a state, 0 or None, as a prefix of the state."""
+    @property
+    def axes(self) -> Any:
+        """The device axis of each array of the state, 0 or None, as a prefix of the state."""
         ...
 
     def shapes(self, state: TrainState) -> TrainState:
@@ -44,11 +45,10 @@ class Placement(Protocol):
 class ReplicatedState:
     """Every device has the whole state."""
 
+    axes = None
+
     def __init__(self, devices: Devices, sharding: Replicated):
         self._devices, self.sharding = devices, sharding
-
-    def axes(self, state: TrainState) -> Any:
-        return None
 
     def shapes(self, state: TrainState) -> TrainState:
         return state
@@ -66,15 +66,14 @@ class ReplicatedState:
 class ShardedState:
     """Every device has a shard of parameters, averages and optimizer state, and all of the rest."""
 
+    axes = STATE_AXES
+
     def __init__(self, devices: Devices, sharding: Sharded):
         self._devices, self.sharding = devices, sharding
         self._gather = devices.parallel_gather(self._whole)
 
     def _whole(self, params: Arrays, ema: Arrays) -> tuple[Arrays, Arrays]:
         return self.sharding.whole(params), self.sharding.whole(ema)
-
-    def axes(self, state: TrainState) -> TrainState:
-        return self.sharding.axes(state)
 
     def shapes(self, state: TrainState) -> TrainState:
         return jax.eval_shape(self.sharding.shard, state)
@@ -83,10 +82,10 @@ class ShardedState:
         def placed(axis: int | None, part: Any) -> Any:
             if axis is None:
                 return self._devices.replicate(part)
-            return self._devices.shard(jax.tree.map(lambda x: x[self._devices.positions], part))
+            return self._devices.shard(jax.tree.map(lambda x: np.asarray(x)[self._devices.positions], part))
 
         sharded = self.sharding.shard(jax.tree.map(np.asarray, state))
-        return jax.tree.map(placed, self.axes(state), sharded, is_leaf=lambda axis: axis is None)
+        return jax.tree.map(placed, self.axes, sharded, is_leaf=lambda axis: axis is None)
 
     def whole(self, state: TrainState) -> TrainState:
         """Returns no optimizer state."""
@@ -95,12 +94,19 @@ class ShardedState:
         return state._replace(params=params, ema=ema, opt_state=())
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
-        def joined(node: Any) -> Any:
-            return self._devices.to_rows(node) if self.sharding.is_sharded(node) else self._devices.to_global(node)
+        def joined(axis: int | None, part: Any) -> Any:
+            if axis is None:
+                return self._devices.to_global(part)
+            return jax.tree.map(rows_or_copy, part, is_leaf=self.sharding.is_sharded)
+
+        def rows_or_copy(node: Any) -> Any:
+            if self.sharding.is_sharded(node):
+                return self._devices.to_rows(node)
+            return self._devices.to_global(self._devices.replicate(np.asarray(node.addressable_shards[0].data)[0]))
 
         def split(bucket: Bucket, rows: Any) -> Arrays:
             return bucket.split(rows) if isinstance(rows, np.ndarray) else self._devices.by_rows(bucket.split, rows)
 
         jax.block_until_ready(state)
-        rows = jax.tree.map(joined, state, is_leaf=self.sharding.is_sharded)
+        rows = jax.tree.map(joined, self.axes, state, is_leaf=lambda axis: axis is None)
         return self.sharding.unshard(cast(TrainState, rows), split)
