@@ -19,7 +19,7 @@ def test_cached_logits_are_those_of_the_whole_sequence(n_kv_head):
 def test_several_tokens_are_inserted_at_once():
     module, idx = small_gpt(), torch.tensor([TOKENS])
     with torch.no_grad():
-        _, keys, values = CachedModel(module).prefill(idx[:, :5], 16)
+        _, (keys, values, _) = CachedModel(module).prefill(idx[:, :5], idx[:, 4:5], 16)
         cache = StaticCache(keys, values, torch.tensor(5))
         logits = [module(part, kv_cache=cache) for part in (idx[:, 5:9], idx[:, 9:])]
         torch.testing.assert_close(torch.cat(logits, dim=1), module(idx)[:, 5:], rtol=0, atol=1e-5)
