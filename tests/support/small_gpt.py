@@ -26,8 +26,8 @@ def small_gpt(name="gpt", *, seed=0, **sizes):
     config = registry.config_class(name)(**(fields | {"forward_dtype": "float32"} | sizes))
     module: Any = registry.build_model(name, config)
     with torch.no_grad():
-        for parameter in module.parameters():
-            if not parameter.any():
+        for weight, parameter in module.named_parameters():
+            if not parameter.any() or weight == "lm_head.weight":
                 parameter.normal_(std=0.1)
     return module
 
