@@ -1,0 +1,96 @@
+"""A script: trains the published language model of 2026 with its optimizer, and the exported one with that of a preset.
+
+NANOCHAT_DIR=/path/to/nanochat python -m support.published_training_2026 STEPS
+"""
+
+import dataclasses
+import math
+import os
+import sys
+
+os.environ["NANOCHAT_DTYPE"] = "float32"
+sys.path.insert(0, os.environ["NANOCHAT_DIR"])
+
+import jax
+import numpy as np
+import optax
+import torch
+
+import bridge
+from models_torch.gpt_2026 import GPT2026, GPT2026Config
+from support import nanochat_optimizers as reference
+from support.torch_optimizers import muon_in_float32
+from train_jax.optim.chain import dense_optimizer
+from train_jax.tasks.language.published_presets import optimizer_2026, scaling_parameters
+
+torch.compile = lambda *args, **_: args[0] if args else lambda function: function  # pyright: ignore
+from nanochat import gpt
+
+SIZES = {"vocab_size": 61, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32}
+ROWS, SEQ, WARMUP, MOMENTUM_WARMUP = 4, 140, 10, 15
+ARCH = GPT2026Config(seq_len=SEQ, forward_dtype="float32", **SIZES)
+
+
+def batches(steps):
+    """Sequences that repeat with a period of their own, so that there is something to learn."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        rows = [np.resize(rng.integers(61, size=rng.integers(3, 9)), SEQ + 1) for _ in range(ROWS)]
+        tokens = torch.tensor(np.stack(rows))
+        yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def published_losses(weights, steps, reference_parameters):
+    module = gpt.GPT(gpt.GPTConfig(sequence_len=SEQ, **SIZES))
+    module.load_state_dict(weights)
+    counts = module.num_scaling_params()
+    parameters = counts["transformer_matrices"] + counts["lm_head"]
+    assert parameters == scaling_parameters(ARCH)
+    scale = math.sqrt(ROWS * SEQ / 2**19)
+    decay = 0.28 * scale * reference_parameters / parameters
+    rates = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02}
+    optimizer = module.setup_optimizer(**{name: rate * scale for name, rate in rates.items()}, weight_decay=decay)
+    for step, (inputs, targets) in enumerate(batches(steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * reference.warmdown(step, WARMUP, 0.65, 0.05, steps)
+            if group["kind"] == "muon":
+                group["momentum"] = reference.momentum(step, 0.85, MOMENTUM_WARMUP, 0.97, 0.90, 0.65, steps)
+                group["weight_decay"] = decay * 0.5 * (1 + math.cos(math.pi * step / steps))
+        loss = module(inputs, targets)
+        loss.backward()
+        with muon_in_float32():
+            optimizer.step()
+        module.zero_grad()
+        yield loss.item()
+
+
+def our_losses(module, steps):
+    config = optimizer_2026(ARCH, ROWS * SEQ)
+    groups = (dataclasses.replace(config.groups[0], momentum_warmup_steps=MOMENTUM_WARMUP), *config.groups[1:])
+    config = dataclasses.replace(config, warmup_steps=WARMUP, groups=groups, newton_schulz_dtype="float32")
+    optimizer, fn = dense_optimizer(config, steps), bridge.export(module)
+    params, state = fn.params, optimizer.init(fn.params)
+
+    @jax.jit
+    def step(params, state, inputs, targets):
+        loss, gradients = jax.value_and_grad(lambda p: fn(p, fn.buffers, inputs, targets)[0])(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    for inputs, targets in batches(steps):
+        params, state, loss = step(params, state, inputs.numpy(), targets.numpy())
+        yield float(loss)
+
+
+if __name__ == "__main__":
+    steps = int(sys.argv[1])
+    torch.manual_seed(0)
+    ours = GPT2026(ARCH)
+    reference_arch = dataclasses.replace(ARCH, n_layer=12, n_embd=768, n_head=6, n_kv_head=6)
+    theirs = published_losses(ours.state_dict(), steps, scaling_parameters(reference_arch))
+    differences, losses = [], []
+    for mine, published in zip(our_losses(ours, steps), theirs, strict=True):
+        differences.append(abs(mine - published))
+        losses.append(published)
+    print(f"losses from {losses[0]:.3f} to {losses[-1]:.3f} in {steps} steps, largest difference {max(differences):.1e}")
+    assert max(differences) <= 1e-5, differences
