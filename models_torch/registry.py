@@ -80,9 +80,7 @@ LANGUAGE_MODELS = {
     "gpt_2026": LanguageModel(
         GPT2026Config,
         GPT2026,
-        GPT2026Config(
-            seq_len=16, vocab_size=61, n_layer=3, n_head=4, n_kv_head=2, n_embd=64, forward_dtype="float32"
-        ),
+        GPT2026Config(seq_len=16, vocab_size=61, n_layer=3, n_head=4, n_kv_head=2, n_embd=64, forward_dtype="float32"),
     ),
 }
 

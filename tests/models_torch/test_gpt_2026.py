@@ -6,13 +6,12 @@
 import copy
 import dataclasses
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from support.markers import slow_unless
+from support.scripts import run_script
 from support.small_gpt import cached_logits, small_gpt, uncached_logits
 
 import bridge
@@ -111,7 +110,10 @@ def test_initialization():
     assert module.resid_lambdas.tolist() == pytest.approx([1.15, 1.10, 1.05])
     assert module.x0_lambdas.tolist() == pytest.approx([0.20, 0.125, 0.05])
     zero = [name for name, p in module.named_parameters() if not p.any()]
-    assert zero == ["smear_lambda", *(f"transformer.h.{n}.{m}.c_proj.weight" for n in range(3) for m in ("attn", "mlp"))]
+    assert zero == [
+        "smear_lambda",
+        *(f"transformer.h.{n}.{m}.c_proj.weight" for n in range(3) for m in ("attn", "mlp")),
+    ]
     assert module.transformer["wte"].weight.std().item() == pytest.approx(0.8, abs=0.05)
     assert module.transformer["h"][0].attn.c_q.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
 
@@ -174,13 +176,22 @@ def bfloat16_distances(wide, narrow):
 # ---- beside the published module
 
 
-@pytest.mark.skipif(
+published = pytest.mark.skipif(
     not (Path(os.environ.get("NANOCHAT_DIR", "")) / "nanochat/flash_attention.py").is_file(),
     reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4",
 )
+"""Each in a process of its own, because the dtype of the published module is that of its import."""
+
+
+@published
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_as_published(dtype):
-    """In a process of its own, because the dtype of the published module is that of its import."""
-    environment = os.environ | {"NANOCHAT_DTYPE": dtype}
-    command = [sys.executable, "-m", "support.published_gpt_2026"]
-    subprocess.run(command, env=environment, check=True)
+def test_as_published(dtype, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_DTYPE", dtype)
+    print(run_script("published_gpt_2026"))
+
+
+@published
+@pytest.mark.slow
+def test_training_as_published():
+    """The optimizer of the presets beside the published one."""
+    print(run_script("published_training_2026", 60))

@@ -92,5 +92,7 @@ if __name__ == "__main__":
     for mine, published in zip(our_losses(ours, steps), theirs, strict=True):
         differences.append(abs(mine - published))
         losses.append(published)
-    print(f"losses from {losses[0]:.3f} to {losses[-1]:.3f} in {steps} steps, largest difference {max(differences):.1e}")
+    print(
+        f"losses from {losses[0]:.3f} to {losses[-1]:.3f} in {steps} steps, largest difference {max(differences):.1e}"
+    )
     assert max(differences) <= 1e-5, differences

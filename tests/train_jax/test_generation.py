@@ -131,9 +131,7 @@ def test_greedy_tokens_of_a_larger_model(name, n_kv_head, monkeypatch, capsys):
         print(f"\nties without and with a cache: {np.sum(ties, axis=0).tolist()} of {32 * 128} tokens")
 
 
-@pytest.mark.skipif(
-    NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d or at 92d63d4"
-)
+@pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d or at 92d63d4")
 @pytest.mark.parametrize("n_kv_head", slow_or_campaign([3], [1]))
 def test_greedy_tokens_of_the_published_module(n_kv_head, capsys):
     """Unchanged, 32 prompts of 1 to 200 tokens, 128 tokens after each."""

@@ -81,7 +81,7 @@ def main(config: Generate) -> None:
         max_tokens=config.max_tokens,
         batch_size=config.batch_size,
         devices=devices.count,
-        positions=module.max_positions,
+        positions=_positions(run.config.model, module),
     )
     generator = Generator(
         module,
@@ -97,6 +97,14 @@ def main(config: Generate) -> None:
         _print_stream(generator, prompts, tokenizer)
     else:
         _print_samples(config, generator, prompts, tokenizer)
+
+
+def _positions(name: str, module: Any) -> int:
+    """Returns the positions of a model. Raises `UserError` for one without the cache protocol of nanochat."""
+    tables = getattr(module, "cos", None)
+    if tables is None or not hasattr(getattr(module, "config", None), "n_kv_head"):
+        raise UserError(f"--model {name} has no cache that trm generate knows; use a model with that of nanochat")
+    return tables.shape[1]
 
 
 def _print_stream(generator: Generator, prompts: Prompts, tokenizer: Tokenizer) -> None:

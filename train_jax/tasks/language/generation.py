@@ -23,7 +23,6 @@ from train_jax.core.state import Arrays
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.sampling import Sampling, choose_token, stream_key
 
-
 # The published modules of 2026 call it; without FlashAttention, it asks a tensor for the position.
 bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kvcache", attention_with_cache)
 
