@@ -3,27 +3,20 @@
 NANOCHAT_DIR=/path/to/nanochat python -m support.published_generation N_KV_HEAD
 """
 
-import os
 import sys
-from pathlib import Path
-
-os.environ["NANOCHAT_DTYPE"] = "float32"
-sys.path.insert(0, os.environ["NANOCHAT_DIR"])
 
 import numpy as np
-import torch
 
+from support.published_gpt import published_gpt
 from support.small_gpt import generator_of, greedy_ties, rows_of, small_gpt
 from train_jax.runtime.devices import Devices
-
-torch.compile = lambda *args, **_: args[0] if args else lambda function: function  # pyright: ignore
-from nanochat import gpt
 
 SIZES = {"vocab_size": 1024, "n_layer": 3, "n_head": 3, "n_embd": 192}
 NEW = 128
 
 if __name__ == "__main__":
-    name = "gpt_2026" if (Path(os.environ["NANOCHAT_DIR"]) / "nanochat/flash_attention.py").is_file() else "gpt"
+    gpt = published_gpt()
+    name = "gpt_2026" if hasattr(gpt, "flash_attn") else "gpt"
     heads = int(sys.argv[1])
     module = gpt.GPT(gpt.GPTConfig(sequence_len=256, n_kv_head=heads, **SIZES))
     module.load_state_dict(small_gpt(name, seq_len=256, n_kv_head=heads, **SIZES).state_dict())

@@ -4,27 +4,23 @@ NANOCHAT_DIR=/path/to/nanochat NANOCHAT_DTYPE=bfloat16 python -m support.publish
 """
 
 import os
-import sys
 
 import torch
 
-sys.path.insert(0, os.environ["NANOCHAT_DIR"])
-
 import bridge
 from models_torch.gpt_2026 import GPT2026
+from support.published_gpt import published_gpt
 from support.small_gpt import small_gpt
 
 DTYPE = os.environ["NANOCHAT_DTYPE"]
 SIZES = {"vocab_size": 61, "n_layer": 5, "n_head": 4, "n_embd": 64}
 
 
-def published(config=None, *, n_kv_head=2, seq_len=200):
-    """The published module; torch.compile does not work in a process that has imported torchax."""
-    torch.compile = lambda *args, **_: args[0] if args else lambda function: function  # pyright: ignore
-    from nanochat import gpt
+GPT = published_gpt(DTYPE)
 
-    fields = SIZES | {"n_kv_head": n_kv_head, "sequence_len": seq_len}
-    return gpt.GPT(config or gpt.GPTConfig(**fields))
+
+def published(n_kv_head=2):
+    return GPT.GPT(GPT.GPTConfig(sequence_len=200, n_kv_head=n_kv_head, **SIZES))
 
 
 def check_initialization():

@@ -5,11 +5,7 @@ NANOCHAT_DIR=/path/to/nanochat python -m support.published_training_2026 STEPS
 
 import dataclasses
 import math
-import os
 import sys
-
-os.environ["NANOCHAT_DTYPE"] = "float32"
-sys.path.insert(0, os.environ["NANOCHAT_DIR"])
 
 import jax
 import numpy as np
@@ -19,12 +15,10 @@ import torch
 import bridge
 from models_torch.gpt_2026 import GPT2026, GPT2026Config
 from support import nanochat_optimizers as reference
+from support.published_gpt import published_gpt
 from support.torch_optimizers import muon_in_float32
 from train_jax.optim.chain import dense_optimizer
 from train_jax.tasks.language.published_presets import optimizer_2026, scaling_parameters
-
-torch.compile = lambda *args, **_: args[0] if args else lambda function: function  # pyright: ignore
-from nanochat import gpt
 
 SIZES = {"vocab_size": 61, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32}
 ROWS, SEQ, WARMUP, MOMENTUM_WARMUP = 4, 140, 10, 15
@@ -41,6 +35,7 @@ def batches(steps):
 
 
 def published_losses(weights, steps, reference_parameters):
+    gpt = published_gpt()
     module = gpt.GPT(gpt.GPTConfig(sequence_len=SEQ, **SIZES))
     module.load_state_dict(weights)
     counts = module.num_scaling_params()
