@@ -110,10 +110,8 @@ def test_initialization():
     assert module.resid_lambdas.tolist() == pytest.approx([1.15, 1.10, 1.05])
     assert module.x0_lambdas.tolist() == pytest.approx([0.20, 0.125, 0.05])
     zero = [name for name, p in module.named_parameters() if not p.any()]
-    assert zero == [
-        "smear_lambda",
-        *(f"transformer.h.{n}.{m}.c_proj.weight" for n in range(3) for m in ("attn", "mlp")),
-    ]
+    last_of_branches = [f"transformer.h.{n}.{branch}.c_proj.weight" for n in range(3) for branch in ("attn", "mlp")]
+    assert zero == ["smear_lambda", *last_of_branches]
     assert module.transformer["wte"].weight.std().item() == pytest.approx(0.8, abs=0.05)
     assert module.transformer["h"][0].attn.c_q.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
 

@@ -25,10 +25,8 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 PROGRAMS = ("jit(_fun)", "jit(on_one_device)")
 """The names of `Devices.parallel_map`'s programs, by pmap and shard_map; tracing also converts constants."""
-module, rows = (
-    small_gpt(sys.argv[1]),
-    [dataclasses.replace(row, sample=3) for row in rows_of([1, 9, 4, 12, 2, 7, 12, 5])],
-)
+module = small_gpt(sys.argv[1])
+rows = [dataclasses.replace(row, sample=3) for row in rows_of([1, 9, 4, 12, 2, 7, 12, 5])]
 results = {}
 
 
