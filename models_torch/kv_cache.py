@@ -25,16 +25,27 @@ class Buffers(NamedTuple):
     """The embedding of the last token, if the model keeps it."""
 
 
+def positions_of(model: nn.Module) -> int:
+    """Returns the positions of a model: `max_positions`, or the length of its rotary table `cos`.
+
+    Raises ValueError for a model without either, which does not have the caches here.
+    """
+    if hasattr(model, "max_positions"):
+        return int(model.max_positions)  # pyright: ignore[reportArgumentType]
+    if not isinstance(tables := getattr(model, "cos", None), Tensor):
+        raise ValueError(f"{type(model).__name__} has no cache of keys and values; use a model with that of nanochat")
+    return tables.shape[1]
+
+
 @dataclass
 class PromptCache:
     """An empty cache, for one call: the keys and values that it is given, by layer."""
 
-    config: Any
-    """The configuration of the model, for the sizes of buffers that the model asks for."""
+    model: Any
+    """The model of the call, which has the sizes and the dtype of buffers that it asks for."""
     cache_seqlens: Int[Tensor, " batch"]
     """Zeros."""
     seq: int
-    dtype: torch.dtype
     prev_embedding: Tensor | None = None
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     axis: int = 2
@@ -42,7 +53,7 @@ class PromptCache:
 
     @property
     def n_layers(self) -> int:
-        return self.config.n_layer
+        return self.model.config.n_layer
 
     def get_pos(self) -> int:
         """Returns 0."""
@@ -56,9 +67,9 @@ class PromptCache:
     def get_layer_cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns buffers (batch, tokens, heads, head_dim) with room for the tokens of the call."""
         self.axis = 1
-        config, batch = self.config, self.cache_seqlens.shape[0]
-        shape = batch, self.seq, config.n_kv_head, config.n_embd // config.n_head
-        self.layers[layer] = torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
+        config, tables = self.model.config, self.model.cos
+        shape = self.cache_seqlens.shape[0], self.seq, config.n_kv_head, config.n_embd // config.n_head
+        self.layers[layer] = tables.new_zeros(shape), tables.new_zeros(shape)
         return self.layers[layer]
 
     def advance(self, num_tokens: int) -> None:
@@ -133,10 +144,9 @@ class CachedModel(nn.Module):
         return logits, Buffers(keys, values, previous)
 
     def _call(self, idx: Int[Tensor, "batch seq"]) -> tuple[Logits, PromptCache]:
-        model: Any = self.model
         seqlens = torch.zeros(idx.shape[0], dtype=torch.int32, device=idx.device)
-        cache = PromptCache(model.config, seqlens, idx.shape[1], model.cos.dtype)
-        return model(idx, kv_cache=cache), cache
+        cache = PromptCache(self.model, seqlens, idx.shape[1])
+        return self.model(idx, kv_cache=cache), cache
 
     def decode(
         self, idx: Int[Tensor, "batch 1"], buffers: Buffers, position: Int[Tensor, ""], capacity: int

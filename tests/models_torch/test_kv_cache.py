@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.small_gpt import VOCAB_SIZE, cached_logits, small_gpt, uncached_logits
 
-from models_torch.kv_cache import CachedModel, StaticCache
+from models_torch.kv_cache import CachedModel, StaticCache, positions_of
 
 TOKENS = torch.randint(VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(2)).tolist()
 
@@ -30,3 +30,11 @@ def test_a_full_cache_is_pytorch_s_error():
     cache = StaticCache([torch.zeros(1, 1, 3, 2)], [torch.zeros(1, 1, 3, 2)], torch.tensor(2))
     with pytest.raises(RuntimeError, match="expanded size of the tensor"):
         cache.insert_kv(0, torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
+
+
+def test_positions_of_a_model():
+    module = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="Linear has no cache of keys and values; use a model with that of nanochat"):
+        positions_of(module)
+    module.register_buffer("cos", torch.zeros(1, 40, 1, 2))
+    assert positions_of(module) == 40 and positions_of(small_gpt()) == 160

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
@@ -100,11 +101,10 @@ def main(config: Generate) -> None:
 
 
 def _positions(name: str, module: Any) -> int:
-    """Returns the positions of a model. Raises `UserError` for one without the cache protocol of nanochat."""
-    tables = getattr(module, "cos", None)
-    if tables is None or not hasattr(getattr(module, "config", None), "n_kv_head"):
-        raise UserError(f"--model {name} has no cache that trm generate knows; use a model with that of nanochat")
-    return tables.shape[1]
+    try:
+        return positions_of(module)
+    except ValueError as error:
+        raise UserError(f"--model {name}: {error}") from None
 
 
 def _print_stream(generator: Generator, prompts: Prompts, tokenizer: Tokenizer) -> None:
