@@ -56,13 +56,13 @@ def attention_with_cache(
     v: Float[Tensor, "batch seq kv_heads head_dim"],
     *,
     cache_seqlens: Int[Tensor, " batch"],
-    causal: bool = True,
+    causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
 ) -> Heads:
     """Writes `k` and `v` after the first `cache_seqlens` positions of each row, and attends to all that are filled.
 
-    The buffers are changed in place and must be finite. `window_size` has the positions before and after a query that
-    it attends to, -1 for all. Raises ValueError without `causal`.
+    The buffers are changed in place and must be finite. `window_size[0]` is the number of positions before its own that
+    a query attends to, -1 for all. Raises ValueError without `causal`.
 
     References:
       flash_attn_with_kvcache in https://github.com/Dao-AILab/flash-attention

@@ -43,7 +43,7 @@ class GPT2026Config(GPTConfig):
 
     seq_len: SeqLen = 2048  # tokens of a training sequence; set by the task
     vocab_size: VocabSize = 32768  # number of tokens, including special ones; set by the data set
-    window_pattern: str = "SSSL"  # repeated over the layers: S attends to a quarter of seq_len, L, and the last, to all
+    window_pattern: str = "SSSL"  # repeated over the layers: S a window of seq_len / 4, L of seq_len; the last is L
 
     def __post_init__(self):
         super().__post_init__()
@@ -119,6 +119,7 @@ class CausalSelfAttention(nn.Module):
                 key,
                 value,
                 cache_seqlens=kv_cache.cache_seqlens,
+                causal=True,
                 window_size=(self.window, 0),
             )
             if self.layer == kv_cache.n_layers - 1:

@@ -83,7 +83,7 @@ def test_attention_with_a_cache_is_that_of_the_whole_rows():
         whole = windowed_attention(query, key, value, window)
         torch.testing.assert_close(attended, torch.stack([whole[r, n : n + 4] for r, n in enumerate(lengths)]))
     with pytest.raises(ValueError, match="causal False; use causal=True"):
-        attention_with_cache(new[0], *buffers, *new[1:], cache_seqlens=lengths, causal=False)
+        attention_with_cache(new[0], *buffers, *new[1:], cache_seqlens=lengths)
 
 
 @HEADS
