@@ -127,8 +127,7 @@ def _run(name: str, model: str, arch: GPTConfig, optim: OptimConfig, *, rows: in
 def of_2025(depth: int) -> RunConfig:
     """Returns the published run of a depth, November 2025: 2**19 tokens a step, 20 tokens per parameter."""
     width, heads = width_and_heads(depth)
-    sizes = {"seq_len": 2048, "vocab_size": 65536, "n_layer": depth, "n_embd": width}
-    arch = GPTConfig(**sizes, n_head=heads, n_kv_head=heads)
+    arch = GPTConfig(seq_len=2048, vocab_size=65536, n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=width)
     steps = steps_of(arch, REFERENCE_TOKENS, 20)
     return _run(f"d{depth}", "gpt", arch, optimizer_2025(arch), rows=256, steps=steps)
 
@@ -144,8 +143,9 @@ def of_2026(depth: int, *, rows: int, tokens_per_parameter: float) -> RunConfig:
 
 def _tiny_2026() -> RunConfig:
     """Returns a run with the sizes of `chat-tiny`, and the same vocabulary."""
-    sizes = {"seq_len": 256, "vocab_size": 1024, "n_layer": 3, "n_head": 3, "n_kv_head": 3, "n_embd": 192}
-    arch = GPT2026Config(**sizes, forward_dtype="float32")
+    arch = GPT2026Config(
+        seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=3, n_embd=192, forward_dtype="float32"
+    )
     optim = dataclasses.replace(optimizer_2026(arch, 16 * arch.seq_len), newton_schulz_dtype="float32")
     return dataclasses.replace(
         _run("chat-tiny-2026", "gpt_2026", arch, optim, rows=16, steps=600),
