@@ -190,6 +190,6 @@ def test_as_published(dtype, monkeypatch):
 
 @published
 @pytest.mark.slow
-def test_training_as_published():
-    """The optimizer of the presets beside the published one."""
-    print(run_script("published_training_2026", 60))
+def test_optimizer_of_the_presets_as_published():
+    """With the gradients of the published training, in all phases of the schedules."""
+    print(run_script("published_training_2026", 16))
