@@ -1,5 +1,8 @@
 """A script: trains the published language model of 2026, and gives its gradients to the optimizer of the presets too.
 
+Two free trainings part within some steps: before the first one, the gradients of resid_lambdas, x0_lambdas and
+backout_lambda are zero up to rounding, because a norm follows, and AdamW makes whole steps of the rounding errors.
+
 NANOCHAT_DIR=/path/to/nanochat python -m support.published_training_2026 STEPS
 """
 
