@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from torch import nn
 
+from bridge import named_functions
 from bridge.arrays import array_of
 from bridge.attributes import Place
 from bridge.call import Call, Request, Result, refuse_gradient_hooks
@@ -115,6 +116,7 @@ class Functional:
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
+        named_functions.install()
         new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
         if new:
             raise BridgeError(

@@ -20,6 +20,7 @@ from train_jax.pod.search import lines, search, to_json
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
 from train_jax.run_arguments import parse_run, split_arguments
+from train_jax.tasks.language.unbuilt import UnbuiltText
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
 from train_jax.tasks.task import Task, task_class
 
@@ -109,8 +110,10 @@ def _batch_sizes(text: str) -> list[int]:
 
 
 def _task(options: CompilePod, config: RunConfig) -> Task:
-    """The task of the run with its data set, or without one for puzzles that are not built."""
+    """The task of the run with its data set, or without one for puzzles and text that are not built."""
     built = all(Path(folder).exists() for folder in config.data_dir.split(","))
+    if config.task == "language" and not built:
+        return UnbuiltText(config)
     if config.task != "puzzles" or (built and not options.kind):
         return task_class(config.task)(config)
     return UnbuiltPuzzles(config, options.kind, options.puzzle_identifiers)
