@@ -15,6 +15,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.pod import topology as topologies
 from train_jax.pod.compile import compile_eval_step, compile_train_step, training_for
+from train_jax.pod.page import page, search_page
 from train_jax.pod.results import Result
 from train_jax.pod.search import lines, search, to_json
 from train_jax.run.config import RunConfig
@@ -46,6 +47,8 @@ class CompilePod:
     """Rows of the puzzle table, if the data set is not built; 1 for Sudokus and mazes."""
     json: str = ""
     """File for all figures as JSON; - for standard output instead of the table."""
+    html: str = ""
+    """File for one HTML page with the same figures."""
     text: str = ""
     """File for the text of the compiled program."""
     search: bool = False
@@ -76,6 +79,8 @@ def main(command: Command) -> None:
     result = Result.of(options.name, options.step, training, topology, compiled)
     if options.text:
         write_text(Path(options.text), compiled.executable.as_text())
+    if options.html:
+        write_text(Path(options.html), page(result))
     _print(options, result.to_json(), result.lines())
 
 
@@ -98,6 +103,8 @@ def _search(options: CompilePod, config: RunConfig, topology: topologies.Topolog
 
     sizes = _batch_sizes(options.search_batch_sizes)
     tried = search(options.name, config, functools.partial(_task, options), topology, sizes, progress)
+    if options.html:
+        write_text(Path(options.html), search_page(options.name, tried, topology))
     _print(options, to_json(tried), lines(tried, topology))
 
 
