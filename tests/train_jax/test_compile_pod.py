@@ -33,7 +33,8 @@ def test_train_step_for_a_host_of_v4(tmp_path):
     assert 1 < figures["flops"] / figures["product_flops"] < 1.3
     assert figures["estimated_cycles"] == pytest.approx(sum(part["cycles"] for part in figures["by_pass"].values()))
     assert {"forward", "backward", "update"} <= set(figures["by_pass"])
-    assert {"SwiGLU/CastLinear", "ReasoningModule/Block"} <= set(figures["by_module"])
+    assert {"SwiGLU/CastLinear", "ReasoningModule/Block"} <= set(figures["by_class"])
+    assert "model.inner.L_level.layers.0.mlp.down_proj" in figures["by_module"]
     assert [each["kind"] for each in figures["collectives"]].count("all-gather") == 1  # the rows of the puzzle table
     estimate = re.search(r"estimated cycles ([\d.]+) M", text)
     assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)

@@ -20,13 +20,12 @@ Table = tuple[str, list[tuple[str, ...]], list[float]]
 def page(result: Result) -> str:
     """Returns the page of one compiled step. Figures are compiled or estimated, and the page says so."""
     sums, topology = result.yardsticks, result.topology
-    splits = (("kind of work", sums.by_kind), ("pass", sums.by_pass), ("PyTorch module", sums.by_module))
     return render_document(
         "pod.html.j2",
         title=f"{result.name}, {result.step} step on {topology.name}",
         topology=topology,
         result=result,
-        tables=[_table(name, costs, result) for name, costs in splits],
+        tables=[_table(name, costs, result) for name, costs in sums.splits.items()],
         memory=_memory(result),
         collectives=_collectives(result),
     )
@@ -53,7 +52,7 @@ def _table(name: str, costs: Mapping[str, Cost], result: Result) -> Table:
     for part, cost in costs.items():
         shares.append(cost.cycles / total.cycles if total.cycles else 0.0)
         hbm = f"{cost.hbm_bytes / 1e9:.2f}", f"{cost.hbm_bytes / bandwidth * 1e3:.2f}"
-        cells = part or f"(no {name})", f"{cost.cycles / 1e6:.2f}", percent(shares[-1]), *hbm, f"{cost.instructions:,}"
+        cells = part or "(no module)", f"{cost.cycles / 1e6:.2f}", percent(shares[-1]), *hbm, f"{cost.instructions:,}"
         rows.append(cells)
     return name, rows, shares
 

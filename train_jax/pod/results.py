@@ -88,6 +88,7 @@ class Result:
             "by_kind": _to_json(sums.by_kind),
             "by_pass": _to_json(sums.by_pass),
             "by_module": _to_json(sums.by_module),
+            "by_class": _to_json(sums.by_class),
             "collectives": [dataclasses.asdict(each) for each in sums.collectives],
         }
 
@@ -118,7 +119,7 @@ class Result:
         ).items():
             beside = "beside other work" if asynchronous else "nothing else runs meanwhile"
             yield f"  collective       {count} x {kind}, {size / 1e6:.2f} MB, {beside}"
-        for title, costs in (("work", sums.by_kind), ("pass", sums.by_pass), ("module", sums.by_module)):
+        for title, costs in sums.splits.items():
             yield ""
             yield f"  {'Mcycles':>8} {'share':>6} {'HBM GB':>7}  by {title}"
             yield from (_row(name, cost, sums.total) for name, cost in list(costs.items())[:MODULES_SHOWN])
