@@ -49,11 +49,13 @@ def search_page(name: str, tried: Sequence[Tried], topology: Topology) -> str:
 def _table(name: str, costs: Mapping[str, Cost], result: Result) -> Table:
     total, bandwidth = result.yardsticks.total, result.topology.hbm_bandwidth
     rows, shares = [], []
+    scheduled = total.scheduled > 0
     for part, cost in costs.items():
         shares.append(cost.cycles / total.cycles if total.cycles else 0.0)
         hbm = f"{cost.hbm_bytes / 1e9:.2f}", f"{cost.hbm_bytes / bandwidth * 1e3:.2f}"
-        cells = part or "(no module)", f"{cost.cycles / 1e6:.2f}", percent(shares[-1]), *hbm, f"{cost.instructions:,}"
-        rows.append(cells)
+        bundles = (f"{cost.bundles / 1e6:.2f}", percent(cost.bundles / total.bundles)) if scheduled else ()
+        cells = part or "(no module)", f"{cost.cycles / 1e6:.2f}", percent(shares[-1]), *bundles, *hbm
+        rows.append((*cells, f"{cost.instructions:,}"))
     return name, rows, shares
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from train_jax.pod.hlo import COLLECTIVES, Instruction, Program
+from train_jax.pod.schedule import Schedule, Schedules
 
 FORWARD, BACKWARD, UPDATE, UNNAMED = "forward", "backward", "update", "made by the compiler"
 PRODUCTS, COLLECTIVE = "matrix products", "collectives"
@@ -40,11 +41,18 @@ class Cost:
     hbm_bytes: float = 0
     """Operands and results that lie in the memory of the device, with the padding of their tiles."""
     instructions: int = 0
+    bundles: int = 0
+    """Scheduled bundles, each executed in a cycle or more; 0 without schedules."""
+    scheduled: int = 0
+    """Instructions whose schedule is known."""
 
-    def add(self, instruction: Instruction, times: int, hbm_bytes: float) -> None:
+    def add(self, instruction: Instruction, times: int, hbm_bytes: float, schedule: Schedule | None) -> None:
         self.cycles += instruction.estimated_cycles * times
         self.hbm_bytes += hbm_bytes * times
         self.instructions += times
+        if schedule is not None:
+            self.bundles += schedule.bundles * times
+            self.scheduled += times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +92,8 @@ class Yardsticks:
         return {"work": self.by_kind, "pass": self.by_pass, "module": self.by_module, "class": self.by_class}
 
 
-def yardsticks(program: Program) -> Yardsticks:
-    """Sums the instructions that have an estimate."""
+def yardsticks(program: Program, schedules: Schedules | None = None) -> Yardsticks:
+    """Sums the instructions that have an estimate. Without `schedules` there are no bundles."""
     total, prefetched = Cost(), 0.0
     by_kind, by_pass, by_module, by_class = (defaultdict(Cost) for _ in range(4))
     collectives = []
@@ -104,7 +112,7 @@ def yardsticks(program: Program) -> Yardsticks:
         source, module = source_of(program, instruction)
         groups = by_kind[kind], by_pass[pass_of(source)], by_module[module.name], by_class[module.classes]
         for cost in (total, *groups):
-            cost.add(instruction, times, size)
+            cost.add(instruction, times, size, schedules and schedules.of(instruction))
     return Yardsticks(
         total,
         _largest_first(by_kind),
