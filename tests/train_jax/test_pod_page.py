@@ -29,7 +29,7 @@ def result(temporaries=2**28):
     training: Any = SimpleNamespace(config=config)
     topology: Any = Slice()
     memory = Memory(arguments=2**28, temporaries=temporaries, outputs=0, code=0)
-    compiled = Compiled(None, Program(PROGRAM), memory, 3e9, 2e9, 1.5, 60.25)
+    compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, 2e9, 1.5, 60.25)
     return Result.of("ti<ny", "train", training, topology, compiled)
 
 

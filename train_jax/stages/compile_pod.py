@@ -23,7 +23,9 @@ from train_jax.pod.schedule import read_schedules, write_schedules
 from train_jax.pod.search import lines, search, to_json
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
+from train_jax.run.storage import path_of
 from train_jax.run_arguments import parse_run, split_arguments
+from train_jax.runtime.saved_program import save_program
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
 from train_jax.tasks.task import Task, task_class
 
@@ -54,6 +56,9 @@ class CompilePod:
     """File for one HTML page with the same figures."""
     bundles: bool = False
     """Also counts the scheduled bundles of every kernel, as often as its loops run them."""
+    save: str = ""
+    """File, or gs://bucket/file, for the compiled train step, which `trm train --compute.load` uses. Needs
+    --compute.runner shard_map."""
     text: str = ""
     """File for the text of the compiled program."""
     search: bool = False
@@ -72,6 +77,8 @@ class Command(NamedTuple):
 
 def main(command: Command) -> None:
     options, config = command
+    if options.save and (options.step != "train" or config.compute.runner != "shard_map"):
+        raise UserError("--save is for the train step; use --compute.runner shard_map, and leave out --step")
     topologies.use_host_backend()
     with _schedules(options.bundles) as schedules:
         _compile(options, config, schedules)
@@ -92,6 +99,8 @@ def _compile(options: CompilePod, config: RunConfig, schedules: Path | None) -> 
         write_text(Path(options.text), compiled.executable.as_text())
     if options.html:
         write_text(Path(options.html), page(result))
+    if options.save:
+        save_program(path_of(options.save), compiled.lowered, compiled.executable, topology.devices)
     _print(options, result.to_json(), result.lines())
 
 
@@ -117,8 +126,10 @@ def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -
 
 
 def _search(options: CompilePod, config: RunConfig, topology: topologies.Topology) -> None:
-    if options.step != "train" or options.text or options.bundles:
-        raise UserError("--search is for the train step, and writes no program; leave out --step, --text and --bundles")
+    if options.step != "train" or options.text or options.bundles or options.save:
+        raise UserError(
+            "--search is for the train step, and writes no program; leave out --step, --text, --bundles and --save"
+        )
 
     def progress(text: str) -> None:
         print(f"compiling for {topology.name}, {text}", file=sys.stderr, flush=True)
