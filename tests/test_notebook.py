@@ -52,7 +52,8 @@ def test_its_cells_run(tmp_path):
     trm.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m train_jax "$@"\n')
     trm.chmod(0o755)
     paths = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | {"MPLBACKEND": "agg", "STEPS": "60"}
+    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment |= {"MPLBACKEND": "agg", "STEPS": "60"}
     code = json.dumps([as_python(cell) for cell in cells("code")])
     done = subprocess.run(
         [sys.executable, "-c", KERNEL], input=code, capture_output=True, text=True, cwd=tmp_path, env=environment

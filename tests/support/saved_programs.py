@@ -87,7 +87,7 @@ save_program(PROGRAM, compiled.lowered, compiled.executable, saved.devices.local
 (FOLDER / "text").write_text("hello")
 
 plain, loaded = weights("plain"), weights("loaded", load=str(PROGRAM))
-found = {
+attempts = {
     "equal": all(np.array_equal(a, b) for a, b in zip(plain, loaded, strict=True)),
     "field": refusal(of=training(lr=2e-3)),
     "devices": refusal(of=training(2)),
@@ -100,4 +100,4 @@ found = {
     "pmap": refused_start(load=str(PROGRAM), runner="pmap"),
     "harmed": (FOLDER / "harmed").exists(),
 }
-print(json.dumps(found))
+print(json.dumps(attempts))

@@ -11,8 +11,8 @@ from train_jax.__main__ import main
 @pytest.mark.slow
 def test_a_saved_train_step_trains_the_same_weights_and_no_other_run(data_dir, tmp_path):
     *log, last = run_script("saved_programs", data_dir, tmp_path).splitlines()
-    found = json.loads(last)
-    assert found.pop("equal") is True and found.pop("harmed") is False
+    attempts = json.loads(last)
+    assert attempts.pop("equal") is True and attempts.pop("harmed") is False
     assert any("train step loaded in" in line for line in log)
     reasons = {
         "field": "was compiled for another train step: other code, fields or sizes of the data",
@@ -25,9 +25,9 @@ def test_a_saved_train_step_trains_the_same_weights_and_no_other_run(data_dir, t
         "no file": "cannot be read (No such file or directory)",
         "pmap": "needs --compute.runner shard_map",
     }
-    assert found.keys() == reasons.keys()
+    assert attempts.keys() == reasons.keys()
     for name, reason in reasons.items():
-        assert reason in found[name] and "\n" not in found[name], (name, found[name])
+        assert reason in attempts[name] and "\n" not in attempts[name], (name, attempts[name])
 
 
 @pytest.mark.parametrize("fields", [[], ["--compute.runner", "shard_map", "--step", "evaluate"]])
