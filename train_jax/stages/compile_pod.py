@@ -92,7 +92,11 @@ def _compile(options: CompilePod, config: RunConfig, schedules: Path | None) -> 
     training = training_for(config, _task(options, config), topology)
     if options.json != "-":
         print(f"compiling for {topology} …", file=sys.stderr, flush=True)
-    compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
+    try:
+        compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
+    except UserError as error:
+        remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
+        raise UserError(f"{error}{remedy}") from error
     known = read_schedules(schedules, compiled.program) if schedules else None
     result = Result.of(options.name, options.step, training, topology, compiled, known)
     if options.text:
