@@ -88,7 +88,7 @@ def test_a_search(tmp_path):
         (["nothing"], "unknown preset 'nothing'"),
         (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
         (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
-        (["tiny", "--search", "--bundles"], "leave out --step, --text and --bundles"),
+        (["tiny", "--search", "--bundles"], "leave out --step, --text, --bundles and --save"),
         (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
     ],
 )
