@@ -40,6 +40,8 @@ class Compiled:
 
     executable: Any
     """`jax.stages.Compiled`."""
+    lowered: Any
+    """`jax.stages.Lowered`."""
     program: Program
     memory: Memory
     flops: float
@@ -76,7 +78,9 @@ def train_step_arguments(training: Training) -> tuple:
     steps = training.config.compute.steps_per_dispatch
     if steps > 1:
         shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
-    return state, carry, shares, _shape((2,), np.uint32)
+    devices = training.devices
+    placed = [devices.shapes(state), *(devices.shapes(tree, sharded=True) for tree in (carry, shares))]
+    return *placed, devices.shapes(_shape((2,), np.uint32))
 
 
 def memory_of(executable: Any) -> Memory:
@@ -111,6 +115,7 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
     done = time.perf_counter()
     return Compiled(
         executable,
+        lowered,
         Program(executable.as_text()),
         memory_of(executable),
         float((executable.cost_analysis() or {}).get("flops", 0)),
