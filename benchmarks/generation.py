@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 
 import bridge
-from models_torch.gpt import GPT
+from models_torch import registry
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.generation import Generator, Row, Sizes
@@ -52,7 +52,7 @@ def seconds(function: Callable[[], object], count: int) -> float:
 
 def main(options: Options) -> None:
     config = preset(options.preset)
-    module = GPT(config.arch)
+    module = registry.build_model(config.model, config.arch)
     fn = bridge.export(module)
     prompt = tuple(np.random.default_rng(0).integers(config.arch.vocab_size, size=options.tokens).tolist())
     sizes = Sizes(1, len(prompt), CACHED + 1, len(prompt) + CACHED + 1)

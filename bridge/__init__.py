@@ -10,6 +10,7 @@ from bridge import custom_functions, generators, interception, internals, recomp
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
+from bridge.named_functions import register_function
 from bridge.parity import ParityReport, verify
 from bridge.pytrees import register
 from bridge.randomness import ShardedKey
@@ -27,6 +28,7 @@ __all__ = [
     "into",
     "load_weights",
     "register",
+    "register_function",
     "save_weights",
     "state_dict",
     "verify",

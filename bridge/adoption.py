@@ -123,7 +123,7 @@ class Adopted:
         meta = args[0]._meta
         with below_modes():
             if func in _NEW:
-                return torch.empty((), dtype=meta.dtype), *args[1:]
+                return torch.zeros((), dtype=meta.dtype), *args[1:]
             return _like(meta), *args[1:]
 
     def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
@@ -260,7 +260,8 @@ def _unnoted() -> Iterator[None]:
 
 
 def _like(meta: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
+    """Zeros, because a replay may adopt it as a constant."""
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).zero_()
 
 
 def _repeatable(func: Any) -> bool:

@@ -31,6 +31,7 @@ from bridge.recomputation import recomputed
 from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
 from bridge.results import REMEDY as RESULT_REMEDY
 from bridge.results import tensor_inside
+from bridge.scopes import name_calls
 from bridge.shadow import shadow
 from bridge.slots import fill, place_of, state_of, value_in
 from bridge.tensors import BridgeTensor, blank, fresh
@@ -99,7 +100,11 @@ class Call:
         names |= {id(copies[id(m)]): name for name, m in original.named_modules()}
         for name in fn.recompute:
             twin = copies[id(original.get_submodule(name))]
-            twin.__dict__["forward"] = functools.partial(recomputed, twin.forward)
+            twin.__dict__["forward"] = functools.update_wrapper(
+                functools.partial(recomputed, twin.forward), twin.forward
+            )
+        if fn.name_scopes:
+            name_calls({name: copies[id(m)] for name, m in original.named_modules()})
         tree = list(copies.values())
         for name, number in request.overrides.items():
             tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from torch import nn
 
+from bridge import named_functions
 from bridge.arrays import array_of
 from bridge.attributes import Place
 from bridge.call import Call, Request, Result, refuse_gradient_hooks
@@ -45,6 +46,8 @@ class Functional:
     """Names of submodules whose intermediate results are computed again in the backward pass."""
     int64: Int64 = "refuse"
     """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
+    name_scopes: bool = False
+    """Whether the operations of JAX have the names of the submodules that they come from."""
     second_names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     """Further names of a parameter or buffer -> the first one."""
     shared_slots: set[str] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
@@ -115,6 +118,7 @@ class Functional:
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
+        named_functions.install()
         new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
         if new:
             raise BridgeError(
@@ -168,6 +172,7 @@ def export(
     without_lowerings: tuple[str, ...] = (),
     recompute: str = "",
     int64: Int64 = "refuse",
+    name_scopes: bool = False,
 ) -> Functional:
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
@@ -175,8 +180,10 @@ def export(
     buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
     name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
     that shall not use the bridge's own lowering. `int64`: while JAX has 32-bit integers only, a call that may make ones
-    outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit types. Raises
-    `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
+    outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`:
+    each call of a submodule runs under a `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled
+    programs show. Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not
+    hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
     for name in without_lowerings:
@@ -208,6 +215,7 @@ def export(
         frozenset(without_lowerings),
         chosen,
         int64,
+        name_scopes,
         second_names(module),
     )
 

@@ -1,11 +1,11 @@
 """Keys and values of earlier tokens in buffers of fixed size, and a language model that returns them with its logits.
 
-The caches have the methods of nanochat's, which a model calls. Buffers do not grow, so that all calls after the first
-one have the same shapes.
+The caches have the methods of nanochat's, which a model calls: `insert_kv` of November 2025, or `get_layer_cache` and
+`advance` of July 2026. Buffers do not grow, so that all calls after the first one have the same shapes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +13,47 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 Logits = Float[Tensor, "batch seq vocab_size"]
-Buffers = Sequence[Float[Tensor, "batch heads capacity head_dim"]]
-"""One buffer for each layer."""
+
+
+class Buffers(NamedTuple):
+    """What is kept from token to token, of each layer and of the last token."""
+
+    keys: list[Tensor]
+    """By layer: (batch, heads, capacity, head_dim), or of a model of 2026 (batch, capacity, heads, head_dim)."""
+    values: list[Tensor]
+    previous: Float[Tensor, "batch 1 n_embd"] | None
+    """The embedding of the last token, if the model keeps it."""
+
+
+def positions_of(model: nn.Module) -> int:
+    """Returns the positions of a model: `max_positions`, or the length of its rotary table `cos`.
+
+    Raises ValueError for a model without either, which does not have the caches here.
+    """
+    if hasattr(model, "max_positions"):
+        return int(model.max_positions)  # pyright: ignore[reportArgumentType]
+    if not isinstance(tables := getattr(model, "cos", None), Tensor):
+        raise ValueError(f"{type(model).__name__} has no cache of keys and values; use a model with that of nanochat")
+    return tables.shape[1]
 
 
 @dataclass
 class PromptCache:
     """An empty cache, for one call: the keys and values that it is given, by layer."""
 
+    model: Any
+    """The model of the call, which has the sizes and the dtype of buffers that it asks for."""
+    cache_seqlens: Int[Tensor, " batch"]
+    """Zeros."""
+    seq: int
+    prev_embedding: Tensor | None = None
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    axis: int = 2
+    """The dimension of the tokens."""
+
+    @property
+    def n_layers(self) -> int:
+        return self.model.config.n_layer
 
     def get_pos(self) -> int:
         """Returns 0."""
@@ -32,6 +64,17 @@ class PromptCache:
         self.layers[layer] = key, value
         return key, value
 
+    def get_layer_cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns buffers (batch, tokens, heads, head_dim) with room for the tokens of the call."""
+        self.axis = 1
+        config, tables = self.model.config, self.model.cos
+        shape = self.cache_seqlens.shape[0], self.seq, config.n_kv_head, config.n_embd // config.n_head
+        self.layers[layer] = tables.new_zeros(shape), tables.new_zeros(shape)
+        return self.layers[layer]
+
+    def advance(self, num_tokens: int) -> None:
+        """Does nothing: there is no further call."""
+
 
 @dataclass
 class StaticCache:
@@ -40,6 +83,16 @@ class StaticCache:
     keys: list[Tensor]
     values: list[Tensor]
     position: Int[Tensor, ""]
+    prev_embedding: Tensor | None = None
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.keys)
+
+    @property
+    def cache_seqlens(self) -> Int[Tensor, " batch"]:
+        """The number of tokens in each row."""
+        return self.position.int().expand(self.keys[0].shape[0])
 
     def get_pos(self) -> Tensor:
         """Returns the number of tokens in the cache."""
@@ -57,6 +110,14 @@ class StaticCache:
             self.position = last
         return self.keys[layer][:, :, :last], self.values[layer][:, :, :last]
 
+    def get_layer_cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns the buffers of a layer, (batch, capacity, heads, head_dim), in which the model writes."""
+        return self.keys[layer], self.values[layer]
+
+    def advance(self, num_tokens: int) -> None:
+        """Counts tokens that the buffers of all layers have."""
+        self.position = self.position + num_tokens
+
 
 class CachedModel(nn.Module):
     """A language model whose cache is an argument and a result: `prefill` for a prompt, `decode` for one more token."""
@@ -66,20 +127,34 @@ class CachedModel(nn.Module):
         super().__init__()
         self.model = model
 
-    def prefill(self, idx: Int[Tensor, "batch seq"], capacity: int) -> tuple[Logits, list[Tensor], list[Tensor]]:
-        """Returns the logits of prompts, and buffers for `capacity` tokens with their keys and values."""
-        cache = PromptCache()
-        logits = self.model(idx, kv_cache=cache)
-        padding = (0, 0, 0, capacity - idx.shape[1])
+    def prefill(
+        self, idx: Int[Tensor, "batch seq"], last: Int[Tensor, "batch 1"], capacity: int
+    ) -> tuple[Logits, Buffers]:
+        """Returns the logits of prompts, and buffers for `capacity` tokens with their keys and values.
+
+        `last` is the last token of each prompt, after which `idx` may be padded.
+        """
+        logits, cache = self._call(idx)
+        previous = None
+        if cache.prev_embedding is not None:  # that of the padding; of the other results, XLA computes none
+            previous = self._call(last)[1].prev_embedding
+        padding = (0, 0) * (3 - cache.axis) + (0, capacity - idx.shape[1])
         pairs = [cache.layers[layer] for layer in sorted(cache.layers)]
-        return logits, [F.pad(key, padding) for key, _ in pairs], [F.pad(value, padding) for _, value in pairs]
+        keys, values = ([F.pad(pair[side], padding) for pair in pairs] for side in (0, 1))
+        return logits, Buffers(keys, values, previous)
+
+    def _call(self, idx: Int[Tensor, "batch seq"]) -> tuple[Logits, PromptCache]:
+        seqlens = torch.zeros(idx.shape[0], dtype=torch.int32, device=idx.device)
+        cache = PromptCache(self.model, seqlens, idx.shape[1])
+        return self.model(idx, kv_cache=cache), cache
 
     def decode(
-        self, idx: Int[Tensor, "batch 1"], keys: Buffers, values: Buffers, position: Int[Tensor, ""]
-    ) -> tuple[Logits, list[Tensor], list[Tensor]]:
+        self, idx: Int[Tensor, "batch 1"], buffers: Buffers, position: Int[Tensor, ""], capacity: int
+    ) -> tuple[Logits, Buffers]:
         """Returns the logits of a token after `position` others, and the buffers with its key and value.
 
         At least one token is before it and the buffers have a place for it; other positions are clamped to that.
         """
-        cache = StaticCache(list(keys), list(values), torch.clamp(position, 1, keys[0].shape[2] - 1))
-        return self.model(idx, kv_cache=cache), cache.keys, cache.values
+        keys, values, previous = buffers
+        cache = StaticCache(list(keys), list(values), torch.clamp(position, 1, capacity - 1), previous)
+        return self.model(idx, kv_cache=cache), Buffers(cache.keys, cache.values, cache.prev_embedding)

@@ -15,6 +15,7 @@ from models_torch import outside, outside_language
 from models_torch.act import ACT
 from models_torch.config import ACTConfig, ArchitectureConfig, ModelConfig
 from models_torch.gpt import GPT, GPTConfig
+from models_torch.gpt_2026 import GPT2026, GPT2026Config
 from models_torch.hrm import HRM, HRMConfig
 from models_torch.losses import IGNORE_LABEL_ID, ACTLossHead
 from models_torch.transformer import Transformer, TransformerConfig
@@ -75,6 +76,11 @@ LANGUAGE_MODELS = {
         GPTConfig,
         GPT,
         GPTConfig(seq_len=16, vocab_size=61, n_layer=2, n_head=4, n_kv_head=2, n_embd=64, forward_dtype="float32"),
+    ),
+    "gpt_2026": LanguageModel(
+        GPT2026Config,
+        GPT2026,
+        GPT2026Config(seq_len=16, vocab_size=61, n_layer=3, n_head=4, n_kv_head=2, n_embd=64, forward_dtype="float32"),
     ),
 }
 

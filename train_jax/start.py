@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -23,6 +24,7 @@ from train_jax.plugins import is_plugin
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_objective
 from train_jax.run.restore import initial_weights
+from train_jax.run.storage import path_of
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
@@ -109,13 +111,22 @@ class Training:
     def programs(self, timeline: Timeline | None = None) -> Programs:
         """Returns the steps of all stages, which are compiled when they are needed."""
 
+        compute = self.config.compute
+
+        def is_last(stage: Any) -> bool:
+            return stage is None or self.task.arch_at(stage) == self.config.arch
+
+        def saved_at(stage: Any, steps: int) -> Path | None:
+            whole = is_last(stage) and steps == compute.steps_per_dispatch
+            return path_of(compute.load) if compute.load and whole else None
+
         def step_at(stage: Any) -> Any:
-            if stage is None or self.task.arch_at(stage) == self.config.arch:
+            if is_last(stage):
                 return self.parallel_step()
             size = part_size(self.config, self.devices)
             return self.parallel_step(build_objective(self.config, self.task, size, stage=stage))
 
-        return Programs(self.devices, step_at, self.task.stages(self.total_steps), timeline)
+        return Programs(self.devices, step_at, self.task.stages(self.total_steps), timeline, saved_at)
 
 
 def start(config: RunConfig, task: Task | None = None, devices: Devices | None = None) -> Training:
@@ -124,6 +135,8 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
     Raises `UserError` for invalid configurations and data.
     """
     devices = devices or Devices(runner=config.compute.runner)
+    if config.compute.load and config.compute.runner != "shard_map":
+        raise UserError(f"--compute.load {config.compute.load} needs --compute.runner shard_map: pmap loads no program")
     task = task or task_class(config.task)(config)
     for size in (config.global_batch_size, config.eval_batch_size):
         devices.local_batch_size(size)

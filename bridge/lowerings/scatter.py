@@ -142,6 +142,18 @@ def index_add(x, dim, index, source, *, alpha=1):
     return index_reduce(x, dim, index, source if alpha == 1 else source * alpha, "add")
 
 
+@lowers(aten.index_copy.default)
+def index_copy(x, dim, index, source):
+    whole, index = jnp.atleast_1d(x), jnp.atleast_1d(index)
+    at = (slice(None),) * (dim % whole.ndim) + (index,)
+    return jnp.reshape(whole.at[at].set(jnp.reshape(source, whole[at].shape)), x.shape)
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
+    return x.at[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)].set(src.astype(x.dtype))
+
+
 @decomposes(aten.as_strided_scatter.default)
 def as_strided_scatter(x, src, size, stride, storage_offset=None):
     if torch.is_grad_enabled() and (getattr(x, "may_have_gradient", x.requires_grad) or not x.is_contiguous()):

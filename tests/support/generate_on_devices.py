@@ -1,6 +1,6 @@
 """A script: generates on one and on eight virtual devices, alone and in batches; prints tokens and compilations.
 
-python -m support.generate_on_devices
+python -m support.generate_on_devices NAME_OF_A_LANGUAGE_MODEL
 """
 
 import os
@@ -10,6 +10,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import dataclasses
 import json
+import sys
 
 import jax
 
@@ -24,7 +25,8 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 PROGRAMS = ("jit(_fun)", "jit(on_one_device)")
 """The names of `Devices.parallel_map`'s programs, by pmap and shard_map; tracing also converts constants."""
-module, rows = small_gpt(), [dataclasses.replace(row, sample=3) for row in rows_of([1, 9, 4, 12, 2, 7, 12, 5])]
+module = small_gpt(sys.argv[1])
+rows = [dataclasses.replace(row, sample=3) for row in rows_of([1, 9, 4, 12, 2, 7, 12, 5])]
 results = {}
 
 

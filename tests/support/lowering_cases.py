@@ -151,6 +151,12 @@ CASES = {
     aten.index_reduce.default: [((X, 0, torch.tensor([1, 1, 0]), Y, "prod"), {})],
     aten.index_select.default: [((X, 1, torch.tensor([3, 0])), {}), ((X, 0, torch.tensor(1)), {})],
     aten.index_add.default: [((X, 1, torch.tensor([1, 1, 0, 3]), Y), {"alpha": 0.5})],
+    aten.index_copy.default: [
+        ((X, 1, torch.tensor([3, 0]), Y[:, :2]), {}),
+        ((X, -1, torch.tensor(1), Y[:, :1]), {}),
+        ((numbers(), 0, torch.tensor([0]), numbers(1)), {}),
+    ],
+    aten.slice_scatter.default: [((X, Y[:, :2], -1, 1, 3), {}), ((X, Y[:2], 0, -3, 9, 2), {})],
     aten.take.default: [((X, torch.tensor([[0, 5], [11, -1]])), {})],
     aten._unsafe_index.Tensor: [((X, [None, torch.tensor([1, 1, -1])]), {})],
     aten.mean.default: [((X,), {}), ((INDEX,), {"dtype": torch.float64})],

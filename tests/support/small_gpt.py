@@ -1,9 +1,11 @@
 """A small language model whose weights are not zero, rows to continue, and PyTorch's logits for what was generated."""
 
+from typing import Any
+
 import torch
 
 import bridge
-from models_torch.gpt import GPT, GPTConfig
+from models_torch import registry
 from models_torch.kv_cache import CachedModel
 from train_jax.tasks.language.generation import Generator, Row, Sizes
 from train_jax.tasks.language.sampling import Sampling
@@ -14,14 +16,18 @@ TIE = 1e-5
 """The largest difference of two logits that counts as a tie."""
 
 
-def small_gpt(**sizes):
-    """Of 16 times 10 positions; weights that start at zero are drawn, without which all logits are zero."""
+def small_gpt(name="gpt", *, seed=0, **sizes):
+    """A language model by name, of 16 times 10 positions.
+
+    Weights that start at zero are drawn, without which all logits are zero.
+    """
     fields = {"seq_len": 16, "vocab_size": VOCAB_SIZE, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 32}
-    torch.manual_seed(0)
-    module = GPT(GPTConfig(**(fields | {"forward_dtype": "float32"} | sizes)))
+    torch.manual_seed(seed)
+    config = registry.config_class(name)(**(fields | {"forward_dtype": "float32"} | sizes))
+    module: Any = registry.build_model(name, config)
     with torch.no_grad():
-        for parameter in module.parameters():
-            if not parameter.any():
+        for weight, parameter in module.named_parameters():
+            if not parameter.any() or weight == "lm_head.weight":
                 parameter.normal_(std=0.1)
     return module
 
@@ -48,10 +54,11 @@ def uncached_logits(module, prompt, tokens):
 def cached_logits(module, prompt, tokens):
     """The same, token by token with a cache."""
     cached = CachedModel(module)
-    logits, *buffers = cached.prefill(torch.tensor([prompt]), len(prompt) + len(tokens))
+    capacity = len(prompt) + len(tokens)
+    logits, buffers = cached.prefill(torch.tensor([prompt]), torch.tensor([prompt[-1:]]), capacity)
     rows = [logits[0, -1]]
     for position, token in enumerate(tokens[:-1], start=len(prompt)):
-        logits, *buffers = cached.decode(torch.tensor([[token]]), *buffers, torch.tensor(position))
+        logits, buffers = cached.decode(torch.tensor([[token]]), buffers, torch.tensor(position), capacity)
         rows.append(logits[0, 0])
     return torch.stack(rows)
 

@@ -26,15 +26,22 @@ def compile_pod(tmp_path, *arguments):
 
 @pytest.mark.slow
 def test_train_step_for_a_host_of_v4(tmp_path):
-    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1")
+    html = tmp_path / "pod.html"
+    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", "--bundles", "--html", str(html))
     assert (figures["devices"], figures["hosts"], figures["batch_size"]) == (4, 1, 16)
     assert figures["fits"] and 0 < figures["memory"]["peak"] < figures["hbm_capacity"] == 2 * 17_200_000_000
     # XLA counts every operation, the program's own count only the products.
     assert 1 < figures["flops"] / figures["product_flops"] < 1.3
     assert figures["estimated_cycles"] == pytest.approx(sum(part["cycles"] for part in figures["by_pass"].values()))
     assert {"forward", "backward", "update"} <= set(figures["by_pass"])
-    assert {"SwiGLU/CastLinear", "ReasoningModule/Block"} <= set(figures["by_module"])
+    assert {"SwiGLU/CastLinear", "ReasoningModule/Block"} <= set(figures["by_class"])
+    assert "model.inner.L_level.layers.0.mlp.down_proj" in figures["by_module"]
     assert [each["kind"] for each in figures["collectives"]].count("all-gather") == 1  # the rows of the puzzle table
+    # Every kernel is found, and needs at least the cycles of its products at the peak of the chip.
+    of_parts = sum(part["bundles"] for part in figures["by_module"].values())
+    assert figures["scheduled_instructions"] == sum(part["instructions"] for part in figures["by_kind"].values())
+    assert figures["scheduled_bundles"] == of_parts and figures["scheduled_seconds"] > figures["roofline_seconds"]
+    assert "scheduled bundles" in html.read_text() and "by module" in text
     estimate = re.search(r"estimated cycles ([\d.]+) M", text)
     assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)
 
@@ -81,6 +88,7 @@ def test_a_search(tmp_path):
         (["nothing"], "unknown preset 'nothing'"),
         (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
         (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
+        (["tiny", "--search", "--bundles"], "leave out --step, --text, --bundles and --save"),
         (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
     ],
 )

@@ -1,12 +1,13 @@
 """Generation: greedy tokens are PyTorch's, samples belong to seed, prompt and position, and `trm generate`."""
 
 import json
+import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.markers import slow_unless
+from support.markers import slow_or_campaign, slow_unless
 from support.scripts import run_script
 from support.small_gpt import GREEDY, generator_of, greedy_ties, rows_of, small_gpt
 
@@ -15,6 +16,7 @@ from train_jax.tasks.language import generation
 from train_jax.tasks.language.generation import Row
 from train_jax.tasks.language.sampling import Sampling, choose_token, stream_key
 
+NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
 LOGITS = jnp.log(jnp.array([0.15, 0.5, 0.1, 0.25]))
 DRAWS = 4000
 KEPT = {
@@ -82,9 +84,9 @@ def test_a_row_ends_before_the_token_that_stops_it(small, monkeypatch):
     assert list(generator.stream(rows[0])) == [5]
 
 
-@pytest.mark.slow
-def test_a_sample_is_the_same_alone_in_a_batch_and_on_eight_devices():
-    results = json.loads(run_script("generate_on_devices"))
+@pytest.mark.parametrize("name", slow_or_campaign(["gpt"], ["gpt_2026"]))
+def test_a_sample_is_the_same_alone_in_a_batch_and_on_eight_devices(name):
+    results = json.loads(run_script("generate_on_devices", name))
     assert len(results) == 5
     for name, result in results.items():
         assert result["tokens"] == results["one device"]["tokens"], name
@@ -93,9 +95,11 @@ def test_a_sample_is_the_same_alone_in_a_batch_and_on_eight_devices():
 
 
 @pytest.mark.slow
-def test_many_prompts_of_many_lengths_are_pytorch_s():
-    module, rows = small_gpt(seq_len=32), rows_of([1, 2, 3, 17, 40, 64, 99, 100])
-    generator = generator_of(module, Devices(1), rows=8, prompt_tokens=112, new_tokens=24)
+@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
+def test_many_prompts_of_many_lengths_are_pytorch_s(name):
+    """With the windows of 128 tokens that `gpt_2026` has, which the rows leave."""
+    module, rows = small_gpt(name, seq_len=160, n_layer=3), rows_of([1, 2, 3, 17, 40, 112, 125, 128])
+    generator = generator_of(module, Devices(1), rows=8, prompt_tokens=128, new_tokens=24)
     for row, tokens in zip(rows, generator.complete(rows), strict=True):
         assert len(tokens) == 24
         greedy_ties(module, row.prompt, tokens)
@@ -110,12 +114,13 @@ def test_a_model_in_bfloat16():
         greedy_ties(module, row.prompt, tokens, tie=2**-4)
 
 
-@pytest.mark.campaign  # two models of the size of chat-tiny, 32 prompts of 1 to 200 tokens, 128 tokens after each
+@pytest.mark.campaign  # models of the size of chat-tiny, 32 prompts of 1 to 200 tokens, 128 tokens after each
 @pytest.mark.parametrize("n_kv_head", [1, 3])
-def test_greedy_tokens_of_a_larger_model(n_kv_head, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
+def test_greedy_tokens_of_a_larger_model(name, n_kv_head, monkeypatch, capsys):
     traced = counted(monkeypatch)
     lengths = [1, 200, *np.random.default_rng(0).integers(1, 201, size=30).tolist()]
-    module = small_gpt(seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=n_kv_head, n_embd=192)
+    module = small_gpt(name, seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=n_kv_head, n_embd=192)
     rows = rows_of(lengths, vocab_size=1024)
     generator = generator_of(module, Devices(1), rows=32, prompt_tokens=200, new_tokens=128)
     completions = list(generator.complete(rows))
@@ -124,6 +129,14 @@ def test_greedy_tokens_of_a_larger_model(n_kv_head, monkeypatch, capsys):
     assert len(traced) == 2
     with capsys.disabled():
         print(f"\nties without and with a cache: {np.sum(ties, axis=0).tolist()} of {32 * 128} tokens")
+
+
+@pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d or at 92d63d4")
+@pytest.mark.parametrize("n_kv_head", slow_or_campaign([3], [1]))
+def test_greedy_tokens_of_the_published_module(n_kv_head, capsys):
+    """Unchanged, 32 prompts of 1 to 200 tokens, 128 tokens after each."""
+    with capsys.disabled():
+        print(run_script("published_generation", n_kv_head))
 
 
 def test_rows_beyond_the_sizes_are_refused(small):

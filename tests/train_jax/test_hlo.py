@@ -1,4 +1,4 @@
-"""Reading compiled programs: shapes in memory, loops, fusions, source functions; and the sums over them."""
+"""Reading compiled programs: shapes in memory, loops, fusions, modules; and the sums over them."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from support.compiled_program import PROGRAM
 
 from train_jax.pod.counted import product_flops
 from train_jax.pod.hlo import Array, Program
-from train_jax.pod.yardsticks import yardsticks
+from train_jax.pod.yardsticks import module_of, yardsticks
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,22 @@ def test_a_loop_counts_as_often_as_it_runs(program):
     assert counts["product"] == 3 and counts["added"] == 1 and "c" not in counts
 
 
-def test_the_functions_of_an_instruction(program):
-    product = next(each for each, _ in program.executed() if each.name == "product")
-    assert program.functions(product.frame) == [
-        "train_step", "Module._call_impl", "Block.forward", "Module._call_impl", "SwiGLU.forward", "linear",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("op_name", "module"),
+    [
+        ("jit(step)/jvp([Net])/layers.0[Block]/layers.0.mlp[SwiGLU]/dot_general", ("layers.0.mlp", "Block/SwiGLU")),
+        (
+            "jit(step)/transpose(jvp([Net]))/layers.0[Block]/checkpoint/layers.0.mlp[MLP]/mul",
+            ("layers.0.mlp", "Block/MLP"),
+        ),
+        ("jit(step)/jvp([Net])/add", ("Net", "Net")),
+        ("jit(step)/jvp()/x[0]", ("", "")),
+        ("state.params['layers.0.bias']", ("", "")),
+        ("", ("", "")),
+    ],
+)
+def test_the_module_of_an_operation(op_name, module):
+    assert module_of(op_name) == module
 
 
 def test_sums(program):
@@ -54,7 +65,8 @@ def test_sums(program):
         "elementwise, reductions": 10,
     }
     assert {name: cost.cycles for name, cost in sums.by_pass.items()} == {"backward": 3000, "forward": 10}
-    assert {name: cost.cycles for name, cost in sums.by_module.items()} == {"Block/SwiGLU": 3000, "": 10}
+    assert {name: cost.cycles for name, cost in sums.by_module.items()} == {"layers.0.mlp": 3000, "": 10}
+    assert {name: cost.cycles for name, cost in sums.by_class.items()} == {"Block/SwiGLU": 3000, "": 10}
     (collective,) = sums.collectives
     assert (collective.kind, collective.bytes, collective.asynchronous) == ("all-reduce", 32, False)
 

@@ -43,7 +43,8 @@ def test_sums_of_each_operation_without_those_inside_it():
     assert figures.by_kind == pytest.approx(
         {"matrix products": 0.45, "loops and branches": 0.25, "collectives": 0.10, "elementwise, reductions": 0.05}
     )
-    assert figures.by_module == pytest.approx({"Block/SwiGLU": 0.45, "": 0.40})
+    assert figures.by_module == pytest.approx({"layers.0.mlp": 0.45, "": 0.40})
+    assert figures.by_class == pytest.approx({"Block/SwiGLU": 0.45, "": 0.40})
     assert figures.by_pass == pytest.approx({"backward": 0.45, "made by the compiler": 0.35, "forward": 0.05})
     assert [(each.name, each.runs) for each in figures.operations] == [
         ("product", 3),
@@ -77,7 +78,7 @@ def test_tables_and_json(run, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{run}, process 0: 2 steps, measured; milliseconds for a step"
     assert "       0.450  52.9%  Block/SwiGLU" in lines
-    assert lines[-1] == "       0.450  52.9%      3  product: matrix products, Block/SwiGLU, dot_general"
+    assert lines[-1] == "       0.450  52.9%      3  product: matrix products, layers.0.mlp, dot_general"
     assert json.loads((tmp_path / "figures.json").read_text())["busy"] == 0.85
 
 

@@ -40,6 +40,8 @@ class Compiled:
 
     executable: Any
     """`jax.stages.Compiled`."""
+    lowered: Any
+    """`jax.stages.Lowered`."""
     program: Program
     memory: Memory
     flops: float
@@ -76,7 +78,18 @@ def train_step_arguments(training: Training) -> tuple:
     steps = training.config.compute.steps_per_dispatch
     if steps > 1:
         shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
-    return training.placement.shapes(state), carry, shares, _shape((2,), np.uint32)
+    devices, placement = training.devices, training.placement
+    placed = jax.tree.map(
+        lambda axis, part: devices.shapes(part, sharded=axis is not None),
+        placement.axes,
+        placement.shapes(state),
+        is_leaf=lambda axis: axis is None,
+    )
+    return (
+        placed,
+        *(devices.shapes(tree, sharded=True) for tree in (carry, shares)),
+        devices.shapes(_shape((2,), np.uint32)),
+    )
 
 
 def memory_of(executable: Any) -> Memory:
@@ -111,6 +124,7 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
     done = time.perf_counter()
     return Compiled(
         executable,
+        lowered,
         Program(executable.as_text()),
         memory_of(executable),
         float((executable.cost_analysis() or {}).get("flops", 0)),

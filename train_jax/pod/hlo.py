@@ -1,4 +1,4 @@
-"""Reads the text of a compiled XLA program: instructions, their shapes in memory, and the source they come from."""
+"""Reads the text of a compiled XLA program: instructions, their shapes in memory, and the names that JAX gave them."""
 
 from __future__ import annotations
 
@@ -72,11 +72,6 @@ class Instruction:
         return name[1] if name else ""
 
     @property
-    def frame(self) -> int:
-        """Id of the innermost stack frame; 0 for none."""
-        return self._number(r"stack_frame_id=(\d+)", 0)
-
-    @property
     def trips(self) -> int:
         """How often a `while` runs its body, as the compiler knows it; 1 if it does not."""
         return self._number(r'known_trip_count":\{"n":"(\d+)"', 1)
@@ -90,11 +85,7 @@ class Program:
     """A compiled program."""
 
     def __init__(self, text: str):
-        lines = text.splitlines()
-        self.computations, self.entry = _computations(lines)
-        self._functions = _table(lines, "FunctionNames")
-        self._locations = _table(lines, "FileLocations")
-        self._frames = _table(lines, "StackFrames")
+        self.computations, self.entry = _computations(text.splitlines())
 
     def executed(self) -> Iterator[tuple[Instruction, int]]:
         """Yields every instruction of the program and of its loops and branches, and how often it runs.
@@ -121,17 +112,6 @@ class Program:
     def shapes(self) -> Mapping[str, tuple[Array, ...]]:
         """The results of every instruction by its name."""
         return {each.name: each.results for part in self.computations.values() for each in part}
-
-    def functions(self, frame: int) -> list[str]:
-        """The qualified names of the Python functions of a stack frame, outermost first."""
-        names = []
-        while frame:
-            # Ids of parents are one larger than those of the table, so that 1 is no parent.
-            fields = _numbers(self._frames.get(frame, ""))
-            location = _numbers(self._locations.get(fields.get("file_location_id", 0), ""))
-            names.append(self._functions.get(location.get("function_name_id", 0), "").strip('"'))
-            frame = fields.get("parent_frame_id", 1) - 1
-        return names[::-1]
 
 
 def _computations(lines: Sequence[str]) -> tuple[dict[str, list[Instruction]], str]:
@@ -184,20 +164,3 @@ def _closing(line: str, start: int) -> int:
         if not depth:
             return at + 1
     return len(line)
-
-
-def _table(lines: Sequence[str], name: str) -> dict[int, str]:
-    """A table of the header: lines of a number and a value, up to an empty one."""
-    if name not in lines:
-        return {}
-    rows = {}
-    for line in lines[lines.index(name) + 1 :]:
-        number, _, value = line.partition(" ")
-        if not number.isdigit():
-            break
-        rows[int(number)] = value
-    return rows
-
-
-def _numbers(text: str) -> dict[str, int]:
-    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)}

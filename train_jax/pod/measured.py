@@ -13,7 +13,7 @@ from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.pod.hlo import Instruction, Program
-from train_jax.pod.yardsticks import kind_of, pass_of, source_of
+from train_jax.pod.yardsticks import OUTSIDE, kind_of, pass_of, source_of
 from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP
 
 CONTROL_FLOW = "loops and branches"
@@ -48,6 +48,7 @@ class Measured:
     by_kind: Mapping[str, float]
     by_pass: Mapping[str, float]
     by_module: Mapping[str, float]
+    by_class: Mapping[str, float]
     operations: tuple[Operation, ...]
     """The longest first."""
 
@@ -78,21 +79,21 @@ def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
         begin, end = min(begin, span["ts"]), max(end, span["ts"] + span["dur"])
     if not steps or not times:
         raise UserError("the trace has no operation of the train step")
-    sums = [defaultdict[str, float](float) for _ in range(3)]
+    sums = [defaultdict[str, float](float) for _ in range(4)]
     operations = []
     for name, microseconds in sorted(times.items(), key=lambda item: -item[1]):
         instruction, milliseconds = instructions[name], microseconds / 1e3 / steps
         if instruction.opcode in ("while", "conditional"):  # what is inside them has been subtracted
-            source, module, kind = instruction, "", CONTROL_FLOW
+            source, module, kind = instruction, OUTSIDE, CONTROL_FLOW
         else:
             source, module = source_of(program, instruction)
             kind = kind_of(program, instruction)
-        for total, key in zip(sums, (kind, pass_of(source), module), strict=True):
+        for total, key in zip(sums, (kind, pass_of(source), *module), strict=True):
             total[key] += milliseconds
-        operations.append(Operation(name, milliseconds, runs[name] / steps, kind, module, source.op_name))
-    by_kind, by_pass, by_module = (dict(sorted(each.items(), key=lambda item: -item[1])) for each in sums)
+        operations.append(Operation(name, milliseconds, runs[name] / steps, kind, module.name, source.op_name))
+    by_kind, by_pass, by_module, by_class = (dict(sorted(each.items(), key=lambda item: -item[1])) for each in sums)
     wall, busy = (end - begin) / 1e3 / steps, sum(times.values()) / 1e3 / steps
-    return Measured(steps, wall, busy, by_kind, by_pass, by_module, tuple(operations))
+    return Measured(steps, wall, busy, by_kind, by_pass, by_module, by_class, tuple(operations))
 
 
 def _own_times(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from train_jax.pod.compile import Compiled
+from train_jax.pod.schedule import Schedules
 from train_jax.pod.topology import Topology
 from train_jax.pod.yardsticks import Cost, Yardsticks, yardsticks
 from train_jax.start import Training
@@ -28,8 +29,16 @@ class Result:
     yardsticks: Yardsticks
 
     @classmethod
-    def of(cls, name: str, step: str, training: Training, topology: Topology, compiled: Compiled) -> Result:
-        return cls(name, step, training, topology, compiled, yardsticks(compiled.program))
+    def of(
+        cls,
+        name: str,
+        step: str,
+        training: Training,
+        topology: Topology,
+        compiled: Compiled,
+        schedules: Schedules | None = None,
+    ) -> Result:
+        return cls(name, step, training, topology, compiled, yardsticks(compiled.program, schedules))
 
     @property
     def batch_size(self) -> int:
@@ -53,8 +62,17 @@ class Result:
 
     @property
     def estimated_seconds(self) -> float | None:
+        return self._at_clock(self.yardsticks.total.cycles)
+
+    @property
+    def scheduled_seconds(self) -> float | None:
+        """The scheduled bundles, one in a cycle. None without schedules, and where the clock is not known."""
+        total = self.yardsticks.total
+        return self._at_clock(total.bundles) if total.scheduled else None
+
+    def _at_clock(self, cycles: float) -> float | None:
         clock = self.topology.clock
-        return None if clock is None else self.yardsticks.total.cycles / clock
+        return None if clock is None else cycles / clock
 
     def to_json(self) -> dict[str, Any]:
         """Returns every figure, in bytes, FLOPs, cycles and seconds."""
@@ -81,6 +99,9 @@ class Result:
             "product_flops": compiled.product_flops,
             "estimated_cycles": sums.total.cycles,
             "estimated_seconds": self.estimated_seconds,
+            "scheduled_bundles": sums.total.bundles if sums.total.scheduled else None,
+            "scheduled_seconds": self.scheduled_seconds,
+            "scheduled_instructions": sums.total.scheduled,
             "hbm_bytes": sums.total.hbm_bytes,
             "hbm_seconds": self.hbm_seconds,
             "prefetched_bytes": sums.prefetched_bytes,
@@ -88,6 +109,7 @@ class Result:
             "by_kind": _to_json(sums.by_kind),
             "by_pass": _to_json(sums.by_pass),
             "by_module": _to_json(sums.by_module),
+            "by_class": _to_json(sums.by_class),
             "collectives": [dataclasses.asdict(each) for each in sums.collectives],
         }
 
@@ -113,20 +135,27 @@ class Result:
         yield f"  at peak FLOP/s   {_ms(self.roofline_seconds)}"
         yield f"  HBM bytes        {sums.total.hbm_bytes / 1e9:.2f} GB, {_ms(self.hbm_seconds)} at peak bandwidth"
         yield f"  estimated cycles {sums.total.cycles / 1e6:.1f} M{_seconds(self.estimated_seconds)}"
+        if sums.total.scheduled:
+            yield (
+                f"  bundles          {sums.total.bundles / 1e6:.1f} M{_seconds(self.scheduled_seconds)}; of "
+                f"{sums.total.scheduled} of {sums.total.instructions} instructions"
+            )
         for (kind, asynchronous, size), count in Counter(
             (each.kind, each.asynchronous, each.bytes) for each in sums.collectives
         ).items():
             beside = "beside other work" if asynchronous else "nothing else runs meanwhile"
             yield f"  collective       {count} x {kind}, {size / 1e6:.2f} MB, {beside}"
-        for title, costs in (("work", sums.by_kind), ("pass", sums.by_pass), ("module", sums.by_module)):
+        for title, costs in sums.splits.items():
             yield ""
-            yield f"  {'Mcycles':>8} {'share':>6} {'HBM GB':>7}  by {title}"
+            bundles = f" {'Mbundles':>9} {'share':>6}" if sums.total.scheduled else ""
+            yield f"  {'Mcycles':>8} {'share':>6}{bundles} {'HBM GB':>7}  by {title}"
             yield from (_row(name, cost, sums.total) for name, cost in list(costs.items())[:MODULES_SHOWN])
 
 
 def _row(name: str, cost: Cost, total: Cost) -> str:
     share = cost.cycles / total.cycles if total.cycles else 0
-    return f"  {cost.cycles / 1e6:8.2f} {share:6.1%} {cost.hbm_bytes / 1e9:7.2f}  {name or '(no module)'}"
+    bundles = f" {cost.bundles / 1e6:9.2f} {cost.bundles / total.bundles:6.1%}" if total.bundles else ""
+    return f"  {cost.cycles / 1e6:8.2f} {share:6.1%}{bundles} {cost.hbm_bytes / 1e9:7.2f}  {name or '(no module)'}"
 
 
 def _to_json(costs: Mapping[str, Cost]) -> dict[str, dict[str, float]]:

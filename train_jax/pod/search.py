@@ -96,7 +96,7 @@ def search(
         except UserError as error:
             tried.append(Tried(variant, None, str(error)))
             continue
-        compiled = dataclasses.replace(compiled, executable=None)  # frees its memory
+        compiled = dataclasses.replace(compiled, executable=None, lowered=None)  # frees its memory
         tried.append(Tried(variant, Result.of(name, "train", training, topology, compiled)))
     return tried
 

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from train_jax.pod.hlo import COLLECTIVES, Instruction, Program
+from train_jax.pod.schedule import Schedule, Schedules
 
 FORWARD, BACKWARD, UPDATE, UNNAMED = "forward", "backward", "update", "made by the compiler"
 PRODUCTS, COLLECTIVE = "matrix products", "collectives"
 SORTS, ELEMENTWISE = "gathers and sorts", "elementwise, reductions"
-MODULE_DEPTH = 2
-"""The number of nested modules that are named."""
+CLASS_DEPTH = 2
+"""The number of nested modules whose classes are named."""
+_SCOPE = re.compile(r"(?:^|[/(])([\w.]*)\[([A-Za-z_]\w*)\](?=[/)]|$)")
 _GATHERS = ("gather", "scatter", "sort", "dynamic-slice", "dynamic-update-slice")
+
+
+class Module(NamedTuple):
+    """A PyTorch module of a program."""
+
+    name: str
+    """Its qualified name, that of its class for the outermost one, and "" outside of the module."""
+    classes: str
+    """Its class behind that of the module around it, such as `Block/SwiGLU`."""
+
+
+OUTSIDE = Module("", "")
 
 
 @dataclasses.dataclass
@@ -25,11 +41,18 @@ class Cost:
     hbm_bytes: float = 0
     """Operands and results that lie in the memory of the device, with the padding of their tiles."""
     instructions: int = 0
+    bundles: int = 0
+    """Scheduled bundles, each executed in a cycle or more; 0 without schedules."""
+    scheduled: int = 0
+    """Instructions whose schedule is known."""
 
-    def add(self, instruction: Instruction, times: int, hbm_bytes: float) -> None:
+    def add(self, instruction: Instruction, times: int, hbm_bytes: float, schedule: Schedule | None) -> None:
         self.cycles += instruction.estimated_cycles * times
         self.hbm_bytes += hbm_bytes * times
         self.instructions += times
+        if schedule is not None:
+            self.bundles += schedule.bundles * times
+            self.scheduled += times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,17 +78,24 @@ class Yardsticks:
     """Forward pass, backward pass (with recomputation), everything outside of the module's gradient, and instructions
     without a name, which are mostly copies."""
     by_module: Mapping[str, Cost]
-    """By the classes of the PyTorch modules, such as `Block/SwiGLU`; empty outside of the module and for instructions
-    without a source."""
+    """By the qualified names of the PyTorch modules; empty outside of the module and for instructions without a
+    name."""
+    by_class: Mapping[str, Cost]
+    """By the classes of these modules, such as `Block/SwiGLU`: equal layers together."""
     collectives: tuple[CollectiveOperation, ...]
     prefetched_bytes: float
     """Copies between the memory and the caches of the device that run beside the instructions."""
 
+    @property
+    def splits(self) -> dict[str, Mapping[str, Cost]]:
+        """The sums by what they are split by, in the order of the tables."""
+        return {"work": self.by_kind, "pass": self.by_pass, "module": self.by_module, "class": self.by_class}
 
-def yardsticks(program: Program) -> Yardsticks:
-    """Sums the instructions that have an estimate."""
+
+def yardsticks(program: Program, schedules: Schedules | None = None) -> Yardsticks:
+    """Sums the instructions that have an estimate. Without `schedules` there are no bundles."""
     total, prefetched = Cost(), 0.0
-    by_kind, by_pass, by_module = (defaultdict(Cost) for _ in range(3))
+    by_kind, by_pass, by_module, by_class = (defaultdict(Cost) for _ in range(4))
     collectives = []
     for instruction, times in program.executed():
         kind = kind_of(program, instruction)
@@ -80,13 +110,15 @@ def yardsticks(program: Program) -> Yardsticks:
             continue
         size = _hbm_bytes(program, instruction)
         source, module = source_of(program, instruction)
-        for cost in (total, by_kind[kind], by_pass[pass_of(source)], by_module[module]):
-            cost.add(instruction, times, size)
+        groups = by_kind[kind], by_pass[pass_of(source)], by_module[module.name], by_class[module.classes]
+        for cost in (total, *groups):
+            cost.add(instruction, times, size, schedules and schedules.of(instruction))
     return Yardsticks(
         total,
         _largest_first(by_kind),
         _largest_first(by_pass),
         _largest_first(by_module),
+        _largest_first(by_class),
         tuple(collectives),
         prefetched,
     )
@@ -111,26 +143,25 @@ def pass_of(instruction: Instruction) -> str:
     return FORWARD if "jvp(" in instruction.op_name else UPDATE
 
 
-def modules(functions: Iterable[str]) -> list[str]:
-    """Returns the classes of the PyTorch modules among nested functions, outermost first."""
-    names, called = [], False
-    for function in functions:
-        if called and function != "Module._call_impl" and "." in function:
-            names.append(function.split(".")[0])
-        called = function == "Module._call_impl"
-    return names
+def module_of(op_name: str) -> Module:
+    """Returns the innermost PyTorch module in the name of an operation, by the scopes of `bridge.export`."""
+    scopes = _SCOPE.findall(op_name)
+    if not scopes:
+        return OUTSIDE
+    name, kind = scopes[-1]
+    return Module(name or kind, "/".join(kind for _, kind in scopes[-CLASS_DEPTH:]))
 
 
-def source_of(program: Program, instruction: Instruction) -> tuple[Instruction, str]:
-    """Returns the instruction and the innermost PyTorch modules it comes from, such as `Block/SwiGLU`.
+def source_of(program: Program, instruction: Instruction) -> tuple[Instruction, Module]:
+    """Returns the instruction and the innermost PyTorch module it comes from.
 
     A fusion that the compiler put together has no source of its own: that is its first instruction which has one.
     """
     for each in (instruction, *program.inside(instruction)):
-        names = modules(program.functions(each.frame))
-        if names:
-            return each, "/".join(names[-MODULE_DEPTH:])
-    return instruction, ""
+        module = module_of(each.op_name)
+        if module.name:
+            return each, module
+    return instruction, OUTSIDE
 
 
 def _hbm_bytes(program: Program, instruction: Instruction) -> float:

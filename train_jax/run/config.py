@@ -62,6 +62,9 @@ class ComputeConfig:
     compile_cache: bool = True
     """Keep compiled programs for later runs with equal shapes, in the folder JAX_COMPILATION_CACHE_DIR, by default that
     of the user's caches or, for several processes, `compiled` beside the run folder."""
+    load: str = ""
+    """File that `trm compile-pod --save` wrote, or gs://bucket/file: its train step is not compiled again. Needs
+    runner shard_map."""
 
     def __post_init__(self):
         _check(self, "compute.")

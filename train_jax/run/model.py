@@ -46,7 +46,7 @@ def build_objective(config: RunConfig, task: Task, local_batch_size: int, *, sta
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
     module = build_module(config, task, local_batch_size, stage=stage)
     try:
-        fn = bridge.export(module, recompute=recompute)
+        fn = bridge.export(module, recompute=recompute, name_scopes=True)
     except (bridge.BridgeError, re.error) as error:
         raise UserError(f"compute.remat: {error}") from error
     return Objective(fn, task, sparse_tables(fn))

@@ -7,6 +7,7 @@ processes, each process runs this code for its own devices, and a step spans the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -18,6 +19,7 @@ from train_jax.core.step import TrainStep
 from train_jax.errors import UserError
 from train_jax.runtime.backend import local_devices
 from train_jax.runtime.batch_size import check_divides
+from train_jax.runtime.saved_program import load_program
 
 Runner = Literal["pmap", "shard_map"]
 
@@ -116,11 +118,18 @@ class Devices:
         """Whether `compile` needs the arguments of the first call, instead of their shapes."""
         return self._runner == "pmap" and jax.process_count() > 1
 
-    def compile(self, program: Any, args: Any) -> Any:
-        """Compiles a function of `parallel_*` for arguments of these shapes."""
-        compiled = program.lower(*args).compile()
+    def compile(self, program: Any, args: Any, saved: Path | None = None) -> Any:
+        """Compiles a function of `parallel_*` for arguments of these shapes, or loads it from the file `saved`."""
+        lowered = program.lower(*args)
+        compiled = load_program(saved, lowered, self._all) if saved else lowered.compile()
         # With several processes, only the function itself converts the arguments of `pmap`; it reuses what is compiled.
         return program if self.compiles_for_arrays else compiled
+
+    def shapes(self, tree: Any, *, sharded: bool = False) -> Any:
+        """Shapes of arrays as `replicate` places them, or as `shard` does."""
+        sharding = NamedSharding(self._mesh, PartitionSpec(AXIS) if sharded else PartitionSpec())
+        given = None if self._runner == "pmap" else sharding  # `pmap` takes arrays from anywhere
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=given), tree)
 
     def limit_dispatch(self, pending: list[Any]) -> None:
         """Blocks until only a few of the steps with these results, oldest first, are still running.

@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,8 +27,13 @@ class Programs:
         step_at: Callable[[Any], Any],
         stages: StageSchedule,
         timeline: Timeline | None = None,
+        saved_at: Callable[[Any, int], Path | None] = lambda _stage, _steps: None,
     ):
-        """`step_at(stage)` returns the parallel train step of a stage, not yet compiled. `timeline` notes waits."""
+        """`step_at(stage)` returns the parallel train step of a stage, not yet compiled. `timeline` notes waits.
+
+        `saved_at(stage, steps)` names the file with the program of a stage and a dispatch; None to compile it.
+        """
+        self._saved_at = saved_at
         self._timeline = timeline or Timeline()
         self._news: list[str] = []
         self._devices, self._step_at, self.stages = devices, step_at, stages
@@ -85,17 +91,19 @@ class Programs:
         shapes = args if self._devices.compiles_for_arrays else jax.tree.map(_shape, args)
 
         def compiled() -> Any:
-            return self._compiling(lambda: self._devices.compile(self._step_at(stage), shapes))
+            saved = self._saved_at(stage, steps)
+            return self._compiling(lambda: self._devices.compile(self._step_at(stage), shapes, saved), saved)
 
         self._compiled[stage, steps] = self._pool.submit(compiled)
 
-    def _compiling(self, make: Callable[[], Any]) -> Any:
+    def _compiling(self, make: Callable[[], Any], saved: Path | None) -> Any:
         start = time.perf_counter()
         with counted_cache_use() as use:
             made = make()
         seconds = time.perf_counter() - start
         self.compile_seconds += seconds
-        self._news.append(f"train step compiled in {seconds:.1f} s, {use}")
+        how = f"loaded in {seconds:.1f} s from {saved}" if saved else f"compiled in {seconds:.1f} s, {use}"
+        self._news.append(f"train step {how}")
         return made
 
     def news(self) -> list[str]:

@@ -1,10 +1,12 @@
 """`trm compile-pod NAME`: compiles the train step of a run for a TPU topology, on a machine without a TPU."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,11 +17,16 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.pod import topology as topologies
 from train_jax.pod.compile import compile_eval_step, compile_train_step, training_for
+from train_jax.pod.page import page, search_page
 from train_jax.pod.results import Result
+from train_jax.pod.schedule import read_schedules, write_schedules
 from train_jax.pod.search import lines, search, to_json
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
+from train_jax.run.storage import path_of
 from train_jax.run_arguments import parse_run, split_arguments
+from train_jax.runtime.saved_program import save_program
+from train_jax.tasks.language.unbuilt import UnbuiltText
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
 from train_jax.tasks.task import Task, task_class
 
@@ -46,6 +53,13 @@ class CompilePod:
     """Rows of the puzzle table, if the data set is not built; 1 for Sudokus and mazes."""
     json: str = ""
     """File for all figures as JSON; - for standard output instead of the table."""
+    html: str = ""
+    """File for one HTML page with the same figures."""
+    bundles: bool = False
+    """Also counts the scheduled bundles of every kernel, as often as its loops run them."""
+    save: str = ""
+    """File, or gs://bucket/file, for the compiled train step, which `trm train --compute.load` uses. Needs
+    --compute.runner shard_map."""
     text: str = ""
     """File for the text of the compiled program."""
     search: bool = False
@@ -64,7 +78,14 @@ class Command(NamedTuple):
 
 def main(command: Command) -> None:
     options, config = command
+    if options.save and (options.step != "train" or config.compute.runner != "shard_map"):
+        raise UserError("--save is for the train step; use --compute.runner shard_map, and leave out --step")
     topologies.use_host_backend()
+    with _schedules(options.bundles) as schedules:
+        _compile(options, config, schedules)
+
+
+def _compile(options: CompilePod, config: RunConfig, schedules: Path | None) -> None:
     topology = topologies.topology(options.topology, megacore=options.megacore)
     if options.search or options.search_batch_sizes:
         _search(options, config, topology)
@@ -72,11 +93,31 @@ def main(command: Command) -> None:
     training = training_for(config, _task(options, config), topology)
     if options.json != "-":
         print(f"compiling for {topology} …", file=sys.stderr, flush=True)
-    compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
-    result = Result.of(options.name, options.step, training, topology, compiled)
+    try:
+        compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
+    except UserError as error:
+        remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
+        raise UserError(f"{error}{remedy}") from error
+    known = read_schedules(schedules, compiled.program) if schedules else None
+    result = Result.of(options.name, options.step, training, topology, compiled, known)
     if options.text:
         write_text(Path(options.text), compiled.executable.as_text())
+    if options.html:
+        write_text(Path(options.html), page(result))
+    if options.save:
+        save_program(path_of(options.save), compiled.lowered, compiled.executable, topology.devices)
     _print(options, result.to_json(), result.lines())
+
+
+@contextlib.contextmanager
+def _schedules(wanted: bool) -> Iterator[Path | None]:
+    """A temporary folder where the compiler, not yet loaded, writes its schedules; None if they are not wanted."""
+    if not wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="trm-schedules-") as folder:
+        write_schedules(Path(folder))
+        yield Path(folder)
 
 
 def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -> None:
@@ -90,14 +131,18 @@ def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -
 
 
 def _search(options: CompilePod, config: RunConfig, topology: topologies.Topology) -> None:
-    if options.step != "train" or options.text:
-        raise UserError("--search is for the train step, and writes no program; leave out --step and --text")
+    if options.step != "train" or options.text or options.bundles or options.save:
+        raise UserError(
+            "--search is for the train step, and writes no program; leave out --step, --text, --bundles and --save"
+        )
 
     def progress(text: str) -> None:
         print(f"compiling for {topology.name}, {text}", file=sys.stderr, flush=True)
 
     sizes = _batch_sizes(options.search_batch_sizes)
     tried = search(options.name, config, functools.partial(_task, options), topology, sizes, progress)
+    if options.html:
+        write_text(Path(options.html), search_page(options.name, tried, topology))
     _print(options, to_json(tried), lines(tried, topology))
 
 
@@ -109,8 +154,10 @@ def _batch_sizes(text: str) -> list[int]:
 
 
 def _task(options: CompilePod, config: RunConfig) -> Task:
-    """The task of the run with its data set, or without one for puzzles that are not built."""
+    """The task of the run with its data set, or without one for puzzles and text that are not built."""
     built = all(Path(folder).exists() for folder in config.data_dir.split(","))
+    if config.task == "language" and not built:
+        return UnbuiltText(config)
     if config.task != "puzzles" or (built and not options.kind):
         return task_class(config.task)(config)
     return UnbuiltPuzzles(config, options.kind, options.puzzle_identifiers)

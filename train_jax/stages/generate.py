@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
@@ -81,7 +82,7 @@ def main(config: Generate) -> None:
         max_tokens=config.max_tokens,
         batch_size=config.batch_size,
         devices=devices.count,
-        positions=module.max_positions,
+        positions=_positions(run.config.model, module),
     )
     generator = Generator(
         module,
@@ -97,6 +98,13 @@ def main(config: Generate) -> None:
         _print_stream(generator, prompts, tokenizer)
     else:
         _print_samples(config, generator, prompts, tokenizer)
+
+
+def _positions(name: str, module: Any) -> int:
+    try:
+        return positions_of(module)
+    except ValueError as error:
+        raise UserError(f"--model {name}: {error}") from None
 
 
 def _print_stream(generator: Generator, prompts: Prompts, tokenizer: Tokenizer) -> None:

@@ -51,7 +51,8 @@ def _lines(figures: Measured, config: Profile) -> Iterator[str]:
     yield f"{config.run_dir}, process {config.host}: {figures.steps} steps, measured; milliseconds for a step"
     yield f"  from the first operation to the last one  {figures.wall:10.3f}"
     yield f"  in operations, all devices together       {figures.busy:10.3f}"
-    for title, times in (("work", figures.by_kind), ("pass", figures.by_pass), ("module", figures.by_module)):
+    splits = {"work": figures.by_kind, "pass": figures.by_pass, "module": figures.by_module, "class": figures.by_class}
+    for title, times in splits.items():
         yield ""
         yield f"  {'ms':>10} {'share':>6}  by {title}"
         for name, milliseconds in list(times.items())[:MODULES_SHOWN]:

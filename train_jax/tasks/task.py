@@ -34,6 +34,7 @@ TASKS = {
 PRESETS = (
     "train_jax.tasks.puzzles.presets:PRESETS",
     "train_jax.tasks.language.presets:PRESETS",
+    "train_jax.tasks.language.published_presets:PRESETS",
 )
 """The presets of each task, as `package.module:NAME`: a dict of `RunConfig` by name."""
 

@@ -17,10 +17,14 @@ import numpy as np
 from jaxtyping import Integer
 
 import bridge
-from models_torch.kv_cache import CachedModel
+from models_torch.cached_attention import attention_with_cache
+from models_torch.kv_cache import Buffers, CachedModel
 from train_jax.core.state import Arrays
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.sampling import Sampling, choose_token, stream_key
+
+# The published modules of 2026 call it; without FlashAttention, it asks a tensor for the position.
+bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kvcache", attention_with_cache)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +79,21 @@ class Generator:
         """Maps prompts to their next tokens and to the state of `_decode`."""
 
         def prefill(params: Arrays, buffers: Arrays, batch: dict[str, jax.Array]) -> dict[str, Any]:
-            (logits, keys, values), _ = self._fn(
-                params, buffers, batch["prompts"], self._sizes.capacity, method="prefill", train=False
+            last = batch["lengths"][:, None] - 1
+            (logits, cache), _ = self._fn(
+                params,
+                buffers,
+                batch["prompts"],
+                jnp.take_along_axis(batch["prompts"], last, axis=1),
+                self._sizes.capacity,
+                method="prefill",
+                train=False,
             )
-            last = jnp.take_along_axis(logits, batch["lengths"][:, None, None] - 1, axis=1)[:, 0]
-            token = self._choose(last, batch["streams"], batch["lengths"])
-            state = {"token": token, "position": batch["lengths"], "streams": batch["streams"]}
-            return {"token": token, "state": state | {"keys": keys, "values": values}}
+            token = self._choose(
+                jnp.take_along_axis(logits, last[:, :, None], axis=1)[:, 0], batch["streams"], batch["lengths"]
+            )
+            state = {"token": token, "position": batch["lengths"], "streams": batch["streams"], "cache": cache}
+            return {"token": token, "state": state}
 
         return self._devices.parallel_map(prefill)
 
@@ -90,18 +102,25 @@ class Generator:
         """Maps the state with the token of every row to the next tokens and to the next state; donates the state."""
 
         def decode(params: Arrays, buffers: Arrays, state: dict[str, Any]) -> dict[str, Any]:
-            def row(token: jax.Array, keys: Any, values: Any, position: jax.Array) -> Any:
-                keys, values = jax.tree.map(lambda x: x[None], (keys, values))
-                (logits, keys, values), _ = self._fn(
-                    params, buffers, token[None, None], keys, values, position, method="decode", train=False
+            def row(token: jax.Array, cache: Buffers, position: jax.Array) -> tuple[jax.Array, Buffers]:
+                cache = jax.tree.map(lambda x: x[None], cache)
+                (logits, cache), _ = self._fn(
+                    params,
+                    buffers,
+                    token[None, None],
+                    cache,
+                    position,
+                    self._sizes.capacity,
+                    method="decode",
+                    train=False,
                 )
-                return logits[0, 0], *jax.tree.map(lambda x: x[0], (keys, values))
+                return logits[0, 0], jax.tree.map(lambda x: x[0], cache)
 
-            logits, keys, values = jax.vmap(row)(state["token"], state["keys"], state["values"], state["position"])
+            logits, cache = jax.vmap(row)(state["token"], state["cache"], state["position"])
             position = state["position"] + 1
             token = self._choose(logits, state["streams"], position)
-            next_state = {"token": token, "position": position, "streams": state["streams"]}
-            return {"token": token, "state": next_state | {"keys": keys, "values": values}}
+            next_state = {"token": token, "position": position, "streams": state["streams"], "cache": cache}
+            return {"token": token, "state": next_state}
 
         return self._devices.parallel_map(decode, donate=True)
 

@@ -1,0 +1,64 @@
+"""`trm compile-pod --html`: the page has the figures of the terminal, and names what they are."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+from support.compiled_program import PROGRAM
+
+from train_jax.pod.compile import Compiled, Memory
+from train_jax.pod.hlo import Program
+from train_jax.pod.page import page, search_page
+from train_jax.pod.results import Result
+from train_jax.pod.search import Tried, Variant
+
+
+class Slice:
+    """Stands for a `Topology`: four devices of 1 GiB, 1 TB/s, 100 TFLOP/s and 1 GHz."""
+
+    name, devices, hosts = "v4:2x2x1", range(4), 1
+    hbm_bytes, hbm_bandwidth, peak_flops, clock = 2**30, 1e12, 1e14, 1e9
+
+    def __str__(self):
+        return "v4:2x2x1 with megacore: 4 devices (TPU v4) in 1 hosts"
+
+
+def result(temporaries=2**28):
+    compute = SimpleNamespace(runner="pmap", remat="", accumulation_steps=1)
+    config = SimpleNamespace(global_batch_size=16, model="trm", compute=compute)
+    training: Any = SimpleNamespace(config=config)
+    topology: Any = Slice()
+    memory = Memory(arguments=2**28, temporaries=temporaries, outputs=0, code=0)
+    compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, 2e9, 1.5, 60.25)
+    return Result.of("ti<ny", "train", training, topology, compiled)
+
+
+def words(html):
+    return " ".join(re.sub("<[^>]*>", " ", re.sub("(?s)<style>.*?</style>", "", html)).split())
+
+
+def test_the_page_of_a_step():
+    of_step = result()
+    html = page(of_step)
+    text = words(html)
+    assert "ti&lt;ny, train step on v4:2x2x1" in text and "none is measured on a TPU" in text
+    assert "0.50 GiB of 1.00 GiB: fits" in text and "temporaries 0.250 25.00%" in text
+    assert "0.0 M 0.00 ms at the clock of the chip" in text and "0.002 TFLOP 0.02 ms at the peak" in text
+    assert "matrix products 0.00 99.67%" in text and "Block/SwiGLU 0.00 99.67%" in text
+    assert "all-reduce 1 0.00 no" in text and "60.2 s measured here" in text
+    assert "http" not in html, "one file, that loads nothing"
+
+
+def test_a_step_that_does_not_fit():
+    text = words(page(result(temporaries=2**30)))
+    assert "1.25 GiB of 1.00 GiB: does not fit" in text and "--search compiles variants that need less" in text
+
+
+def test_the_page_of_a_search():
+    one = result()
+    tried = [Tried(Variant(16, "", 1), one), Tried(Variant(32, "", 1), None, "refuses <it>")]
+    text = words(search_page("tiny", tried, one.topology))
+    assert "Estimated fastest in the 1.00 GiB of a device: --global-batch-size 16" in text
+    assert "--global-batch-size 16 yes 0.50 0.0 0.8" in text and "--global-batch-size 32 refused" in text
+    assert "--global-batch-size 32 : refuses &lt;it&gt;" in text
+    assert "No variant fits the 1.00 GiB" in words(search_page("tiny", tried[1:], one.topology))

@@ -1,0 +1,85 @@
+"""Scheduled bundles: loops in the text of a kernel, equal kernels, and the sums over a program."""
+
+import os
+
+import pytest
+from support.compiled_program import PROGRAM
+
+from train_jax.errors import UserError
+from train_jax.pod.hlo import Program
+from train_jax.pod.schedule import Schedule, read_schedules, schedule, write_schedules
+from train_jax.pod.yardsticks import yardsticks
+
+KERNEL = """= control target key start
+LB: loop body
+= control target key end
+
+     0   :  { %s1 = smov 4 } /* Start region 0 */
+   0x1 LB: > { %s2 = sphi %s1, %s3 }
+   0x2   : > { %s3 = sadd.s32 1, %s2 }
+   0x3 LB: > > { %v1 = vld [vmem:[%s2]] }
+   0x4   :  {} /* End region 3 */
+   0x5   : > > { %p1 = scmp.ge.s32.totalorder %s4, 10 /* loop exit test */ }
+   0x6 PF: > { %p2 = scmp.ge.s32.totalorder %s2, 2 }
+   0x7   : > { %p3 = scmp.ge.s32.totalorder %s3, 4 /* loop exit test */ }
+   0x8   :  { %5 = sbr.rel (!%p3) target = $region1 }
+   0x9 LB: > { %6 = vwait.ge [#allocation3], %s9 }
+   0xa   :  { %7 = vsyncpa [#allocation9], 1 }
+"""
+
+
+def test_loops_count_as_often_as_they_run():
+    """Four times the outer loop, and ten times in each the three bundles of the inner one; the second is empty."""
+    assert schedule(KERNEL) == Schedule(bundles=3 + 4 * (4 + 10 * 3) + 1, unknown_loops=1)
+
+
+FURTHER = """
+  %again = bf16[97,512]{1,0:T(8,128)(2,1)} fusion(%x, %w), kind=kOutput, calls=%fused_again, \
+sharding={replicated}, metadata={op_name="jit(step)/jvp([Net])/layers.1[Block]/mul"}, \
+backend_config={"window_config":{"estimated_cycles":"900"}}
+  %other = bf16[97,512]{1,0:T(8,128)(2,1)} fusion(%w, %w), kind=kOutput, calls=%fused_again, \
+backend_config={"window_config":{"estimated_cycles":"90"}}
+  ROOT %t ="""
+FUSED_AGAIN = """%fused_again (c: bf16[97,512], d: bf16[512,512]) -> bf16[97,512] {
+  %c.1 = bf16[97,512]{1,0:T(8,128)(2,1)} parameter(0)
+  %d = bf16[512,512]{1,0:T(8,128)(2,1)} parameter(1)
+  ROOT %e = bf16[97,512]{1,0:T(8,128)(2,1)} convolution(%c.1, %d), dim_labels=bf_io->bf
+}
+
+%body ("""
+
+
+@pytest.fixture
+def program():
+    """Has two products that are equal but for names, cycles and annotations, and one with other operands."""
+    return Program(PROGRAM.replace("\n  ROOT %t =", FURTHER, 1).replace("%body (", FUSED_AGAIN, 1))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """As libtpu writes it: only one of the two equal products, and the program that calls them."""
+    for name in ("17-product-02", "18-TLP-01", "19-<late-initialization>-01"):
+        (tmp_path / f"{name}-final_bundles.txt").write_text(KERNEL)
+        (tmp_path / f"{name}-schedule-analysis_final_bundles.txt").write_text("total scheduled bundles: 7")
+    return tmp_path
+
+
+def test_equal_kernels_have_one_schedule(program, folder):
+    schedules = read_schedules(folder, program)
+    known = {each.name for each, _ in program.executed() if schedules.of(each)}
+    assert known == {"product", "again"}
+    sums = yardsticks(program, schedules)
+    assert (sums.total.scheduled, sums.total.instructions) == (6, 10), "three times two of three, and an addition"
+    assert sums.by_module["layers.0.mlp"].bundles == sums.by_module["layers.1"].bundles == 3 * 140
+    assert yardsticks(program).total.bundles == 0
+
+
+def test_a_compiler_that_writes_nothing_is_named(program, tmp_path):
+    with pytest.raises(UserError, match="leave out --bundles"):
+        read_schedules(tmp_path, program)
+
+
+def test_arguments_of_the_compiler_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--mine=1")
+    write_schedules(tmp_path)
+    assert os.environ["LIBTPU_INIT_ARGS"].startswith(f"--mine=1 --xla_jf_dump_to={tmp_path} ")

@@ -1,0 +1,128 @@
+"""A compiled program as a file: written by `trm compile-pod --save`, used by `trm train --compute.load`.
+
+A program is machine code. Only what a program needs is read from the file besides, but load none that you do not trust.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pickle
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from train_jax.errors import UserError
+from train_jax.version import installed_version
+
+_FIRST_LINE = "trm-program-1"
+_CLASSES = {
+    "jax": {"P"},
+    "jax._src.core": {"ManualAxisType", "MemorySpace", "ShapedArray"},
+    "jax._src.interpreters.pxla": {"AllArgsInfo", "UnloadedMeshExecutable"},
+    "jax._src.layout": {"Format", "Layout"},
+    "jax._src.linear_util": {"DebugInfo"},
+    "jax._src.mesh": {"AbstractDevice", "AbstractMesh", "AxisType", "Mesh"},
+    "jax._src.named_sharding": {"_unpickle_named_sharding"},
+    "jax._src.sharding_impls": {"_unpickle_gspmd_sharding"},
+    "jax._src.stages": {"ArgInfo"},
+    "jaxlib._hlo": {"OpSharding"},
+    "jaxlib._jax": {"DeviceList"},
+    "numpy": {"dtype", "ndarray"},
+    "numpy._core.multiarray": {"_reconstruct"},
+}
+"""What JAX writes beside the machine code: shapes, shardings and the mesh."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramKey:
+    """What a program was compiled from and for; another value of any field is another program."""
+
+    jax: str
+    jaxlib: str
+    compiler: str
+    """Version of libtpu; empty for other platforms, whose compiler is part of jaxlib."""
+    device: str
+    devices: int
+    processes: int
+    program: str
+    """Hash of the lowered program, which holds the code, the fields and the sizes of the run."""
+
+    @classmethod
+    def of(cls, lowered: Any, devices: Sequence[Any]) -> ProgramKey:
+        return cls(
+            installed_version("jax") or "",
+            installed_version("jaxlib") or "",
+            _libtpu() if devices[0].platform == "tpu" else "",
+            devices[0].device_kind,
+            len(devices),
+            len({device.process_index for device in devices}),
+            hashlib.sha256(lowered.as_text().encode()).hexdigest(),
+        )
+
+
+def save_program(path: Path, lowered: Any, compiled: Any, devices: Sequence[Any]) -> None:
+    """Writes a program that was lowered and compiled for `devices`. Raises `UserError` if JAX cannot serialize it."""
+    try:
+        content, _, _ = serialize_executable.serialize(compiled)
+    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        raise UserError(f"the program cannot be saved: {str(error).splitlines()[0]}") from error
+    header = dataclasses.asdict(ProgramKey.of(lowered, devices)) | {"sha256": hashlib.sha256(content).hexdigest()}
+    path.write_bytes(f"{_FIRST_LINE}\n{json.dumps(header)}\n".encode() + content)
+
+
+def load_program(path: Path, lowered: Any, devices: Sequence[Any]) -> Any:
+    """Returns the program in a file as a `jax.stages.Compiled` for `devices`, in place of `lowered.compile()`.
+
+    Raises `UserError` if it is another one than `lowered`, or was compiled for other devices or versions.
+    """
+    header, content = _read(path)
+    for name, value in dataclasses.asdict(ProgramKey.of(lowered, devices)).items():
+        if header.get(name) != value:
+            what = "another train step: other code, fields or sizes of the data" if name == "program" else None
+            what = what or f"{name} {header.get(name)!r}, not {value!r}"
+            raise UserError(f"{path} was compiled for {what}; save it again, or leave out --compute.load")
+    if hashlib.sha256(content).hexdigest() != header.get("sha256"):
+        raise UserError(f"{path} is damaged; save it again, or leave out --compute.load")
+    try:
+        unloaded, _, no_kwargs = _Unpickler(io.BytesIO(content), devices[0].client, devices).load()
+        executable = unloaded.load()
+    except (pickle.UnpicklingError, jax.errors.JaxRuntimeError, TypeError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} cannot be loaded ({reason}); leave out --compute.load") from error
+    return jax.stages.Compiled(executable, [], lowered.args_info, lowered.out_tree, no_kwargs=no_kwargs)
+
+
+class _Unpickler(serialize_executable._JaxPjrtUnpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    try:
+        first, header, content = path.read_bytes().split(b"\n", 2)
+        if first.decode() == _FIRST_LINE:
+            return json.loads(header), content
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}); write it with trm compile-pod") from error
+    except ValueError:
+        pass
+    raise UserError(f"{path} is no program that `trm compile-pod --save` wrote")
+
+
+def _libtpu() -> str:
+    """The version of the compiler: of the library that is named, otherwise of the installed package."""
+    library = os.environ.get("TPU_LIBRARY_PATH")
+    if library is None:
+        return installed_version("libtpu") or ""
+    beside = metadata.distributions(name="libtpu", path=[str(Path(library).parents[1])])
+    return next((each.version for each in beside), "")
