@@ -5,8 +5,9 @@
 For each preset, in a process of its own, with one device and random examples: `first trace` is the first one of the
 process, `trace` and `lower` are medians of later ones, with other steps of the same module. The program is compiled
 into an empty cache, and then read from it (`cached`). The baseline is the attention variant of the published model
-with 192 examples on the device; it is traced and lowered only. Finally, `trm train tiny` starts twice with an empty
-cache: seconds from the start of the process to the first step, by what the main thread did. Use a quiet machine.
+with 192 examples on the device; it is traced and lowered only. Finally, `trm train tiny` starts once with an empty
+cache and then with a warm one: seconds from the start of the process to the first step, by what the main thread did.
+Use a quiet machine.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ clock, from the compiled program of one device: the collectives of a step and th
 arguments and temporaries, the FLOPs of the matrix products, and their efficiency: those of one device alone, divided
 by those of all devices together. Below 1, the devices repeat work of each other.
 
-Milliseconds are medians over the rounds. Virtual devices share the cores of the machine, so that with more of them a
-step cannot become faster: `1 device / time` is the share of the time that is not overhead of the division, as far as
-one device uses all cores. It says nothing of a machine where each device has cores of its own. Use a quiet machine.
+Milliseconds are medians over the rounds. Virtual devices share the cores of the machine, so `1 device / time` is no
+speed-up: below 1 it is what the division costs, and above 1 it says that one device alone leaves cores idle. It says
+nothing of a machine where each device has cores of its own. Use a quiet machine.
 """
 
 from __future__ import annotations
