@@ -73,7 +73,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         traced.lower()
         traces.append(seconds)
         lowerings.append(time.perf_counter() - begun)
-    found = {
+    result = {
         "equations": _equations(traced.jaxpr.jaxpr),
         "leaves": len(jax.tree.leaves(arguments)),
         "first trace": first,
@@ -82,7 +82,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "trace and lower": statistics.median(a + b for a, b in zip(traces, lowerings, strict=True)),
     }
     if name in TRACED_ONLY:
-        return found
+        return result
     with tempfile.TemporaryDirectory() as folder:
         config: Any = jax.config
         config.update("jax_compilation_cache_dir", folder)
@@ -93,11 +93,11 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             begun = time.perf_counter()
             with counted_cache_use() as use:
                 lowered.compile()
-            found[stage] = time.perf_counter() - begun
+            result[stage] = time.perf_counter() - begun
             if bool(use.hits) != hits:
                 raise SystemExit(f"{stage} of {name}: {use.hits} hits of the compilation cache, {use.misses} misses")
             jax.clear_caches()
-    return found
+    return result
 
 
 def _training(name: str) -> Any:
@@ -148,15 +148,15 @@ def start_seconds(folder: Path) -> dict[str, float]:
 def before_first_step(events: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Sums the seconds of the last session in `events.jsonl` up to the event with its first step, by kind."""
     begin = max(number for number, event in enumerate(events) if event["event"] == "start")
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for event in events[begin:]:
         seconds = event.get("seconds", {})
         for kind, value in seconds.items():
             if kind != "steps":
-                found[kind] = found.get(kind, 0.0) + value
+                result[kind] = result.get(kind, 0.0) + value
         if "steps" in seconds:
             break
-    return found
+    return result
 
 
 def main(options: Options) -> int:
@@ -169,10 +169,10 @@ def main(options: Options) -> int:
         command = [sys.executable, "-m", "benchmarks.compile", "--here", "--presets", name]
         command += ["--rounds", str(options.rounds)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found = details[name] = json.loads(done.stdout.splitlines()[-1])
-        stages = [found.get(title.removesuffix(", s")) for title in TITLES[3:]]
-        print(tables.row([name, found["equations"], found["leaves"], *map(_seconds, stages)]), flush=True)
-        figures |= {f"{name} {stage}, s": found[stage] for stage in ("trace and lower", "cached") if stage in found}
+        result = details[name] = json.loads(done.stdout.splitlines()[-1])
+        stages = [result.get(title.removesuffix(", s")) for title in TITLES[3:]]
+        print(tables.row([name, result["equations"], result["leaves"], *map(_seconds, stages)]), flush=True)
+        figures |= {f"{name} {stage}, s": result[stage] for stage in ("trace and lower", "cached") if stage in result}
     if options.starts:
         with tempfile.TemporaryDirectory() as folder:
             starts = [start_seconds(Path(folder)) for _ in range(options.starts + 1)]

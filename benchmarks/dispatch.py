@@ -79,8 +79,8 @@ def grouped(state: Any) -> Any:
 def measure(options: Options, layers: int) -> list[dict[str, Any]]:
     """Returns a row for every variant of the model with `layers` blocks."""
     variants = [
-        Variant(options, layers, runner, steps, together)
-        for together in (False, True)
+        Variant(options, layers, runner, steps, in_groups)
+        for in_groups in (False, True)
         for runner in _runners()
         for steps in options.steps
     ]
@@ -100,7 +100,7 @@ def _runners() -> tuple[Any, ...]:
 class Variant:
     """A program with its arguments."""
 
-    def __init__(self, options: Options, layers: int, runner: Any, steps: int, together: bool):
+    def __init__(self, options: Options, layers: int, runner: Any, steps: int, in_groups: bool):
         import jax
 
         from benchmarks.example_puzzles import ExamplePuzzles, example_run
@@ -122,11 +122,11 @@ class Variant:
         initial = training.initial_state()
         carry = training.initial_carry(initial, training.batches.at(0))
         self._fixed = devices.shard(training.batches.from_step(0)), devices.random_key(0)
-        self._changing = [devices.replicate(grouped(initial) if together else initial), devices.shard(carry)]
+        self._changing = [devices.replicate(grouped(initial) if in_groups else initial), devices.shard(carry)]
         step = devices.parallel_train_step(stub() if steps == 1 else several_steps(stub()))
         self._program = devices.compile(step, (*self._changing, *self._fixed))
         leaves = len(jax.tree.leaves((*self._changing, *self._fixed)))
-        state = "grouped" if together else "leaves"
+        state = "grouped" if in_groups else "leaves"
         self._facts = {"blocks": layers, "leaves": leaves, "state": state, "runner": runner, "steps": steps}
         self.times: list[tuple[float, float]] = []
         """Seconds until a call returned, and until its results were there."""

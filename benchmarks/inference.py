@@ -92,8 +92,8 @@ def of_size(size: Size, options: Options) -> dict[str, Any]:
             training.objective, puzzles, devices, halt_threshold=options.halt_threshold, refill=True, **common
         ),
     }
-    found = measured(evaluators, training.initial_state(), limit, options)
-    return found | {"model": f"{size}, untrained", "batch": batch}
+    result = measured(evaluators, training.initial_state(), limit, options)
+    return result | {"model": f"{size}, untrained", "batch": batch}
 
 
 def random_puzzles(arch: Any, count: int) -> PuzzleSet:
@@ -124,13 +124,13 @@ def measured(evaluators: Mapping[str, Any], state: Any, limit: int, options: Opt
     return {"rows": rows}
 
 
-def cells(found: Mapping[str, Any], mode: str) -> list[str]:
+def cells(result: Mapping[str, Any], mode: str) -> list[str]:
     """The row of an evaluation."""
-    row = found["rows"][mode]
+    row = result["rows"][mode]
     per_second = row["puzzles"] / row["seconds"]
     useful = per_second * row["steps"]
     return [
-        found["model"], str(found["batch"]), mode, f"{row['puzzles']:.0f}", f"{row['steps']:.2f}",
+        result["model"], str(result["batch"]), mode, f"{row['puzzles']:.0f}", f"{row['steps']:.2f}",
         f"{row['seconds']:.2f}", f"{per_second:,.1f}", f"{per_second * row['computed']:,.0f}", f"{useful:,.0f}",
         f"{useful / EQR_STEPS_PER_SECOND:.3f}",
     ]  # fmt: skip
@@ -140,11 +140,11 @@ def main(options: Options) -> int:
     before, figures, everything = tables.figures_before(options), {}, []
     print(tables.header(TITLES), flush=True)
     for size in [None] if options.run_dir else options.sizes:
-        found = of_run(options) if size is None else of_size(size, options)
-        everything.append(found)
+        result = of_run(options) if size is None else of_size(size, options)
+        everything.append(result)
         for mode in MODES:
-            print(tables.row(cells(found, mode)), flush=True)
-            figures[f"{found['model']}, {mode}, s"] = found["rows"][mode]["seconds"]
+            print(tables.row(cells(result, mode)), flush=True)
+            figures[f"{result['model']}, {mode}, s"] = result["rows"][mode]["seconds"]
     return tables.finish(options, figures, before, Devices().kind, results=everything)
 
 

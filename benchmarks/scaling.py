@@ -76,7 +76,7 @@ def measure(options: Options) -> dict[str, Any]:
     compiled = program.lower(state, carry, batch, key).compile()
     memory = memory_of(compiled)
     collectives = yardsticks(Program(compiled.as_text())).collectives
-    found = {
+    result = {
         "collectives": len(collectives),
         "collective bytes": sum(each.bytes for each in collectives),
         "arguments": memory.arguments,
@@ -89,7 +89,7 @@ def measure(options: Options) -> dict[str, Any]:
         state, carry, metrics = program(state, carry, batch, key)
         jax.block_until_ready((state, carry, metrics))
         times.append(time.perf_counter() - begun)
-    return found | ({"ms": 1000 * statistics.median(times[2:])} if times else {})
+    return result | ({"ms": 1000 * statistics.median(times[2:])} if times else {})
 
 
 def measured(options: Options, processes: int, devices: int) -> dict[str, Any]:
@@ -117,14 +117,14 @@ def measured(options: Options, processes: int, devices: int) -> dict[str, Any]:
     return results[0] | ({"ms": max(each["ms"] for each in results)} if options.rounds else {})
 
 
-def cells(processes: int, devices: int, found: dict[str, Any], alone: dict[str, Any]) -> list[str]:
+def cells(processes: int, devices: int, result: dict[str, Any], alone: dict[str, Any]) -> list[str]:
     """The row of a result; `alone` is that of one device."""
     count = processes * devices
-    times = [f"{found['ms']:.1f}", f"{alone['ms'] / found['ms']:.2f}"] if "ms" in found else ["-", "-"]
+    times = [f"{result['ms']:.1f}", f"{alone['ms'] / result['ms']:.2f}"] if "ms" in result else ["-", "-"]
     return [
-        f"{processes} x {devices}", str(found["collectives"]), f"{found['collective bytes']:,.0f}",
-        f"{found['arguments'] / 1e6:.2f}", f"{found['temporaries'] / 1e6:.2f}", f"{found['flops'] / 1e9:.3f}",
-        f"{alone['flops'] / (count * found['flops']):.3f}", *times,
+        f"{processes} x {devices}", str(result["collectives"]), f"{result['collective bytes']:,.0f}",
+        f"{result['arguments'] / 1e6:.2f}", f"{result['temporaries'] / 1e6:.2f}", f"{result['flops'] / 1e9:.3f}",
+        f"{alone['flops'] / (count * result['flops']):.3f}", *times,
     ]  # fmt: skip
 
 
@@ -142,11 +142,13 @@ def main(options: Options) -> int:
     print(tables.header(TITLES), flush=True)
     alone: dict[str, Any] = {}
     for processes, count in places:
-        found = details[f"{processes} x {count}"] = measured(options, processes, count)
-        alone = alone or found
-        print(tables.row(cells(processes, count, found, alone)), flush=True)
-        names = {"collectives": "", "collective bytes": "", "temporaries": ", bytes", "flops": "", "ms": ""}
-        figures |= {f"{processes} x {count} {name}{unit}": found[name] for name, unit in names.items() if name in found}
+        result = details[f"{processes} x {count}"] = measured(options, processes, count)
+        alone = alone or result
+        print(tables.row(cells(processes, count, result, alone)), flush=True)
+        units = {"collectives": "", "collective bytes": "", "temporaries": ", bytes", "flops": "", "ms": ""}
+        figures |= {
+            f"{processes} x {count} {name}{unit}": result[name] for name, unit in names.items() if name in result
+        }
     print(f"\n{options.preset}, {options.batch_size or 'the batch of the preset'}; ratios are to the first row")
     return tables.finish(options, figures, before, "virtual devices", results=details)
 

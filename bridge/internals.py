@@ -352,11 +352,19 @@ def leave_compiler_unloaded() -> None:
         function: Any = left.pop()
         if isinstance(function, types.FunctionType) and function not in seen:
             seen.add(function)
-            names = function.__code__.co_freevars
-            variables = {name: cell.cell_contents for name, cell in zip(names, function.__closure__ or (), strict=True)}
-            if function.__code__ is asks:
+            variables = _closure(function)
+            if function.__code__ is asks and "fn" in variables:
                 setattr(variables["fn"], "__dynamo_disable", _beside_compiler(variables["fn"]))
             left += variables.values()
+
+
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    """The outer variables of a function that have values, by name."""
+    variables = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it has no value yet
+            variables[name] = cell.cell_contents
+    return variables
 
 
 def _beside_compiler(function: Any) -> Callable[..., Any]:

@@ -83,20 +83,20 @@ def test_the_stub_hands_everything_on():
 
 def test_efficiency_counts_what_devices_repeat():
     alone = {"collectives": 0, "collective bytes": 0.0, "arguments": 1e6, "temporaries": 2e6, "flops": 8e9, "ms": 90.0}
-    found = alone | {"collectives": 2, "collective bytes": 4096.0, "flops": 2.5e9, "ms": 120.0}
-    row = scaling.cells(2, 2, found, alone)
+    result = alone | {"collectives": 2, "collective bytes": 4096.0, "flops": 2.5e9, "ms": 120.0}
+    row = scaling.cells(2, 2, result, alone)
     assert len(row) == len(scaling.TITLES)
     assert row == ["2 x 2", "2", "4,096", "1.00", "2.00", "2.500", "0.800", "120.0", "0.75"]
     assert scaling.cells(1, 1, {name: value for name, value in alone.items() if name != "ms"}, alone)[-2:] == ["-"] * 2
 
 
 def test_useful_steps_are_those_until_a_puzzle_halts():
-    found = {
+    result = {
         "model": "m",
         "batch": 4,
         "rows": {"halting": {"puzzles": 8, "steps": 2.0, "computed": 3.0, "seconds": 0.5}},
     }
-    row = inference.cells(found, "halting")
+    row = inference.cells(result, "halting")
     assert len(row) == len(inference.TITLES)
     assert row[-5:] == ["0.50", "16.0", "48", "32", f"{32 / 3600:.3f}"]
 
