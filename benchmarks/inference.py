@@ -71,8 +71,8 @@ def of_run(options: Options) -> dict[str, Any]:
         mode: task.evaluator(run.objective, devices, batch_size=size, halt_threshold=threshold, refill=mode == "refill")
         for mode, threshold in thresholds.items()
     }
-    limit = run.config.arch.halt_max_steps
-    return measured(evaluators, run.state, limit, options) | {"model": options.run_dir, "batch": size}
+    arch: Any = run.config.arch
+    return measured(evaluators, run.state, arch.halt_max_steps, options) | {"model": options.run_dir, "batch": size}
 
 
 def of_size(size: Size, options: Options) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def of_size(size: Size, options: Options) -> dict[str, Any]:
     training = start(config, ExamplePuzzles(config), devices)
     puzzles = random_puzzles(arch, batch * options.batches)
     limit = arch.halt_max_steps
-    common = {"max_steps": limit, "batch_size": batch}
+    common: dict[str, Any] = {"max_steps": limit, "batch_size": batch}
     evaluators = {
         "to the limit": Evaluator(training.objective, puzzles, devices, **common),
         "halting": Evaluator(training.objective, puzzles, devices, halt_threshold=options.halt_threshold, **common),

@@ -147,7 +147,7 @@ def main(options: Options) -> int:
         print(tables.row(cells(processes, count, result, alone)), flush=True)
         units = {"collectives": "", "collective bytes": "", "temporaries": ", bytes", "flops": "", "ms": ""}
         figures |= {
-            f"{processes} x {count} {name}{unit}": result[name] for name, unit in names.items() if name in result
+            f"{processes} x {count} {name}{unit}": result[name] for name, unit in units.items() if name in result
         }
     print(f"\n{options.preset}, {options.batch_size or 'the batch of the preset'}; ratios are to the first row")
     return tables.finish(options, figures, before, "virtual devices", results=details)

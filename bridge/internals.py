@@ -23,6 +23,7 @@ import torch.autograd.function
 import torch.utils.checkpoint
 from jax.core import Tracer as Tracer
 from torch import nn
+from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
@@ -43,8 +44,6 @@ def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
     Yields a dict that holds all decompositions afterwards, torchax's included. Where somebody has imported torchax
     before, these changes are theirs and stay.
     """
-    from torch._decomp import decomposition_table
-
     known: dict[Any, Callable] = {}
     if "torchax" in sys.modules:
         yield known
@@ -347,7 +346,8 @@ def leave_compiler_unloaded() -> None:
     nothing to ask.
     """
     asks = torch._disable_dynamo(lambda: None).__code__
-    seen, left = set(), list(torch._decomp.decomposition_table.values())
+    seen: set[Any] = set()
+    left: list[Any] = list(decomposition_table.values())
     while left:
         function: Any = left.pop()
         if isinstance(function, types.FunctionType) and function not in seen:
