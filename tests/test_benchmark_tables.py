@@ -108,14 +108,28 @@ def test_random_puzzles_are_the_examples_of_a_set():
     assert puzzles.num_examples == 6 and np.asarray(puzzles.inputs).max() < 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "figures"),
     [
-        ("dispatch", ["--devices", "2", "--layers", "1", "--hidden-size", "64", "--rounds", "1", "--calls", "1"], 8),
-        ("scaling", ["--devices", "2", "--no-processes", "--preset", "tiny", "--rounds", "0"], 4),
-        ("compile", ["--presets", "tiny", "--rounds", "1", "--starts", "0"], 2),
-        ("inference", ["--sizes", "sudoku9", "--batch-size", "2", "--batches", "1", "--rounds", "1"], 3),
+        pytest.param(
+            *(
+                "dispatch",
+                ["--devices", "2", "--layers", "1", "--hidden-size", "64", "--rounds", "1", "--calls", "1"],
+                8,
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("scaling", ["--devices", "2", "--no-processes", "--preset", "tiny", "--rounds", "0"], 4),
+            marks=pytest.mark.campaign,
+        ),
+        pytest.param(
+            *("compile", ["--presets", "tiny", "--rounds", "1", "--starts", "0"], 2), marks=pytest.mark.campaign
+        ),
+        pytest.param(
+            *("inference", ["--sizes", "sudoku9", "--batch-size", "2", "--batches", "1", "--rounds", "1"], 3),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_command_writes_its_figures(tmp_path, name, arguments, figures):
