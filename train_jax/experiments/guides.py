@@ -41,7 +41,9 @@ def generated(group: str) -> str:
     lines += ["", f"At the size of `--preset {SMALL}`:", "", *_table(members, SMALL)]
     lines += ["", "## Commands", "", "```bash", *_commands(names), "```", ""]
     lines += ["The sweep builds these data sets, unless they are there:", "", "```bash"]
-    sets = [each for preset in (BASE_PRESET, SMALL) for name in members for each in data_sets(EXPERIMENTS[name], preset)]
+    sets = [
+        each for preset in (BASE_PRESET, SMALL) for name in members for each in data_sets(EXPERIMENTS[name], preset)
+    ]
     lines += [*dict.fromkeys(map(_build, sets)), "```", END]
     return "\n".join(lines)
 
