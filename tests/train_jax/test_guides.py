@@ -34,7 +34,7 @@ def test_outdated_tables_are_replaced_and_the_text_is_kept(tmp_path):
         (tmp_path / f"{group}.md").write_text((FOLDER / f"{group}.md").read_text())
     page = (tmp_path / "exp08.md").read_text()
     (tmp_path / "exp08.md").write_text(page.replace("0.9995", "0.5"))
-    main(tmp_path)
+    assert main(tmp_path) == [tmp_path / "exp08.md"]
     assert "0.9995 |" in (tmp_path / "exp08.md").read_text() and "0.5 |" not in (tmp_path / "exp08.md").read_text()
     (tmp_path / "exp09.md").write_text(page.replace(BEGIN, ""))
     with pytest.raises(UserError, match="exp09 has no generated part"):

@@ -104,7 +104,9 @@ def updated(page: str, group: str) -> str:
     return before + generated(group) + after
 
 
-def main(folder: Path) -> None:
+def main(folder: Path) -> list[Path]:
+    """Brings the guides in a folder up to date; returns those that have changed."""
+    changed = []
     for group in GUIDES:
         path = folder / f"{group}.md"
         if not path.is_file():
@@ -112,11 +114,12 @@ def main(folder: Path) -> None:
         page = path.read_text()
         if (new := updated(page, group)) != page:
             write_text(path, new)
-            print(path)
+            changed.append(path)
+    return changed
 
 
 if __name__ == "__main__":
     try:
-        main(Path(*sys.argv[1:]))
+        sys.stdout.writelines(f"{path}\n" for path in main(Path(*sys.argv[1:])))
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
