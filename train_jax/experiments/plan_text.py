@@ -61,7 +61,7 @@ def _totals(jobs: Sequence[Job], costs: Sequence[Cost], flops_per_second: float 
     seeds = len({job.seed for job in jobs})
     lines = [f"{len(jobs)} runs of {len(names)} experiments ({counted}), {seeds} seed{'s' * (seeds > 1)}"]
     if copies := len(jobs) - len(trained):
-        lines.append(f"{copies} of them have the configuration of another run, and are copied from it")
+        lines.append(f"copied instead of trained, because another run has the same configuration: {copies}")
     groups = Counter(job.group for job in jobs)
     lines.append("runs per group: " + ", ".join(f"{group} {count}" for group, count in groups.items()))
     total = f"{sum(known):.3g} FLOP in matrix products of train steps, without evaluations"
