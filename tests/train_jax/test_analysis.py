@@ -77,7 +77,9 @@ def test_the_answer_of_the_model_sizes(tmp_path):
     assert "a significant difference (Welch's t-test, p = " in answered.sentence
     assert answered.law.exponent == pytest.approx(-0.25, abs=1e-4) and answered.law.count == 6
     assert answered.notes[0] == "18 of 18 runs are finished."
-    assert answered.notes[1].startswith("Worse than exp01f by Welch's t-test, adjusted for 5 comparisons (Holm): exp01e")
+    assert answered.notes[1].startswith(
+        "Worse than exp01f by Welch's t-test, adjusted for 5 comparisons (Holm): exp01e"
+    )
     assert answered.notes[1].endswith("Not significant: none.")
 
 
