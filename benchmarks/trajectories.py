@@ -186,7 +186,9 @@ def tested(study: Study, options: Options, chosen: Sequence[Setting]) -> list[di
         rows.append(row(study, options, setting, widest))
         figures = rows[-1]
         runs = zip(figures["exact"], figures["intervals"], figures["last"], figures["pass"], strict=True)
-        texts = [f"{x:.4f} [{max(low, 0):.4f}, {high:.4f}] ({last:.4f}; {some:.4f})" for x, (low, high), last, some in runs]
+        texts = [
+            f"{x:.4f} [{max(low, 0):.4f}, {high:.4f}] ({last:.4f}; {some:.4f})" for x, (low, high), last, some in runs
+        ]
         seconds = "" if figures["seconds"] is None else f", {figures['seconds']:.1f} s for {options.timed} puzzles"
         print(
             f"{setting.trajectories:>12}  {setting.noise:>5g}  {setting.depth:>5}  {figures['act_steps']:>9}  "

@@ -121,13 +121,14 @@ def move_folder(source: Path, target: Path, *, marker: str) -> None:
 
 def copy_folder(source: Path, target: Path, *, without: Collection[str] = ()) -> None:
     """Copies the files of a folder in the same storage, except those with the names `without` at its top."""
-    remote = isinstance(source, RemotePath)
-    files = source.files() if remote else [path for path in sorted(source.rglob("*")) if path.is_file()]
-    names = files if remote else [path.relative_to(source).as_posix() for path in files]
+    if isinstance(source, RemotePath):
+        names = list(source.files())
+    else:
+        names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
     for name in names:
         if name in without:
             continue
-        if remote:
+        if isinstance(source, RemotePath):
             cast(RemotePath, source / name).copy_to(cast(RemotePath, target / name))
         else:
             with whole_file(target / name) as scratch:
