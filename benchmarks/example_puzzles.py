@@ -25,8 +25,10 @@ class ExamplePuzzles(PuzzleTask):
     def check(self, config: RunConfig, devices: Devices) -> None: ...
 
     def batch(self, step: int, shard: tuple[int, int] = (0, 1), state: Any = None) -> dict[str, np.ndarray]:
-        assert shard == (0, 1), "only for one process"
-        return {name: tensor.numpy() for name, tensor in example_batch(self.arch, self.batch_size, seed=step).items()}
+        index, count = shard
+        rows = slice(index * self.batch_size // count, (index + 1) * self.batch_size // count)
+        batch = example_batch(self.arch, self.batch_size, seed=step)
+        return {name: tensor.numpy()[rows] for name, tensor in batch.items()}
 
 
 def example_run(model: str, arch: Any, **fields: Any) -> RunConfig:

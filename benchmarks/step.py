@@ -10,13 +10,12 @@ to agree. `torch.compile` needs a C++ compiler. FLOPs are those of the matrix pr
 device's bfloat16 peak that they reach. On a CPU, use a quiet machine: the threads of PyTorch wait for each other.
 
 With `--compare FILE`, the JSON of an earlier run on the same machine, every step that became slower is named, and the
-exit status is 1.
+exit status is 1; so it is in the other benchmarks that have it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import statistics
 import subprocess
@@ -24,16 +23,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import tyro
 
+from benchmarks import tables
 from benchmarks.step_sides import START, Case, Phase, Side
 from models_torch.registry import build
 from models_torch.trm import TRMConfig
-from train_jax.run.machine import processor, versions_of_packages
-from train_jax.version import commit
 
 Size = Literal["sudoku9", "attention", "mixer", "baseline"]
 SUDOKU = {"seq_len": 81, "vocab_size": 11, "num_puzzle_identifiers": 1, "halt_exploration_prob": 0.0}
@@ -55,12 +53,10 @@ SIDES: tuple[Side, ...] = ("eager", "compiled", "by hand", "bridge")
 TITLES = {"eager": "PyTorch", "compiled": "torch.compile", "by hand": "jax.numpy by hand", "bridge": "bridge"}
 RIVALS = ("eager", "compiled")
 """Sides that have a column of ratios."""
-SLOWER = 1.1
-"""A step that takes this many times as long as before is named."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(tables.Files):
     """Time train and evaluation steps side by side."""
 
     sizes: tuple[Size, ...] = ("sudoku9", "attention", "mixer")
@@ -75,10 +71,6 @@ class Options:
     """Approximate length of a turn; at least one step."""
     batch_size: int = 0
     """Examples in a step; 0 uses that of the size."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Also write all figures to this file."""
-    compare: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Name the steps that are slower than in this file of an earlier run."""
 
 
 @dataclasses.dataclass
@@ -166,7 +158,7 @@ def check_losses(results: Sequence[Result], tolerance: float) -> None:
                 raise SystemExit(f"{result.name}: loss {other:.6g}, {first.side} has {one:.6g}")
 
 
-def row(result: Result, results: Sequence[Result]) -> str:
+def cells(result: Result, results: Sequence[Result]) -> list[str]:
     """The row of a side in the table of all `results` of a step."""
     seconds, facts = statistics.median(result.seconds), result.facts
     ratios = [
@@ -177,52 +169,31 @@ def row(result: Result, results: Sequence[Result]) -> str:
     flops = max(other.facts["flops"] for other in results)
     share = f"{100 * flops / seconds / facts['peak_flops']:.0f} %" if facts["peak_flops"] else "-"
     span = f"{1000 * min(result.seconds):.1f} to {1000 * max(result.seconds):.1f}"
-    return (
-        f"| {result.size} | {result.phase} | {TITLES[result.side]} | {result.milliseconds:.1f} | {span} "
-        f"| {' | '.join(ratios)} | {flops / 1e9:.1f} | {flops / seconds / 1e9:.0f} | {share} "
-        f"| {result.memory / 1e9:.2f} | {facts['first_step_s']:.1f} |"
-    )
-
-
-def header(sides: Sequence[Side]) -> str:
-    ratios = [f"x {TITLES[side]}" for side in sides if side in RIVALS]
-    titles = ["size", "step", "side", "ms", "range", *ratios, "GFLOP", "GFLOP/s", "MFU", "GB", "first step, s"]
-    return f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|"
-
-
-def slower(results: Sequence[Result], before: dict[str, float]) -> list[str]:
-    """Returns a line for every step that became slower; `before` has the milliseconds by name."""
     return [
-        f"{result.name}: {result.milliseconds:.1f} ms, before {before[result.name]:.1f} ms"
-        for result in results
-        if result.milliseconds > SLOWER * before.get(result.name, float("inf"))
-    ]
+        result.size, result.phase, TITLES[result.side], f"{result.milliseconds:.1f}", span, *ratios,
+        f"{flops / 1e9:.1f}", f"{flops / seconds / 1e9:.0f}", share, f"{result.memory / 1e9:.2f}",
+        f"{facts['first_step_s']:.1f}",
+    ]  # fmt: skip
+
+
+def titles(sides: Sequence[Side]) -> list[str]:
+    ratios = [f"x {TITLES[side]}" for side in sides if side in RIVALS]
+    return ["size", "step", "side", "ms", "range", *ratios, "GFLOP", "GFLOP/s", "MFU", "GB", "first step, s"]
 
 
 def main(options: Options) -> int:
-    before = {} if options.compare is None else json.loads(options.compare.read_text())
-    machine = processor()
-    if before and before["machine"] != machine:
-        raise SystemExit(f"{options.compare} is of {before['machine']}, this machine is {machine}; compare on one")
-    print(header(options.sides), flush=True)
+    before = tables.figures_before(options)
+    print(tables.header(titles(options.sides)), flush=True)
     everything: list[Result] = []
     for size in options.sizes:
         for phase in options.phases:
             results = measure(size, phase, options)
             for result in results:
-                print(row(result, results), flush=True)
+                print(tables.row(cells(result, results)), flush=True)
             everything += results
-    device = everything[-1].facts["device"]
-    print(f"\n{machine}, {device}, {datetime.date.today()}, {commit('')}")
-    if options.json is not None:
-        facts = {"machine": machine, "date": str(datetime.date.today()), "commit": commit(None),
-                 "versions": versions_of_packages(), "command": sys.argv[1:],
-                 "milliseconds": {result.name: result.milliseconds for result in everything},
-                 "results": [dataclasses.asdict(result) for result in everything]}  # fmt: skip
-        options.json.write_text(json.dumps(facts, indent=1))
-    worse = slower(everything, before.get("milliseconds", {}))
-    print("".join(f"slower: {line}\n" for line in worse), end="")
-    return int(bool(worse))
+    figures = {f"{result.name}, ms": result.milliseconds for result in everything}
+    details = [dataclasses.asdict(result) for result in everything]
+    return tables.finish(options, figures, before, everything[-1].facts["device"], results=details)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,37 @@
 """Measures accuracy against trajectories, noise and ACT steps: chosen on some puzzles, reported on others.
 
-    python -m benchmarks.trajectories RUN [RUN …] --validation data/validation --test data/test --json study.json
+    python -m benchmarks.trajectories RUN [RUN …] --validation data/validation --test data/test --results study
 
-Every noise is evaluated with the largest number of trajectories and ACT steps on the first puzzles of the test split of
-`--validation`; the results of fewer trajectories and steps are part of it. For each number of trajectories, the noise
-and the depth with the best mean over the runs are then evaluated on the test split of `--test`, a data set of another
-seed. Seconds are those of an evaluation after compilation.
+Every noise is evaluated once for each run, with the largest number of trajectories and ACT steps, on the first puzzles
+of the test split of `--validation`; the results of fewer trajectories and steps are part of it. For each number of
+trajectories, the noise and the depth with the best mean over the runs are then evaluated on the test split of
+`--test`, a data set of another seed, again once for each noise.
+
+Every evaluation is written to the folder `--results`, and is read from there when the command is run again, so it can
+be interrupted. `--timed` measures the seconds of each setting on some puzzles, after compilation.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from train_jax.analysis.answers import shown
+from train_jax.analysis.statistics import estimate
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.choosing import Chooser, interval
 from train_jax.tasks.puzzles.mixture import load_mixture
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluation, TrajectoryOptions
+from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,69 +48,171 @@ class Options:
     choose: Chooser = "halting"
     validation_puzzles: int = 1000
     test_puzzles: int = 4000
+    target: float = 0.99
+    """The cheapest setting with this mean accuracy on the validation set is reported too."""
+    timed: int = 0
+    """Puzzles on which the seconds of each setting are measured, with the first run; 0 measures none."""
     batch_size: int = 0
     """Examples per batch; 0 uses that of the run."""
-    json: Path | None = None
-    """Write all results to this file too."""
+    results: Path = Path("trajectories")
+    """Folder of the evaluations, one JSON file each, and of the table, `table.json`."""
 
 
-def evaluate(
-    run: Restored, options: Options, settings: TrajectoryOptions, data_dir: str, limit: int
-) -> tuple[TrajectoryEvaluation, float]:
-    """Returns the result and the seconds of an evaluation after the one that compiles."""
-    task, puzzles = puzzle_task(run), load_mixture(data_dir, "test")
-    evaluator = task.trajectory_evaluator(run.objective, Devices(), puzzles, settings, batch_size=options.batch_size)
-    evaluator(run.state, limit=1)
-    start = time.perf_counter()
-    result = evaluator(run.state, limit=limit)
-    return result, time.perf_counter() - start
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is chosen: the result with so many trajectories and ACT steps and this noise."""
+
+    trajectories: int
+    noise: float
+    depth: int
 
 
-def best_settings(options: Options, results: dict[float, list[TrajectoryEvaluation]]) -> list[TrajectoryOptions]:
-    """Returns, for each number of trajectories, the best noise and depth; of equal ones the cheapest."""
-    name, first = f"{options.choose}/best", next(iter(results.values()))[0]
-    chosen = []
-    for place, count in enumerate(first.trajectories):
-        means = {
-            (noise, depth): statistics.mean(float(each.shares[name][place, number]) for each in of_noise)
-            for noise, of_noise in results.items()
-            for number, depth in enumerate(first.depths)
+class Study:
+    """Evaluates each run with each noise once, and remembers the results on disk."""
+
+    def __init__(self, options: Options):
+        self._options = options
+        self._restored: dict[str, Restored] = {}
+
+    def run(self, path: str) -> Restored:
+        """Returns a run, which is restored when an evaluation needs it."""
+        if path not in self._restored:
+            self._restored[path] = restore(path)
+        return self._restored[path]
+
+    def evaluated(self, path: str, settings: Setting, data_dir: str, limit: int) -> dict[str, Any]:
+        """Returns the numbers of trajectories and depths of the curves, the shares by name, and the count."""
+        files = [_digest(Path(path) / "FINISHED"), _digest(Path(data_dir) / "recipe.json")]
+        key = [path, data_dir, *files, dataclasses.asdict(settings), limit, self._options.choose]
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+        file = self._options.results / f"{name}.json"
+        if file.is_file():
+            return json.loads(file.read_text())["result"]
+        content = self._computed(path, settings, data_dir, limit)[0]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"key": key, "result": content}, indent=1))
+        return content
+
+    def seconds(self, setting: Setting) -> float:
+        """Returns the seconds of an evaluation of the first puzzles of the test set after the one that compiles."""
+        options = self._options
+        return self._computed(options.runs[0], setting, options.test, options.timed)[1]
+
+    @property
+    def halt_limit(self) -> int:
+        """ACT steps of an ordinary evaluation."""
+        return puzzle_task(self.run(self._options.runs[0])).halt_max_steps
+
+    def _computed(self, path: str, setting: Setting, data_dir: str, limit: int) -> tuple[dict[str, Any], float]:
+        """Returns what is kept of an evaluation, and its seconds."""
+        run, options = self.run(path), self._options
+        settings = TrajectoryOptions(setting.trajectories, setting.noise, setting.depth, options.choose)
+        task, puzzles = puzzle_task(run), load_mixture(data_dir, "test")
+        evaluator = task.trajectory_evaluator(
+            run.objective, Devices(), puzzles, settings, batch_size=options.batch_size
+        )
+        if options.timed:
+            evaluator(run.state, limit=1)
+        start = time.perf_counter()
+        result = evaluator(run.state, limit=limit)
+        seconds = time.perf_counter() - start
+        content = {
+            "trajectories": result.trajectories,
+            "depths": result.depths,
+            "shares": {name: values.tolist() for name, values in result.shares.items()},
+            "count": result.evaluation.metrics["count"],
         }
-        noise, depth = max(means, key=lambda key: (means[key], -key[1]))
-        chosen.append(TrajectoryOptions(count, noise, depth, options.choose))
-    return chosen
+        return content, seconds
+
+
+def _digest(path: Path) -> str:
+    """Returns the SHA-256 of a file that changes with the run or the data set; "" without it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def share(result: dict[str, Any], name: str, trajectories: int, depth: int) -> float:
+    """Returns the share of solved puzzles with the first trajectories and the first ACT steps."""
+    place = result["trajectories"].index(trajectories), result["depths"].index(depth)
+    return float(result["shares"][name][place[0]][place[1]])
+
+
+def means(results: dict[float, list[dict[str, Any]]], name: str) -> dict[Setting, float]:
+    """Returns the mean over the runs for every noise and every number of trajectories and depth of the curves."""
+    return {
+        Setting(count, noise, depth): statistics.mean(share(each, name, count, depth) for each in of_noise)
+        for noise, of_noise in results.items()
+        for count in of_noise[0]["trajectories"]
+        for depth in of_noise[0]["depths"]
+    }
+
+
+def choose(validated: dict[Setting, float], target: float) -> list[Setting]:
+    """Returns the best setting for each number of trajectories, and the cheapest one that reaches the target.
+
+    Of equally good settings the one with fewer ACT steps is chosen.
+    """
+    counts = sorted({setting.trajectories for setting in validated})
+
+    def quality(setting: Setting) -> tuple[float, int]:
+        return validated[setting], -setting.depth
+
+    chosen = [max((each for each in validated if each.trajectories == count), key=quality) for count in counts]
+    enough = [setting for setting, mean in validated.items() if mean >= target]
+    cheapest = min(enough, key=lambda each: (each.trajectories * each.depth, -validated[each]), default=None)
+    return chosen if cheapest is None or cheapest in chosen else [*chosen, cheapest]
+
+
+def row(study: Study, options: Options, setting: Setting, widest: Setting) -> dict[str, Any]:
+    """Returns the figures of a setting on the test set; they are part of an evaluation of `widest`."""
+    results = [study.evaluated(path, widest, options.test, options.test_puzzles) for path in options.runs]
+    figures: dict[str, Any] = {**dataclasses.asdict(setting), "act_steps": setting.trajectories * setting.depth}
+    names = {"exact": f"{options.choose}/best", "last": f"{options.choose}/last", "pass": "pass/best"}
+    for figure, name in names.items():
+        figures[figure] = [share(each, name, setting.trajectories, setting.depth) for each in results]
+    counts = [round(each["count"]) for each in results]
+    figures["intervals"] = [interval(round(x * n), n) for x, n in zip(figures["exact"], counts, strict=True)]
+    figures["puzzles"] = counts
+    figures["seconds"] = study.seconds(setting) if options.timed else None
+    return figures
+
+
+def tested(study: Study, options: Options, chosen: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Evaluates the settings on the test set, once for each noise, and prints a line for each."""
+    print("\ntrajectories  noise  depth  ACT steps  exact of each run (last step; pass@K), mean", flush=True)
+    rows = []
+    for setting in chosen:
+        alike = [each for each in chosen if each.noise == setting.noise]
+        widest = Setting(max(each.trajectories for each in alike), setting.noise, max(each.depth for each in alike))
+        rows.append(row(study, options, setting, widest))
+        figures = rows[-1]
+        runs = zip(figures["exact"], figures["intervals"], figures["last"], figures["pass"], strict=True)
+        texts = [
+            f"{x:.4f} [{max(low, 0):.4f}, {high:.4f}] ({last:.4f}; {some:.4f})" for x, (low, high), last, some in runs
+        ]
+        seconds = "" if figures["seconds"] is None else f", {figures['seconds']:.1f} s for {options.timed} puzzles"
+        print(
+            f"{setting.trajectories:>12}  {setting.noise:>5g}  {setting.depth:>5}  {figures['act_steps']:>9}  "
+            f"{', '.join(texts)}; {shown(estimate(figures['exact']))}{seconds}",
+            flush=True,
+        )
+    return rows
 
 
 def main(options: Options) -> None:
-    runs = [restore(path) for path in options.runs]
-    results: dict[float, list[TrajectoryEvaluation]] = {}
+    study = Study(options)
+    results: dict[float, list[dict[str, Any]]] = {}
     for noise in options.noises:
-        settings = TrajectoryOptions(options.trajectories, noise, options.depth, options.choose)
+        setting = Setting(options.trajectories, noise, options.depth)
         results[noise] = [
-            evaluate(run, options, settings, options.validation, options.validation_puzzles)[0] for run in runs
+            study.evaluated(path, setting, options.validation, options.validation_puzzles) for path in options.runs
         ]
-        shown = ", ".join(f"{each.evaluation.metrics['exact_accuracy']:.4f}" for each in results[noise])
-        print(f"validation, noise {noise:g}, {options.trajectories} x {options.depth}: {shown}", flush=True)
-    rows: list[dict[str, Any]] = []
-    limit = puzzle_task(runs[0]).halt_max_steps
-    tested = [TrajectoryOptions(1, 0.0, limit, options.choose), *best_settings(options, results)]
-    print("\ntrajectories  noise  depth  ACT steps   exact (95 %)             last step   pass@K  seconds")
-    for settings in tested:
-        for path, run in zip(options.runs, runs, strict=True):
-            result, seconds = evaluate(run, options, settings, options.test, options.test_puzzles)
-            metrics = result.evaluation.metrics
-            last = result.exact_accuracy(f"{options.choose}/last")
-            passed = result.exact_accuracy("pass/best")
-            low, high = interval(round(metrics["exact_accuracy"] * metrics["count"]), round(metrics["count"]))
-            print(
-                f"{settings.trajectories:>12}  {settings.noise:>5g}  {settings.depth:>5}  {settings.act_steps:>9}   "
-                f"{metrics['exact_accuracy']:.4f} ({low:.4f}-{high:.4f})  {last:>10.4f}  {passed:>7.4f}  "
-                f"{seconds:>7.1f}  {path}",
-                flush=True,
-            )
-            rows.append({"run": path, **dataclasses.asdict(settings), **metrics, "last": last, "seconds": seconds})
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
+        name = f"{options.choose}/best"
+        values = ", ".join(f"{share(each, name, setting.trajectories, setting.depth):.4f}" for each in results[noise])
+        print(f"validation, noise {noise:g}, {options.trajectories} x {options.depth}: {values}", flush=True)
+    validated = means(results, f"{options.choose}/best")
+    ordinary = Setting(1, 0.0, study.halt_limit)
+    rows = tested(study, options, [ordinary, *choose(validated, options.target)])
+    (options.results / "table.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

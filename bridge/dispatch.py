@@ -22,7 +22,7 @@ from bridge.draws import seeded_generator
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
 from bridge.integers import REMEDY, Integers, RangeError, checked
-from bridge.internals import DispatchMode, HigherOrderOperator, Tracer, is_composite, returns, schema_name
+from bridge.internals import HigherOrderOperator, Tracer, UncompiledDispatchMode, is_composite, returns, schema_name
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule
 from bridge.metas import MetaCache
@@ -38,7 +38,7 @@ from bridge.value_checks import check_matrix, number_of
 aten = torch.ops.aten
 
 
-class Dispatch(DispatchMode):
+class Dispatch(UncompiledDispatchMode):
     """One traced call: its random key, its tensors, its submodules' names."""
 
     supports_higher_order_operators = True  # comes to `__torch_dispatch__`, and is refused by name

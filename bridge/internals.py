@@ -12,6 +12,7 @@ import operator
 import os
 import re
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,9 +23,10 @@ import torch.autograd.function
 import torch.utils.checkpoint
 from jax.core import Tracer as Tracer
 from torch import nn
+from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401 (for the other files)
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 from bridge.errors import BridgeError, BridgeWarning
@@ -42,8 +44,6 @@ def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
     Yields a dict that holds all decompositions afterwards, torchax's included. Where somebody has imported torchax
     before, these changes are theirs and stay.
     """
-    from torch._decomp import decomposition_table
-
     known: dict[Any, Callable] = {}
     if "torchax" in sys.modules:
         yield known
@@ -81,6 +81,7 @@ _NAMES = {
         "_C._disabled_torch_function_impl",
         "_C._dispatch_has_kernel_for_dispatch_key",
         "_decomp.decomposition_table",
+        "_disable_dynamo",
         "_register_device_module",
         "Tensor._make_wrapper_subclass",
         "_C._set_throw_on_mutable_data_ptr",
@@ -179,6 +180,17 @@ def in_transform() -> bool:
 
 
 wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
+
+
+class UncompiledDispatchMode(DispatchMode):
+    """A mode of a traced call, which does not import PyTorch's compiler at its first operation, which takes 1.6 s.
+
+    PyTorch wraps `__torch_dispatch__` so that the compiler leaves it alone; a traced call turns the compiler off.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def compiler_is_loaded() -> bool:
@@ -325,6 +337,50 @@ def replace_checkpoint(while_tracing: Callable[[], bool], checkpoint: Callable[.
         return known(*args, **kwargs)
 
     setattr(original, "__dynamo_disable", call)
+
+
+def leave_compiler_unloaded() -> None:
+    """Let PyTorch's Python functions for the meta device run without importing its compiler, which takes 1.6 s.
+
+    At its first call, each of them asks the compiler to leave it alone. While the compiler is not loaded, there is
+    nothing to ask.
+    """
+    asks = torch._disable_dynamo(lambda: None).__code__
+    seen: set[Any] = set()
+    left: list[Any] = list(decomposition_table.values())
+    while left:
+        function: Any = left.pop()
+        if isinstance(function, types.FunctionType) and function not in seen:
+            seen.add(function)
+            variables = _closure(function)
+            if function.__code__ is asks and "fn" in variables:
+                setattr(variables["fn"], "__dynamo_disable", _beside_compiler(variables["fn"]))
+            left += variables.values()
+
+
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    """The outer variables of a function that have values, by name."""
+    variables = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it has no value yet
+            variables[name] = cell.cell_contents
+    return variables
+
+
+def _beside_compiler(function: Any) -> Callable[..., Any]:
+    """`function`, left alone by PyTorch's compiler once that is loaded."""
+    known = getattr(function, "__dynamo_disable", None)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal known
+        if known is None:
+            disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+            if disable is None:
+                return function(*args, **kwargs)
+            known = disable(function, True, wrapping=False)
+        return known(*args, **kwargs)
+
+    return call
 
 
 # PyTorch: its random numbers.

@@ -15,7 +15,7 @@ import torch
 
 from bridge.errors import BridgeError, refusal
 from bridge.indexing import is_traced_place, places_of
-from bridge.internals import DispatchMode, Tracer, below_modes, in_transform
+from bridge.internals import Tracer, UncompiledDispatchMode, below_modes, in_transform
 from bridge.lowerings import FUNCTIONS
 from bridge.operations import written_arguments
 from bridge.tensors import BridgeTensor
@@ -116,7 +116,7 @@ class MaskedRows:
         return (selected.sum(dtype=torch.promote_types(self.dtype, torch.float32)) / count).to(self.dtype)
 
 
-class _ElementwiseOnly(DispatchMode):
+class _ElementwiseOnly(UncompiledDispatchMode):
     """Refuses operations that are not elementwise, and those that write anything else than `wholes`."""
 
     def __init__(self, func: Any, wholes: list[torch.Tensor]):

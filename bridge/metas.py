@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from bridge.internals import arguments, below_dispatch, overload_name, schema_name
+from bridge.internals import arguments, below_dispatch, leave_compiler_unloaded, overload_name, schema_name
 from bridge.lowerings.registry import METAS
 from bridge.tensors import BridgeTensor, blank
+
+leave_compiler_unloaded()
 
 
 def map_tensors(value: Any, leaf: Callable[[BridgeTensor], Any]) -> Any:

@@ -6,12 +6,14 @@ Only the stage imports torch and JAX, so that `trm --help` and `trm --version` a
 import atexit
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from train_jax.errors import LostProcessError, PreemptedError, StorageError, UserError, out_of_memory
 from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
@@ -124,9 +126,25 @@ def _run(argv: list[str]) -> int:
             return supervise(arguments, restarts)
         connect_to_supervisor()
     with preempted_before_start() if name == "train" else contextlib.nullcontext():
-        stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
-        stage.cli(arguments)
+        _stage(name).cli(arguments)
     return 0
+
+
+def _stage(name: str) -> Any:
+    """Imports a stage without garbage collections, which would look through what is imported again and again.
+
+    Later ones leave it out, too: modules stay until the process ends.
+    """
+    module = f"train_jax.stages.{name.replace('-', '_')}"
+    if module in sys.modules or not gc.isenabled():
+        return importlib.import_module(module)
+    gc.disable()
+    try:
+        stage = importlib.import_module(module)
+    finally:
+        gc.enable()
+    gc.freeze()
+    return stage
 
 
 @contextlib.contextmanager

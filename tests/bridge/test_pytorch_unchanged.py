@@ -25,3 +25,22 @@ def test_importing_the_bridge_claims_no_devices():
     """`jax.distributed.initialize` must come before that."""
     code = "import bridge; from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_a_traced_call_does_not_import_the_compiler():
+    """Which takes 1.6 s; PyTorch would at the first operation of a mode, and at the first one on its meta device."""
+    code = """
+import sys, jax, jax.numpy as jnp, torch
+import bridge
+
+class Module(torch.nn.Linear):
+    def forward(self, x):
+        y = torch.cat([super().forward(x), x]) * 2 - 1
+        return torch.where(y > 0, y, torch.zeros_like(y)).clamp(max=1).mean(1).exp()
+
+fn = bridge.export(Module(3, 3))
+jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, jnp.ones((2, 3)))[0].sum()))(fn.params)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

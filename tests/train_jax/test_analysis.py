@@ -32,6 +32,12 @@ def test_welch_for_equal_variances():
     assert statistics.welch([1], [2, 3]) is None and statistics.welch([1, 1], [2, 2]) is None
 
 
+def test_p_values_adjusted_for_several_comparisons():
+    """The smallest of four is multiplied by 4, the next by 3, …, and none is smaller than one before it."""
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([0.6, 0.7]) == [1.0, 1.0] and statistics.holm([]) == []
+
+
 def test_a_power_law():
     exact = statistics.power_law([10, 100, 1000], [5 * x**-0.3 for x in (10, 100, 1000)])
     assert (exact.coefficient, exact.exponent, exact.r_squared) == pytest.approx((5, -0.3, 1))
@@ -71,6 +77,10 @@ def test_the_answer_of_the_model_sizes(tmp_path):
     assert "a significant difference (Welch's t-test, p = " in answered.sentence
     assert answered.law.exponent == pytest.approx(-0.25, abs=1e-4) and answered.law.count == 6
     assert answered.notes[0] == "18 of 18 runs are finished."
+    assert answered.notes[1].startswith(
+        "Worse than exp01f by Welch's t-test, adjusted for 5 comparisons (Holm): exp01e"
+    )
+    assert answered.notes[1].endswith("Not significant: none.")
 
 
 def test_without_seeds_there_is_no_test_and_without_runs_no_answer(tmp_path):

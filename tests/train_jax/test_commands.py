@@ -1,6 +1,7 @@
 """The commands as a user runs them: help, and mistakes that are one line and status 2."""
 
 import dataclasses
+import gc
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from train_jax import __main__ as program
 from train_jax.__main__ import STAGES, main
 from train_jax.run.config import from_json, to_json
 from train_jax.run.folder import RunFolder
@@ -20,6 +22,14 @@ def mistake(capsys, *argv):
     output = capsys.readouterr()
     assert len(output.err.strip().splitlines()) == 1, output.err
     return output.err
+
+
+def test_a_stage_is_imported_without_garbage_collections(monkeypatch):
+    collecting, frozen = [], []
+    monkeypatch.setattr(program.importlib, "import_module", lambda name: collecting.append((name, gc.isenabled())))
+    monkeypatch.setattr(program.gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    program._stage("not-there")
+    assert collecting == [("train_jax.stages.not_there", False)] and frozen == [True]
 
 
 def test_help_lists_every_stage_without_torch_and_jax():

@@ -41,7 +41,7 @@ def test_every_id_is_a_run_that_changes_only_what_its_row_says(experiment_id):
     assert plan(experiment_run(experiment_id), row.puzzles).steps > 0
 
 
-@pytest.mark.parametrize("base", ["tiny", "sudoku6", "sudoku9"])
+@pytest.mark.parametrize("base", ["tiny", "study", "sudoku6", "sudoku9"])
 def test_every_id_has_the_size_of_a_preset_too(base):
     for experiment_id in EXPERIMENTS:
         assert experiment_run(experiment_id, base).global_batch_size <= 8 * preset(base).global_batch_size
@@ -154,4 +154,4 @@ def test_a_preset_reads_the_folder_that_build_data_writes(name, options, monkeyp
     monkeypatch.setattr(build_data, "main", built.append)
     build_data.cli(["sudoku", *options])
     assert str(built[0].directory) == all_presets()[name].data_dir
-    assert set(PRESETS) == {"sudoku-extreme", "sudoku9", "sudoku6", "maze-unique", "tiny"}
+    assert set(PRESETS) == {"sudoku-extreme", "sudoku9", "sudoku6", "study", "maze-unique", "tiny"}

@@ -63,7 +63,10 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
     """At initialization all logits are 0."""
     task = LanguageTask(tiny(data_dir))
     training = start(tiny(data_dir), task, Devices(1))
-    evaluation = task.evaluator(training.objective, Devices(1))(training.initial_state())
+    evaluator, state = task.evaluator(training.objective, Devices(1)), training.initial_state()
+    evaluation = evaluator(state)
+    assert "gzip -9" in evaluation.summary and "xz -9e" in evaluation.summary
+    assert "gzip" not in evaluator(state, limit=1).summary, "the compressors have compressed all documents"
     assert evaluation.metrics["loss"] == pytest.approx(math.log(290), rel=1e-5)
     test = task.data.splits["test"]
     assert evaluation.metrics["tokens"] == test.tokens - 1

@@ -13,7 +13,7 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.experiments.costs import cost_of
 from train_jax.experiments.expression import combinations
-from train_jax.experiments.jobs import Options, jobs_of, select, without_done
+from train_jax.experiments.jobs import Options, jobs_of, select, with_copies, without_done
 from train_jax.experiments.sweep_files import done_elsewhere
 from train_jax.experiments.table import CONTRIBUTIONS, EXPERIMENTS, LISTED
 from train_jax.run.presets import preset
@@ -120,6 +120,13 @@ def test_a_run_starts_after_the_one_whose_weights_it_needs():
         "contrib06_sudoku/seed-0", "contrib06_sudoku/seed-1", "contrib06_transfer/seed-0", "contrib06_transfer/seed-1"
     ]  # fmt: skip
     assert jobs[3].config.init_from == "r/contrib06/contrib06_sudoku/seed-1"
+
+
+def test_runs_with_the_same_configuration_and_seed_are_copies_of_the_first():
+    jobs = with_copies(jobs_of(["exp01a", "exp01c", "exp10b", "exp10c"], [], Options(seeds=2)))
+    assert {job.work.name: job.work.same_as for job in jobs if job.work.same_as} == {
+        "exp10/exp10b/seed-0": "exp01/exp01c/seed-0", "exp10/exp10b/seed-1": "exp01/exp01c/seed-1"
+    }  # fmt: skip
 
 
 def test_runs_that_are_done_elsewhere_are_left_out(tmp_path):

@@ -1,5 +1,6 @@
 """Sweepers: order, what is skipped, failures, sources, data sets, several sweepers in one root, and kills."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -14,7 +15,9 @@ from train_jax.__main__ import main
 from train_jax.experiments import sweeper
 from train_jax.experiments.sweep_files import SweepFiles, Work
 from train_jax.experiments.sweeper import Ended, Sweeper
+from train_jax.run.config import to_json
 from train_jax.run.lease import sole_writer
+from train_jax.run.presets import preset
 from train_jax.run.storage import path_of
 
 BUILD = ("build-data", "sudoku", "--output-dir", "data/four")
@@ -92,6 +95,31 @@ def test_a_run_waits_for_the_one_it_starts_from(sweep, works):
     other = Work("exp01/x/seed-0", 10, ("train", "exp01/x/seed-0"), needs=works[2].name)
     status, trained = sweep([other, works[2]], failing=names_of(works), continues_on_failure=True)
     assert (status, trained) == (1, ["sudoku", works[2].name])
+
+
+def test_a_run_with_the_configuration_of_another_is_copied(sweep, works, tmp_path):
+    first, copy = works[0], dataclasses.replace(works[1], same_as=works[0].name)
+    source, target = tmp_path / first.name, tmp_path / copy.name
+    (source / "checkpoints/10").mkdir(parents=True)
+    for name in ("config.json", "checkpoints/10/model", "lock", "heartbeat.json", "wandb_id"):
+        (source / name).write_text(to_json(preset("tiny")))
+    assert sweep([copy, first]) == (0, ["sudoku", first.name]), "the copy waits for its source"
+    config = json.loads((target / "config.json").read_text())
+    assert (config["run_dir"], config["wandb_project"], config["wandb_group"]) == (str(target), "trm-exp01", "exp01b")
+    assert {name for name, value in config.items() if value != json.loads(to_json(preset("tiny")))[name]} == {
+        "run_dir", "wandb_project", "wandb_group"
+    }  # fmt: skip
+    assert json.loads((target / "FINISHED").read_text())["copied_from"] == first.name
+    assert {path.name for path in target.rglob("*") if path.is_file()} == {"config.json", "FINISHED", "model"}
+    assert sweep([copy, first]) == (0, [])
+
+
+def test_a_copy_is_trained_if_it_was_begun_and_not_made_of_a_failed_run(sweep, works, tmp_path):
+    first, copy = works[0], dataclasses.replace(works[1], same_as=works[0].name)
+    assert sweep([first, copy], failing=[first.name], continues_on_failure=True) == (1, ["sudoku", first.name])
+    (tmp_path / copy.name).mkdir(parents=True)
+    (tmp_path / copy.name / "config.json").write_text(to_json(preset("tiny")))
+    assert sweep([first, copy]) == (0, ["sudoku", first.name, copy.name])
 
 
 def test_a_claimed_run_is_left_to_its_sweeper(sweep, works, tmp_path):

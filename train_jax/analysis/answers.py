@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from train_jax.analysis.aims import Aim, aim_of, axis_value
 from train_jax.analysis.records import Run, Study
-from train_jax.analysis.statistics import Estimate, PowerLaw, estimate, first_step, is_at_edge, power_law, welch
+from train_jax.analysis.statistics import Estimate, PowerLaw, estimate, first_step, holm, is_at_edge, power_law, welch
 from train_jax.experiments.table import CONFOUNDED, TWINS
 from train_jax.report.figures import number, percent
 
@@ -127,6 +127,7 @@ def _notes(study: Study, group: str, runs: Sequence[Run], points: Sequence[Point
     finished = sum(run.final is not None for run in runs)
     planned = len(study.planned.get(group, ()))
     notes = [f"{finished} of {max(planned, len(runs))} runs are finished."]
+    notes += _comparisons(points)
     if group in CONFOUNDED:
         twins = " and ".join(f"{group}_{twin}" for twin in TWINS)
         notes.append(f"In this group {CONFOUNDED[group]}; {twins} answer the question.")
@@ -143,6 +144,22 @@ def _notes(study: Study, group: str, runs: Sequence[Run], points: Sequence[Point
         steps = ", ".join(f"{name} {value:.2f}" for name, value in known if value is not None)
         notes.append(f"Mean ACT steps at the end of training: {steps or 'not logged'}.")
     return notes
+
+
+def _comparisons(points: Sequence[Point]) -> list[str]:
+    """Returns which experiments differ from the best one, adjusted for the number of comparisons."""
+    ranked = sorted(points, key=lambda point: -point.final.mean)
+    tested = [(point, p) for point in ranked[1:] if (p := welch(ranked[0].values, point.values)) is not None]
+    if len(tested) < 2:
+        return []
+    adjusted = holm([p for _, p in tested])
+    named = [f"{point.experiment} (p = {p:.2g})" for (point, _), p in zip(tested, adjusted, strict=True)]
+    worse = [name for name, p in zip(named, adjusted, strict=True) if p < SIGNIFICANT]
+    others = [name for name in named if name not in worse]
+    return [
+        f"Worse than {ranked[0].experiment} by Welch's t-test, adjusted for {len(tested)} comparisons (Holm): "
+        f"{', '.join(worse) or 'none'}. Not significant: {', '.join(others) or 'none'}."
+    ]
 
 
 def _error_law(points: Sequence[Point]) -> PowerLaw | None:

@@ -74,6 +74,15 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float | None:
     return float(test.pvalue)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values adjusted for several comparisons by the method of Holm (1979), in the same order."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     """Returns the indices of the (cost, value) for which no other costs at most as much and has at least the value.
 

@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from train_jax.experiments.table import BASE_PRESET, Experiment
 
-SUDOKU_SIZES = {"sudoku9": 9, "sudoku6": 6, "tiny": 4}
+SUDOKU_SIZES = {"sudoku9": 9, "sudoku6": 6, "study": 6, "tiny": 4}
 """Presets with generated Sudokus. There are only about a thousand different 4x4 puzzles with eight empty cells."""
 SMALL_MAZES = {30: 6, 50: 10}
 """Rows of mazes at full size, and in presets with generated Sudokus."""

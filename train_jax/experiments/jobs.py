@@ -104,6 +104,18 @@ def without_done(jobs: Sequence[Job], names: Collection[str]) -> list[Job]:
     return [job for job in jobs if job.work.name not in names or job.work.name in needed]
 
 
+def with_copies(jobs: Sequence[Job]) -> list[Job]:
+    """Returns the jobs; one whose configuration an earlier job has is a copy of that job's run."""
+    trained: dict[str, str] = {}
+    marked = []
+    for job in jobs:
+        config = dataclasses.replace(job.config, run_dir="", wandb_project="", wandb_group="", wandb_name="")
+        first = trained.setdefault(repr(config), job.work.name)
+        same_as = "" if first == job.work.name else first
+        marked.append(dataclasses.replace(job, work=dataclasses.replace(job.work, same_as=same_as)))
+    return marked
+
+
 def check_folders(jobs: Iterable[Job]) -> None:
     """Raises `UserError` if the folder of a job holds a run with other fields, such as that of another preset."""
     for job in jobs:

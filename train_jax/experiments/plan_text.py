@@ -24,6 +24,8 @@ def plan_lines(jobs: Sequence[Job], files: SweepFiles, flops_per_second: float |
     lines = [f"{'run':<{width}}      steps  warm-up       examples      PFLOP{hours}  state"]
     for job, cost in zip(jobs, costs, strict=True):
         state, _ = files.state(job.work)
+        if job.work.same_as and state == "waiting":
+            state = f"copy of {job.work.same_as}"
         cells = [*_length(cost), _pflop(cost.flops)]
         cells += [_hours(cost.flops, flops_per_second)] if flops_per_second else []
         lines.append("  ".join([f"{job.work.name:<{width}}", *cells, state]))
@@ -46,7 +48,8 @@ def _hours(flops: float | None, flops_per_second: float) -> str:
 
 
 def _totals(jobs: Sequence[Job], costs: Sequence[Cost], flops_per_second: float | None) -> list[str]:
-    known = [cost.flops for cost in costs if cost.flops is not None]
+    trained = [cost for job, cost in zip(jobs, costs, strict=True) if not job.work.same_as]
+    known = [cost.flops for cost in trained if cost.flops is not None]
     names = {job.experiment for job in jobs}
     parts = {
         "of the list": len(names & LISTED.keys()),
@@ -57,6 +60,8 @@ def _totals(jobs: Sequence[Job], costs: Sequence[Cost], flops_per_second: float 
     counted = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
     seeds = len({job.seed for job in jobs})
     lines = [f"{len(jobs)} runs of {len(names)} experiments ({counted}), {seeds} seed{'s' * (seeds > 1)}"]
+    if copies := len(jobs) - len(trained):
+        lines.append(f"copied instead of trained, because another run has the same configuration: {copies}")
     groups = Counter(job.group for job in jobs)
     lines.append("runs per group: " + ", ".join(f"{group} {count}" for group, count in groups.items()))
     total = f"{sum(known):.3g} FLOP in matrix products of train steps, without evaluations"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from train_jax.errors import UserError
-from train_jax.run.files import write_text
+from train_jax.run.files import copy_folder, write_text
 from train_jax.run.folder import RunFolder
 from train_jax.run.status import RunStatus, read_status
 from train_jax.run.storage import path_of
@@ -47,6 +47,13 @@ class Work:
     """The commands that build its data sets, and do nothing if these are there."""
     needs: str = ""
     """The run whose weights it starts from."""
+    same_as: str = ""
+    """The run with the same configuration, whose files are copied instead of training it again."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The runs that must be finished before this one."""
+        return tuple(filter(None, (self.needs, self.same_as)))
 
 
 class SweepFiles:
@@ -85,6 +92,18 @@ class SweepFiles:
                 f"no sweep was started in {self.root}; start one with `trm sweep NAME --runs-root {self.root}`"
             )
         return list(works.values())
+
+    # ---- copies
+
+    def copy(self, work: Work) -> None:
+        """Makes a run of the finished run with the same configuration; FINISHED, written last, names that run."""
+        source, target = RunFolder(self.root / work.same_as), self.run(work)
+        own = (source.config, source.finished, source.lock, source.heartbeat, source.wandb_id)
+        copy_folder(source.path, target.path, without=[path.name for path in own])
+        group, label, _ = work.name.split("/")
+        place = {"run_dir": f"{self.root_text}/{work.name}", "wandb_project": f"trm-{group}", "wandb_group": label}
+        write_text(target.config, json.dumps(json.loads(source.config.read_text()) | place, indent=1))
+        write_text(target.finished, json.dumps((finished_figures(source) or {}) | {"copied_from": work.same_as}))
 
     # ---- failures
 

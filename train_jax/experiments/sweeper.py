@@ -69,7 +69,7 @@ class Sweeper:
                 return 1
             claimed = False
             for work in left:
-                if work.needs and not self._is_ready(work.needs):
+                if not all(map(self._is_ready, work.sources)):
                     continue
                 status = self._try(work)
                 if status in INTERRUPTED:
@@ -87,11 +87,11 @@ class Sweeper:
         if self._files.is_finished(work):
             return True
         token = self._failure_token(work)
-        lost = work.needs and any(name == work.needs for name in self.failed)
+        lost = next((name for name in work.sources if name in self.failed), "")
         if (token and token != self._failures_before[work.name]) or lost:
             self.failed.append(work.name)
             if lost:
-                self._say(f"{work.name}: not trained, because {work.needs} failed")
+                self._say(f"{work.name}: not trained, because {lost} failed")
             return True
         return False
 
@@ -121,6 +121,11 @@ class Sweeper:
 
     def _train(self, work: Work) -> int:
         started = time.monotonic()
+        if work.same_as and not self._files.run(work).config.is_file():
+            self._files.copy(work)
+            self._say(f"{work.name}: copied from {work.same_as}, which has the same configuration")
+            self._files.write_results()
+            return 0
         ended = self._build(work)
         if ended.status == 0:
             self._say(f"{work.name}: trm {shlex.join(work.command)}")

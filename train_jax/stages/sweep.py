@@ -14,7 +14,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.experiments.data_sets import data_sets
 from train_jax.experiments.expression import combinations
-from train_jax.experiments.jobs import Options, check_folders, jobs_of, select, without_done
+from train_jax.experiments.jobs import Options, check_folders, jobs_of, select, with_copies, without_done
 from train_jax.experiments.plan_text import plan_lines
 from train_jax.experiments.runs import differences, experiment, experiment_run, plan, remark
 from train_jax.experiments.sweep_files import SweepFiles, done_elsewhere
@@ -99,7 +99,7 @@ class Run:
     """Free sweep over fields: 'product(optim.lr=[1e-4, 3e-4], zip(arch.H_cycles=[2, 3], arch.L_cycles=[4, 6]))', or
     chain(…, …)."""
     preset: str | None = None
-    """Size of the experiments: tiny, sudoku6 or sudoku9, or any preset; by default the full size."""
+    """Size of the experiments: tiny, study, sudoku6 or sudoku9, or any preset; by default the full size."""
     seeds: Annotated[int, Range(1, 10_000)] = 1
     """Runs of each experiment, with the seeds 0, 1, …"""
     dry_run: bool = False
@@ -108,6 +108,8 @@ class Run:
     """Go on with the other runs when one has failed."""
     done: tuple[str, ...] = ()
     """Files results.csv of `trm analyze`: the runs that are finished there are left out."""
+    copy_equal: bool = True
+    """Train runs with the same configuration and seed once, and copy the folder of the first for the others."""
     restarts: Annotated[int, Range(0, 1000)] = 3
     """Restarts of each run after a crash, as of `trm train --restarts`."""
     runs_root: str | None = None
@@ -141,6 +143,8 @@ class Run:
         options = Options(files.root_text, self.data_root.rstrip("/"), self.preset, self.seeds, settings)
         jobs = jobs_of(names, combinations(self.over) if self.over else [], options)
         jobs = without_done(jobs, set().union(*map(done_elsewhere, self.done)))
+        if self.copy_equal:
+            jobs = with_copies(jobs)
         check_folders(jobs)
         if self.dry_run:
             peak = None if self.peak_tflops is None else self.peak_tflops * 1e12 * (self.utilisation or 0)

@@ -35,12 +35,19 @@ class Evaluation:
 
     metrics: dict[str, float]
     """`loss`, `bits_per_byte`, `tokens` (targets that count), and `count`, the number of rows."""
+    compressed: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Bits per byte of compressors on the same documents, by name; empty if the evaluation uses only a part of them."""
 
     @property
     def summary(self) -> str:
         return (
             f"{self.metrics['bits_per_byte']:.4f} bits per byte, loss {self.metrics['loss']:.4f} on "
             f"{self.metrics['tokens']:,.0f} held-out tokens"
+            + (
+                f" ({', '.join(f'{name} {value:.4f}' for name, value in self.compressed.items())})"
+                if self.compressed
+                else ""
+            )
         )
 
     def save(self, folder: RunFolder, split: str) -> None:
@@ -51,11 +58,20 @@ class Evaluator:
     """Evaluates a module on a stream of tokens; compiled at the first call."""
 
     def __init__(
-        self, objective: Objective, stream: TokenStream, token_bytes: Any, devices: Devices, *, rows: int, seq_len: int
+        self,
+        objective: Objective,
+        stream: TokenStream,
+        token_bytes: Any,
+        devices: Devices,
+        *,
+        rows: int,
+        seq_len: int,
+        compressed: Mapping[str, float] | None = None,
     ):
-        """`rows` is the number of rows of a batch on all devices together."""
+        """`rows` is the number of rows of a batch on all devices together; `compressed` belongs to the whole stream."""
         devices.local_batch_size(rows)
         self._stream, self._devices, self._rows, self._seq_len = stream, devices, rows, seq_len
+        self._compressed = dict(compressed or {})
 
         def eval_step(state: TrainState, batch: Batch) -> tuple[Any, Any]:
             call = objective.call(state.eval_params, state.buffers, train=False)
@@ -73,4 +89,6 @@ class Evaluator:
             for name, value in self._devices.to_host(metrics).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         available = count_rows(self._stream, self._seq_len)
-        return Evaluation(figures_of(sums) | {"count": float(min(limit or available, available))})
+        whole = not limit or limit >= available
+        count = float(min(limit or available, available))
+        return Evaluation(figures_of(sums) | {"count": count}, self._compressed if whole else {})

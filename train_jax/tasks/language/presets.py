@@ -17,7 +17,8 @@ def _chat(
 ) -> RunConfig:
     """Returns a run on a data set of `trm build-data text --output-dir data/text-VOCAB_SIZE --vocab-size VOCAB_SIZE`.
 
-    The schedule is that of nanochat: no warm-up, a constant rate, and a linear decay to 0 over the last fifth.
+    The optimizer and its schedule are those of nanochat in November 2025: no warm-up, constant rates, and a linear
+    decay to 0 over the last fifth. Newton-Schulz is in float32.
     """
     scale = (arch.n_embd / 768) ** -0.5
     return RunConfig(
@@ -28,10 +29,9 @@ def _chat(
         model="gpt",
         arch=arch,
         optim=OptimConfig(
-            optimizer="muon",
-            lr=0.01,
+            optimizer="adamw",
             warmup_steps=0,
-            decay="linear",
+            decay="warmdown",
             decay_share=0.2,
             lr_min_ratio=0.0,
             beta1=0.8,
@@ -41,8 +41,15 @@ def _chat(
             clip_norm=1.0,
             ema_decay=0.0,
             groups=(
-                ParameterGroup(pattern=r"transformer\.wte\..*", optimizer="adamw", lr=0.2 * scale),
-                ParameterGroup(pattern=r"lm_head\..*", optimizer="adamw", lr=0.004 * scale),
+                ParameterGroup(
+                    pattern=r"transformer\.h\..*",
+                    optimizer="muon_2025",
+                    lr=0.02,
+                    momentum_start=0.85,
+                    momentum_warmup_steps=300,
+                ),
+                ParameterGroup(pattern=r"transformer\.wte\..*", lr=0.2 * scale),
+                ParameterGroup(pattern=r"lm_head\..*", lr=0.004 * scale),
             ),
         ),
         steps=steps,

@@ -146,6 +146,7 @@ class LanguageTask:
             devices,
             rows=self._config.eval_batch_size,
             seq_len=self._config.arch.seq_len,
+            compressed=self.data.compressed,
         )
 
     # ---- schedules

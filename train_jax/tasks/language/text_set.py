@@ -153,6 +153,14 @@ class TextSet:
         parts = [*(self.splits[split].sha256 for split in SPLITS), str(self.record.get("tokenizer_sha256"))]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
+    @property
+    def compressed(self) -> dict[str, float]:
+        """Bits per byte of compressors on the held-out documents, by command; empty if they were too many."""
+        findings = self.record.get("findings", {})
+        names = {"gzip -9": "gzip", "bzip2 -9": "bz2", "xz -9e": "xz"}
+        values = {shown: findings.get(f"{name}_bits_per_byte") for shown, name in names.items()}
+        return {shown: float(value) for shown, value in values.items() if isinstance(value, (int, float))}
+
     def stream(self, split: str) -> TokenStream:
         return TokenStream(self.folder / split, self.splits[split].shards, self.vocab_size)
 
