@@ -237,7 +237,11 @@ class Devices:
 
     def from_rows(self, tree: Any, like: Any) -> Any:
         """This process's part of what `to_rows` returned, perhaps on other devices, in the shapes of `like`."""
-        return jax.tree.map(lambda x, expected: self.to_host(x).reshape(expected.shape), tree, like)
+
+        def local(rows: Any, expected: Any) -> np.ndarray:
+            return self.to_host(rows).reshape(len(self.local), *expected.shape[1:])  # `like` may span all processes
+
+        return jax.tree.map(local, tree, like)
 
 
 def _spec(axis: int | None) -> PartitionSpec:
