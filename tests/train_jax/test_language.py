@@ -158,7 +158,8 @@ def test_one_device_equals_eight(trained):
         if array.dtype.kind == "V":  # the rotary tables: NumPy does not know bfloat16
             assert array.tobytes() == eight[name].tobytes(), name
             continue
-        atol = 1e-5 * max(1, np.abs(array).max(initial=0))
+        path = 20 * 0.98 if "wte" in name else 1.0  # 20 steps of Adam at the learning rate of the embedding
+        atol = 1e-5 * max(path, np.abs(array).max(initial=0))
         np.testing.assert_allclose(eight[name], array, rtol=0, atol=atol, err_msg=name)
     for figure in ("train/loss", "eval/loss"):
         losses, others = ([each[figure] for each in of if figure in each] for of in (records, again))

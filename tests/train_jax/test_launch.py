@@ -18,6 +18,7 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pod.launch import life
 from train_jax.pod.launch.gcloud import Request
+from train_jax.pod.launch.node import TpuNode
 from train_jax.pod.launch.record import Record, read_record, watching, write_record
 from train_jax.stages import launch as stage
 
@@ -30,7 +31,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch):
+def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch):
+    over, delete = [], TpuNode.delete
+    monkeypatch.setattr(TpuNode, "delete", lambda node: (over.append(read_record("mine").over), delete(node)))
     status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--", *TRAIN)
     assert status == 0 and cloud.node("mine") is None and "host 0 | step 3/3" in lines
     assert [line.partition(":")[0] for line in said(lines)] == [
@@ -43,6 +46,7 @@ def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch):
         "deleted mine",
         "done",
     ]
+    assert over == [False], "another launch of this name would lose its node"
 
 
 @pytest.mark.slow

@@ -119,7 +119,8 @@ def test_steps_of_a_run_are_profiled(data_dir, tmp_path, capsys):
         figures = json.loads(capsys.readouterr().out)
         assert figures["steps"] == steps and figures["by_kind"]["matrix products"] > 0
         assert figures["busy"] == pytest.approx(sum(figures["by_module"].values()))
-        assert any("SwiGLU" in module for module in figures["by_module"])
+        assert any("SwiGLU" in classes for classes in figures["by_class"])
+        assert any(".mlp" in module for module in figures["by_module"])
         folder = tmp_path / name / "profile" / "host-00"
         assert {"memory-before.prof", "memory-after.prof", "train-step.txt.gz"} <= {p.name for p in folder.iterdir()}
         assert list(folder.glob("plugins/profile/*/*.xplane.pb"))

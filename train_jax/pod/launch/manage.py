@@ -69,16 +69,21 @@ def _watch(record: Record, commands: Gcloud, view: View) -> int:
 
 
 def finish(node: TpuNode, workers: Workers, view: View, status: int) -> None:
-    """Collects the results and deletes the node, if the launch created it or was told to delete it."""
+    """Collects the results and deletes the node, if the launch created it or was told to delete it.
+
+    The launch is over only after that, so that a later launch of the same name does not lose its node to this one.
+    """
     phase = "done" if status == 0 else "stopped" if node.stops() else "failed"
-    collected = node.record.starts == 0 or _collect(node.record, workers, view)
-    node.change(phase=phase, status=status)
-    deletes = (node.record.created or node.record.delete_when_done) and not node.record.keep
-    if deletes and collected:
-        node.delete()
-        view.say(f"deleted {node.record.tpu}")
-    else:
-        view.say(f"{node.record.tpu} is still there; delete it with `trm launch delete {node.record.tpu}`")
+    try:
+        collected = node.record.starts == 0 or _collect(node.record, workers, view)
+        deletes = (node.record.created or node.record.delete_when_done) and not node.record.keep
+        if deletes and collected:
+            node.delete()
+            view.say(f"deleted {node.record.tpu}")
+        else:
+            view.say(f"{node.record.tpu} is still there; delete it with `trm launch delete {node.record.tpu}`")
+    finally:
+        node.change(phase=phase, status=status)
     view.say(f"{phase}: {node.record.cost()}")
 
 

@@ -134,6 +134,12 @@ def records() -> list[Record]:
 
 
 def write_record(record: Record) -> None:
+    """Not while another process is changing the record that is there."""
+    with _locked(_file(record.tpu, ".lock"), fcntl.LOCK_EX):
+        _write(record)
+
+
+def _write(record: Record) -> None:
     write_text(_file(record.tpu, ".json"), json.dumps(dataclasses.asdict(record), indent=1))
 
 
@@ -144,7 +150,7 @@ def update(name: str, **changes: Any) -> Record:
         if record is None:
             raise UserError(f"no launch {name} is known here; see `trm launch list`")
         record = record.replaced(**changes)
-        write_record(record)
+        _write(record)
         return record
 
 
