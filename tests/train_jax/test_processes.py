@@ -13,10 +13,10 @@ from support.markers import slow_or_campaign
 from support.processes import run_processes
 from support.scripts import script
 
-from train_jax.errors import UserError
+from train_jax.errors import StorageError, UserError
 from train_jax.run.folder import RunFolder
 from train_jax.run.goodput import read_goodput
-from train_jax.runtime.processes import join_processes
+from train_jax.runtime.processes import all_or_none, join_processes
 
 FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5", "H_cycles=1",
           "L_cycles=1")  # fmt: skip
@@ -140,3 +140,14 @@ def test_an_incomplete_set_of_variables_is_an_error(monkeypatch):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1234")
     with pytest.raises(UserError, match=r"JAX_NUM_PROCESSES=None.*set all three, or none"):
         join_processes()
+
+
+@pytest.mark.parametrize("error", [UserError, StorageError])
+def test_all_processes_end_with_the_status_of_the_one_that_failed(monkeypatch, error):
+    """Otherwise `--restarts` starts only some of them again."""
+    monkeypatch.setattr(
+        "train_jax.runtime.processes.gather", lambda arrays, axis: {"statuses": np.array([0, error.STATUS])}
+    )
+    with pytest.raises(UserError, match="process 1 of 2 failed; see its output") as caught, all_or_none():
+        pass
+    assert caught.value.STATUS == error.STATUS

@@ -2,7 +2,7 @@
 
 A process that trains appends to events.jsonl when it starts, continues, logs, and ends. Between these lines, a thread
 writes what has been spent since the last one to heartbeat.json, every second; a later session appends what the
-heartbeat of a killed one says. `run/goodput.py` reads both.
+heartbeat of a killed one says. In `gs://`, the events are uploaded before every heartbeat. `run/goodput.py` reads both.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.run.cache import continued_file
+from train_jax.run.cache import continued_file, upload_working_file
 from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.lease import check_writer
 from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.storage import is_remote
 from train_jax.runtime.timeline import Timeline
@@ -53,7 +54,7 @@ class Events:
     def end(self, reason: str) -> None:
         """The last event; calls after the first one do nothing."""
         with self._lock:
-            if not self._ended.is_set():
+            if reason and not self._ended.is_set():
                 self._spent("end", reason=reason)
                 self._ended.set()
 
@@ -74,6 +75,8 @@ class Events:
             with self._lock:
                 beat = json.dumps(self._beat_now())
             with contextlib.suppress(Exception):  # what cannot be written now may be later
+                check_writer(self._folder.path)
+                upload_working_file(self._folder.events)  # the heartbeat counts from the last event
                 write_text(self._folder.heartbeat, beat)
             if self._ended.wait(REMOTE_HEARTBEAT_SECONDS if is_remote(self._folder.path) else HEARTBEAT_SECONDS):
                 return

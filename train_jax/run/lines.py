@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ class LineFile:
         if self._file.write(content) == len(content):
             self._torn = False
         else:
-            raise OSError(f"{self._file.name}: the disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
 
     def close(self) -> None:
         self._file.close()
