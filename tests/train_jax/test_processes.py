@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from support.markers import slow_or_campaign
 from support.processes import run_processes
-from support.scripts import script
+from support.scripts import ROOT, script
 
 from train_jax.errors import StorageError, UserError
+from train_jax.run.code import PACKAGES
 from train_jax.run.folder import RunFolder
 from train_jax.run.goodput import read_goodput
 from train_jax.runtime.processes import all_or_none, join_processes
@@ -134,6 +135,23 @@ def test_an_error_in_one_process_stops_all_with_one_line(tmp_path, data_dir, fie
     errors = [[line for line in text.splitlines() if line and "Gloo" not in line] for text in texts]
     assert [len(lines) for lines in errors] == [1, 1]
     assert message in errors[1][0] and (message in errors[0][0] or "process 1 of 2 failed" in errors[0][0])
+
+
+@pytest.mark.slow
+def test_processes_with_other_code_are_refused(tmp_path, data_dir):
+    for name in (*PACKAGES, "tests"):
+        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "copy" / "train_jax" / "loop.py").open("a") as file:
+        file.write("# older\n")
+    own = ["--data-dir", str(data_dir), "--run-dir", str(tmp_path / "run"), "--wandb", "disabled"]
+    command = [sys.executable, "-m", "train_jax", "train", "tiny", *own]
+    other = {"PYTHONPATH": f"{tmp_path / 'copy'}:{tmp_path / 'copy' / 'tests'}"}
+    statuses, texts = run_processes([command] * 2, [tmp_path] * 2, environments=({}, other))
+    assert statuses == [2, 2], "\n".join(texts)
+    assert all(
+        "2 processes were started with different code (`trm preflight` names the files" in text for text in texts
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_incomplete_set_of_variables_is_an_error(monkeypatch):

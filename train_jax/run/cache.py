@@ -144,9 +144,9 @@ def working_folder(path: Path) -> Path:
 
 def upload_working_files(folder: Path) -> None:
     """Uploads the working files of this process below a folder, whole. Nothing to do for a local folder."""
-    for path, _ in list(_working.values()):
-        if str(path).startswith(f"{folder}/"):
-            upload_working_file(path)
+    for name, (path, local) in list(_working.items()):
+        if name.startswith(f"{folder}/") and local.exists():
+            path.upload(local)
 
 
 def upload_working_file(path: Path) -> None:

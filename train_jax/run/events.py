@@ -114,7 +114,7 @@ class Events:
 
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:
     """The events of all sessions; of a session that runs or was killed, also what its heartbeat says."""
-    events = [event for event in read_lines(folder.events) if "event" in event and "session" in event]
+    events = _written(folder)
     beat = read_heartbeat(folder)
     last = events[-1] if events else None
     if last is None or beat is None or last["event"] in _LAST or last["session"] != beat["session"]:
@@ -126,9 +126,22 @@ def read_events(folder: RunFolder) -> list[dict[str, Any]]:
 def read_heartbeat(folder: RunFolder) -> dict[str, Any] | None:
     try:
         beat = json.loads(folder.heartbeat.read_text())
-        return beat if beat.keys() >= {"session", "time", "kind", "step", "step_time", "seconds"} else None
+        numbers = {"session", "time", "step", "step_time"}
+        return beat if beat.keys() >= {*numbers, "kind", "seconds"} and _is_sound(beat, numbers) else None
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def _written(folder: RunFolder) -> list[dict[str, Any]]:
+    """What events.jsonl contains, without damaged lines."""
+    return [event for event in read_lines(folder.events) if "event" in event and _is_sound(event, {"session", "time"})]
+
+
+def _is_sound(record: dict[str, Any], numbers: set[str]) -> bool:
+    """Whether these fields, the step and the seconds by kind are numbers, as far as the last two are there."""
+    seconds = record.get("seconds", {})
+    values = [record.get(name) for name in numbers] + [record.get("step", 0)]
+    return isinstance(seconds, dict) and all(isinstance(value, int | float) for value in [*values, *seconds.values()])
 
 
 _LAST = ("end", "killed")
@@ -136,9 +149,8 @@ _LAST = ("end", "killed")
 
 def _finish_killed(folder: RunFolder, file: LineFile) -> int:
     """Appends the last event of a session that could not; returns the number of the last session, 0 for none."""
-    written = read_lines(folder.events)
     events = read_events(folder)
-    for event in events[len(written) :]:
+    for event in events[len(_written(folder)) :]:
         with contextlib.suppress(OSError):
             file.write(event)
     return max((event["session"] for event in events), default=0)
