@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from support.processes import run_processes
 from support.scripts import ENVIRONMENT, ROOT
 
 from train_jax.__main__ import main
@@ -16,7 +17,7 @@ from train_jax.errors import PreemptedError
 from train_jax.run import cache
 from train_jax.run.events import Events, read_heartbeat
 from train_jax.run.files import upload_folder, write_text
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import RunFolder, complete_steps
 from train_jax.run.goodput import read_goodput
 from train_jax.run.lease import sole_writer
 from train_jax.run.status import read_status
@@ -119,6 +120,18 @@ def test_killed_at_any_request(arguments, remote, emulator, undisturbed, seed):
     assert main(["export", f"{remote}/run", "--no-check"]) == 0
     run = RunFolder(path_of(remote) / "run")
     assert (losses(run), run.weights.read_bytes()) == undisturbed
+
+
+@pytest.mark.campaign
+def test_two_processes_write_one_run_in_storage(arguments, remote, emulator, undisturbed, tmp_path):
+    """Each with a cache of its own, as on two hosts."""
+    caches = [{"TRM_CACHE_DIR": str(tmp_path / f"cache{index}")} for index in range(2)]
+    statuses, texts = run_processes([[sys.executable, "-m", "train_jax", *arguments("run")]] * 2, environments=caches)
+    assert statuses == [0, 0], "\n".join(texts)
+    run = RunFolder(path_of(remote) / "run")
+    assert losses(run) == pytest.approx(undisturbed[0], rel=1e-5)
+    assert "2 of the run" in run.host_log(1).read_text() and complete_steps(run.checkpoints) == [4, 6]
+    assert sum(read_goodput(run).seconds.values()) == pytest.approx(read_goodput(run).wall_seconds, rel=0.01)
 
 
 def test_a_data_set_is_copied_once_and_again_when_it_or_its_copy_changes(arguments, remote, emulator, capsys):
