@@ -157,4 +157,4 @@ def test_a_language_run_is_evaluated_exported_and_reported(run_dir, capsys):
 
 def test_options_that_conflict():
     with pytest.raises(UserError, match="--core-items 3 is for --core"):
-        Evaluate("run", core_items=3).check()
+        Evaluate("run", core_items=3).refuse_conflicts()

@@ -31,7 +31,7 @@ class Evaluate(LanguageEvaluateOptions, PuzzleEvaluateOptions):
 def main(config: Evaluate) -> None:
     if config.weights is not None and config.step != NEWEST:
         raise UserError(f"--weights and --step {config.step} both select weights; give only one of them")
-    config.check()
+    config.refuse_conflicts()
     with join_processes(config.platform):
         devices = Devices()
         run = restore(config.run_dir, step=config.step)

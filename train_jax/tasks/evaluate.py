@@ -44,7 +44,7 @@ class EvaluateOptions:
     platform: Platform = "auto"
     """Where to compute; on a TPU pod, every host runs this command."""
 
-    def check(self) -> None:
+    def refuse_conflicts(self) -> None:
         """Raises `UserError` for options that conflict."""
 
     @property

@@ -26,7 +26,7 @@ class LanguageEvaluateOptions(EvaluateOptions):
         "language": HelpPage("samples and CORE of a language model", ("samples", "core", "core_items"))
     }
 
-    def check(self) -> None:
-        super().check()
+    def refuse_conflicts(self) -> None:
+        super().refuse_conflicts()
         if self.core_items and self.core is None:
             raise UserError(f"--core-items {self.core_items} is for --core BUNDLE; omit it, or give the bundle")

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from models_torch.gpt import IGNORED_TARGET
+from train_jax.core.state import Arrays
 from train_jax.run.model import build_module
 from train_jax.run.restore import Restored
 from train_jax.tasks.language.agreement import ExportCheck
@@ -32,13 +33,18 @@ def check_export(run: Restored, weights: Path, progress: Progress) -> ExportChec
     module = build_module(run.config, task, rows)
     module.load_state_dict(load_file(weights), strict=True)
     module.eval()
-    call = run.objective.call(run.state.eval_params, run.state.buffers, train=False)
-    in_jax = jax.jit(lambda batch: call(batch["inputs"], batch["targets"], loss_reduction="none")[0])
+    state = jax.tree.map(jnp.asarray, (run.state.eval_params, run.state.buffers))
+
+    @jax.jit
+    def in_jax(params: Arrays, buffers: Arrays, batch: Any) -> jax.Array:
+        call = run.objective.call(params, buffers, train=False)
+        return call(batch["inputs"], batch["targets"], loss_reduction="none")[0]
+
     ours, theirs = [], []
     with progress("losses in JAX and PyTorch") as advance:
         for number, batch in enumerate(batches, start=1):
             counts = batch["targets"].reshape(-1) != IGNORED_TARGET
-            ours.append(np.asarray(in_jax(jax.tree.map(jnp.asarray, batch)))[counts])
+            ours.append(np.asarray(in_jax(*state, batch))[counts])
             theirs.append(_losses(module, batch)[counts])
             advance(number, len(batches))
     jax_losses, torch_losses = (np.concatenate(parts).astype(np.float64) for parts in (ours, theirs))

@@ -62,8 +62,8 @@ class PuzzleEvaluateOptions(EvaluateOptions):
         """Whether the evaluation differs from the ordinary one: one trajectory, without noise, to the halt limit."""
         return self.trajectories > 1 or self.noise > 0 or self.depth is not None
 
-    def check(self) -> None:
-        super().check()
+    def refuse_conflicts(self) -> None:
+        super().refuse_conflicts()
         halts, _ = self.halting
         if self.refill and not halts:
             raise UserError("--refill replaces sequences that halt early; add --halt-early or --halt-threshold")

@@ -1,0 +1,93 @@
+"""A hundred steps of base training beside a plain PyTorch loop: the same batches, the losses within 1e-5."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from support.nanochat_optimizers import Muon2025, momentum, warmdown
+from support.presets import with_fields
+
+import bridge
+from train_jax.run.model import build_module
+from train_jax.run.presets import preset
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.language.text_building import TextData
+
+STEPS = 100
+
+
+@pytest.fixture(scope="module")
+def config(made_once):
+    def make(folder):
+        (folder / "source").mkdir()
+        rng = np.random.default_rng(0)
+        for number in range(80):
+            lines = [f"{a} + {b} = {a + b}" for a, b in rng.integers(10, size=(20, 2))]
+            (folder / "source" / f"{number}.txt").write_text("\n".join([f"sums {number}", *lines]))
+        options = {"vocab_size": 290, "test_share": 0.2, "output_dir": folder / "set"}
+        TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
+
+    sizes = {"seq_len": 24, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 8}
+    run = dataclasses.replace(preset("chat-tiny"), data_dir=str(made_once("trajectory", make) / "set"), steps=STEPS)
+    return with_fields(run, sizes | {"eval_batch_size": 8})
+
+
+def losses_in_jax(training):
+    """The losses of every step, with `pmap` on one device."""
+    devices, program = training.devices, training.parallel_step()
+    state, batches = training.initial_state(), training.batches
+    carry = training.initial_carry(state, batches.at(0, state))
+    state, key, losses = devices.replicate(state), devices.random_key(0), []
+    for step in range(STEPS):
+        state, carry, metrics = program(state, carry, devices.shard(batches.from_step(step)), key)
+        sums = devices.to_host(metrics)
+        losses.append(float(np.sum(sums["loss"])) / float(np.sum(sums["tokens"])))
+    return np.array(losses)
+
+
+def losses_in_pytorch(training):
+    """The losses of a loop with PyTorch's AdamW and the reference of Muon, from the same weights and batches.
+
+    The rates are those of the preset, whose model has 192 channels.
+    """
+    fn = training.objective.fn
+    model = build_module(training.config, training.task, training.config.global_batch_size)
+    model.load_state_dict(bridge.state_dict(fn, fn.params, fn.buffers), strict=True)
+    muon = Muon2025(torch.float32)
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [model.get_parameter("transformer.wte.weight")], "lr": 0.4},
+            {"params": [model.get_parameter("lm_head.weight")], "lr": 0.008},
+        ],
+        betas=(0.8, 0.95),
+        eps=1e-10,
+        weight_decay=0.0,
+    )
+    peaks, losses = [group["lr"] for group in adamw.param_groups], []
+    for step in range(STEPS):
+        batch = training.task.batch(step, (0, 1))
+        inputs, targets = (torch.from_numpy(batch[name].astype(np.int64)) for name in ("inputs", "targets"))
+        model.zero_grad()
+        loss = model(inputs, targets)
+        loss.backward()
+        losses.append(float(loss))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        rate, now = warmdown(step, 0, 0.2, 0.0, STEPS), momentum(step, 0.85, 300, 0.95, 0.95, 0.2, STEPS)
+        for group, peak in zip(adamw.param_groups, peaks, strict=True):
+            group["lr"] = peak * rate
+        adamw.step()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if ".h." in name:
+                    muon.step(name, p, 0.02 * rate, now)
+    return np.array(losses)
+
+
+@pytest.mark.slow
+def test_a_hundred_steps_beside_plain_pytorch(config):
+    training = start(config, devices=Devices(1))
+    ours, theirs = losses_in_jax(training), losses_in_pytorch(training)
+    assert theirs[0] > 5.6 and theirs[-1] < 3, "it learns"
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
