@@ -8,9 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from train_jax.__main__ import main as trm
+from train_jax.report.terminal import progress
 from train_jax.run.folder import RunFolder
+from train_jax.run.restore import restore
+from train_jax.tasks.language.export_check import check_export
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +63,10 @@ def test_every_stage_of_a_small_language_model(tmp_path, capsys, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     assert json.loads(folder.finished.read_text())["train_steps"] == 20
     assert folder.weights.is_file() and "Beside compressors" in folder.report.read_text()
-    assert "gzip -9" in outputs["evaluate"] and outputs["evaluate"].count("---") >= 6
+    assert "gzip -9" in outputs["evaluate"] and outputs["evaluate"].count("\n--- ") >= 3
     assert outputs["generate"].startswith("import ") and "PyTorch agrees" in outputs["export"]
     assert "bits per byte" in outputs["summary"] and "PyTorch agrees" in outputs["summary"]
+    weights = load_file(folder.weights)
+    save_file(weights | {"lm_head.weight": 1.1 * weights["lm_head.weight"]}, folder.weights)
+    run = restore(str(folder.path)).in_float32()
+    assert not check_export(run, folder.weights, progress).agrees
