@@ -16,6 +16,8 @@ from train_jax.start import start
 from train_jax.tasks.language.text_building import TextData
 
 STEPS = 100
+WIDTH = (128 / 768) ** -0.5
+"""The factor of the rates of embedding and head in the preset, whose model has 128 channels."""
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +50,15 @@ def losses_in_jax(training):
 
 
 def losses_in_pytorch(training):
-    """The losses of a loop with PyTorch's AdamW and the reference of Muon, from the same weights and batches.
-
-    The rates are those of the preset, whose model has 192 channels.
-    """
+    """The losses of a loop with PyTorch's AdamW and the reference of Muon, from the same weights and batches."""
     fn = training.objective.fn
     model = build_module(training.config, training.task, training.config.global_batch_size)
     model.load_state_dict(bridge.state_dict(fn, fn.params, fn.buffers), strict=True)
     muon = Muon2025(torch.float32)
     adamw = torch.optim.AdamW(
         [
-            {"params": [model.get_parameter("transformer.wte.weight")], "lr": 0.4},
-            {"params": [model.get_parameter("lm_head.weight")], "lr": 0.008},
+            {"params": [model.get_parameter("transformer.wte.weight")], "lr": 0.2 * WIDTH},
+            {"params": [model.get_parameter("lm_head.weight")], "lr": 0.004 * WIDTH},
         ],
         betas=(0.8, 0.95),
         eps=1e-10,
@@ -74,14 +73,14 @@ def losses_in_pytorch(training):
         loss.backward()
         losses.append(float(loss))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        rate, now = warmdown(step, 0, 0.2, 0.0, STEPS), momentum(step, 0.85, 300, 0.95, 0.95, 0.2, STEPS)
+        rate, now = warmdown(step, 0, 0.5, 0.0, STEPS), momentum(step, 0.85, 300, 0.95, 0.95, 0.2, STEPS)
         for group, peak in zip(adamw.param_groups, peaks, strict=True):
             group["lr"] = peak * rate
         adamw.step()
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if ".h." in name:
-                    muon.step(name, p, 0.02 * rate, now)
+                    muon.step(name, p, 0.03 * rate, now)
     return np.array(losses)
 
 

@@ -61,7 +61,7 @@ def _prompts(stream: TokenStream, bos: int) -> list[tuple[str, tuple[int, ...]]]
     """Returns names and tokens, which begin with <|bos|>, of the prompts."""
     tokens = stream.take(0, min(len(stream), _SEARCHED_TOKENS))
     starts = np.flatnonzero(tokens == bos)
-    lengths = np.diff([*starts, len(tokens)])
+    lengths = np.diff(np.append(starts, len(tokens)))
     long = np.flatnonzero(lengths >= _PROMPT_TOKENS)
     chosen = long[np.unique(np.linspace(0, len(long) - 1, _DOCUMENTS).astype(int))] if len(long) else []
     prompts = [
