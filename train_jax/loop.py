@@ -10,6 +10,7 @@ from typing import Any
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.cache import continued_file, upload_working_files
+from train_jax.run.code import hash_of_all, source_hashes
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.events import Events
@@ -25,6 +26,7 @@ from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.backend import chosen
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
+from train_jax.runtime.peers import before_exit
 from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import all_or_none, is_main_process, process_shard, require_equal
 from train_jax.runtime.programs import Programs
@@ -64,7 +66,7 @@ def _run(
         folder = _open(training, closing)
         events = Events(folder if is_main_process() else None, timeline, total_steps=training.total_steps)
         closing.enter_context(events.recorded())
-        preemption.at_exit = partial(events.end, "preempted")
+        closing.enter_context(before_exit(events.end))
         return _train(training, state, folder, events, preemption, remarks, closing)
 
 
@@ -210,6 +212,8 @@ def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
     """The run's folder with the files that describe the run, checked to be the same for every process."""
     config, task, devices = training.config, training.task, training.devices
     require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
+    if process_shard()[1] > 1:
+        require_equal(hash_of_all(source_hashes(config)), "code (`trm preflight` names the files that differ)")
     with all_or_none():
         if is_main_process():
             closing.enter_context(sole_writer(config.run_dir))
@@ -226,6 +230,7 @@ def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
                 "processes share"
             )
     closing.callback(upload_working_files, folder.path)  # after the last line of the log
+    closing.enter_context(before_exit(lambda _reason: upload_working_files(folder.path)))
     number, count = process_shard()
     closing.enter_context(host_log(continued_file(folder.host_log(number)), f"process {number} of {count} of the run"))
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -142,9 +143,22 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
         devices.local_batch_size(size)
     task.check(config, devices)
     training = assemble(config, task, devices)
+    _check_keep_best(config, training.total_steps)
     training.train_step()  # raises the errors of optimizer, schedules and groups
     jax.eval_shape(training.optimizer.init, trainable(training.objective.params, config.optim))  # only for its errors
     return training
+
+
+def _check_keep_best(config: RunConfig, total_steps: int) -> None:
+    """Only a checkpoint after an evaluation during training can be the best one."""
+    evaluated, saved = config.eval_every_steps, config.checkpoint_every_steps
+    never = not evaluated or (math.lcm(evaluated, saved) >= total_steps and not config.checkpoint_every_minutes)
+    if config.keep_best and never:
+        raise UserError(
+            f"keep_best {config.keep_best} needs checkpoints at steps that are evaluated, before the last of "
+            f"{total_steps}: eval_every_steps is {evaluated}, checkpoint_every_steps {saved}; make one a multiple of "
+            "the other, or omit keep_best"
+        )
 
 
 def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:

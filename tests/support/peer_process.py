@@ -3,7 +3,8 @@
 python -m support.peer_process FOLDER INDEX COUNT SILENCE_SECONDS DOING
 
 DOING is `wait` for a minute, `busy` for four seconds in calls that hold the interpreter's lock, `end` at once, `fail`
-with an OSError or `mistake` with a UserError. A file `INDEX.ready` says that it is connected.
+with an OSError or `mistake` with a UserError. A file `INDEX.ready` says that it is connected, and `INDEX.last` contains
+the reason that `exit_now` gives.
 """
 
 import sys
@@ -33,6 +34,7 @@ from train_jax.errors import UserError  # noqa: E402
 from train_jax.runtime import peers  # noqa: E402
 
 peers.SILENCE_SECONDS, peers.BEAT_SECONDS, peers.GRACE_SECONDS = float(sys.argv[4]), 0.2, 1.0
+peers.LAST_SECONDS = 0.3
 
 
 def busy():
@@ -49,6 +51,11 @@ def mistake():
     raise UserError("lr is -1; use a positive one")
 
 
-with peers.Peers(index, count, "127.0.0.1"):
+DOING = {"wait": lambda: time.sleep(60), "busy": busy, "end": lambda: None, "fail": fail, "mistake": mistake}
+with (
+    peers.Peers(index, count, "127.0.0.1"),
+    peers.before_exit(lambda reason: time.sleep(60)),  # called last, and not waited for
+    peers.before_exit(lambda reason: (folder / f"{index}.last").write_text(reason)),
+):
     (folder / f"{index}.ready").touch()
-    {"wait": lambda: time.sleep(60), "busy": busy, "end": lambda: None, "fail": fail, "mistake": mistake}[sys.argv[5]]()
+    DOING[sys.argv[5]]()

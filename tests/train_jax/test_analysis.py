@@ -13,6 +13,7 @@ from train_jax.analysis import statistics
 from train_jax.analysis.answers import answer
 from train_jax.analysis.records import read_study
 from train_jax.errors import UserError
+from train_jax.experiments.costs import cost_of
 
 
 def test_the_interval_of_a_mean():
@@ -168,6 +169,16 @@ def test_missing_half_finished_and_foreign_folders_are_reported(tmp_path, capsys
     assert study.runs[1].final is None and study.runs[1].train_steps == 20
     page = (tmp_path / "analysis" / "index.html").read_text()
     assert "<b>mine" not in page and "&lt;b&gt;mine" in page
+
+
+def test_the_flops_of_a_finished_run_are_those_that_were_planned(tmp_path):
+    """Also with a curriculum, whose first steps have fewer cycles."""
+    jobs = plan(tmp_path, "contrib01", "exp08", preset="study")
+    for job in jobs:
+        write_run(job, 0.5, total_groups=job.examples_per_epoch, seq_len=36, vocab_size=8)
+    flops = {run.experiment: run.flops for run in read_study(str(tmp_path)).runs}
+    assert flops == {job.work.name.split("/")[1]: cost_of(job).flops for job in jobs}
+    assert flops["contrib01_curriculum"] < flops["contrib01_baseline"] == flops["exp08a"]
 
 
 def test_report_and_tables(tmp_path, capsys):

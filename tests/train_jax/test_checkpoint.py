@@ -1,5 +1,6 @@
 """Checkpoints: what each reader loads, which are kept, and that no damaged one is ever used."""
 
+import platform
 import random
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.markers import slow_unless
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import StorageError, UserError
+from train_jax.run import agreed_steps
 from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
 from train_jax.run.checksums import checksums
 from train_jax.run.choice import choose
@@ -155,6 +157,18 @@ def bytes_read():
     """Of files by this process."""
     facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(facts["rchar"])
+
+
+def test_all_processes_continue_from_the_checkpoint_that_the_first_one_finds(two, monkeypatch):
+    """On a network file system, another host may show other folders."""
+    checkpoints = Checkpoints(two, writes=False)
+    monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1]})
+    assert checkpoints.restore_newest(*made(0)).step == 1
+    monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1, 2, 3]})
+    monkeypatch.setattr(agreed_steps, "SEEN_SECONDS", 0.1)
+    with pytest.raises(StorageError, match=rf"has no checkpoint of step 3 on {platform.node()}, but has one on the"):
+        checkpoints.restore_newest(*made(0))
+    checkpoints.close()
 
 
 def test_the_figure_of_the_best_checkpoint():

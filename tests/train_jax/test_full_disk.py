@@ -7,11 +7,13 @@ import time
 import numpy as np
 import pytest
 
+from train_jax.__main__ import main
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import StorageError
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.folder import RunFolder, write_bytes
+from train_jax.run.lines import LineFile
 
 LIMIT_BYTES = 100_000
 
@@ -66,6 +68,19 @@ def test_two_failed_saves_stop_the_run_with_the_last_good_one(tmp_path, capsys):
     resumed = again.restore_newest(*made(0))
     again.close()
     np.testing.assert_array_equal(resumed.state.params["w"], made(1)[0].params["w"])
+
+
+def test_a_line_that_fits_in_part_is_a_full_disk(tmp_path, monkeypatch, capsys):
+    """The system writes what fits, without an error."""
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n" * (LIMIT_BYTES - 10))
+    monkeypatch.setattr(
+        "train_jax.__main__._run", lambda argv: LineFile(tmp_path / "metrics.jsonl").write({"a": 10**9})
+    )
+    with full_disk():
+        assert main(["train"]) == StorageError.STATUS
+    assert capsys.readouterr().err.endswith(
+        "metrics.jsonl cannot be written (No space left on device); free some space\n"
+    )
 
 
 def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path):

@@ -60,6 +60,8 @@ def test_the_others_end_with_an_error_that_names_the_lost_process(tmp_path, case
         assert status == LostProcessError.STATUS
         assert error.startswith(f"trm: process {victim} on {platform.node()} {reason}; stopped.")
         assert error.count("\n") == 1
+    lasts = [(tmp_path / f"{index}.last").read_text() for index in range(3) if index != victim]
+    assert all(last.startswith(f"error: process {victim} on {platform.node()} {reason}; stopped.") for last in lasts)
 
 
 @pytest.mark.slow

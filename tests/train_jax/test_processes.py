@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from support.markers import slow_or_campaign
 from support.processes import run_processes
-from support.scripts import script
+from support.scripts import ROOT, script
 
-from train_jax.errors import UserError
+from train_jax.errors import StorageError, UserError
+from train_jax.run.code import PACKAGES
 from train_jax.run.folder import RunFolder
 from train_jax.run.goodput import read_goodput
-from train_jax.runtime.processes import join_processes
+from train_jax.runtime.processes import all_or_none, join_processes
 
 FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5", "H_cycles=1",
           "L_cycles=1")  # fmt: skip
@@ -136,7 +137,35 @@ def test_an_error_in_one_process_stops_all_with_one_line(tmp_path, data_dir, fie
     assert message in errors[1][0] and (message in errors[0][0] or "process 1 of 2 failed" in errors[0][0])
 
 
+@pytest.mark.slow
+def test_processes_with_other_code_are_refused(tmp_path, data_dir):
+    for name in (*PACKAGES, "tests"):
+        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "copy" / "train_jax" / "loop.py").open("a") as file:
+        file.write("# older\n")
+    own = ["--data-dir", str(data_dir), "--run-dir", str(tmp_path / "run"), "--wandb", "disabled"]
+    command = [sys.executable, "-m", "train_jax", "train", "tiny", *own]
+    other = {"PYTHONPATH": f"{tmp_path / 'copy'}:{tmp_path / 'copy' / 'tests'}"}
+    statuses, texts = run_processes([command] * 2, [tmp_path] * 2, environments=({}, other))
+    assert statuses == [2, 2], "\n".join(texts)
+    assert all(
+        "2 processes were started with different code (`trm preflight` names the files" in text for text in texts
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_incomplete_set_of_variables_is_an_error(monkeypatch):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1234")
     with pytest.raises(UserError, match=r"JAX_NUM_PROCESSES=None.*set all three, or none"):
         join_processes()
+
+
+@pytest.mark.parametrize("error", [UserError, StorageError])
+def test_all_processes_end_with_the_status_of_the_one_that_failed(monkeypatch, error):
+    """Otherwise `--restarts` starts only some of them again."""
+    monkeypatch.setattr(
+        "train_jax.runtime.processes.gather", lambda arrays, axis: {"statuses": np.array([0, error.STATUS])}
+    )
+    with pytest.raises(UserError, match="process 1 of 2 failed; see its output") as caught, all_or_none():
+        pass
+    assert caught.value.STATUS == error.STATUS

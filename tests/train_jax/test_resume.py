@@ -60,6 +60,7 @@ def test_a_run_continues_with_more_steps_and_records_what_changed(command, place
         ({"optim": {"lr": 0.5}}, "optim.lr 0.001 there, 0.5 requested"),
         ({"optim": {"max_skipped_steps": 5}, "compute": {"runner": "shard_map"}, "steps": 11}, ""),
         ({"data_dir": "elsewhere", "wandb": "offline", "keep_best": "exact_accuracy"}, ""),
+        ({"profile": 5, "profile_skip": 2}, ""),
     ],
 )
 def test_fields_identify_the_run_or_may_change(place, changes, refused):

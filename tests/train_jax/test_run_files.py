@@ -1,6 +1,7 @@
 """What a run writes beside its checkpoints: logs of its processes, the wandb run, compiled programs; no secrets."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 from support.scripts import ENVIRONMENT
 
-from train_jax.errors import UserError
-from train_jax.run.folder import RunFolder
+from train_jax.errors import StorageError, UserError
+from train_jax.run.events import Events, read_events
+from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.host_log import host_log
 from train_jax.run.presets import preset
-from train_jax.run.tracking import Tracker
+from train_jax.run.status import read_status
+from train_jax.run.tracking import Tracker, read_metrics
 from train_jax.runtime.compile_cache import use_compile_cache
+from train_jax.runtime.timeline import Timeline
 
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
@@ -36,6 +40,40 @@ def trained(tmp_path, data_dir, *options, **environment):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+# ---- damage
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    """They are JSON, without the fields of a record; the run continues, and `trm status` shows it."""
+    folder = RunFolder(tmp_path)
+    write_text(folder.config, json.dumps({"steps": 100, "global_batch_size": 16}))
+    write_text(folder.metrics, '[1]\n{"rtep": 3}\n{"step": null}\n{"step": 5, "train/lm_loss": 1.5}\n')
+    damaged = ['{"event": "progress", "session": 1}', '{"event": "start", "session": "1", "time": 9}',
+               '{"event": "continue", "session": 1, "time": 9, "step": 0, "seconds": {"start": "x"}}']  # fmt: skip
+    write_text(folder.events, "\n".join([*damaged, '{"event": "start", "session": 1, "time": 900.0}', ""]))
+    write_text(
+        folder.heartbeat, '{"session": 1, "time": 901, "kind": "steps", "step": 1, "step_time": "x", "seconds": {}}'
+    )
+    assert read_status(folder).step == 5
+    with Events(folder, Timeline(), total_steps=100).recorded() as events:
+        assert events.session == 2
+    config = dataclasses.replace(preset("tiny"), wandb="disabled")
+    Tracker(config, folder, start_step=5, total_steps=100).close()
+    assert [event["session"] for event in read_events(folder)] == [1, 2, 2]
+    assert read_metrics(folder) == [{"step": 5, "train/lm_loss": 1.5}]
+
+
+@pytest.mark.parametrize("name", ["logs", "metrics.jsonl", "events.jsonl"])
+def test_a_file_that_cannot_be_opened_is_one_line(tmp_path, name):
+    (tmp_path / "logs").write_text("") if name == "logs" else (tmp_path / name).mkdir()
+    folder, config = RunFolder(tmp_path), dataclasses.replace(preset("tiny"), wandb="disabled")
+    with pytest.raises(StorageError, match=rf"{name}.* cannot be written \("):
+        with host_log(folder.host_log(0), "a test"):
+            pass
+        Tracker(config, folder, start_step=0, total_steps=1).close()
+        Events(folder, Timeline(), total_steps=1)
 
 
 # ---- logs

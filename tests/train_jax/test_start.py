@@ -134,6 +134,11 @@ def test_leaf_by_leaf_reduction_is_the_same_sum():
         ({"freeze": "nothing"}, "optim.freeze 'nothing' matches no parameter"),
         ({"halt_exploration_end": 2.0}, "halt_exploration_end is 2.0; use"),
         ({"remat": "nowhere"}, "compute.remat"),
+        ({"keep_best": "exact_accuracy", "eval_every_steps": 0}, "keep_best exact_accuracy needs checkpoints at steps"),
+        (
+            {"keep_best": "loss", "steps": 40, "eval_every_steps": 20, "checkpoint_every_steps": 15},
+            "before the last of 40",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_a_folder_is_made(config, fields, message, tmp_path):

@@ -5,16 +5,24 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+from support.processes import run_processes
 from support.scripts import ENVIRONMENT, ROOT
 
 from train_jax.__main__ import main
+from train_jax.errors import PreemptedError
 from train_jax.run import cache
-from train_jax.run.files import upload_folder
-from train_jax.run.folder import RunFolder
+from train_jax.run.events import Events, read_heartbeat
+from train_jax.run.files import upload_folder, write_text
+from train_jax.run.folder import RunFolder, complete_steps
+from train_jax.run.goodput import read_goodput
+from train_jax.run.lease import sole_writer
+from train_jax.run.status import read_status
 from train_jax.run.storage import path_of
+from train_jax.runtime.timeline import Timeline
 
 SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", "8", "--log-every-steps", "1",
          "--checkpoint-every-steps", "2", "--global-batch-size", "8", "--model", "support.outside_models:CellNet",
@@ -114,6 +122,18 @@ def test_killed_at_any_request(arguments, remote, emulator, undisturbed, seed):
     assert (losses(run), run.weights.read_bytes()) == undisturbed
 
 
+@pytest.mark.campaign
+def test_two_processes_write_one_run_in_storage(arguments, remote, emulator, tmp_path):
+    """Each with a cache of its own, as on two hosts."""
+    caches = [{"TRM_CACHE_DIR": str(tmp_path / f"cache{index}")} for index in range(2)]
+    statuses, texts = run_processes([[sys.executable, "-m", "train_jax", *arguments("run")]] * 2, environments=caches)
+    assert statuses == [0, 0], "\n".join(texts)
+    run = RunFolder(path_of(remote) / "run")
+    assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
+    assert "2 of the run" in run.host_log(1).read_text() and complete_steps(run.checkpoints) == [4, 6]
+    assert sum(read_goodput(run).seconds.values()) == pytest.approx(read_goodput(run).wall_seconds, rel=0.01)
+
+
 def test_a_data_set_is_copied_once_and_again_when_it_or_its_copy_changes(arguments, remote, emulator, capsys):
     data = path_of(remote) / "data"
     count = len(emulator.requests)
@@ -138,3 +158,69 @@ def test_a_data_set_is_copied_once_and_again_when_it_or_its_copy_changes(argumen
     capsys.readouterr()
     assert main(inspect) == 2
     assert f"{data} is not what its recipe.json says (SHA-256); build it again with" in capsys.readouterr().err
+
+
+# ---- what a run in storage tells
+
+
+class Clock:
+    time = 1000.0
+
+    def __call__(self):
+        return self.time
+
+
+def test_the_events_in_storage_are_as_new_as_the_heartbeat(remote, monkeypatch):
+    """Otherwise the time before the last upload is missing after a kill."""
+    monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
+    folder, clock = RunFolder(path_of(remote)), Clock()
+    killed = Events(folder, Timeline(999.0, clock), total_steps=100)
+    killed.timeline.switch("steps")
+    for step in (5, 10):
+        clock.time += 4
+        killed.timeline.dispatched(step)
+        killed.progress()
+    clock.time += 1
+    while (read_heartbeat(folder) or {"time": 0})["time"] < clock.time:
+        time.sleep(0.01)
+    killed._ended.set()  # SIGKILL: no further event
+    killed._thread.join()
+    goodput = read_goodput(folder)
+    assert goodput.seconds == {"start": 1, "steps": 9} and goodput.wall_seconds == 10
+
+
+def test_a_run_that_lost_its_lease_uploads_no_heartbeat(remote, emulator, monkeypatch):
+    monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
+    with sole_writer(path_of(remote)):
+        (path_of(remote) / "lock").write_text(json.dumps({"owner": "process 7 on other"}))
+        events, before = Events(RunFolder(path_of(remote)), Timeline(), total_steps=100), len(emulator.requests)
+        while len(emulator.requests) < before + 20:
+            time.sleep(0.01)
+        events._ended.set()
+        events._thread.join()
+    assert [name.rpartition("/")[2] for name in emulator.names(path_of(remote).name + "/")] == ["lock"]
+
+
+def test_status_counts_complete_checkpoints_only(remote):
+    folder = RunFolder(path_of(remote))
+    write_text(folder.config, json.dumps({"steps": 100, "global_batch_size": 16}))
+    for name in ("10/_CHECKPOINT_METADATA", "10/commit_success.txt", "20/_CHECKPOINT_METADATA"):
+        write_text(folder.checkpoints / name, "{}")
+    assert read_status(folder).checkpoint_step == 10
+
+
+@pytest.mark.slow
+def test_a_run_that_is_preempted_while_it_compiles_uploads_its_last_files(arguments, remote, emulator):
+    """Another thread than the main one ends the process."""
+    run = RunFolder(path_of(remote) / "run")
+    command = [sys.executable, "-m", "benchmarks.faults_process", "1", *arguments("run")]
+    environment = os.environ | ENVIRONMENT | {"COMPILE_SECONDS": "60"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("phase compiling"):
+            break
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == PreemptedError.STATUS
+    assert read_status(run).health == "preempted"
+    assert "stopped by SIGTERM, before the first step" in run.host_log(0).read_text()

@@ -148,7 +148,6 @@ def _read(files: SweepFiles, work: Work | None, name: str, path: Path, metric: s
     curve = {float(r["step"]): float(r[f"eval/{metric}"]) for r in records if f"eval/{metric}" in r}
     state = files.state(work)[0]
     act_steps = [r["train/steps"] for r in records if r.get("train/count") and "train/steps" in r]
-    per_example = _flops_per_example(config["model"], json.dumps([config["arch"], facts], sort_keys=True))
     return Run(
         group=group,
         experiment=experiment,
@@ -162,7 +161,7 @@ def _read(files: SweepFiles, work: Work | None, name: str, path: Path, metric: s
         train_steps=steps,
         train_seconds=(figures or {}).get("train_seconds"),
         parameters=_json(folder.machine).get("parameters"),
-        flops=None if per_example is None else per_example * steps * flat["global_batch_size"],
+        flops=_flops(config["model"], steps, flat["global_batch_size"], json.dumps([config, facts], sort_keys=True)),
         hbm_peak=max((r["perf/hbm_peak"] for r in records if "perf/hbm_peak" in r), default=None),
         act_steps=act_steps[-1] if act_steps else None,
         metrics_sha256=hashlib.sha256(content).hexdigest(),
@@ -186,15 +185,20 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 @functools.cache
-def _flops_per_example(model: str, content: str) -> float | None:
+def _flops(model: str, steps: int, batch_size: int, content: str) -> float | None:
     """None for a model that cannot be built from its fields, such as one of the user."""
-    from models_torch.flops import train_flops_per_example
     from models_torch.registry import architecture
+    from train_jax.experiments.costs import train_flops
 
-    arch, facts = json.loads(content)
-    names = ("seq_len", "vocab_size")
+    config, facts = json.loads(content)
+    task = config.get("task_config") or {}
     try:
-        sizes = {name: facts[name] for name in names if name in facts}
-        return train_flops_per_example(model, architecture(model).config_class(**(arch | sizes)))
+        sizes = {name: facts[name] for name in ("seq_len", "vocab_size") if name in facts}
+        curriculum = None
+        if task.get("curriculum_epochs"):
+            examples = facts["total_groups"] * facts["mean_puzzle_examples"]
+            curriculum = task["curriculum_start"], task["curriculum_epochs"], examples
+        arch = architecture(model).config_class(**(config["arch"] | sizes))
+        return train_flops(model, arch, steps, batch_size, curriculum)
     except (ValueError, TypeError, KeyError):
         return None

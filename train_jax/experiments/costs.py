@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from models_torch.flops import train_flops_per_example
@@ -34,23 +35,37 @@ def cost_of(job: Job) -> Cost:
     length = plan(config, job.examples_per_epoch)
     if not job.sets:
         return Cost(length, None)
-    examples = {arch: steps * config.global_batch_size for arch, steps in _archs(job, length.steps).items()}
+    curriculum = None
+    if isinstance(config.task_config, PuzzleConfig) and config.task_config.curriculum_epochs:
+        task = config.task_config
+        curriculum = task.curriculum_start, task.curriculum_epochs, job.examples_per_epoch
     try:
-        return Cost(length, sum(train_flops_per_example(config.model, arch) * n for arch, n in examples.items()))
+        flops = train_flops(config.model, _sized(job), length.steps, config.global_batch_size, curriculum)
+        return Cost(length, flops)
     except ValueError as error:
         raise UserError(f"{job.work.name}: the model cannot be built: {error}") from error
 
 
-def _archs(job: Job, steps: int) -> Counter[Any]:
-    """Returns the steps that are trained with each architecture, with the sizes of the data sets."""
-    config, arch = job.config, _sized(job)
-    task = config.task_config
-    if not isinstance(task, PuzzleConfig) or not task.curriculum_epochs:
-        return Counter({arch: steps})
-    ends = epochs_to_steps(job.examples_per_epoch, task.curriculum_epochs, config.global_batch_size)
-    curriculum = Curriculum(task.curriculum_start, (arch.H_cycles, arch.L_cycles), ends)
-    depths = Counter(curriculum.at(step) for step in range(min(ends, steps)))
-    depths[curriculum.end] += max(0, steps - ends)
+def train_flops(
+    model: str, arch: Any, steps: int, batch_size: int, curriculum: tuple[Sequence[int], float, float] | None = None
+) -> float:
+    """Returns the FLOPs of matrix products of a training, without recomputation.
+
+    `curriculum`: the H-cycles and L-cycles that it starts with, its epochs, and the examples of an epoch. Raises
+    `ValueError` for a model whose FLOPs are not known.
+    """
+    archs = Counter({arch: steps}) if curriculum is None else _archs(arch, steps, batch_size, *curriculum)
+    return sum(train_flops_per_example(model, each) * count * batch_size for each, count in archs.items())
+
+
+def _archs(
+    arch: Any, steps: int, batch_size: int, start: Sequence[int], epochs: float, examples_per_epoch: float
+) -> Counter[Any]:
+    """Returns the steps that are trained with each recursion depth."""
+    ends = epochs_to_steps(examples_per_epoch, epochs, batch_size)
+    schedule = Curriculum((start[0], start[1]), (arch.H_cycles, arch.L_cycles), ends)
+    depths = Counter(schedule.at(step) for step in range(min(ends, steps)))
+    depths[schedule.end] += max(0, steps - ends)
     return Counter(
         {dataclasses.replace(arch, H_cycles=H, L_cycles=L): count for (H, L), count in depths.items() if count}
     )

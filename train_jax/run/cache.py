@@ -147,3 +147,10 @@ def upload_working_files(folder: Path) -> None:
     for name, (path, local) in list(_working.items()):
         if name.startswith(f"{folder}/") and local.exists():
             path.upload(local)
+
+
+def upload_working_file(path: Path) -> None:
+    """Uploads one of them, whole. Nothing to do for a local file."""
+    remote, local = _working.get(str(path), (None, path))
+    if remote is not None and local.exists():
+        remote.upload(local)

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import orbax.checkpoint as ocp
 
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import StorageError, UserError
+from train_jax.run.agreed_steps import agreed_steps
 from train_jax.run.cache import upload_working_files
 from train_jax.run.checkpoint_items import (
     CARRY,
@@ -42,16 +42,15 @@ from train_jax.run.checkpoint_items import (
 )
 from train_jax.run.checksums import checksums
 from train_jax.run.files import check_readable, move_folder, remove_until_gone
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import COMPLETE, RunFolder, complete_steps
 from train_jax.run.lease import check_writer
 from train_jax.run.requests import reason, silence_abandoned_writes, silence_raised_errors
-from train_jax.run.storage import RemotePath, absolute
+from train_jax.run.storage import absolute
 from train_jax.runtime.coordination import keep_orbax_off_devices
 from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
 
 _ARRAYS = ("model", "optimizer", "carry")
 _CHECKSUM = "checksum"
-_MARKER = "commit_success.txt"  # Orbax writes it last
 
 
 class Checkpoints:
@@ -183,8 +182,8 @@ class Checkpoints:
         several processes. The folders of newer, damaged checkpoints are put aside. Raises `UserError` for a checkpoint
         of another model, and if every checkpoint is damaged.
         """
-        reasons = []
-        for step in reversed(self.steps()):
+        reasons, steps = [], agreed_steps(self.folder, self.steps)
+        for step in reversed(steps):
             resumed, why = self._tried(step, state, carry, sharding, reasons)
             if resumed is None:  # Orbax does not tell a file that it cannot read from one that is not there
                 check_readable(self.folder / str(step))
@@ -192,7 +191,7 @@ class Checkpoints:
             if resumed is None:
                 reasons.append(why)
                 continue
-            self._put_aside([newer for newer in self.steps() if newer > step])
+            self._put_aside([newer for newer in steps if newer > step])
             return resumed
         if reasons:
             raise DamagedCheckpointError(f"{reasons[0]}, and so are the older ones; start another --run-dir")
@@ -284,17 +283,6 @@ class Checkpoints:
             return
         if is_main_process():
             for step in steps:
-                move_folder(self.folder / str(step), self.folder.with_name("damaged") / str(step), marker=_MARKER)
+                move_folder(self.folder / str(step), self.folder.with_name("damaged") / str(step), marker=COMPLETE)
         wait_for_all("damaged checkpoints put aside")
         self._manager.reload()
-
-
-def complete_steps(folder: Path) -> list[int]:
-    """The steps of the complete checkpoints, newest last. Raises `StorageError` if that cannot be told.
-
-    Orbax takes an object that it cannot reach for one that is not there; a run would start again from nothing.
-    """
-    if isinstance(folder, RemotePath):
-        names = (name.partition("/") for name in folder.files())
-        return sorted(int(step) for step, _, name in names if name == _MARKER and step.isdecimal())
-    return sorted(ocp.utils.checkpoint_steps(absolute(folder))) if folder.is_dir() else []

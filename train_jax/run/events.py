@@ -2,7 +2,7 @@
 
 A process that trains appends to events.jsonl when it starts, continues, logs, and ends. Between these lines, a thread
 writes what has been spent since the last one to heartbeat.json, every second; a later session appends what the
-heartbeat of a killed one says. `run/goodput.py` reads both.
+heartbeat of a killed one says. In `gs://`, the events are uploaded before every heartbeat. `run/goodput.py` reads both.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.run.cache import continued_file
+from train_jax.run.cache import continued_file, upload_working_file
 from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.lease import check_writer
 from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.storage import is_remote
 from train_jax.runtime.timeline import Timeline
@@ -53,7 +54,7 @@ class Events:
     def end(self, reason: str) -> None:
         """The last event; calls after the first one do nothing."""
         with self._lock:
-            if not self._ended.is_set():
+            if reason and not self._ended.is_set():
                 self._spent("end", reason=reason)
                 self._ended.set()
 
@@ -74,6 +75,8 @@ class Events:
             with self._lock:
                 beat = json.dumps(self._beat_now())
             with contextlib.suppress(Exception):  # what cannot be written now may be later
+                check_writer(self._folder.path)
+                upload_working_file(self._folder.events)  # the heartbeat counts from the last event
                 write_text(self._folder.heartbeat, beat)
             if self._ended.wait(REMOTE_HEARTBEAT_SECONDS if is_remote(self._folder.path) else HEARTBEAT_SECONDS):
                 return
@@ -111,7 +114,7 @@ class Events:
 
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:
     """The events of all sessions; of a session that runs or was killed, also what its heartbeat says."""
-    events = [event for event in read_lines(folder.events) if "event" in event and "session" in event]
+    events = _written(folder)
     beat = read_heartbeat(folder)
     last = events[-1] if events else None
     if last is None or beat is None or last["event"] in _LAST or last["session"] != beat["session"]:
@@ -123,9 +126,22 @@ def read_events(folder: RunFolder) -> list[dict[str, Any]]:
 def read_heartbeat(folder: RunFolder) -> dict[str, Any] | None:
     try:
         beat = json.loads(folder.heartbeat.read_text())
-        return beat if beat.keys() >= {"session", "time", "kind", "step", "step_time", "seconds"} else None
+        numbers = {"session", "time", "step", "step_time"}
+        return beat if beat.keys() >= {*numbers, "kind", "seconds"} and _is_sound(beat, numbers) else None
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def _written(folder: RunFolder) -> list[dict[str, Any]]:
+    """What events.jsonl contains, without damaged lines."""
+    return [event for event in read_lines(folder.events) if "event" in event and _is_sound(event, {"session", "time"})]
+
+
+def _is_sound(record: dict[str, Any], numbers: set[str]) -> bool:
+    """Whether these fields, the step and the seconds by kind are numbers, as far as the last two are there."""
+    seconds = record.get("seconds", {})
+    values = [record.get(name) for name in numbers] + [record.get("step", 0)]
+    return isinstance(seconds, dict) and all(isinstance(value, int | float) for value in [*values, *seconds.values()])
 
 
 _LAST = ("end", "killed")
@@ -133,9 +149,8 @@ _LAST = ("end", "killed")
 
 def _finish_killed(folder: RunFolder, file: LineFile) -> int:
     """Appends the last event of a session that could not; returns the number of the last session, 0 for none."""
-    written = read_lines(folder.events)
     events = read_events(folder)
-    for event in events[len(written) :]:
+    for event in events[len(_written(folder)) :]:
         with contextlib.suppress(OSError):
             file.write(event)
     return max((event["session"] for event in events), default=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from train_jax.errors import UserError
 from train_jax.run.files import write_bytes, write_text
-from train_jax.run.storage import path_of
+from train_jax.run.storage import RemotePath, path_of
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig
@@ -20,6 +20,8 @@ PROFILED_STEP = "train"
 """The name, in the trace of a profile, of what surrounds the dispatch of a step."""
 PROFILED_PROGRAM = "train-step.txt.gz"
 """In the folder of a profile: the compiled train step, which says what each operation of the trace belongs to."""
+COMPLETE = "commit_success.txt"
+"""The last object of a checkpoint in storage."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +134,19 @@ class RunFolder:
     def trajectories_solved(self, split: str) -> Path:
         """The examples that it solved, by number of trajectories and of ACT steps."""
         return self._results / "evaluation" / f"{split}_trajectories.npz"
+
+
+def complete_steps(checkpoints: Path) -> list[int]:
+    """The steps of the complete checkpoints, newest last. Raises `StorageError` if that cannot be told.
+
+    On a disk, the name of a folder is no number until it is complete. Orbax takes an object that it cannot reach for
+    one that is not there; a run would start again from nothing.
+    """
+    if isinstance(checkpoints, RemotePath):
+        names = (name.partition("/") for name in checkpoints.files())
+        return sorted(int(step) for step, _, name in names if name == COMPLETE and step.isdecimal())
+    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return sorted(int(path.name) for path in folders if path.name.isdecimal() and path.is_dir())
 
 
 def find_run(run_dir: str) -> RunFolder:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from train_jax.errors import PreemptedError, UserError
+from train_jax.run.files import cannot_be_written
 from train_jax.run.lines import ends_in_a_torn_line
 
 
@@ -43,11 +44,15 @@ def host_log(path: Path, what: str) -> Iterator[None]:
 
     An exception that leaves the context is logged with its traceback, a `UserError` with its message; a fatal signal
     such as SIGSEGV or SIGABRT with the traceback of every thread. What libraries in C++ print is not logged. `what`
-    describes the process in the header that begins its part of the file.
+    describes the process in the header that begins its part of the file. Raises `StorageError` if it cannot be opened.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torn = path.exists() and ends_in_a_torn_line(path)
-    with path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace") as log:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torn = path.exists() and ends_in_a_torn_line(path)
+        log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise cannot_be_written(path, error) from None
+    with log:
         started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         log.write(f"{chr(10) * torn}==== {started}, {what}, process {os.getpid()} on {platform.node()}\n")
         before = sys.stdout, sys.stderr

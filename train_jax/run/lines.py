@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from train_jax.run.files import cannot_be_written
 
 
 class LineFile:
     """Appends JSON objects, each as one line by one system call. Nothing that is in the file is written again."""
 
     def __init__(self, path: Path):
-        self._file = path.open("ab", buffering=0)
+        """Raises `StorageError` for a file that cannot be written."""
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise cannot_be_written(path, error) from None
         self._torn = ends_in_a_torn_line(path)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -23,7 +31,7 @@ class LineFile:
         if self._file.write(content) == len(content):
             self._torn = False
         else:
-            raise OSError(f"{self._file.name}: the disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
 
     def close(self) -> None:
         self._file.close()
@@ -31,7 +39,7 @@ class LineFile:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every intact line of a file, in order; none of a file that does not exist."""
-    return parsed_lines(path.read_bytes()) if path.exists() else []
+    return parsed_lines(path.read_bytes()) if path.is_file() else []
 
 
 def parsed_lines(content: bytes) -> list[dict[str, Any]]:

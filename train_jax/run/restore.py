@@ -22,11 +22,11 @@ from train_jax.core.objective import Objective
 from train_jax.core.state import Arrays, TrainState, new_state
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, trainable
-from train_jax.run.checkpoint import Checkpoints, complete_steps
+from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.choice import NEWEST, chosen_steps, results_of
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
-from train_jax.run.folder import RunFolder, read_run
+from train_jax.run.folder import RunFolder, complete_steps, read_run
 from train_jax.run.model import build_objective
 from train_jax.run.storage import path_of
 from train_jax.tasks.task import Task, task_class

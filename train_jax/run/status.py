@@ -12,7 +12,7 @@ from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.run.events import read_events, read_heartbeat
-from train_jax.run.folder import RunFolder, find_run
+from train_jax.run.folder import RunFolder, complete_steps, find_run
 from train_jax.run.goodput import Goodput, goodput_of
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
@@ -142,11 +142,8 @@ def _health(
 
 
 def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
-    """Its step and when it was complete: until then, the name of its folder is no number."""
-    if not folder.checkpoints.is_dir():
-        return None, None
-    steps = [int(path.name) for path in folder.checkpoints.iterdir() if path.name.isdecimal()]
-    for step in sorted(steps, reverse=True):
+    """Its step and when it was complete."""
+    for step in reversed(complete_steps(folder.checkpoints)):
         with contextlib.suppress(OSError):  # deleted since it was listed
             return step, (folder.checkpoints / str(step) / "_CHECKPOINT_METADATA").stat().st_mtime
     return None, None

@@ -33,7 +33,7 @@ class Tracker:
         self._last_line = 0.0
         metrics = continued_file(folder.metrics)
         records = read_lines(metrics)
-        kept = [record for record in records if self._stays(record, start_step)]
+        kept = [record for record in records if _is_of_a_step(record) and self._stays(record, start_step)]
         if len(kept) < len(records):  # atomic: a crash loses nothing
             write_text(metrics, "".join(f"{json.dumps(record)}\n" for record in kept))
         self._folder, self._file = folder, LineFile(metrics)
@@ -107,8 +107,13 @@ def duration(seconds: float) -> str:
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
-    """Returns every record of a run, in order, without a line that a kill has torn."""
-    return [record for record in read_lines(folder.metrics) if "step" in record]
+    """Returns every record of a run, in order, without torn and damaged lines."""
+    return [record for record in read_lines(folder.metrics) if _is_of_a_step(record)]
+
+
+def _is_of_a_step(record: Mapping[str, Any]) -> bool:
+    """Not of a damaged line."""
+    return isinstance(record.get("step"), int | float)
 
 
 def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:

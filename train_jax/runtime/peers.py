@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from train_jax.errors import LostProcessError, PreemptedError, UserError
@@ -31,6 +31,8 @@ JOIN_SECONDS = 300.0
 """How long the processes wait for each other at the start."""
 GRACE_SECONDS = 8.0
 """How long the others may take to end by themselves after one of them failed."""
+LAST_SECONDS = 5.0
+"""How long `exit_now` waits for the functions of `before_exit`."""
 
 Handler = Callable[[int, Any], None]
 
@@ -164,7 +166,7 @@ class Peers:
         if number == self.index:
             error = LostProcessError(number, self._hosts[number], f"{reason}, as process 0 says: this process")
         sys.stderr.write(f"trm: {error}\n")
-        exit_now(error.STATUS)
+        exit_now(error.STATUS, f"error: {error}")
 
     def _on_failed(self, sender: int, reason: Any) -> None:
         self._failed.add(sender)
@@ -210,8 +212,34 @@ def exit_status(error: BaseException) -> int:
     return getattr(error, "STATUS", 2 if isinstance(error, UserError) else 1)
 
 
-def exit_now(status: int) -> None:
-    """Ends the process without waiting for its threads; what was written to its files is kept."""
+_before_exit: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def before_exit(call: Callable[[str], None]) -> Iterator[None]:
+    """Inside the context, `exit_now` calls this function with its reason before the process ends, in another thread."""
+    _before_exit.append(call)
+    try:
+        yield
+    finally:
+        _before_exit.remove(call)
+
+
+def _call_before_exit(reason: str) -> None:
+    for call in reversed(_before_exit):
+        with contextlib.suppress(Exception):  # the process ends in any case
+            call(reason)
+
+
+def exit_now(status: int, reason: str = "") -> None:
+    """Ends the process without waiting for its threads; what was written to its files is kept.
+
+    `reason`: why a run ends that has not finished, as `Events.end` records it.
+    """
+    if _before_exit:
+        last = threading.Thread(target=_call_before_exit, args=(reason,), name="last", daemon=True)
+        last.start()
+        last.join(LAST_SECONDS)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -39,8 +39,6 @@ class Preemption:
         """Held by the main thread while it dispatches a step, which takes the memory of the state, or saves."""
         self._save: Callable[[], None] | None = None
         self._log: Callable[[], None] = lambda: None
-        self.at_exit: Callable[[], None] = lambda: None
-        """Called where another thread than the main one ends the process, after saving."""
         self._step = 0
         self._saved = False
         self._ended = threading.Event()
@@ -104,13 +102,11 @@ class Preemption:
         self._exit(PreemptedError.STATUS, str(PreemptedError(self._step)))
 
     def _exit(self, status: int, message: str) -> None:
-        with contextlib.suppress(Exception):  # the process ends in any case
-            self.at_exit()
         sys.stderr.write(f"trm: {message}\n")
         connected = peers()
         if connected is not None:
             connected.leave(CLOSING_SECONDS)
-        exit_now(status)
+        exit_now(status, "preempted" if status == PreemptedError.STATUS else f"error: {message}")
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Preemption]:

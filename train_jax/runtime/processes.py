@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from train_jax.errors import UserError
+from train_jax.errors import StorageError, UserError
 from train_jax.runtime import backend
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import this_cluster
@@ -127,17 +127,22 @@ def wait_for_all(what: str) -> None:
 
 @contextlib.contextmanager
 def all_or_none() -> Iterator[None]:
-    """Raises `UserError` in every process if the block raised it in one process."""
+    """Raises `UserError` in every process if the block raised it in one process; `StorageError` for a `StorageError`.
+
+    So all of them end with the same status, and `--restarts` starts all of them again, or none.
+    """
     mistake = None
     try:
         yield
     except UserError as error:
         mistake = error
-    failed = gather({"failed": np.array([mistake is not None])}, axis=0)["failed"]
+    statuses = gather({"statuses": np.array([mistake.STATUS if mistake is not None else 0])}, axis=0)["statuses"]
     if mistake is not None:
         raise mistake
-    if failed.any():
-        raise UserError(f"process {int(failed.argmax())} of {len(failed)} failed; see its output for the reason")
+    if statuses.any():
+        failed = int(statuses.argmax())
+        error = StorageError if statuses[failed] == StorageError.STATUS else UserError
+        raise error(f"process {failed} of {len(statuses)} failed; see its output for the reason")
 
 
 def require_equal(text: str, what: str) -> None:

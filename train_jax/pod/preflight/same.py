@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import platform
 import statistics
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from train_jax.pod.preflight.row import Row, row
+from train_jax.run.code import hash_of_all, source_hashes
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.machine import versions_of_packages
 from train_jax.run.resume import differences_of_fields
@@ -21,7 +19,6 @@ from train_jax.runtime.coordination import exchange
 from train_jax.tasks.task import Task
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
-PACKAGES = ("bridge", "models_torch", "train_jax")
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 2.0, 30.0
 """`trm status` calls a run silent after a minute, by the clock of the machine that asks."""
 _CLOCK_ROUNDS = 5
@@ -30,10 +27,10 @@ _CLOCK_ROUNDS = 5
 def check_code(config: RunConfig, hosts: Sequence[str]) -> Row:
     """Collective."""
     try:
-        hashes = dict(_hashes(config))
+        hashes = source_hashes(config)
     except OSError as error:  # the others wait for an answer
         hashes = {"unreadable": str(error)}
-    whole = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12]
+    whole = hash_of_all(hashes)
     others = exchange("preflight code", json.dumps([whole, commit(installed_version(DISTRIBUTION))]))
     named = [f"{one} at commit {at}" for one, at in map(json.loads, others)]
     result = _same("code", [json.loads(each)[0] for each in others], named, hosts, f"{len(hashes)} files")
@@ -43,19 +40,6 @@ def check_code(config: RunConfig, hosts: Sequence[str]) -> Row:
     differing = [name for name in sorted(set().union(*files)) if len({each.get(name) for each in files}) > 1]
     remedy = f"copy the same code to every host; {len(differing)} files differ, such as {differing[0]}"
     return Row(result.name, "FAIL", result.measured, result.limit, remedy)
-
-
-def _hashes(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Every source file of the packages, and that of a model and a task of the user."""
-    for package in PACKAGES:
-        root = Path(str(importlib.import_module(package).__file__)).parent
-        for path in sorted(root.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                yield f"{package}/{path.relative_to(root)}", hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    for name in (config.model, config.task):
-        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
-        if module is not None and module.__file__:
-            yield name, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12]
 
 
 def check_versions(hosts: Sequence[str]) -> Row:
