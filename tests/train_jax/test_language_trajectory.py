@@ -1,6 +1,10 @@
-"""A hundred steps of base training beside a plain PyTorch loop: the same batches, the losses within 1e-5."""
+"""A hundred steps of base training beside a plain PyTorch loop: the same batches, the losses within 1e-5.
+
+Rates and schedule are the published ones, which `chat-small` has.
+"""
 
 import dataclasses
+import string
 
 import numpy as np
 import pytest
@@ -16,24 +20,25 @@ from train_jax.start import start
 from train_jax.tasks.language.text_building import TextData
 
 STEPS = 100
-WIDTH = (128 / 768) ** -0.5
-"""The factor of the rates of embedding and head in the preset, whose model has 128 channels."""
+WIDTH = (384 / 768) ** -0.5
+"""The factor of the rates of embedding and head in the preset, whose model has 384 channels."""
 
 
 @pytest.fixture(scope="module")
 def config(made_once):
     def make(folder):
         (folder / "source").mkdir()
-        rng = np.random.default_rng(0)
-        for number in range(80):
-            lines = [f"{a} + {b} = {a + b}" for a, b in rng.integers(10, size=(20, 2))]
-            (folder / "source" / f"{number}.txt").write_text("\n".join([f"sums {number}", *lines]))
+        rng, letters = np.random.default_rng(0), np.array(list(string.ascii_letters))
+        share = 1 / np.arange(1, len(letters) + 1)
+        for number in range(80):  # of gradients of lower rank, Muon would orthogonalize the rounding errors
+            text = rng.choice(letters, size=2000, p=share / share.sum())
+            (folder / "source" / f"{number}.txt").write_text("".join(text))
         options = {"vocab_size": 290, "test_share": 0.2, "output_dir": folder / "set"}
         TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
 
-    sizes = {"seq_len": 24, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 8}
-    run = dataclasses.replace(preset("chat-tiny"), data_dir=str(made_once("trajectory", make) / "set"), steps=STEPS)
-    return with_fields(run, sizes | {"eval_batch_size": 8})
+    sizes = {"seq_len": 48, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16}
+    run = dataclasses.replace(preset("chat-small"), data_dir=str(made_once("trajectory", make) / "set"), steps=STEPS)
+    return with_fields(run, sizes | {"eval_batch_size": 16})
 
 
 def losses_in_jax(training):
@@ -71,16 +76,16 @@ def losses_in_pytorch(training):
         model.zero_grad()
         loss = model(inputs, targets)
         loss.backward()
-        losses.append(float(loss))
+        losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        rate, now = warmdown(step, 0, 0.5, 0.0, STEPS), momentum(step, 0.85, 300, 0.95, 0.95, 0.2, STEPS)
+        rate, now = warmdown(step, 0, 0.2, 0.0, STEPS), momentum(step, 0.85, 300, 0.95, 0.95, 0.2, STEPS)
         for group, peak in zip(adamw.param_groups, peaks, strict=True):
             group["lr"] = peak * rate
         adamw.step()
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if ".h." in name:
-                    muon.step(name, p, 0.03 * rate, now)
+                    muon.step(name, p, 0.02 * rate, now)
     return np.array(losses)
 
 
@@ -88,5 +93,5 @@ def losses_in_pytorch(training):
 def test_a_hundred_steps_beside_plain_pytorch(config):
     training = start(config, devices=Devices(1))
     ours, theirs = losses_in_jax(training), losses_in_pytorch(training)
-    assert theirs[0] > 5.6 and theirs[-1] < 3, "it learns"
+    assert theirs[0] > 5.6 and theirs[-1] < 4.5, "it learns"
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
