@@ -7,6 +7,9 @@
 #                                        empty in minutes, an accelerator trains on Sudoku-Extreme
 #   PROFILE=small bash speedrun_tpu.sh   6x6 Sudokus, half a minute of training
 #   PROFILE=tiny bash speedrun_tpu.sh    runs through every stage in seconds and learns little
+#   PROFILE=text bash speedrun_tpu.sh    a language model on the source code of Python's standard library: tokenizer,
+#                                        data, training, bits per byte and samples, export, check in PyTorch, report;
+#                                        text-tiny: on the pages of docs, in a minute
 #   RUN_DIR=gs://bucket/run bash speedrun_tpu.sh --tpu NAME --zone ZONE --type v4-64
 #                                        does the same on a TPU slice; every option of `trm launch` can follow
 #
@@ -32,6 +35,7 @@ extra=""
 if [ -e /dev/accel0 ] || [ -e /dev/vfio/0 ] || [ -n "${TPU_NAME:-}" ]; then extra=tpu
 elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then extra=cuda; fi
 if [[ ${DATA_DIR:-}${RUN_DIR:-} == *gs://* ]]; then extra="$extra gcs"; fi
+if [[ ${PROFILE:-} == text* ]]; then extra="$extra text"; fi
 source ./environment.sh $extra
 
 # ---- what this machine can do --------------------------------------------------------------------------------------
@@ -40,25 +44,35 @@ if [ -z "$profile" ] && { [[ $extra == tpu* ]] || [ "${JAX_NUM_PROCESSES:-1}" -g
 elif [ -z "$profile" ]; then
     profile=$(python -c 'import jax; print("cpu" if jax.default_backend() == "cpu" else "extreme")')
 fi
+fields=()                                                # of the preset, changed
 case $profile in
 cpu)
     preset=sudoku9
-    data=(--size 9 --num-train 50000 --num-test 1000 --num-empty 41)
+    data=(sudoku --size 9 --num-train 50000 --num-test 1000 --num-empty 41)
     ;;
 small)
     preset=sudoku6
-    data=(--size 6 --num-train 20000 --num-test 1000 --num-empty 18)
+    data=(sudoku --size 6 --num-train 20000 --num-test 1000 --num-empty 18)
     ;;
 extreme)
     preset=sudoku-extreme
-    data=(--source sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000)
+    data=(sudoku --source sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000)
     ;;
 tiny)
     preset=tiny
-    data=(--size 4 --num-train 200 --num-test 50)
+    data=(sudoku --size 4 --num-train 200 --num-test 50)
+    ;;
+text)
+    preset=chat-tiny
+    data=(text --vocab-size 1024)
+    ;;
+text-tiny)
+    preset=chat-tiny
+    data=(text --source docs --vocab-size 512)
+    fields=(--steps 20 --arch.n-layer 1 --arch.n-embd 64 --arch.n-head 2 --arch.n-kv-head 2 --arch.seq-len 128)
     ;;
 *)
-    echo "PROFILE is '$profile'; use cpu, small, extreme or tiny" >&2
+    echo "PROFILE is '$profile'; use cpu, small, extreme, tiny, text or text-tiny" >&2
     exit 2
     ;;
 esac
@@ -68,7 +82,7 @@ step() { printf '\n==> %s\n' "$*"; }
 
 # ---- data ----------------------------------------------------------------------------------------------------------
 step "data: $data_dir"
-if $main || [[ $data_dir != gs://* ]]; then alone trm build-data sudoku "${data[@]}" --output-dir "$data_dir"
+if $main || [[ $data_dir != gs://* ]]; then alone trm build-data "${data[@]}" --output-dir "$data_dir"
 else until alone trm build-data inspect "$data_dir" >/dev/null 2>&1; do sleep 10; done; fi    # the first host builds it
 
 # ---- preflight -----------------------------------------------------------------------------------------------------
@@ -76,19 +90,26 @@ if [ ! -e "$run_dir/FINISHED" ]; then
     step "preflight: what does not pass"
     quick=--quick                                        # without what compiles the model, which takes longer on a CPU
     if [ "$profile" = extreme ]; then quick=--no-quick; fi
-    trm preflight "$preset" --data-dir "$data_dir" --run-dir "$run_dir" --brief $quick
+    trm preflight "$preset" --data-dir "$data_dir" --run-dir "$run_dir" --brief $quick ${fields[@]+"${fields[@]}"}
 fi
 
 # ---- train, evaluate -----------------------------------------------------------------------------------------------
 step "train: preset $preset, $run_dir"
-trm train "$preset" --data-dir "$data_dir" --run-dir "$run_dir"
+trm train "$preset" --data-dir "$data_dir" --run-dir "$run_dir" ${fields[@]+"${fields[@]}"}
 
 # ---- everything below reads the finished run and is not done twice -------------------------------------------------
 $main || exit 0
 if [ ! -e "$run_dir/report/index.html" ]; then
-    step "solve one puzzle the model never saw"
-    alone trm solve "$run_dir"
-    step "export, and the same puzzles in plain PyTorch"
+    if [[ $profile == text* ]]; then
+        step "evaluate: bits per byte, and continuations of documents that the model never saw"
+        alone trm evaluate "$run_dir"
+        step "generate a text"
+        alone trm generate "$run_dir" --prompt "import " --max-tokens 64 --temperature 0.8 --top-k 50
+    else
+        step "solve one puzzle the model never saw"
+        alone trm solve "$run_dir"
+    fi
+    step "export, and the same test set in plain PyTorch"
     alone trm export "$run_dir"
     step "report"
     alone trm report "$run_dir"

@@ -11,10 +11,10 @@ from support.small_set import rewrite_json
 
 from train_jax.errors import UserError
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
-from train_jax.stages.evaluate import check_same_puzzles
 from train_jax.tasks.puzzles import kinds
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.batches import train_batch
+from train_jax.tasks.puzzles.evaluate import check_same_puzzles
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_metadata
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.kinds import KINDS, MIXED, kind_of

@@ -16,9 +16,10 @@ from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
 from train_jax.report.boards import board, strip
 from train_jax.report.measured import Answers, by_act_step, first_unsolved, measure, slowest_solved, stayed_solved
-from train_jax.report.page import SIZED_BY_DATA, page
+from train_jax.report.page import page
 from train_jax.report.picture import chosen_steps, picture
 from train_jax.report.plots import Series, plot
+from train_jax.report.run_page import SIZED_BY_DATA
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.machine import write_machine

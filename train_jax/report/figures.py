@@ -30,3 +30,8 @@ def shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
+
+
+def printable(text: str) -> str:
+    """Replaces control characters, which a model may write, by U+FFFD, except for line ends and tabs."""
+    return "".join(x if x.isprintable() or x in "\n\t " else "\ufffd" for x in text)

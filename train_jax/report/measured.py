@@ -1,22 +1,18 @@
-"""Reads the files of a run: metrics and, if the test set exists, the answers after every ACT step."""
+"""Reads the files of a run of puzzles: metrics and, if the test set exists, the answers after every ACT step."""
 
 import dataclasses
-import json
-import statistics
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from train_jax.errors import UserError
+from train_jax.report.run_files import RunFiles, read_json, read_run_files
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
-from train_jax.run.folder import RunFolder, read_run
-from train_jax.run.goodput import Goodput, read_goodput
-from train_jax.run.tracking import read_metrics
+from train_jax.run.folder import RunFolder
 from train_jax.tasks.puzzles.accuracy import score_answers
 from train_jax.tasks.puzzles.batches import loss_labels
 from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
@@ -81,100 +77,49 @@ class ActSteps:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """Everything that a report may show."""
+class Measured(RunFiles):
+    """Everything that the report of a run of puzzles may show."""
 
-    folder: RunFolder
-    config: RunConfig
-    records: list[dict[str, float]]
-    test: dict[str, float] | None
-    """Means of the last evaluation on the whole test set."""
-    finished: dict[str, float] | None
-    export_check: dict[str, float] | None
-    machine: dict[str, Any] | None
-    answers: Answers | None
-    answers_missing: str
+    answers: Answers | None = None
+    answers_missing: str = ""
     """The reason if `answers` is None."""
-    halting_curve: HaltingCurve | None
+    halting_curve: HaltingCurve | None = None
     """Accuracy with early halting, from the last evaluation on the whole test set."""
-    halted_early: dict[str, float] | None
+    halted_early: dict[str, float] | None = None
     """Metrics of the last evaluation with early halting, and its `threshold`."""
     trajectories: Results | None = None
     """The last evaluation with several trajectories."""
-    goodput: Goodput | None = None
-    """Where the wall time went; None for runs of older versions."""
 
     @property
     def halt_max_steps(self) -> int:
         return getattr(self.config.arch, "halt_max_steps", 1)
 
-    def curve(self, name: str, over: str = "step") -> list[tuple[float, float]]:
-        return [(r[over], r[name]) for r in self.records if name in r and over in r]
-
-    @property
-    def train_seconds(self) -> float | None:
-        seconds = [r["train_seconds"] for r in self.records if "train_seconds" in r]
-        return (self.finished or {}).get("train_seconds", seconds[-1] if seconds else None)
-
-    @property
-    def steps(self) -> int:
-        """The last recorded optimizer step."""
-        return int((self.finished or {}).get("train_steps", max((r["step"] for r in self.records), default=0)))
-
-    @property
-    def examples_per_second(self) -> float | None:
-        """The median over the records of metrics."""
-        seconds = [r["step_seconds"] for r in self.records if r.get("step_seconds", 0) > 0]
-        return self.config.global_batch_size / statistics.median(seconds) if seconds else None
-
-    @property
-    def weights(self) -> str:
-        """The name of the weights that are evaluated."""
-        return "EMA weights" if self.config.optim.ema_decay else "raw weights"
-
     @property
     def held_out(self) -> dict[str, float]:
         """The metrics of the evaluation on the whole test set, or of the last one during training."""
-        if self.test is not None:
-            return self.test
-        during = [r for r in self.records if "eval/exact_accuracy" in r]
-        return {name.removeprefix("eval/"): value for name, value in during[-1].items()} if during else {}
+        return self.held_out_by("exact_accuracy")
 
 
 def measure(run_dir: str, step: str = "newest") -> Measured:
-    """Reads a run with the results of a checkpoint: `newest`, `best`, or its step.
+    """Reads a run of puzzles with the results of a checkpoint; see `read_run_files`."""
+    return measured(read_run_files(run_dir, step))
 
-    Raises `UserError` if it does not exist, has no metrics yet, or if the chosen checkpoint has not been evaluated.
-    """
-    folder, config = read_run(run_dir)
-    if step != "newest":
-        from train_jax.run.restore import results_folder  # imports JAX, which a report needs only for this
 
-        folder = results_folder(run_dir, step)
+def measured(files: RunFiles) -> Measured:
+    """Adds the answers and the evaluations of a run of puzzles."""
+    folder, config = files.folder, files.config
     add_kind(getattr(config.task_config, "kind", ""))
-    records, test = read_metrics(folder), _json(folder.evaluation("test"))
-    if not records and test is None:
-        raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for the first metrics")
-    if test is None and folder.weights_of:
-        raise UserError(f"{folder.evaluation('test')} is missing; run `trm evaluate {run_dir} --step {step}` first")
     try:
-        answers, missing = _answers(folder, config, test), ""
+        answers, missing = _answers(folder, config, files.test), ""
     except UserError as error:
         answers, missing = None, str(error)
     return Measured(
-        folder=folder,
-        config=config,
-        records=records,
-        test=test,
-        finished=_json(folder.finished),
-        export_check=_json(folder.export_check),
-        machine=_json(folder.machine),
+        **{field.name: getattr(files, field.name) for field in dataclasses.fields(RunFiles)},
         answers=answers,
         answers_missing=missing,
         halting_curve=_curve(folder.halting_curve("test")),
-        halted_early=_json(folder.halted_early("test")),
+        halted_early=read_json(folder.halted_early("test")),
         trajectories=_trajectories(folder),
-        goodput=read_goodput(folder),
     )
 
 
@@ -272,7 +217,7 @@ def _names(data_dir: str, data: Metadata) -> Sequence[str]:
 
 
 def _curve(path: Path) -> HaltingCurve | None:
-    content = _json(path)
+    content = read_json(path)
     try:
         return None if content is None else from_json(content)
     except ValueError as error:
@@ -285,13 +230,3 @@ def _trajectories(folder: RunFolder) -> Results | None:
     except ValueError as error:
         path = folder.trajectories("test")
         raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
-
-
-def _json(path: Path) -> Any:
-    """Reads a JSON file; None if it does not exist."""
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); remove it and run the stage that writes it again") from error

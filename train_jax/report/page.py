@@ -1,26 +1,33 @@
-"""The report of a run: one self-contained HTML file, generated from the files of the run."""
+"""The report of a run of puzzles: one self-contained HTML file, generated from the files of the run."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from markupsafe import Markup
-
 from train_jax.report import measured as read
 from train_jax.report.boards import strip
 from train_jax.report.failure_section import failure_section
-from train_jax.report.figures import percent, spelled
+from train_jax.report.figures import percent
 from train_jax.report.halting_section import halting_section
 from train_jax.report.measured import ActSteps, Answers, Measured, by_act_step
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import render_document
+from train_jax.report.run_files import RunFiles
+from train_jax.report.run_page import Curve, configuration, learning, run_values
 from train_jax.report.trajectory_section import trajectory_section
 from train_jax.tasks.puzzles.agreement import AGREEING_SHARE
 from train_jax.tasks.puzzles.kinds import kind_of
 
-SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
-"""Fields of an architecture that the data set and the devices determine; their values in config.json are not used."""
+CURVES = (
+    Curve("exact accuracy, %", "exact_accuracy", scale=100, y_range=(0, 100)),
+    Curve("loss per token", "lm_loss"),
+)
+
+
+def page_of(files: RunFiles) -> str:
+    """Renders the report of a run of puzzles."""
+    return page(read.measured(files))
 
 
 def page(measured: Measured) -> str:
@@ -33,11 +40,8 @@ def page(measured: Measured) -> str:
     check = measured.export_check
     return render_document(
         "report.html.j2",
-        title=" ".join([measured.folder.path.resolve().name, measured.folder.weights_of]).strip(),
-        goodput=_goodput(measured),
-        measured=measured,
-        config=measured.config,
-        curves=_learning(measured),
+        **run_values(measured),
+        curves=learning(measured, CURVES),
         steps=steps,
         steps_missing=missing,
         halting=halting_section(measured),
@@ -45,31 +49,8 @@ def page(measured: Measured) -> str:
         failures=act_steps and answers and failure_section(answers, act_steps),
         check=check,
         agrees=check is not None and check["agree"] >= AGREEING_SHARE * check["puzzles"],
-        facts={n: v for n, v in (measured.machine or {}).items() if n not in ("versions", "parameters")},
         groups=_configuration(measured),
     )
-
-
-def _learning(measured: Measured) -> list[Markup]:
-    """Plots training and evaluation metrics against steps and against time."""
-    longest = measured.train_seconds or 0
-    units = (("hours", 3600), ("minutes", 60), ("seconds", 1))
-    unit, seconds = next(each for each in units if longest >= 3 * each[1] or each[1] == 1)
-    curves = []
-    for title, key, scale, y_range in (
-        ("exact accuracy, %", "exact_accuracy", 100, (0, 100)),
-        ("loss per token", "lm_loss", 1, None),
-    ):
-        for over, x_label, x_unit in (("step", "steps", 1), ("train_seconds", f"{unit} of training", seconds)):
-            training, held_out = (
-                [(x / x_unit, y * scale) for x, y in measured.curve(f"{split}/{key}", over)]
-                for split in ("train", "eval")
-            )
-            series = [Series("training", training), Series(f"held out, {measured.weights}", held_out, 2, marks=True)]
-            curves.append(plot(series, title=title, x_label=x_label, y_range=y_range, log_y=y_range is None))
-    for title, key, log_y in (("learning rate", "train/lr", False), ("gradient norm", "train/grad_norm", True)):
-        curves.append(plot([Series("", measured.curve(key))], title=title, x_label="steps", log_y=log_y))
-    return [curve for curve in curves if curve]
 
 
 def _act_steps(answers: Answers, act_steps: ActSteps) -> dict[str, Any]:
@@ -107,20 +88,8 @@ def _examples(answers: Answers, act_steps: ActSteps) -> list[dict[str, Any]]:
     ]
 
 
-def _goodput(measured: Measured) -> list[tuple[str, str, str]]:
-    """Rows of the wall time by part, largest first."""
-    goodput = measured.goodput
-    if goodput is None or goodput.wall_seconds <= 0:
-        return []
-    parts = sorted(goodput.seconds.items(), key=lambda part: -part[1])
-    return [(name, spelled(seconds), percent(seconds / goodput.wall_seconds)) for name, seconds in parts]
-
-
 def _configuration(measured: Measured) -> dict[str, dict[str, Any]]:
-    fields = dataclasses.asdict(measured.config)
-    groups = {"run": {name: value for name, value in fields.items() if not isinstance(value, dict)}}
-    groups |= {name: value for name, value in fields.items() if isinstance(value, dict)}
-    groups["arch"] = {name: value for name, value in groups["arch"].items() if name not in SIZED_BY_DATA}
+    groups = configuration(measured.config)
     if measured.answers is not None:
         groups["test set"] = dataclasses.asdict(measured.answers.data)
     return groups

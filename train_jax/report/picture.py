@@ -10,8 +10,10 @@ from train_jax.errors import UserError
 from train_jax.report.boards import board_at
 from train_jax.report.figures import spelled
 from train_jax.report.measured import Measured, by_act_step, slowest_solved
+from train_jax.report.measured import measured as measured_of
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import render_document
+from train_jax.report.run_files import RunFiles
 from train_jax.tasks.puzzles.trace import Trace
 
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
@@ -23,6 +25,11 @@ Panel = tuple[float, float, str, Markup]
 def card(headline: str, panels: Sequence[Panel], width: float, height: float) -> str:
     """Returns a standalone SVG of the panels; its background follows the light or dark mode of the reader."""
     return render_document("card.svg.j2", headline=headline, panels=panels, width=width, height=height, margin=MARGIN)
+
+
+def picture_of(files: RunFiles) -> str:
+    """Returns the picture of a run of puzzles; see `picture`."""
+    return picture(measured_of(files))
 
 
 def picture(measured: Measured) -> str:

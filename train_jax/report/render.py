@@ -5,7 +5,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from train_jax.report.figures import number, percent, shown, spelled
+from train_jax.report.figures import number, percent, printable, shown, spelled
 from train_jax.report.theme import CELLS, COLOURS
 
 _ENVIRONMENT = Environment(
@@ -16,7 +16,13 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 _ENVIRONMENT.globals |= {"colours": COLOURS, "cells": CELLS}
-_ENVIRONMENT.filters |= {"number": number, "percent": percent, "shown": shown, "spelled": spelled}
+_ENVIRONMENT.filters |= {
+    "number": number,
+    "percent": percent,
+    "shown": shown,
+    "spelled": spelled,
+    "printable": printable,
+}
 
 
 def render(template: str, **values: Any) -> Markup:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from train_jax.run.status import RunStatus
 from train_jax.run.tracking import duration
 
-_HEAD: tuple[str, ...] = ("run", "step", "loss", "exact", "examples/s", "left", "checkpoint", "goodput", "health")
+_BEFORE, _AFTER = ("run", "step", "loss"), ("examples/s", "left", "checkpoint", "goodput", "health")
+"""Columns; between them is one for each metric of the runs."""
 _OPTIONAL = ("goodput", "examples/s", "loss", "left")
 """Columns that are left out, in this order, of a terminal that is too narrow."""
 _NARROWEST_RUN = 12
@@ -16,8 +17,9 @@ _NARROWEST_RUN = 12
 
 def status_table(runs: Sequence[RunStatus], *, width: int) -> str:
     """One line for each run, below them why some are not well. No line is longer than `width`, of at least 72."""
-    rows = [dict(zip(_HEAD, _cells(run), strict=True)) for run in runs]
-    columns = list(_HEAD)
+    metrics = list(dict.fromkeys(run.metric.heading for run in runs if run.metric))
+    columns = [*_BEFORE, *metrics, *_AFTER]
+    rows = [dict.fromkeys(metrics, "-") | _cells(run) for run in runs]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
     for name in _OPTIONAL:
         others = sum(widths[each] + 2 for each in columns[1:])
@@ -26,7 +28,7 @@ def status_table(runs: Sequence[RunStatus], *, width: int) -> str:
         columns.remove(name)
     others = sum(widths[each] + 2 for each in columns[1:])
     widths["run"] = max(1, min(widths["run"], width - others))
-    lines = [_line(dict(zip(_HEAD, _HEAD, strict=True)), columns, widths)]
+    lines = [_line(dict(zip(columns, columns, strict=True)), columns, widths)]
     lines += [_line(row, columns, widths) for row in rows]
     lines = [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
     for run in runs:
@@ -45,19 +47,19 @@ def _line(cells: dict[str, str], columns: Sequence[str], widths: dict[str, int])
     return "  ".join([run.ljust(widths["run"]), *others]).rstrip()
 
 
-def _cells(run: RunStatus) -> tuple[str, ...]:
+def _cells(run: RunStatus) -> dict[str, str]:
     goodput = run.goodput
-    return (
-        run.run,
-        f"{run.step:,}/{run.steps:,}" if run.steps else f"{run.step:,}",
-        _number(run.loss, "{:.4f}"),
-        _number(run.exact_accuracy, "{:.2%}"),
-        _number(run.examples_per_second, "{:,.0f}"),
-        "-" if run.seconds_left is None else duration(run.seconds_left),
-        _checkpoint(run),
-        "-" if goodput is None else f"{goodput['share']:.1%}",
-        run.health,
-    )
+    cells = {
+        "run": run.run,
+        "step": f"{run.step:,}/{run.steps:,}" if run.steps else f"{run.step:,}",
+        "loss": _number(run.loss, "{:.4f}"),
+        "examples/s": _number(run.examples_per_second, "{:,.0f}"),
+        "left": "-" if run.seconds_left is None else duration(run.seconds_left),
+        "checkpoint": _checkpoint(run),
+        "goodput": "-" if goodput is None else f"{goodput['share']:.1%}",
+        "health": run.health,
+    }
+    return cells | ({run.metric.heading: _number(run.figure, run.metric.format)} if run.metric else {})
 
 
 def _checkpoint(run: RunStatus) -> str:

@@ -104,6 +104,11 @@ class RunFolder:
         return self._results / "evaluation" / "export_check.json"
 
     @property
+    def samples(self) -> Path:
+        """Texts of a language model."""
+        return self._results / "evaluation" / "samples.json"
+
+    @property
     def machine(self) -> Path:
         """Devices, software versions and model size of the run."""
         return self.path / "machine.json"

@@ -16,6 +16,7 @@ from train_jax.run.folder import RunFolder, complete_steps, find_run
 from train_jax.run.goodput import Goodput, goodput_of
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
+from train_jax.tasks.results import RESULTS, Metric, metric_of
 
 SILENT_SECONDS = 60.0
 """A run whose heartbeat is older is not running."""
@@ -37,8 +38,8 @@ class RunStatus:
     """Of the whole run."""
     loss: float | None
     """Of the latest log line."""
-    exact_accuracy: float | None
-    """Of the latest evaluation or, before the first one, of the latest log line."""
+    figure: float | None
+    """`metric` of the latest evaluation or, before the first one, of the latest log line."""
     examples_per_second: float | None
     seconds_left: float | None
     """Of a running run, without evaluations."""
@@ -51,6 +52,15 @@ class RunStatus:
     """Steps that were left out because their loss or gradients were not finite."""
     goodput: dict[str, Any] | None
     """`share`, `wall_seconds`, `seconds` by part, `sessions`, `lost_steps`."""
+    metric: Metric | None = RESULTS["puzzles"].metric
+    """What `figure` is; None for a task of the user."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields, with `figure` under the name of its metric."""
+        fields = dataclasses.asdict(self)
+        del fields["metric"]
+        name = self.metric.name if self.metric else "figure"
+        return {name if field == "figure" else field: value for field, value in fields.items()}
 
 
 def find_runs(paths: Sequence[str]) -> list[RunFolder]:
@@ -75,7 +85,7 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     """Reads one run. Raises `UserError` for a folder whose config.json is damaged. `now`: seconds of the epoch."""
     now = time.time() if now is None else now
     config, events, records = _config(folder), read_events(folder), read_metrics(folder)
-    beat = read_heartbeat(folder)
+    beat, metric = read_heartbeat(folder), metric_of(config["task"])
     step = max([record["step"] for record in records] + [event.get("step", 0) for event in events[-1:]], default=0)
     steps = next(
         (event["total_steps"] for event in reversed(events) if "total_steps" in event), config["steps"] or None
@@ -94,7 +104,7 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
         step=int(step),
         steps=steps,
         loss=_latest(records, lambda name: name.startswith("train/") and name.endswith("loss")),
-        exact_accuracy=_latest(records, "eval/exact_accuracy".__eq__, "train/exact_accuracy".__eq__),
+        figure=_latest(records, *(f"{split}/{metric.name}".__eq__ for split in ("eval", "train"))) if metric else None,
         examples_per_second=config["global_batch_size"] / step_seconds if step_seconds else None,
         seconds_left=max(0, steps - step) * step_seconds if running and steps and step_seconds else None,
         checkpoint_step=saved,
@@ -102,6 +112,7 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
         silent_seconds=silent,
         skipped_steps=int(sum(record.get("train/skipped_steps", 0) for record in records)),
         goodput=_as_json(goodput_of(events)),
+        metric=metric,
     )
 
 
@@ -141,7 +152,8 @@ def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
 def _config(folder: RunFolder) -> dict[str, Any]:
     try:
         config = json.loads(folder.config.read_text())
-        return {"steps": config["steps"], "global_batch_size": config["global_batch_size"]}
+        task = str(config.get("task", "puzzles"))
+        return {"steps": config["steps"], "global_batch_size": config["global_batch_size"], "task": task}
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(f"{folder.config} cannot be read ({error!r}); restore the file, or remove the run") from error
 

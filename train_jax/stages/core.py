@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -15,15 +13,13 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.choice import NEWEST
 from train_jax.run.files import write_text
-from train_jax.run.restore import Restored, restore
+from train_jax.run.restore import restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.core_evaluation import DeviceScorer, task_verdicts
-from train_jax.tasks.language.core_items import CoreTask, Tokens, read_bundle
-from train_jax.tasks.language.task import LanguageTask, language_task
-from train_jax.tasks.language.tokenizer import Tokenizer
+from train_jax.tasks.language.core_items import read_bundle
+from train_jax.tasks.language.core_scores import save_scores, score
+from train_jax.tasks.language.task import language_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,51 +51,11 @@ def main(config: Core) -> None:
     run = restore(config.run_dir, step=config.step)
     task = language_task(run)
     tasks = [each.first(config.max_per_task) for each in read_bundle(config.bundle)]
-    figures = _score(run, task, tasks)
+    figures = score(run, task, tasks, print)
     if config.results is not None:
         write_text(path_of(config.results), json.dumps(figures | {"step": run.step}, indent=1))
     if not config.max_per_task:
-        kept = {name: figure for name, figure in figures.items() if name != "verdicts"}
-        write_text(run.folder.evaluation("core"), json.dumps(kept | {"step": run.step}, indent=1))
-
-
-def _score(run: Restored, task: LanguageTask, tasks: Sequence[CoreTask]) -> dict[str, Any]:
-    """Prints a line for each task. Returns the score, and accuracies and verdicts of the tasks."""
-    tokenizer = task.data.tokenizer()
-    positions = _positions(run)
-    scorer = DeviceScorer(
-        run.objective,
-        run.state,
-        Devices(),
-        positions=positions,
-        tokens_at_once=run.config.eval_batch_size * run.config.arch.seq_len,
-    )
-    figures: dict[str, Any] = {"tasks": {}, "verdicts": {}}
-    print(f"{run.folder.path} at step {run.step}, averaged weights:")
-    print(f"  {'task':<40} {'examples':>8} {'items':>7} {'accuracy':>9} {'centered':>9}")
-    for each in tasks:
-        verdicts = task_verdicts(each, scorer, partial(_encode, tokenizer), positions=positions)
-        accuracy = sum(verdicts) / len(verdicts)
-        centered = each.centered(accuracy)
-        print(f"  {each.label:<40} {each.fewshot:>8} {len(verdicts):>7} {accuracy:>9.4f} {centered:>9.4f}")
-        figures["tasks"][each.label] = {"items": len(verdicts), "accuracy": accuracy, "centered": centered}
-        figures["verdicts"][each.label] = verdicts
-    figures["core"] = sum(values["centered"] for values in figures["tasks"].values()) / len(tasks)
-    print(f"  {'CORE':<40} {'':>8} {'':>7} {'':>9} {figures['core']:>9.4f}")
-    return figures
-
-
-def _positions(run: Restored) -> int:
-    """Returns the length of the longest sequence: that of the tables of rotary positions, if there are any."""
-    table = run.objective.buffers.get("cos")
-    return run.config.arch.seq_len if table is None else table.shape[1]
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
-    try:
-        return [[tokenizer.bos, *ids] for ids in tokenizer.encode_batch(texts)]
-    except UnicodeEncodeError:
-        raise UserError("an item of the bundle is not valid UTF-8; download the CORE bundle again") from None
+        save_scores(run, figures)
 
 
 def cli(argv: list[str]) -> None:

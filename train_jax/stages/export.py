@@ -17,14 +17,12 @@ from train_jax.run.restore import restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.export_check import check_export
-from train_jax.tasks.puzzles.solving import puzzle_task
+from train_jax.tasks.results import load, results_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """Write the averaged weights of a run as safetensors with PyTorch names, and compare the answers of PyTorch."""
+    """Write the averaged weights of a run as safetensors with PyTorch names, and compare PyTorch with JAX."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
@@ -38,7 +36,8 @@ class Export:
     output: str | None = None
     """Output file; by default weights.safetensors in the run folder."""
     check: bool = True
-    """Load the file with strict=True into the PyTorch module and compare its answers on the whole test set."""
+    """Load the file with strict=True into the PyTorch module and compare: the answers to all test puzzles, or the
+    losses of held-out text."""
     platform: Platform = "auto"
     """Where to compute; on one host of a TPU pod, auto is the CPU."""
 
@@ -46,6 +45,9 @@ class Export:
 def main(config: Export) -> None:
     use_on_one_host(config.platform)
     run = restore(config.run_dir, step=config.step, average=_steps(config.average), average_last=config.average_last)
+    results = results_of(run.config.task)
+    if config.check and not results.check_export:
+        raise UserError(f"runs of task {run.config.task} have no check in PyTorch; use --no-check")
     output = path_of(config.output) if config.output else run.folder.weights
     if not config.output:
         output.parent.mkdir(exist_ok=True)
@@ -58,14 +60,10 @@ def main(config: Export) -> None:
     if not config.check:
         return
     # In float32 on both sides: the check is about the weights, and two frameworks round bfloat16 differently.
-    wide = run.in_float32()
-    task = puzzle_task(wide)
-    with progress("answers in JAX") as advance:
-        ours = task.evaluator(wide.objective, Devices(), progress=advance)(wide.state)
-    with progress("answers in PyTorch") as advance, local_copy(output) as weights:
-        check = check_export(wide.config, task, weights, task.test_set, ours, progress=advance)
+    with local_copy(output) as weights:
+        check = load(results.check_export)(run.in_float32(), weights, progress)
     write_text(run.folder.export_check, json.dumps(dataclasses.asdict(check), indent=1))
-    print(f"{check}; halting logits differ by at most {check.max_logit_difference:.1e}")
+    print(f"{check}{check.details}")
     if not check.agrees:
         raise SystemExit(1)
 

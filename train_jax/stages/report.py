@@ -9,19 +9,18 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.measured import measure
-from train_jax.report.page import page
-from train_jax.report.picture import picture
+from train_jax.report.run_files import read_run_files
 from train_jax.run.files import write_text
 from train_jax.run.storage import is_folder
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
+from train_jax.tasks.results import load, results_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Write the report of a run as one HTML file: metrics, learning curves, puzzles after every ACT step, failures,
-    early halting, configuration."""
+    """Write the report of a run as one HTML file: metrics, learning curves, configuration; puzzles after every ACT
+    step, failures and early halting, or compressors, samples and CORE of a language model."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
@@ -29,7 +28,7 @@ class Report:
     """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
     RUN/at-step-N."""
     picture: Path | None = None
-    """Also write an SVG for a README to this file: the learning curve and a solved puzzle."""
+    """Also write an SVG for a README to this file: the learning curve and a solved puzzle. Not for language models."""
     platform: Platform = "auto"
     """Where to compute; on one host of a TPU pod, auto is the CPU."""
 
@@ -38,10 +37,13 @@ def main(config: Report) -> None:
     use_on_one_host(config.platform)
     if config.picture is not None and not is_folder(config.picture.parent):
         raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
-    measured = measure(config.run_dir, config.step)
-    drawing = None if config.picture is None else picture(measured)
-    write_text(measured.folder.report, page(measured))
-    print(f"report: {measured.folder.report}")
+    files = read_run_files(config.run_dir, config.step)
+    results = results_of(files.config.task)
+    if config.picture is not None and not results.picture:
+        raise UserError(f"--picture {config.picture} is not for runs of task {files.config.task}; omit it")
+    drawing = None if config.picture is None else load(results.picture)(files)
+    write_text(files.folder.report, load(results.page)(files))
+    print(f"report: {files.folder.report}")
     if config.picture is not None and drawing is not None:
         write_text(config.picture, drawing)
         print(f"picture: {config.picture}")

@@ -43,7 +43,7 @@ def main(config: Status) -> None:
 def _shown(config: Status) -> str:
     runs = [read_status(folder) for folder in find_runs(config.run_dirs)]
     if config.json:
-        return json.dumps([_finite(dataclasses.asdict(run)) for run in runs], indent=None if config.watch else 1)
+        return json.dumps([_finite(run.as_dict()) for run in runs], indent=None if config.watch else 1)
     return status_table(runs, width=max(72, shutil.get_terminal_size().columns))
 
 

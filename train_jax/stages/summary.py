@@ -12,7 +12,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.folder import RunFolder, find_run
 from train_jax.run.tracking import duration, read_metrics
-from train_jax.tasks.puzzles.agreement import ExportCheck
+from train_jax.tasks.results import load, results_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,30 +25,28 @@ class Summary:
 
 def main(config: Summary) -> None:
     folder = find_run(config.run_dir)
-    weights = _evaluated_weights(folder)
+    task, weights = _task_and_weights(folder)
     if not folder.finished.exists():
         records = read_metrics(folder)
         reached = f"step {records[-1]['step']}" if records else "no metrics yet"
         print(f"{config.run_dir} is not finished ({reached}); continue it with `trm train`")
         return
     figures = json.loads(folder.finished.read_text())
-    print(
-        f"held-out exact accuracy {figures['exact_accuracy']:.4f} with "
-        f"{weights} weights on {figures['count']:.0f} puzzles unseen under symmetry "
-        f"(token accuracy {figures['accuracy']:.4f})"
-    )
+    results = results_of(task)
+    print(load(results.summary)(figures, folder, weights))
     print(f"training time {duration(figures['train_seconds'])} for {figures['train_steps']:.0f} steps")
-    if folder.export_check.exists():
-        print(ExportCheck(**json.loads(folder.export_check.read_text())))
+    if results.export_check and folder.export_check.exists():
+        print(load(results.export_check)(**json.loads(folder.export_check.read_text())))
     for path, what in ((folder.weights, "weights under PyTorch names"), (folder.report, "report")):
         if path.exists():
             print(f"{what}: {relative(path)}")
 
 
-def _evaluated_weights(folder: RunFolder) -> str:
+def _task_and_weights(folder: RunFolder) -> tuple[str, str]:
     """Reads the configuration as JSON, because importing `RunConfig` imports torch."""
     try:
-        return "EMA" if json.loads(folder.config.read_text())["optim"]["ema_decay"] else "raw"
+        config = json.loads(folder.config.read_text())
+        return config.get("task", "puzzles"), "EMA" if config["optim"]["ema_decay"] else "raw"
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{folder.config} cannot be read ({error!r}); restore the file, or train the run again"

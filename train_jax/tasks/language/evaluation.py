@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.tasks.language.batches import count_rows, eval_batches
 from train_jax.tasks.language.loss import token_sums
+from train_jax.tasks.language.summary import perplexity
 from train_jax.tasks.language.text_set import TokenStream
 
 
@@ -50,8 +51,14 @@ class Evaluation:
             )
         )
 
+    @property
+    def perplexity(self) -> float:
+        """Of a token: the exponential of the mean loss."""
+        return perplexity(self.metrics["loss"])
+
     def save(self, folder: RunFolder, split: str) -> None:
-        write_text(folder.evaluation(split), json.dumps(self.metrics, indent=1))
+        content = self.metrics | ({"compressed": dict(self.compressed)} if self.compressed else {})
+        write_text(folder.evaluation(split), json.dumps(content, indent=1))
 
 
 class Evaluator:
@@ -67,11 +74,12 @@ class Evaluator:
         rows: int,
         seq_len: int,
         compressed: Mapping[str, float] | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ):
         """`rows` is the number of rows of a batch on all devices together; `compressed` belongs to the whole stream."""
         devices.local_batch_size(rows)
         self._stream, self._devices, self._rows, self._seq_len = stream, devices, rows, seq_len
-        self._compressed = dict(compressed or {})
+        self._compressed, self._progress = dict(compressed or {}), progress
 
         def eval_step(state: TrainState, batch: Batch) -> tuple[Any, Any]:
             call = objective.call(state.eval_params, state.buffers, train=False)
@@ -84,11 +92,11 @@ class Evaluator:
         state = self._devices.replicate(state)  # otherwise every batch would transfer it again
         sums: dict[str, float] = {}
         batches = eval_batches(self._stream, rows=self._rows, seq_len=self._seq_len, limit=limit, shard=process_shard())
-        for batch in batches:
+        available = count_rows(self._stream, self._seq_len)
+        count = min(limit or available, available)
+        for number, batch in enumerate(batches, start=1):
             metrics, _ = self._step(state, self._devices.shard(self._devices.split_batch(batch)))
             for name, value in self._devices.to_host(metrics).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        available = count_rows(self._stream, self._seq_len)
-        whole = not limit or limit >= available
-        count = float(min(limit or available, available))
-        return Evaluation(figures_of(sums) | {"count": count}, self._compressed if whole else {})
+            self._progress(min(number * self._rows, count), count)
+        return Evaluation(figures_of(sums) | {"count": float(count)}, self._compressed if count == available else {})

@@ -14,11 +14,13 @@ def _chat(
     steps: int,
     rows: int,
     eval_every_steps: int,
+    matrix_lr: float = 0.02,
+    decay_share: float = 0.2,
 ) -> RunConfig:
     """Returns a run on a data set of `trm build-data text --output-dir data/text-VOCAB_SIZE --vocab-size VOCAB_SIZE`.
 
-    The optimizer and its schedule are those of nanochat in November 2025: no warm-up, constant rates, and a linear
-    decay to 0 over the last fifth. Newton-Schulz is in float32.
+    The optimizer and, by default, its schedule are those of nanochat in November 2025: no warm-up, constant rates, and
+    a linear decay to 0 over the last fifth. Newton-Schulz is in float32.
     """
     scale = (arch.n_embd / 768) ** -0.5
     return RunConfig(
@@ -32,7 +34,7 @@ def _chat(
             optimizer="adamw",
             warmup_steps=0,
             decay="warmdown",
-            decay_share=0.2,
+            decay_share=decay_share,
             lr_min_ratio=0.0,
             beta1=0.8,
             beta2=0.95,
@@ -44,7 +46,7 @@ def _chat(
                 ParameterGroup(
                     pattern=r"transformer\.h\..*",
                     optimizer="muon_2025",
-                    lr=0.02,
+                    lr=matrix_lr,
                     momentum_start=0.85,
                     momentum_warmup_steps=300,
                 ),
@@ -65,11 +67,13 @@ def _chat(
 PRESETS: dict[str, RunConfig] = {
     "chat-tiny": _chat(
         "chat-tiny",
-        GPTConfig(seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=3, n_embd=192, forward_dtype="float32"),
+        GPTConfig(seq_len=256, vocab_size=1024, n_layer=4, n_head=2, n_kv_head=2, n_embd=128, forward_dtype="float32"),
         vocab_size=1024,
         steps=600,
         rows=16,
         eval_every_steps=200,
+        matrix_lr=0.03,
+        decay_share=0.5,
     ),
     "chat-small": _chat(
         "chat-small",

@@ -142,7 +142,7 @@ def of_2026(depth: int, *, rows: int, tokens_per_parameter: float) -> RunConfig:
 
 
 def _tiny_2026() -> RunConfig:
-    """Returns a run with the sizes of `chat-tiny`, and the same vocabulary."""
+    """Returns a small run on the data set of `chat-tiny`."""
     arch = GPT2026Config(
         seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=3, n_embd=192, forward_dtype="float32"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,10 @@ class LanguageTask:
     @cached_property
     def token_bytes(self) -> np.ndarray:
         return self.data.tokenizer().token_bytes
+
+    @property
+    def data_dir(self) -> str:
+        return self._config.data_dir
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -138,15 +142,28 @@ class LanguageTask:
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
         return figures_of(sums)
 
-    def evaluator(self, objective: Objective, devices: Devices) -> Evaluator:
+    def evaluator(
+        self,
+        objective: Objective,
+        devices: Devices,
+        *,
+        data: TextSet | None = None,
+        split: str = "test",
+        rows: int = 0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Evaluator:
+        """Returns an evaluator of a split of `data`, by default of the run's; `rows` are those of a batch (0: as in
+        training)."""
+        data = data or self.data
         return Evaluator(
             objective,
-            self.test_stream,
+            data.stream(split),
             self.token_bytes,
             devices,
-            rows=self._config.eval_batch_size,
+            rows=rows or self._config.eval_batch_size,
             seq_len=self._config.arch.seq_len,
-            compressed=self.data.compressed,
+            compressed=data.compressed if split == "test" else {},
+            progress=progress,
         )
 
     # ---- schedules

@@ -23,6 +23,10 @@ class ExportCheck:
     def agrees(self) -> bool:
         return self.agree >= AGREEING_SHARE * self.puzzles
 
+    @property
+    def details(self) -> str:
+        return f"; halting logits differ by at most {self.max_logit_difference:.1e}"
+
     def __str__(self) -> str:
         return (
             f"PyTorch {'agrees' if self.agrees else 'DISAGREES'}: the same answer on {self.agree} of {self.puzzles} "

@@ -1,0 +1,97 @@
+"""A hundred steps of base training beside a plain PyTorch loop: the same batches, the losses within 1e-5.
+
+Rates and schedule are the published ones, which `chat-small` has.
+"""
+
+import dataclasses
+import string
+
+import numpy as np
+import pytest
+import torch
+from support.nanochat_optimizers import Muon2025, momentum, warmdown
+from support.presets import with_fields
+
+import bridge
+from train_jax.run.model import build_module
+from train_jax.run.presets import preset
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.language.text_building import TextData
+
+STEPS = 100
+WIDTH = (384 / 768) ** -0.5
+"""The factor of the rates of embedding and head in the preset, whose model has 384 channels."""
+
+
+@pytest.fixture(scope="module")
+def config(made_once):
+    def make(folder):
+        (folder / "source").mkdir()
+        rng, letters = np.random.default_rng(0), np.array(list(string.ascii_letters))
+        share = 1 / np.arange(1, len(letters) + 1)
+        for number in range(80):  # of gradients of lower rank, Muon would orthogonalize the rounding errors
+            text = rng.choice(letters, size=2000, p=share / share.sum())
+            (folder / "source" / f"{number}.txt").write_text("".join(text))
+        options = {"vocab_size": 290, "test_share": 0.2, "output_dir": folder / "set"}
+        TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
+
+    sizes = {"seq_len": 48, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16}
+    run = dataclasses.replace(preset("chat-small"), data_dir=str(made_once("trajectory", make) / "set"), steps=STEPS)
+    return with_fields(run, sizes | {"eval_batch_size": 16})
+
+
+def losses_in_jax(training):
+    """The losses of every step, with `pmap` on one device."""
+    devices, program = training.devices, training.parallel_step()
+    state, batches = training.initial_state(), training.batches
+    carry = training.initial_carry(state, batches.at(0, state))
+    state, key, losses = devices.replicate(state), devices.random_key(0), []
+    for step in range(STEPS):
+        state, carry, metrics = program(state, carry, devices.shard(batches.from_step(step)), key)
+        sums = devices.to_host(metrics)
+        losses.append(float(np.sum(sums["loss"])) / float(np.sum(sums["tokens"])))
+    return np.array(losses)
+
+
+def losses_in_pytorch(training):
+    """The losses of a loop with PyTorch's AdamW and the reference of Muon, from the same weights and batches."""
+    fn = training.objective.fn
+    model = build_module(training.config, training.task, training.config.global_batch_size)
+    model.load_state_dict(bridge.state_dict(fn, fn.params, fn.buffers), strict=True)
+    muon = Muon2025(torch.float32)
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [model.get_parameter("transformer.wte.weight")], "lr": 0.2 * WIDTH},
+            {"params": [model.get_parameter("lm_head.weight")], "lr": 0.004 * WIDTH},
+        ],
+        betas=(0.8, 0.95),
+        eps=1e-10,
+        weight_decay=0.0,
+    )
+    peaks, losses = [group["lr"] for group in adamw.param_groups], []
+    for step in range(STEPS):
+        batch = training.task.batch(step, (0, 1))
+        inputs, targets = (torch.from_numpy(batch[name].astype(np.int64)) for name in ("inputs", "targets"))
+        model.zero_grad()
+        loss = model(inputs, targets)
+        loss.backward()
+        losses.append(loss.item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        rate, now = warmdown(step, 0, 0.2, 0.0, STEPS), momentum(step, 0.85, 300, 0.95, 0.95, 0.2, STEPS)
+        for group, peak in zip(adamw.param_groups, peaks, strict=True):
+            group["lr"] = peak * rate
+        adamw.step()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if ".h." in name:
+                    muon.step(name, p, 0.02 * rate, now)
+    return np.array(losses)
+
+
+@pytest.mark.slow
+def test_a_hundred_steps_beside_plain_pytorch(config):
+    training = start(config, devices=Devices(1))
+    ours, theirs = losses_in_jax(training), losses_in_pytorch(training)
+    assert theirs[0] > 5.6 and theirs[-1] < 4.5, "it learns"
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)

@@ -1,0 +1,72 @@
+"""`PROFILE=text bash speedrun_tpu.sh`: the script's own commands, executed in this process, because each of them would
+import JAX again."""
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from train_jax.__main__ import main as trm
+from train_jax.report.terminal import progress
+from train_jax.run.folder import RunFolder
+from train_jax.run.restore import restore
+from train_jax.tasks.language.export_check import check_export
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands_of(profile, tmp_path):
+    """The `trm` commands of the script, in their order, with data and run in `tmp_path`."""
+    script, programs, log = tmp_path / "script", tmp_path / "bin", tmp_path / "commands"
+    script.mkdir()
+    programs.mkdir()
+    (script / "speedrun_tpu.sh").write_text((ROOT / "speedrun_tpu.sh").read_text())
+    (script / "environment.sh").write_text('echo "extras $*"\n')
+    (programs / "trm").write_text('#!/bin/sh\nprintf "%s\\n" "$(printf " %s" "$@")" >> "$LOG"\n')
+    (programs / "trm").chmod(0o755)
+    environment = {"PROFILE": profile, "LOG": str(log), "PATH": f"{programs}:{os.environ['PATH']}"}
+    environment |= {"DATA_DIR": str(tmp_path / "data"), "RUN_DIR": str(tmp_path / "run")}
+    done = subprocess.run(
+        ["bash", str(script / "speedrun_tpu.sh")], env=os.environ | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [shlex.split(line) for line in log.read_text().splitlines()]
+
+
+STAGES = ["build-data", "preflight", "train", "evaluate", "generate", "export", "report", "summary"]
+
+
+def test_a_language_model_has_stages_of_its_own(tmp_path):
+    output, commands = commands_of("text", tmp_path)
+    assert [command[0] for command in commands] == STAGES and "text" in output.splitlines()[0].split()
+    assert commands[0][1:] == ["text", "--vocab-size", "1024", "--output-dir", str(tmp_path / "data")]
+
+
+def test_puzzles_keep_theirs(tmp_path):
+    _, commands = commands_of("tiny", tmp_path)
+    stages = ["build-data", "preflight", "train", "solve", "export", "report", "summary"]
+    assert [command[0] for command in commands] == stages and commands[0][1] == "sudoku"
+
+
+@pytest.mark.slow
+def test_every_stage_of_a_small_language_model(tmp_path, capsys, monkeypatch):
+    _, commands = commands_of("text-tiny", tmp_path)
+    monkeypatch.chdir(ROOT)
+    outputs = {}
+    for command in commands:
+        assert trm(command) == 0, command
+        outputs[command[0]] = capsys.readouterr().out
+    folder = RunFolder(tmp_path / "run")
+    assert json.loads(folder.finished.read_text())["train_steps"] == 20
+    assert folder.weights.is_file() and "Beside compressors" in folder.report.read_text()
+    assert "gzip -9" in outputs["evaluate"] and outputs["evaluate"].count("\n--- ") >= 3
+    assert outputs["generate"].startswith("import ") and "PyTorch agrees" in outputs["export"]
+    assert "bits per byte" in outputs["summary"] and "PyTorch agrees" in outputs["summary"]
+    weights = load_file(folder.weights)
+    save_file(weights | {"lm_head.weight": 1.1 * weights["lm_head.weight"]}, folder.weights)
+    run = restore(str(folder.path)).in_float32()
+    assert not check_export(run, folder.weights, progress).agrees

@@ -1,0 +1,75 @@
+"""`trm evaluate` for runs of language models: bits per byte, samples and, if a bundle is given, CORE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+
+from train_jax.errors import UserError
+from train_jax.report.figures import printable
+from train_jax.run.restore import Restored
+from train_jax.runtime.devices import Devices
+from train_jax.runtime.processes import is_main_process
+from train_jax.tasks.evaluate import lines_of, refuse_other_options, with_chosen_weights
+from train_jax.tasks.language.core_items import read_bundle
+from train_jax.tasks.language.core_scores import save_scores, score
+from train_jax.tasks.language.evaluate_options import LanguageEvaluateOptions
+from train_jax.tasks.language.sample_file import Sample, write_samples
+from train_jax.tasks.language.samples import sample_texts
+from train_jax.tasks.language.task import LanguageTask, language_task
+from train_jax.tasks.language.text_set import TextSet
+
+if TYPE_CHECKING:
+    from train_jax.tasks.results import Console
+
+
+def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
+    """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
+    task = language_task(run)
+    refuse_other_options(options, LanguageEvaluateOptions, run)
+    if options.core is not None and jax.process_count() > 1:
+        raise UserError("--core uses the devices of one process; run `trm core` on one host, or omit it")
+    tasks = () if options.core is None else [each.first(options.core_items) for each in read_bundle(options.core)]
+    run = with_chosen_weights(options, run)
+    data = _text(options, task)
+    with console.progress("evaluating") as advance:
+        evaluator = task.evaluator(
+            run.objective, devices, data=data, split=options.split, rows=options.batch_size, progress=advance
+        )
+        evaluation = evaluator(run.state, limit=options.limit)
+    if is_main_process():
+        if options.belongs_to_run:
+            evaluation.save(run.folder, options.split)
+        console.say(lines_of(options, run, evaluation.metrics | {"perplexity": evaluation.perplexity}))
+        for name, value in evaluation.compressed.items():
+            console.say(f"  {name:<16} {value:.4f} bits per byte")
+    if options.samples and jax.process_count() == 1:
+        with console.progress("samples"):
+            samples = sample_texts(run, data, devices)
+        if options.belongs_to_run:
+            write_samples(run.folder, run.step, samples)
+        console.say(_shown(samples))
+    if tasks:
+        console.say("")
+        figures = score(run, task, tasks, console.say)
+        if options.belongs_to_run and not options.core_items:
+            save_scores(run, figures)
+
+
+def _text(options: LanguageEvaluateOptions, task: LanguageTask) -> TextSet:
+    """Returns the text to evaluate on. Raises `UserError` if it was encoded with another tokenizer."""
+    if options.data_dir is None:
+        return task.data
+    data = TextSet(options.data_dir)
+    if data.record.get("tokenizer_sha256") != task.data.record.get("tokenizer_sha256"):
+        raise UserError(
+            f"{options.data_dir} was built with another tokenizer than the data of the training; build it with "
+            f"`trm build-data text --tokenizer {task.data_dir}`"
+        )
+    return data
+
+
+def _shown(samples: list[Sample]) -> str:
+    """Formats samples; `|` is between the prompt and the text of the model."""
+    return "\n".join(f"\n--- {each.name}\n{printable(each.prompt)}|{printable(each.text)}" for each in samples)

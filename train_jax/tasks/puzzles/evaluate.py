@@ -1,0 +1,174 @@
+"""`trm evaluate` for runs of puzzles: accuracy, early halting, trajectories, and votes for ARC."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from train_jax.errors import UserError
+from train_jax.run.files import write_text
+from train_jax.run.restore import Restored
+from train_jax.run.storage import is_folder, path_of
+from train_jax.runtime.devices import Devices
+from train_jax.runtime.processes import is_main_process
+from train_jax.tasks.evaluate import lines_of, refuse_other_options, with_chosen_weights
+from train_jax.tasks.puzzles.evaluate_options import PuzzleEvaluateOptions
+from train_jax.tasks.puzzles.evaluation import Evaluation
+from train_jax.tasks.puzzles.halting import table
+from train_jax.tasks.puzzles.kinds import describe
+from train_jax.tasks.puzzles.location import dataset_folder
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
+from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
+from train_jax.tasks.puzzles.solving import puzzle_task
+from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryOptions
+from train_jax.tasks.puzzles.trajectory_results import results_of, settings
+from train_jax.tasks.puzzles.trajectory_results import save as save_trajectories
+from train_jax.tasks.puzzles.trajectory_results import table as trajectory_table
+from train_jax.tasks.puzzles.voting import score_predictions, write_submission
+
+if TYPE_CHECKING:
+    from train_jax.tasks.results import Console
+
+
+def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
+    """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
+    halts, threshold = config.halting
+    task = puzzle_task(run)
+    refuse_other_options(config, PuzzleEvaluateOptions, run)
+    run = with_chosen_weights(config, run)
+    puzzles = _puzzles(config, run)
+    arc = _arc_directory(config, run)
+    if config.has_trajectories:
+        _evaluate_trajectories(config, run, puzzles, arc, devices, console)
+        return
+    with console.progress("evaluating") as advance:
+        evaluator = task.evaluator(
+            run.objective,
+            devices,
+            puzzles,
+            batch_size=config.batch_size,
+            halt_threshold=threshold if halts else None,
+            refill=config.refill,
+            progress=advance,
+        )
+        evaluation = evaluator(run.state, limit=config.limit)
+    if not is_main_process():
+        return
+    evaluation = _with_votes(config, arc, puzzles, evaluation)
+    if config.belongs_to_run:
+        if halts:
+            figures = evaluation.metrics | {"threshold": threshold, "step": run.step}
+            write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
+        else:
+            evaluation.save(run.folder, config.split)
+    until = f", halting at a probability above {threshold:g}" if halts else ""
+    console.say(lines_of(config, run, evaluation.metrics, until + " with refill" * config.refill))
+    if evaluation.halting_curve is not None and len(evaluation.halting_curve.by_steps) > 1:
+        console.say("\n".join(["", *(f"  {line}" for line in table(evaluation.halting_curve))]))
+
+
+def _evaluate_trajectories(
+    config: PuzzleEvaluateOptions,
+    run: Restored,
+    puzzles: Mixture,
+    arc: Path | None,
+    devices: Devices,
+    console: Console,
+) -> None:
+    task = puzzle_task(run)
+    depth = task.halt_max_steps if config.depth is None else config.depth
+    options = TrajectoryOptions(config.trajectories, config.noise, depth, config.choose, config.seed)
+    with console.progress("evaluating") as advance:
+        evaluator = task.trajectory_evaluator(
+            run.objective, devices, puzzles, options, batch_size=config.batch_size, progress=advance
+        )
+        result = evaluator(run.state, limit=config.limit)
+    if not is_main_process():
+        return
+    evaluation = _with_votes(config, arc, puzzles, result.evaluation)
+    result = dataclasses.replace(result, evaluation=evaluation)
+    if config.belongs_to_run:
+        save_trajectories(result, run.folder, config.split, run.step)
+    if config.results is not None:
+        write_text(path_of(config.results), json.dumps(results_of(result, run.step), indent=1))
+    console.say(lines_of(config, run, evaluation.metrics, f", {settings(dataclasses.asdict(options))}"))
+    console.say("\n".join(["", *(f"  {line}" for line in trajectory_table(result))]))
+
+
+def _puzzles(config: PuzzleEvaluateOptions, run: Restored) -> Mixture:
+    """Returns the puzzles to evaluate on. Raises `UserError` if the model cannot answer them."""
+    if config.data_dir is None:
+        puzzles = load_mixture(run.config.data_dir, config.split)
+    else:
+        puzzles = load_part(run.config.data_dir, config.split, config.data_dir)
+    check_same_puzzles(puzzles.metadata, puzzle_task(run).metadata)
+    return puzzles
+
+
+def check_same_puzzles(given: Metadata, trained: Metadata) -> None:
+    """Raises `UserError` unless a model trained on `trained` can answer puzzles of `given`.
+
+    The sizes alone are not enough: 4x4 mazes have those of 4x4 Sudokus, and a mixture (`MIXED`) has those of no kind.
+    """
+    same_sizes = (given.seq_len, given.vocab_size) == (trained.seq_len, trained.vocab_size)
+    if not same_sizes or (given.kind and trained.kind and given.kind != trained.kind):
+        raise UserError(
+            f"the data contains {describe(given)}, expected {describe(trained)} as in training; give a --data-dir of "
+            "the same kind of puzzle"
+        )
+    if given.num_puzzle_identifiers > trained.num_puzzle_identifiers:
+        raise UserError(
+            f"the data has {given.num_puzzle_identifiers} puzzle identifiers, expected "
+            f"{trained.num_puzzle_identifiers} as in training; give the data set of the training"
+        )
+
+
+def _arc_directory(config: PuzzleEvaluateOptions, run: Restored) -> Path | None:
+    """Returns the ARC data set of the votes, if any. Raises `UserError` for files that cannot be written."""
+    names = data_dirs(config.data_dir or run.config.data_dir)
+    directory = dataset_folder(names[0])
+    votes = len(names) == 1 and config.split == "test" and (directory / "test_puzzles.json").is_file()
+    if config.predictions is not None and len(names) > 1:
+        raise UserError(f"--predictions {config.predictions} is for one data set; set --data-dir to one of {names}")
+    if config.submission is not None and not votes:
+        raise UserError(f"--submission {config.submission} is for the test split of one ARC data set; omit it")
+    for path in (config.predictions, config.submission, config.results):
+        if path is not None and not is_folder(Path(path).parent):
+            raise UserError(f"{Path(path).parent} is not a folder; give a file in an existing folder")
+    return directory if votes else None
+
+
+def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
+    """Returns the last answers with the identifiers and the sequence length of their data set."""
+    length = puzzles.parts[0].metadata.seq_len
+    return Predictions(
+        evaluation.puzzle_identifiers - puzzles.first_identifiers[0],
+        evaluation.inputs[:, :length],
+        evaluation.predictions[-1][:, :length],
+        evaluation.q_halt_logits[-1],
+    )
+
+
+def _with_votes(
+    config: PuzzleEvaluateOptions, arc: Path | None, puzzles: Mixture, evaluation: Evaluation
+) -> Evaluation:
+    """Writes the requested files; adds the ARC metrics for an ARC data set."""
+    if arc is None and config.predictions is None:
+        return evaluation
+    figures = _vote(config, arc, _predictions(puzzles, evaluation))
+    return dataclasses.replace(evaluation, metrics=evaluation.metrics | figures)
+
+
+def _vote(config: PuzzleEvaluateOptions, arc: Path | None, predictions: Predictions) -> dict[str, float]:
+    """Writes the requested files; returns the ARC metrics for an ARC data set."""
+    if config.predictions is not None:
+        save_predictions(config.predictions, predictions)
+    if arc is None:
+        return {}
+    scores = score_predictions(arc, [predictions])
+    if config.submission is not None:
+        write_submission(config.submission, scores)
+    return scores.figures
