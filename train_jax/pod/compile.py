@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.pod.counted import product_flops
+from train_jax.pod.counted import Products, products
 from train_jax.pod.hlo import Program
 from train_jax.pod.topology import Topology
 from train_jax.run.config import RunConfig
@@ -46,11 +46,16 @@ class Compiled:
     memory: Memory
     flops: float
     """As XLA counts them in the compiled program, the body of a loop once."""
-    product_flops: float
-    """Those of the matrix products in the program before XLA's optimization."""
+    products: Products
+    """Of the program before XLA's optimization."""
     lower_seconds: float
     """Tracing the PyTorch module and lowering it."""
     compile_seconds: float
+
+    @property
+    def product_flops(self) -> float:
+        """FLOPs of all matrix products."""
+        return self.products.total
 
 
 def training_for(config: RunConfig, task: Task, topology: Topology) -> Training:
@@ -128,7 +133,7 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
         Program(executable.as_text()),
         memory_of(executable),
         float((executable.cost_analysis() or {}).get("flops", 0)),
-        product_flops(jax.make_jaxpr(step)(*arguments).jaxpr),
+        products(jax.make_jaxpr(step)(*arguments).jaxpr),
         lowering - begin,
         done - lowering,
     )
