@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from models_torch.uninitialized import Uninitialized
 from train_jax.errors import UserError
 from train_jax.pod.counted import Products, products
 from train_jax.pod.hlo import Program
@@ -59,8 +60,12 @@ class Compiled:
 
 
 def training_for(config: RunConfig, task: Task, topology: Topology) -> Training:
-    """Returns the components of a run on all devices of a topology; raises `UserError` as `start` does."""
-    return assemble(config, task, Devices(runner=config.compute.runner, available=topology.devices))
+    """Returns the components of a run on all devices of a topology; raises `UserError` as `start` does.
+
+    Only shapes are used, so the values of large weights are not drawn.
+    """
+    with Uninitialized():
+        return assemble(config, task, Devices(runner=config.compute.runner, available=topology.devices))
 
 
 def compile_train_step(training: Training) -> Compiled:
