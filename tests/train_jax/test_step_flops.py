@@ -41,7 +41,7 @@ def attention(rows: int) -> int:
 
 @pytest.mark.parametrize("mixer", slow_unless(bool, [False, True]), ids=["attention", "mixer"])
 def test_flops_of_the_train_step(mixer):
-    sizes = {"hidden_size": HIDDEN, "num_heads": 2, "mlp_multiple_of": 16, "puzzle_emb_ndim": HIDDEN}
+    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_heads": 2, "mlp_multiple_of": 16, "puzzle_emb_ndim": HIDDEN}
     arch = TRMConfig(mlp_t=mixer, pos_encodings="none" if mixer else "rope", **sizes)
     config = dataclasses.replace(preset("sudoku-extreme"), arch=arch, global_batch_size=BATCH)
     training = assemble(config, UnbuiltPuzzles(config), Devices(available=jax.devices()[:1]))
