@@ -236,7 +236,8 @@ class Adopted:
 
     def _again(self, host: Host, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
-            return listed(host.replay(made.func, made.args, made.kwargs))[made.index]
+            again = listed(host.replay(made.func, made.args, made.kwargs))[made.index]
+        return self.adopt(host, again)  # real if PyTorch takes the operation apart into others
 
 
 def window(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:

@@ -21,6 +21,7 @@ from bridge.internals import (
     casts_under_autocast,
     engine_requires_grad,
     in_transform,
+    tree_map_only,
     wrapped_by_transform,
 )
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
@@ -42,6 +43,8 @@ _MEMORY = (
     torch.Tensor.__dlpack__,
     torch.Tensor.__dlpack_device__,
 )
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+"""Under autocast PyTorch would give the bridge the parts of it, whose products are in float32."""
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 
 
@@ -95,11 +98,18 @@ class Functions(TorchFunctionMode):
             name = next((n for n in ("input", "tensor") if n in kwargs), None)
             args = () if name is None else (kwargs[name],)
             kwargs = {k: v for k, v in kwargs.items() if k != name}
-        if torch.is_autocast_enabled("cpu") and casts_under_autocast(op):
+        autocast = torch.is_autocast_enabled("cpu") and casts_under_autocast(op)
+        if autocast and op is not _ATTENTION:
             return func(*args, **kwargs)
         if in_transform() or self._dispatch.recording:
-            return (DECOMPOSITIONS.get(op) or func)(*args, **kwargs)
-        return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+            made_of = None if autocast else DECOMPOSITIONS.get(op)
+            return (made_of or func)(*args, **kwargs)
+        if not autocast:
+            return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+        dtype = torch.get_autocast_dtype("cpu")
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: _under_autocast(t, dtype), (args, kwargs))
+        with torch.autocast("cpu", enabled=False):
+            return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
 
     def _batch_norm(self, func: Any, args: tuple, kwargs: dict) -> Any:
         averaged = cumulative_average.batch_norm(self._dispatch, args, kwargs)
@@ -218,6 +228,12 @@ class Functions(TorchFunctionMode):
         if func == _DATA_SET:  # each access makes another wrapper
             return isinstance(args[1], BridgeTensor)
         return bool(next(iter((*args[1:], *kwargs.values())), True))
+
+
+def _under_autocast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The argument of an operation that autocast computes in `dtype`."""
+    eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if eligible else tensor
 
 
 def _set_requires_grad(tensor: BridgeTensor, wanted: bool) -> None:

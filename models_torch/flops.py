@@ -5,11 +5,14 @@ import functools
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from models_torch import registry
 from models_torch.config import ACTConfig
+from models_torch.gpt import GPTConfig
+from models_torch.gpt_2026 import GPT2026Config, windows
 
 PRODUCTS_OF_BACKWARD = 2
 """For each product of the forward pass: the gradients of its two factors."""
@@ -25,6 +28,25 @@ def train_flops_per_example(model: str, arch: ACTConfig) -> float:
     """
     act_steps = min(2, arch.halt_max_steps)  # with one step, nothing is bootstrapped; more steps change nothing
     return _counted(model, dataclasses.replace(arch, **WITHOUT_EFFECT, halt_max_steps=act_steps))
+
+
+def language_flops_per_token(arch: GPTConfig) -> float:
+    """Returns the FLOPs of the matrix products of one training step, forward and backward, for one token.
+
+    Six for every entry of a matrix that multiplies (embeddings do not), and 12 for every channel and every position
+    that attention sees; the causal mask is not subtracted, a window counts with its length. Recomputation of
+    activations and the optimizer are not counted.
+
+    References:
+      estimate_flops in nanochat/gpt.py, https://github.com/karpathy/nanochat
+    """
+    with torch.device("meta"):
+        module = registry.build_model("gpt_2026" if isinstance(arch, GPT2026Config) else "gpt", arch)
+    matrices = sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+    seen = [arch.seq_len] * arch.n_layer
+    if isinstance(arch, GPT2026Config):
+        seen = [min(window, arch.seq_len) for window in windows(arch.window_pattern, arch.seq_len, arch.n_layer)]
+    return 6.0 * matrices + 12.0 * arch.n_embd * sum(seen)
 
 
 @functools.cache

@@ -108,6 +108,51 @@ def test_attention_in_narrow_dtypes_is_as_exact_as_pytorchs(name, dtype):
     assert np.sqrt((ours**2).mean()) <= slack * theirs.square().mean().sqrt().item()
 
 
+def products_of(jaxpr):
+    """The dtypes of the operands of every matrix product of a program."""
+    inner = [
+        each for equation in jaxpr.eqns for each in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program)
+    ]
+    found = [products_of(getattr(each, "jaxpr", each)) for each in inner if is_program(each)]
+    products = [equation.invars for equation in jaxpr.eqns if equation.primitive.name == "dot_general"]
+    return {str(operand.aval.dtype) for operands in products for operand in operands}.union(*found)
+
+
+def is_program(value):
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
+@pytest.mark.parametrize(
+    "name", slow_unless("causal, square".__eq__, ["causal, square", "grouped", "float mask", "float mask with -inf"])
+)
+def test_attention_under_autocast_is_that_of_the_narrow_dtype(name):
+    """PyTorch's own composition, which autocast leads to, would multiply in float32."""
+    inputs, kwargs = ATTENTION[name]
+    mask = {k: v.float() if is_free(v) else v for k, v in kwargs.items()}
+
+    class Attend(nn.Module):
+        def forward(self, *inputs):
+            with torch.autocast("cpu", torch.bfloat16):
+                return F.scaled_dot_product_attention(*inputs, **mask)
+
+    fn = bridge.export(Attend())
+    arrays = [to_jax(t, jnp.float32) for t in inputs]
+    found = fn({}, {}, *arrays)[0]
+    expected = attend(kwargs, torch.bfloat16)(*(x.astype(jnp.bfloat16) for x in arrays))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found.astype(jnp.float32), expected.astype(jnp.float32))
+    program = jax.make_jaxpr(jax.grad(lambda *x: fn({}, {}, *x)[0].sum().astype(jnp.float32), (0, 1, 2)))(*arrays)
+    assert products_of(program.jaxpr) == {"bfloat16"}
+
+
+def test_a_causal_mask_that_is_too_large_to_embed():
+    """PyTorch's composition makes it by `torch.where` of two numbers, which is itself a composition."""
+    query, key, value = (numbers(1, 1, 257, 2, seed=seed) for seed in range(3))
+    off = ("aten::scaled_dot_product_attention",)
+    found = attend({"is_causal": True}, torch.float32, off)(*(to_jax(t, jnp.float32) for t in (query, key, value)))
+    assert_close([found], [F.scaled_dot_product_attention(query, key, value, is_causal=True)])
+
+
 @pytest.mark.parametrize("name", slow_unless({"plain", "causal, square", "grouped"}.__contains__, ATTENTION))
 def test_attention_with_dropout_is_pytorchs(name):
     """Values and gradients, with PyTorch's own draws."""

@@ -89,3 +89,20 @@ def test_flops_of_a_convolution():
         x, kernel
     ).jaxpr
     assert product_flops(jaxpr) == 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
+
+
+def test_trips_of_a_loop_by_its_condition():
+    """The compiler does not note the trips of every `lax.scan`, such as that over the parts of an accumulation."""
+    test = """  %limit = s32[]{:T(128)} constant(5)
+  %counter = s32[]{:T(128)} get-tuple-element(%q), index=1
+  ROOT %true = pred[]{:T(512)} compare(%counter, %limit), direction=LT"""
+    text = PROGRAM.replace("  ROOT %true = pred[]{:T(512)} constant(true)", test)
+
+    def cycles(text):
+        return yardsticks(Program(text)).total.cycles
+
+    assert cycles(text) == 3010, "what the compiler notes comes first"
+    text = text.replace('"known_trip_count":{"n":"3"}', "")
+    assert cycles(text) == 5010
+    assert cycles(text.replace("%zero = s32[]{:T(128)} constant(0)", "%zero = s32[]{:T(128)} constant(2)")) == 1010
+    assert cycles(text.replace("direction=LT", "direction=NE")) == 1010

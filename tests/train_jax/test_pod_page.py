@@ -7,10 +7,12 @@ from typing import Any
 from support.compiled_program import PROGRAM
 
 from train_jax.pod.compile import Compiled, Memory
+from train_jax.pod.counted import Products
 from train_jax.pod.hlo import Program
 from train_jax.pod.page import page, search_page
 from train_jax.pod.results import Result
 from train_jax.pod.search import Tried, Variant
+from train_jax.pod.yardsticks import yardsticks
 
 
 class Slice:
@@ -29,8 +31,8 @@ def result(temporaries=2**28):
     training: Any = SimpleNamespace(config=config)
     topology: Any = Slice()
     memory = Memory(arguments=2**28, temporaries=temporaries, outputs=0, code=0)
-    compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, 2e9, 1.5, 60.25)
-    return Result.of("ti<ny", "train", training, topology, compiled)
+    compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, Products(2e9, 3e8, 1e8), 1.5, 60.25)
+    return Result("ti<ny", "train", training, topology, compiled, yardsticks(compiled.program), 1.6e9)
 
 
 def words(html):
@@ -44,6 +46,7 @@ def test_the_page_of_a_step():
     assert "ti&lt;ny, train step on v4:2x2x1" in text and "none is measured on a TPU" in text
     assert "0.50 GiB of 1.00 GiB: fits" in text and "temporaries 0.250 25.00%" in text
     assert "0.0 M 0.00 ms at the clock of the chip" in text and "0.002 TFLOP 0.02 ms at the peak" in text
+    assert "forward and backward 0.002 TFLOP the analytic count is 0.002" in text
     assert "matrix products 0.00 99.67%" in text and "Block/SwiGLU 0.00 99.67%" in text
     assert "all-reduce 1 0.00 no" in text and "60.2 s measured here" in text
     assert "http" not in html, "one file, that loads nothing"

@@ -4,7 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-from train_jax.pod.search import Tried, Variant, best, lines, to_json, variants
+from train_jax.pod.search import Tried, Variant, best, compile_all, lines, to_json, variants
 from train_jax.run.presets import preset
 
 TOPOLOGY: Any = SimpleNamespace(devices=range(4), hbm_bytes=2**30)
@@ -57,6 +57,32 @@ def test_the_fewest_cycles_for_an_example_among_those_that_fit():
     assert figures["best"] == {"global_batch_size": 16, "remat": "blocks", "accumulation_steps": 2}
     assert [each["fits"] for each in figures["variants"]] == [True, True, False, False]
     assert "refuses" in figures["variants"][3]["refusal"] and figures["variants"][0]["estimated_cycles"] == 100
+
+
+def test_variants_that_cannot_fit_are_not_compiled():
+    """From a batch of 8 with recomputation in four parts on; only one part is tried, too, as it keeps no sum."""
+    memory = {(8, "blocks", 4): 1.2, (8, "blocks", 1): 0.9, (8, "", 1): 1.4}
+    asked, said = [], []
+
+    def compiled(variant):
+        asked.append((variant.global_batch_size, variant.remat, variant.accumulation_steps))
+        if asked[-1] == (8, "", 1):
+            return Tried(variant, None, "the TPU compiler refuses the step: RESOURCE_EXHAUSTED: Ran out of memory")
+        return tried(100, memory.get(asked[-1], 1.6), *asked[-1])
+
+    chosen = [Variant(size, remat, parts) for size in (8, 16) for remat in ("", "blocks") for parts in (1, 2, 4)]
+    found = compile_all(chosen, compiled, said.append)
+    assert asked == [(8, "blocks", 4), (8, "blocks", 1), (8, "", 1), (16, "blocks", 1)]
+    assert [each.variant for each in found] == chosen and [each.variant for each in found if each.fits] == [chosen[3]]
+    because = "not compiled, because --global-batch-size 8 --compute.remat blocks --compute.accumulation-steps 4 needs"
+    assert found[1].refusal == f"{because} less memory and does not fit"
+    assert said[1].endswith("steps 4: 1.20 GiB, does not fit, 0.0 million estimated cycles")
+
+
+def test_another_refusal_says_nothing_about_memory():
+    chosen = [Variant(8, "blocks", 1), Variant(8, "", 1)]
+    found = compile_all(chosen, lambda variant: Tried(variant, None, "no"), lambda text: None)
+    assert [each.refusal for each in found] == ["no", "no"]
 
 
 def test_nothing_fits():

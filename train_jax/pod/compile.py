@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from models_torch.uninitialized import Uninitialized
 from train_jax.errors import UserError
-from train_jax.pod.counted import product_flops
+from train_jax.pod.counted import Products, products
 from train_jax.pod.hlo import Program
 from train_jax.pod.topology import Topology
 from train_jax.run.config import RunConfig
@@ -46,16 +47,25 @@ class Compiled:
     memory: Memory
     flops: float
     """As XLA counts them in the compiled program, the body of a loop once."""
-    product_flops: float
-    """Those of the matrix products in the program before XLA's optimization."""
+    products: Products
+    """Of the program before XLA's optimization."""
     lower_seconds: float
     """Tracing the PyTorch module and lowering it."""
     compile_seconds: float
 
+    @property
+    def product_flops(self) -> float:
+        """FLOPs of all matrix products."""
+        return self.products.total
+
 
 def training_for(config: RunConfig, task: Task, topology: Topology) -> Training:
-    """Returns the components of a run on all devices of a topology; raises `UserError` as `start` does."""
-    return assemble(config, task, Devices(runner=config.compute.runner, available=topology.devices))
+    """Returns the components of a run on all devices of a topology; raises `UserError` as `start` does.
+
+    Only shapes are used, so the values of large weights are not drawn.
+    """
+    with Uninitialized():
+        return assemble(config, task, Devices(runner=config.compute.runner, available=topology.devices))
 
 
 def compile_train_step(training: Training) -> Compiled:
@@ -128,7 +138,7 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
         Program(executable.as_text()),
         memory_of(executable),
         float((executable.cost_analysis() or {}).get("flops", 0)),
-        product_flops(jax.make_jaxpr(step)(*arguments).jaxpr),
+        products(jax.make_jaxpr(step)(*arguments).jaxpr),
         lowering - begin,
         done - lowering,
     )

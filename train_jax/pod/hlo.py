@@ -72,9 +72,20 @@ class Instruction:
         return name[1] if name else ""
 
     @property
-    def trips(self) -> int:
-        """How often a `while` runs its body, as the compiler knows it; 1 if it does not."""
-        return self._number(r'known_trip_count":\{"n":"(\d+)"', 1)
+    def known_trips(self) -> int:
+        """How often a `while` runs its body, as the compiler says; 0 if it does not."""
+        return self._number(r'known_trip_count":\{"n":"(\d+)"', 0)
+
+    @property
+    def index(self) -> int:
+        """The element that a `get-tuple-element` takes."""
+        return self._number(r"\bindex=(\d+)", 0)
+
+    @property
+    def integer(self) -> int | None:
+        """The value of an integer constant; None for everything else."""
+        value = re.search(r" constant\((-?\d+)\)", self.text)
+        return int(value[1]) if value else None
 
     def _number(self, pattern: str, otherwise: int) -> int:
         number = re.search(pattern, self.text)
@@ -99,7 +110,33 @@ class Program:
             yield instruction, times
             if instruction.opcode in ("while", "conditional", "call", "async-start"):
                 for name in instruction.called:
-                    yield from self._executed(name, times * instruction.trips)
+                    yield from self._executed(name, times * self.trips(instruction))
+
+    def trips(self, instruction: Instruction) -> int:
+        """How often a `while` runs its body: as the compiler says, or else until its counter, which begins at 0, is no
+        longer below a constant. 1 where neither is known, and for all other instructions.
+
+        The loops of `jax.lax.scan` increase their counter by 1.
+        """
+        condition = re.search(r"condition=%([\w.\-]+)", instruction.text)
+        if instruction.opcode != "while" or instruction.known_trips or condition is None:
+            return instruction.known_trips or 1
+        test = next((each for each in self.computations[condition[1]] if each.text.lstrip().startswith("ROOT")), None)
+        if test is None or test.opcode != "compare" or "direction=LT" not in test.text:
+            return 1
+        counter, limit = (self.instructions[name] for name in test.operands)
+        start = self.instructions[instruction.operands[0]]
+        if counter.opcode != "get-tuple-element" or start.opcode != "tuple":
+            return 1
+        first = self.instructions[start.operands[counter.index]]
+        while first.opcode == "copy":
+            first = self.instructions[first.operands[0]]
+        return limit.integer or 1 if first.integer == 0 else 1
+
+    @cached_property
+    def instructions(self) -> Mapping[str, Instruction]:
+        """Every instruction by its name."""
+        return {each.name: each for part in self.computations.values() for each in part}
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yields the instructions of a fusion, those of nested fusions included."""

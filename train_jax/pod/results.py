@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from train_jax.pod.analytic import analytic_flops
 from train_jax.pod.compile import Compiled
 from train_jax.pod.schedule import Schedules
 from train_jax.pod.topology import Topology
@@ -27,6 +28,8 @@ class Result:
     topology: Topology
     compiled: Compiled
     yardsticks: Yardsticks
+    analytic_flops: float | None = None
+    """Of one forward and one backward pass, from the sizes of the model; None if they are not known."""
 
     @classmethod
     def of(
@@ -38,7 +41,8 @@ class Result:
         compiled: Compiled,
         schedules: Schedules | None = None,
     ) -> Result:
-        return cls(name, step, training, topology, compiled, yardsticks(compiled.program, schedules))
+        least = analytic_flops(training) if step == "train" else None
+        return cls(name, step, training, topology, compiled, yardsticks(compiled.program, schedules), least)
 
     @property
     def batch_size(self) -> int:
@@ -97,6 +101,9 @@ class Result:
             "fits": self.fits,
             "flops": compiled.flops,
             "product_flops": compiled.product_flops,
+            "recomputed_flops": compiled.products.recomputed,
+            "flops_outside_of_the_model": compiled.products.outside,
+            "analytic_flops": self.analytic_flops,
             "estimated_cycles": sums.total.cycles,
             "estimated_seconds": self.estimated_seconds,
             "scheduled_bundles": sums.total.bundles if sums.total.scheduled else None,
@@ -132,6 +139,13 @@ class Result:
             f"  FLOPs            {compiled.product_flops / 1e12:.3f} T in matrix products; XLA counts "
             f"{compiled.flops / 1e12:.3f} T in all, a loop once"
         )
+        if self.analytic_flops:
+            products = compiled.products
+            yield (
+                f"                   forward and backward {products.of_model / 1e12:.3f} T, the analytic count "
+                f"{self.analytic_flops / 1e12:.3f} T; recomputed {products.recomputed / 1e12:.3f} T, optimizer "
+                f"{products.outside / 1e12:.3f} T"
+            )
         yield f"  at peak FLOP/s   {_ms(self.roofline_seconds)}"
         yield f"  HBM bytes        {sums.total.hbm_bytes / 1e9:.2f} GB, {_ms(self.hbm_seconds)} at peak bandwidth"
         yield f"  estimated cycles {sums.total.cycles / 1e6:.1f} M{_seconds(self.estimated_seconds)}"

@@ -29,6 +29,18 @@ class Variant:
         compute = dataclasses.replace(config.compute, remat=self.remat, accumulation_steps=self.accumulation_steps)
         return dataclasses.replace(config, global_batch_size=self.global_batch_size, compute=compute)
 
+    def needs_less_than(self, other: Variant) -> bool:
+        """Whether it needs no more memory than `other` in any case.
+
+        Two parts need not be less than one: between parts, the sum of their gradients takes memory.
+        """
+        parts, of_other = self.accumulation_steps, other.accumulation_steps
+        return (
+            self.global_batch_size <= other.global_batch_size
+            and other.remat in (self.remat, "")
+            and (parts == of_other or parts > of_other > 1)
+        )
+
     def __str__(self) -> str:
         remat = f" --compute.remat {self.remat}" if self.remat else ""
         parts = f" --compute.accumulation-steps {self.accumulation_steps}" if self.accumulation_steps > 1 else ""
@@ -47,6 +59,18 @@ class Tried:
     @property
     def fits(self) -> bool:
         return self.result is not None and self.result.fits
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it was compiled, or the compiler refused it, and a device has not enough memory."""
+        return "RESOURCE_EXHAUSTED" in self.refusal if self.result is None else not self.result.fits
+
+    @property
+    def summary(self) -> str:
+        if self.result is None:
+            return self.refusal
+        memory, cycles = self.result.compiled.memory.peak / 2**30, self.result.yardsticks.total.cycles / 1e6
+        return f"{memory:.2f} GiB, {'fits' if self.fits else 'does not fit'}, {cycles:.1f} million estimated cycles"
 
     @property
     def cycles_per_example(self) -> float:
@@ -82,23 +106,49 @@ def search(
     batch_sizes: Sequence[int],
     progress: Callable[[str], None],
 ) -> list[Tried]:
-    """Compiles every variant, one after the other. Raises `UserError` if no batch size divides by the devices."""
+    """Compiles the variants one after the other, those that need the least memory first.
+
+    A variant is not compiled if one that needs less memory does not fit. `progress` is called with what is compiled
+    and with what came of it. Raises `UserError` if no batch size divides by the devices.
+    """
     chosen = variants(config, len(topology.devices), batch_sizes)
     if not chosen:
         sizes = ", ".join(map(str, batch_sizes or (config.global_batch_size,)))
         raise UserError(f"no batch size of {sizes} is a multiple of {len(topology.devices)} devices")
-    tried = []
-    for number, variant in enumerate(chosen, 1):
-        progress(f"{number} of {len(chosen)}: {variant} …")
+
+    def compiled(variant: Variant) -> Tried:
         try:
             training = training_for(variant.of(config), task_of(variant.of(config)), topology)
-            compiled = compile_train_step(training)
+            step = compile_train_step(training)
         except UserError as error:
-            tried.append(Tried(variant, None, str(error)))
-            continue
-        compiled = dataclasses.replace(compiled, executable=None, lowered=None)  # frees its memory
-        tried.append(Tried(variant, Result.of(name, "train", training, topology, compiled)))
-    return tried
+            return Tried(variant, None, str(error))
+        step = dataclasses.replace(step, executable=None, lowered=None)  # frees its memory
+        return Tried(variant, Result.of(name, "train", training, topology, step))
+
+    return compile_all(chosen, compiled, progress)
+
+
+def compile_all(
+    chosen: Sequence[Variant], compiled: Callable[[Variant], Tried], progress: Callable[[str], None]
+) -> list[Tried]:
+    """Returns what `compiled` gives for each variant, in their order, without those that cannot fit."""
+    tried: dict[Variant, Tried] = {}
+    for number, variant in enumerate(sorted(chosen, key=_memory_first), 1):
+        too_large = next(
+            (each for each in tried.values() if each.is_too_large and each.variant.needs_less_than(variant)), None
+        )
+        if too_large is None:
+            progress(f"{number} of {len(chosen)}: {variant} …")
+            tried[variant] = compiled(variant)
+        else:
+            reason = f"not compiled, because {too_large.variant} needs less memory and does not fit"
+            tried[variant] = Tried(variant, None, reason)
+        progress(f"{number} of {len(chosen)}: {variant}: {tried[variant].summary}")
+    return [tried[variant] for variant in chosen]
+
+
+def _memory_first(variant: Variant) -> tuple:
+    return variant.global_batch_size, not variant.remat, -variant.accumulation_steps
 
 
 def best(tried: Sequence[Tried]) -> Tried | None:
