@@ -104,7 +104,11 @@ def test_the_run_chooses_the_packing(tmp_path):
     bos = TextSet(tmp_path / "set").tokenizer().bos
     batch = LanguageTask(bestfit).batch(7, (0, 2))
     assert batch["inputs"].shape == (8, SEQ_LEN) and (batch["inputs"][:, 0] == bos).all()
-    assert not (LanguageTask(config).batch(7, (0, 2))["inputs"][:, 0] == bos).all()
+    stream = LanguageTask(dataclasses.replace(config, task_config=LanguageConfig()))
+    shuffled = LanguageTask(config)
+    assert not (stream.batch(7, (0, 2))["inputs"][:, 0] == bos).all()
+    assert (shuffled.batch(7, (0, 2))["inputs"] != stream.batch(7, (0, 2))["inputs"]).any()
+    assert 0 < shuffled.examples_per_epoch <= stream.examples_per_epoch
     assert LanguageTask(bestfit).examples_per_epoch > 0
     with pytest.raises(UserError, match="packing is 'best'"):
         LanguageConfig(packing="best")

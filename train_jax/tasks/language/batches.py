@@ -1,11 +1,14 @@
 """Batches of token streams, as pure functions of the stream, the step and the shard.
 
-Stream packing cuts the stream where a row ends: a row may begin inside a document, and contain several.
+Stream packing cuts the stream where a row ends: a row may begin inside a document, and contain several. The rows of a
+batch follow each other in the data, or are drawn from all of it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +33,38 @@ def stream_batch(stream: TokenStream, *, step: int, rows: int, seq_len: int, sha
     first, last = index * rows // count, (index + 1) * rows // count
     start = step * tokens_per_step(rows, seq_len) + first * seq_len
     return _rows(stream.take(start, (last - first) * seq_len + 1), seq_len)
+
+
+@dataclass(frozen=True)
+class ShuffledRows:
+    """The rows of a stream in a random order, which is another one in every epoch.
+
+    In an epoch every token is a target once, except the first one and those after the last whole row.
+    """
+
+    stream: TokenStream
+    seq_len: int
+    seed: int
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return (len(self.stream) - 1) // self.seq_len
+
+    def batch(self, *, step: int, rows: int, shard: tuple[int, int]) -> Batch:
+        """Returns shard `(index, count)` of the batch at `step`."""
+        index, count = shard
+        places = range(step * rows + index * rows // count, step * rows + (index + 1) * rows // count)
+        tokens = np.stack([self.stream.take(self._row(place) * self.seq_len, self.seq_len + 1) for place in places])
+        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+    def _row(self, place: int) -> int:
+        epoch, within = divmod(place, self.rows_per_epoch)
+        return int(_order(self.rows_per_epoch, self.seed, epoch)[within])
+
+
+@functools.lru_cache(maxsize=2)  # a batch may belong to two epochs
+def _order(count: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 def _rows(tokens: np.ndarray, seq_len: int) -> Batch:

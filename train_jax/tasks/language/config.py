@@ -9,7 +9,7 @@ from models_torch.ranges import check_ranges
 from train_jax.errors import UserError
 from train_jax.tasks.task import TaskConfig
 
-Packing = Literal["stream", "bestfit"]
+Packing = Literal["stream", "shuffled", "bestfit"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,8 @@ class LanguageConfig(TaskConfig):
     """Batches of a language run."""
 
     packing: Packing = "stream"
-    """Which tokens a row has: stream takes every token of the data in turn; bestfit begins every row with a document,
+    """Which tokens a row has: stream takes every token of the data in turn; shuffled takes the same rows in a random
+    order, so that the rows of a long document do not share a batch; bestfit begins every row with a document,
     and fills it with whole documents and the start of one, whose other tokens are not used."""
 
     def __post_init__(self):

@@ -20,14 +20,15 @@ def _chat(
     """Returns a run on a data set of `trm build-data text --output-dir data/text-VOCAB_SIZE --vocab-size VOCAB_SIZE`.
 
     The optimizer and, by default, its schedule are those of nanochat in November 2025: no warm-up, constant rates, and
-    a linear decay to 0 over the last fifth. Newton-Schulz is in float32.
+    a linear decay to 0 over the last fifth. Newton-Schulz is in float32. Rows are shuffled: the files of the standard
+    library are long, and the rows of a batch that follow each other would be of one or two files.
     """
     scale = (arch.n_embd / 768) ** -0.5
     return RunConfig(
         data_dir=f"data/text-{vocab_size}",
         run_dir=f"runs/{name}",
         task="language",
-        task_config=LanguageConfig(),
+        task_config=LanguageConfig(packing="shuffled"),
         model="gpt",
         arch=arch,
         optim=OptimConfig(

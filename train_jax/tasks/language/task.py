@@ -16,7 +16,7 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.batches import stream_batch, tokens_per_step
+from train_jax.tasks.language.batches import ShuffledRows, stream_batch, tokens_per_step
 from train_jax.tasks.language.best_fit import BestFit
 from train_jax.tasks.language.config import LanguageConfig
 from train_jax.tasks.language.evaluation import Evaluator, figures_of
@@ -59,11 +59,14 @@ class LanguageTask:
         return self.data.stream("test")
 
     @cached_property
-    def best_fit(self) -> BestFit | None:
-        """The rows of the train split for packing by best fit."""
-        if self._task_config.packing != "bestfit":
-            return None
-        return BestFit(self.train_stream, self.data.tokenizer().bos, self._config.arch.seq_len)
+    def packed(self) -> BestFit | ShuffledRows | None:
+        """The rows of the train split, unless they follow each other in the stream."""
+        seq_len = self._config.arch.seq_len
+        if self._task_config.packing == "bestfit":
+            return BestFit(self.train_stream, self.data.tokenizer().bos, seq_len)
+        if self._task_config.packing == "shuffled":
+            return ShuffledRows(self.train_stream, seq_len, self._config.seed)
+        return None
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
@@ -89,8 +92,8 @@ class LanguageTask:
     @property
     def examples_per_epoch(self) -> float:
         """Rows of a pass over the train split."""
-        if self.best_fit is not None:
-            return self.best_fit.rows_per_epoch
+        if self.packed is not None:
+            return self.packed.rows_per_epoch
         rows = self._config.global_batch_size
         return rows * len(self.train_stream) / tokens_per_step(rows, self._config.arch.seq_len)
 
@@ -101,8 +104,8 @@ class LanguageTask:
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
         rows = self._config.global_batch_size
-        if self.best_fit is not None:
-            return self.best_fit.batch(step=step, rows=rows, shard=shard)
+        if self.packed is not None:
+            return self.packed.batch(step=step, rows=rows, shard=shard)
         return stream_batch(
             self.train_stream,
             step=step,
