@@ -66,7 +66,7 @@ def test_shifts_of_masks(name):
 
 
 def test_a_mask_by_a_mask_is_pytorchs_error():
-    with pytest.raises(NotImplementedError, match="lshift_cpu.*Bool"):
+    with pytest.raises(NotImplementedError, match=r"lshift_cpu.*Bool"):
         bridge.export(Call(lambda x: (x > 0) << (x > 1)))({}, {}, jnp.ones(3))
 
 

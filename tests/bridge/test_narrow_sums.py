@@ -83,6 +83,7 @@ def start(x):
 
 MANY = {
     "index_add": lambda x: start(x).index_add(0, FIRST, x),
+    "index_add of one dimension": lambda x: torch.zeros(1, dtype=x.dtype).index_add(0, FIRST, x[:, 0]),
     "index_add, alpha": lambda x: start(x).index_add(0, FIRST, x, alpha=0.3),
     "scatter_add": lambda x: start(x).scatter_add(0, FIRST[:, None], x),
     "scatter_reduce, sum": lambda x: start(x).scatter_reduce(0, FIRST[:, None], x, "sum"),
@@ -106,7 +107,7 @@ MANY = {
 @pytest.mark.parametrize("dtype", slow_unless(torch.bfloat16.__eq__, [torch.bfloat16, torch.float16]), ids=str)
 @pytest.mark.parametrize("name", MANY)
 def test_many_terms_are_added_in_float32(name, dtype):
-    """As exact as PyTorch's, against float64: ones that were added one by one stop at 256 or 2048."""
+    """Rounded once, against float64: ones that were added one by one stop at 256 or 2048."""
     module, x = Call(MANY[name]), (torch.arange(N) % 3 + 1)[:, None].to(dtype)
 
     def in_pytorch(x):
@@ -116,8 +117,8 @@ def test_many_terms_are_added_in_float32(name, dtype):
 
     fn = bridge.export(module)
     out, pull = jax.vjp(jax.jit(lambda a: fn({}, {}, a)[0]), to_jax(x))
-    for ours, theirs, exact in zip((out, *pull(jnp.ones_like(out))), in_pytorch(x), in_pytorch(x.double()), strict=True):
-        assert str(ours.dtype) == str(theirs.dtype)[6:]
+    for ours, exact in zip((out, *pull(jnp.ones_like(out))), in_pytorch(x.double()), strict=True):
+        assert str(ours.dtype) == str(dtype)[6:]
         bound = torch.finfo(dtype).eps * exact.abs().max() / 2 * 1.01
         assert np.abs(np.asarray(ours, np.float64) - exact.detach().numpy()).max() <= bound
 
