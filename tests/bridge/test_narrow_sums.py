@@ -1,5 +1,7 @@
 """Sums of float16, bfloat16 and integers: the dtype that they are computed in, against PyTorch eager."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ N = 3001
 FIRST = torch.zeros(N, dtype=torch.long)
 HALVES = torch.tensor([[60000.0, 60000.0], [60000.0, float("nan")]]).half()
 INTEGERS = torch.tensor([[2_000_000_000, 2_000_000_000], [-3, 2]])
-WIDE = {"dtype": torch.float32}
+WIDE: dict[str, Any] = {"dtype": torch.float32}
 
 
 def to_jax(x):
