@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+_IN_DTYPE_OF_OUT = {aten.sum, aten.nansum, aten.mean, aten.prod, aten.cumsum, aten.cumprod}
+"""Operations that compute in the dtype of `out=` where they are told none."""
+
 
 def make_view(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
     """A tensor, or several, over the memory of the first argument."""
@@ -81,6 +84,8 @@ def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> 
     check_write(func, target, args, kwargs)
     raise_if_not_cast(func, args, kwargs)
     into_out = has_out(func)
+    if into_out and functional.overloadpacket in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
+        kwargs = {**kwargs, "dtype": target.dtype}
     source = compute(dispatch, functional, args, kwargs, like=None if into_out else target)
     if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
         source = dispatch.adopt(source)

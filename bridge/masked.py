@@ -55,8 +55,8 @@ class MaskedRows:
         kwargs = kwargs or {}
         if func is torch.Tensor.__setitem__ and type(args[2]) is cls and type(args[0]) is not cls:
             return args[2]._write(args[0], args[1])
-        if func in (*_SUMS, *_MEANS) and len(args) == 1 and not kwargs:
-            return args[0]._total(func)
+        if func in (*_SUMS, *_MEANS) and len(args) == 1 and kwargs.keys() <= {"dtype"}:
+            return args[0]._total(func, kwargs.get("dtype"))
         rows = [v for v in (*args, *kwargs.values()) if type(v) is cls]
         op = FUNCTIONS.get(func)
         if not rows or in_transform() or (op is not None and torch.Tag.pointwise not in op.tags):
@@ -107,13 +107,14 @@ class MaskedRows:
                 torch.zeros(2, dtype=target.dtype)[torch.ones(2, dtype=torch.bool)] = torch.zeros(2, dtype=self.dtype)
         view.copy_(torch.where(_wide(mask, behind), self.whole, view))
 
-    def _total(self, func: Any) -> torch.Tensor:
+    def _total(self, func: Any, dtype: torch.dtype | None) -> torch.Tensor:
         """The sum or mean of all that is selected."""
         selected = _selected(self._mask, self._behind, self.whole, 0)
-        if func in _SUMS or not (self.dtype.is_floating_point or self.dtype.is_complex):
-            return func(selected)
+        result = self.dtype if dtype is None else dtype
+        if func in _SUMS or not (result.is_floating_point or result.is_complex):
+            return func(selected, dtype=dtype)
         count = self._mask.sum() * (selected.numel() // self._mask.numel())
-        return (selected.sum(dtype=torch.promote_types(self.dtype, torch.float32)) / count).to(self.dtype)
+        return (selected.to(result).sum(dtype=torch.promote_types(result, torch.float32)) / count).to(result)
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):

@@ -14,7 +14,7 @@ from bridge.inlining import inlined
 from bridge.lowerings.arithmetic import wide_beside_numbers
 from bridge.lowerings.custom_gradients import converted, with_derivatives
 from bridge.lowerings.elementwise import absolute
-from bridge.lowerings.registry import lowers, widened
+from bridge.lowerings.registry import METAS, lowers, widened
 
 aten = torch.ops.aten
 
@@ -46,6 +46,21 @@ def clamp_min(x, low):
 @with_derivatives(lambda t, out, x, high: jnp.where(x <= high, t, 0), lambda t, out, x, high: jnp.where(x > high, t, 0))
 def clamp_max(x, high):
     return jnp.minimum(x, high)
+
+
+def _shifted_meta(op):
+    """PyTorch's meta device refuses bools, which its kernels shift in the dtype of the result."""
+
+    def meta(x, y):
+        dtype = torch.result_type(x, y)
+        return op(*(v.to(dtype) if isinstance(v, torch.Tensor) else v for v in (x, y)))
+
+    return meta
+
+
+for _packet in (aten.__lshift__, aten.__rshift__, aten.bitwise_left_shift, aten.bitwise_right_shift):
+    for _overload in {"Scalar", "Tensor", "Tensor_Scalar", "Scalar_Tensor"} & set(_packet.overloads()):
+        METAS[getattr(_packet, _overload)] = _shifted_meta(getattr(_packet, _overload))
 
 
 def _halved(t, x, y):

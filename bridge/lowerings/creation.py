@@ -7,7 +7,7 @@ from bridge.arrays import jax_dtype
 from bridge.inlining import inlined
 from bridge.lowerings.registry import METAS, lowers
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @inlined
@@ -20,6 +20,12 @@ def _cast(x, dtype):
 @lowers(aten._to_copy.default)
 def to_copy(x, *, dtype=None, **_placement):
     return x if dtype is None else _cast(x, jax_dtype(dtype))
+
+
+@lowers(prims.convert_element_type.default)
+def convert_element_type(x, dtype):
+    """PyTorch's own decompositions cast by it."""
+    return to_copy(x, dtype=dtype)
 
 
 @lowers(aten.clone.default, aten.lift_fresh_copy.default)

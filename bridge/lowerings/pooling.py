@@ -36,10 +36,16 @@ def _gathered_max(x: jax.Array, windows: Windows) -> tuple[jax.Array, jax.Array]
     place = sum(p * math.prod(sizes[d + 1 :]) for d, (p, _) in enumerate(spread))
     place = np.broadcast_to(np.where(inside.reshape(whole), place, 0), whole).reshape(shape)
     flat = jnp.reshape(x, (*x.shape[:-n], math.prod(sizes)))[..., place]
-    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    best = jnp.argmax(jnp.where(inside, flat, lowest), axis=-1)[..., None]
+    entries = jax.lax.stop_gradient(jnp.where(inside, flat, _lowest(x.dtype)))
+    largest = jnp.max(entries, -1, keepdims=True)
+    # An entry may be as low as what stands for the padding.
+    best = jnp.argmax(inside & ((entries == largest) | jnp.isnan(entries)), axis=-1)[..., None]
     values = jnp.take_along_axis(flat, best, -1)[..., 0]
     return values, jnp.take_along_axis(jnp.broadcast_to(place, flat.shape), best, -1)[..., 0]
+
+
+def _lowest(dtype: np.dtype) -> np.ndarray:
+    return np.asarray(-np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min, dtype)
 
 
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
@@ -56,8 +62,7 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
     values, indices = _gathered_max(x, windows)
     if max(dilation) == 1 and x.size:
         # The backward of this form is one fused operation; JAX has none for dilated windows.
-        lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else int(jnp.iinfo(x.dtype).min)
-        values = _reduce_windows(x, lowest, jax.lax.max, kernel, stride, padding, ends)
+        values = _reduce_windows(x, _lowest(x.dtype), jax.lax.max, kernel, stride, padding, ends)
     return values, indices
 
 
@@ -67,7 +72,8 @@ def max_pool_backward(gradient, x, kernel, stride, padding, dilation, ceil_mode,
     n = 2 if indices.ndim - len(kernel) <= 2 and len(kernel) <= 2 else 3
     rows, size = math.prod(x.shape[:-n]), math.prod(x.shape[-n:])
     at = (jnp.arange(rows)[:, None], jnp.reshape(indices, (rows, -1)))
-    return jnp.reshape(jnp.zeros((rows, size), x.dtype).at[at].add(jnp.reshape(gradient, (rows, -1))), x.shape)
+    gradient = widened(jnp.reshape(gradient, (rows, -1)))
+    return jnp.reshape(jnp.zeros((rows, size), gradient.dtype).at[at].add(gradient), x.shape)
 
 
 def _reduce_windows(x, start, function, kernel, stride, padding, ends):

@@ -10,6 +10,7 @@ import torch
 
 from bridge.arrays import jax_dtype
 from bridge.cells import regraft
+from bridge.lowerings.creation import to_copy
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.registry import METAS, decomposes, lowers, widened
 
@@ -55,6 +56,11 @@ def cumprod(x, dim, *, dtype=None):
     if not x.ndim:
         return x
     return jnp.cumprod(widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.int64)), dim)
+
+
+@lowers(aten.sum.default, aten.sum.dim_IntList)
+def total(x, dim=None, keepdim=False, *, dtype=None):
+    return jnp.sum(to_copy(x, dtype=dtype), tuple(dim) if dim and x.ndim else None, keepdims=keepdim)
 
 
 @lowers(aten.mean.default, aten.mean.dim)

@@ -9,7 +9,7 @@ import torch
 
 from bridge.cells import regraft
 from bridge.internals import torchax_embedding, torchax_index_put
-from bridge.lowerings.registry import METAS, decomposes, lowers
+from bridge.lowerings.registry import METAS, decomposes, lowers, widened
 
 aten = torch.ops.aten
 
@@ -26,6 +26,8 @@ def _along(index: jax.Array, dim: int) -> Place:
 def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self: bool) -> jax.Array:
     if x.dtype == bool:
         return _combine(x.astype(jnp.int32), at, src.astype(jnp.int32), reduce, include_self).astype(bool)
+    if jnp.issubdtype(x.dtype, jnp.inexact):  # as many roundings as there are entries, otherwise
+        x, src = widened(x), widened(src)
     hit = jnp.zeros(x.shape, bool).at[at].set(True)
     if reduce == "sum":
         return (x if include_self else jnp.where(hit, 0, x)).at[at].add(src)
@@ -139,7 +141,9 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
 
 @lowers(aten.index_add.default)
 def index_add(x, dim, index, source, *, alpha=1):
-    return index_reduce(x, dim, index, source if alpha == 1 else source * alpha, "add")
+    if alpha != 1:
+        source = (widened(source) if jnp.issubdtype(source.dtype, jnp.inexact) else source) * alpha
+    return index_reduce(x, dim, index, source, "add")
 
 
 @lowers(aten.index_copy.default)
@@ -169,8 +173,9 @@ def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=
     rows = torchax_embedding(weight, indices, padding_idx)
     if not scale_grad_by_freq:
         return rows
-    count = jnp.zeros(weight.shape[0], weight.dtype).at[indices].add(1)
-    return regraft(rows, rows / count[indices][..., None])
+    count = jnp.zeros(weight.shape[0], jnp.promote_types(weight.dtype, jnp.float32)).at[indices].add(1)
+    path = torchax_embedding(widened(weight), indices, padding_idx) / count[indices][..., None]
+    return regraft(rows, path.astype(rows.dtype))
 
 
 @lowers(aten.take.default)
@@ -220,7 +225,7 @@ def embedding_bag(
     starts = offsets[:-1] if include_last_offset else offsets
     bag = torch.searchsorted(starts, torch.arange(indices.numel()), right=True) - 1
     keep = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
-    rows = weight[indices]
+    rows = weight[indices].to(torch.promote_types(weight.dtype, torch.float32))
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
     count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
@@ -230,7 +235,7 @@ def embedding_bag(
         out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows * keep.unsqueeze(1))
         if mode == 1:
             out = out / count.clamp(min=1).unsqueeze(1)
-    return out, bag, count, count
+    return out.to(weight.dtype), bag, count, count
 
 
 def _largest_in_bags(rows: torch.Tensor, bag: torch.Tensor, keep: torch.Tensor, count: torch.Tensor) -> torch.Tensor:

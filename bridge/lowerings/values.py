@@ -102,12 +102,6 @@ def index_by_positions(x, indices):
     return x[tuple(slice(None) if i is None else i for i in indices)]
 
 
-@lowers(aten.index_select.default)
-def index_select(x, dim, index):
-    """An index without dimensions selects one slice and leaves the dimension."""
-    return jnp.take(x, jnp.reshape(index, -1), dim) if x.ndim else x
-
-
 @decomposes(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats, *, output_size=None):
     """The positions to repeat; with `output_size` given it needs no values."""

@@ -150,6 +150,7 @@ CASES = {
     aten.scatter_add.default: [((X, 0, INDEX, Y[:2]), {})],
     aten.index_reduce.default: [((X, 0, torch.tensor([1, 1, 0]), Y, "prod"), {})],
     aten.index_select.default: [((X, 1, torch.tensor([3, 0])), {}), ((X, 0, torch.tensor(1)), {})],
+    aten.gather.default: [((X, 0, INDEX), {}), ((X, -1, INDEX), {})],
     aten.index_add.default: [((X, 1, torch.tensor([1, 1, 0, 3]), Y), {"alpha": 0.5})],
     aten.index_copy.default: [
         ((X, 1, torch.tensor([3, 0]), Y[:, :2]), {}),
@@ -159,6 +160,8 @@ CASES = {
     aten.slice_scatter.default: [((X, Y[:, :2], -1, 1, 3), {}), ((X, Y[:2], 0, -3, 9, 2), {})],
     aten.take.default: [((X, torch.tensor([[0, 5], [11, -1]])), {})],
     aten._unsafe_index.Tensor: [((X, [None, torch.tensor([1, 1, -1])]), {})],
+    aten.sum.default: [((X,), {}), ((INDEX,), {"dtype": torch.float64})],
+    aten.sum.dim_IntList: [((X, [1]), {}), ((SQUARE, [0, -1], True), {}), ((X > 0, [0]), {})],
     aten.mean.default: [((X,), {}), ((INDEX,), {"dtype": torch.float64})],
     aten.mean.dim: [((X, [1]), {}), ((SQUARE, [0, -1], True), {}), ((X > 0, [0]), {"dtype": torch.float64})],
     aten.cumprod.default: [((X, 1), {}), ((INDEX, 1), {})],
@@ -217,6 +220,7 @@ ELSEWHERE = {
     aten.floor_divide.default,  # without a derivative: test_unusual_arguments.py
     aten.floor_divide.Scalar,
     torch.ops.prims.copy_strided.default,
+    torch.ops.prims.convert_element_type.default,
     aten.fake_quantize_per_channel_affine_cachemask.default,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
     *AT_SPECIAL_POINTS,
@@ -252,4 +256,4 @@ ELSEWHERE = {
 }
 """Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
 `test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`,
-`test_no_derivative.py`, `test_seldom_called.py`, `test_hermitian.py`."""
+`test_no_derivative.py`, `test_seldom_called.py`, `test_hermitian.py`, `test_narrow_integers.py`."""

@@ -1,0 +1,149 @@
+"""Sums of float16, bfloat16 and integers: the dtype that they are computed in, against PyTorch eager."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from eager import Call
+from support.markers import slow_unless
+
+import bridge
+
+N = 3001
+FIRST = torch.zeros(N, dtype=torch.long)
+HALVES = torch.tensor([[60000.0, 60000.0], [60000.0, float("nan")]]).half()
+INTEGERS = torch.tensor([[2_000_000_000, 2_000_000_000], [-3, 2]])
+WIDE: dict[str, Any] = {"dtype": torch.float32}
+
+
+def to_jax(x):
+    return jnp.asarray(x.float().numpy(), jnp.bfloat16) if x.dtype == torch.bfloat16 else jnp.asarray(x.numpy())
+
+
+def into(function, **settings):
+    """With `out=` in float32."""
+
+    def call(x):
+        out = torch.zeros(2)
+        function(x, 1, out=out, **settings)
+        return out
+
+    return call
+
+
+WIDER = {
+    "sum": lambda x: x.sum(**WIDE),
+    "sum along a dimension": lambda x: x.sum(0, keepdim=True, **WIDE),
+    "nansum": lambda x: x.nansum(**WIDE),
+    "nanmean": lambda x: x.nanmean(1, **WIDE),
+    "mean": lambda x: x.mean(1, **WIDE),
+    "prod": lambda x: x.prod(1, **WIDE),
+    "norm": lambda x: torch.norm(x, dim=1, **WIDE),
+    "linalg.norm": lambda x: torch.linalg.norm(x, dim=1, **WIDE),
+    "sum, out=": into(torch.sum),
+    "mean, out=": into(torch.mean),
+    "prod, out=": into(torch.prod),
+    "nansum, out=": into(torch.nansum),
+    "sum of a selection": lambda x: (x[x > 0].sum(**WIDE), torch.sum(x[x > 0], **WIDE), x[x > 0].mean(**WIDE)),
+}
+
+OF_FLOATS = {"mean, out=", "nanmean", "norm", "linalg.norm"}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_a_sum_is_computed_in_the_dtype_it_is_asked_for(name):
+    """f16 would overflow, and 32 bits of integers."""
+    module = Call(WIDER[name])
+    for x in (HALVES,) if name in OF_FLOATS else (HALVES, INTEGERS):
+        fn = bridge.export(module)
+        results, _ = jax.jit(lambda a, fn=fn: fn({}, {}, a))(to_jax(x))
+        for result, expected in zip(jax.tree.leaves(results), jax.tree.leaves(module(x)), strict=True):
+            assert str(result.dtype) == str(expected.dtype)[6:]
+            np.testing.assert_allclose(np.asarray(result), expected.numpy(), rtol=1e-6)
+
+
+def test_a_sum_in_integers_drops_the_fractions_first():
+    x = torch.tensor([0.5, 0.75, -1.5])
+    module = Call(lambda x: (x.sum(dtype=torch.int64), x.sum(0, dtype=torch.int32)))
+    results, _ = bridge.export(module)({}, {}, to_jax(x))
+    assert [int(r) for r in results] == [int(r) for r in module(x)] == [-1, -1]
+
+
+def test_the_gradient_of_a_sum_in_a_wider_dtype():
+    fn = bridge.export(Call(lambda x: x.sum(0, dtype=torch.float32)))
+    slopes = jax.grad(lambda a: (fn({}, {}, a)[0] * jnp.array([2.0, 3.0])).sum())(to_jax(HALVES))
+    assert slopes.dtype == jnp.float16 and slopes.tolist() == [[2, 3], [2, 3]]
+
+
+def start(x):
+    return torch.zeros(1, 1, dtype=x.dtype)
+
+
+MANY = {
+    "index_add": lambda x: start(x).index_add(0, FIRST, x),
+    "index_add of one dimension": lambda x: torch.zeros(1, dtype=x.dtype).index_add(0, FIRST, x[:, 0]),
+    "index_add, alpha": lambda x: start(x).index_add(0, FIRST, x, alpha=0.3),
+    "scatter_add": lambda x: start(x).scatter_add(0, FIRST[:, None], x),
+    "scatter_reduce, sum": lambda x: start(x).scatter_reduce(0, FIRST[:, None], x, "sum"),
+    "scatter_reduce, mean": lambda x: start(x).scatter_reduce(0, FIRST[:, None], x, "mean", include_self=False),
+    "scatter_reduce, amax": lambda x: start(x).scatter_reduce(0, FIRST[:, None], x, "amax"),
+    "embedding_bag, sum": lambda x: F.embedding_bag(torch.arange(N), x, torch.tensor([0]), mode="sum"),
+    "embedding_bag, mean": lambda x: F.embedding_bag(torch.arange(N), x, torch.tensor([0]), mode="mean"),
+    "embedding_bag, weights": lambda x: F.embedding_bag(
+        torch.arange(N), x, torch.tensor([0]), mode="sum", per_sample_weights=x[:, 0].detach() / 3
+    ),
+    "embedding by frequency": lambda x: F.embedding(FIRST, x[:1], scale_grad_by_freq=True),
+    "index_select": lambda x: x[:1].index_select(0, FIRST),
+    "gather": lambda x: x[:1].gather(0, FIRST[:, None]),
+    "take_along_dim": lambda x: torch.take_along_dim(x[:1], FIRST[:, None], 0),
+    "repeat_interleave": lambda x: x[:1].repeat_interleave(torch.tensor([N]), 0),
+    "index_reduce, mean": lambda x: start(x).index_reduce(0, FIRST, x, "mean", include_self=False),
+}
+"""Sums of N terms, of values or of gradients."""
+
+
+@pytest.mark.parametrize("dtype", slow_unless(torch.bfloat16.__eq__, [torch.bfloat16, torch.float16]), ids=str)
+@pytest.mark.parametrize("name", MANY)
+def test_many_terms_are_added_in_float32(name, dtype):
+    """Rounded once, against float64: ones that were added one by one stop at 256 or 2048."""
+    module, x = Call(MANY[name]), (torch.arange(N) % 3 + 1)[:, None].to(dtype)
+
+    def in_pytorch(x):
+        x = x.clone().requires_grad_()
+        out = module(x)
+        return [out, *torch.autograd.grad(out, x, torch.ones_like(out))]
+
+    fn = bridge.export(module)
+    out, pull = jax.vjp(jax.jit(lambda a: fn({}, {}, a)[0]), to_jax(x))
+    for ours, exact in zip((out, *pull(jnp.ones_like(out))), in_pytorch(x.double()), strict=True):
+        assert str(ours.dtype) == str(dtype)[6:]
+        bound = torch.finfo(dtype).eps * exact.abs().max() / 2 * 1.01
+        assert np.abs(np.asarray(ours, np.float64) - exact.detach().numpy()).max() <= bound
+
+
+@pytest.mark.parametrize("name", ["index_select", "gather"])
+def test_what_is_picked_in_float32_gains_no_operations(name):
+    fn = bridge.export(Call(MANY[name]))
+
+    def casts(dtype):
+        pull = jax.make_jaxpr(lambda a: jax.vjp(lambda a: fn({}, {}, a)[0], a)[1](jnp.ones((N, 1), dtype)))
+        return str(pull(jnp.ones((N, 1), dtype))).count("new_dtype=float32")
+
+    assert casts(jnp.float32) == 0 < casts(jnp.bfloat16)
+
+
+def test_what_is_picked_in_bfloat16_has_derivatives_in_both_directions():
+    picked = torch.tensor([[0, 0, 1]]), torch.tensor([1, 2])
+    fn = bridge.export(Call(lambda x: (x * x).gather(1, picked[0]).index_select(1, picked[1])))
+
+    def call(x):
+        return fn({}, {}, x)[0]
+
+    x = jnp.array([[2.0, 3.0]], jnp.bfloat16)
+    assert jax.jvp(call, (x,), (jnp.ones_like(x),))[1].tolist() == [[4, 6]]
+    rows = jax.vmap(jax.grad(lambda a: call(a).sum()))(jnp.stack([x, x + 1]))
+    assert rows.tolist() == [[[4, 6]], [[6, 8]]]
