@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager import Call
+from support.markers import slow_unless
 
 import bridge
 
@@ -32,7 +33,7 @@ RESIZED = {
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("name", RESIZED)
+@pytest.mark.parametrize("name", slow_unless("both".__eq__, RESIZED))
 def test_antialiased_images_of_bytes_are_pytorchs(name, mode):
     """Bit for bit: its kernels compute in fixed point and round after each dimension."""
     np.testing.assert_array_equal(
@@ -40,7 +41,7 @@ def test_antialiased_images_of_bytes_are_pytorchs(name, mode):
     )
 
 
-@pytest.mark.parametrize("name", ["smaller", "larger", "factor"])
+@pytest.mark.parametrize("name", slow_unless("smaller".__eq__, ["smaller", "larger", "factor"]))
 def test_images_of_bytes_without_antialias_differ_by_one(name):
     """From the exact value the bridge is half a level away, PyTorch more."""
     settings = {"mode": "bilinear", **RESIZED[name]}
@@ -58,7 +59,7 @@ SHIFTS = {
 }
 
 
-@pytest.mark.parametrize("name", SHIFTS)
+@pytest.mark.parametrize("name", slow_unless("packed".__eq__, SHIFTS))
 def test_shifts_of_masks(name):
     x = torch.tensor([1.0, -1.0, 2.0])
     for i in range(len(SHIFTS[name](x > 0, torch.arange(3)))):
@@ -70,7 +71,10 @@ def test_a_mask_by_a_mask_is_pytorchs_error():
         bridge.export(Call(lambda x: (x > 0) << (x > 1)))({}, {}, jnp.ones(3))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", slow_unless({torch.uint8}.__contains__, INTEGERS), ids=str)
 def test_the_largest_of_integers(dtype):
     """With padding, which is smaller than all integers also where these are the least there are."""
     x = torch.full((1, 2, 5, 4, 4), torch.iinfo(dtype if dtype != torch.int64 else torch.int32).min, dtype=dtype)
@@ -80,7 +84,7 @@ def test_the_largest_of_integers(dtype):
         np.testing.assert_array_equal(*in_both(lambda x, i=i: F.max_pool2d(x[0], 3, 2, 1, return_indices=True)[i], x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", slow_unless({torch.float16}.__contains__, [torch.float16, torch.bfloat16]), ids=str)
 def test_renorm_of_narrow_floats(dtype):
     x = torch.tensor([[3.0, 4.0], [0.3, 0.4]]).to(dtype)
     given = jnp.asarray(x.float().numpy(), str(dtype)[6:])
@@ -88,7 +92,7 @@ def test_renorm_of_narrow_floats(dtype):
     np.testing.assert_allclose(result.astype(jnp.float32), x.renorm(2, 0, 1.0).float(), rtol=2**-8)
 
 
-@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("dilation", slow_unless({2}.__contains__, [1, 2]))
 def test_windows_of_minus_infinity_beside_padding(dilation):
     x = torch.full((1, 1, 5, 5), -torch.inf)
     x[0, 0, 0, 0] = 3
