@@ -38,8 +38,10 @@ def _gathered_max(x: jax.Array, windows: Windows) -> tuple[jax.Array, jax.Array]
     flat = jnp.reshape(x, (*x.shape[:-n], math.prod(sizes)))[..., place]
     entries = jax.lax.stop_gradient(jnp.where(inside, flat, _lowest(x.dtype)))
     largest = jnp.max(entries, -1, keepdims=True)
-    # An entry may be as low as what stands for the padding.
-    best = jnp.argmax(inside & ((entries == largest) | jnp.isnan(entries)), axis=-1)[..., None]
+    # An entry may be as low as what stands for the padding. Of equal ones the first counts, of several nan the last.
+    best = jnp.argmax(inside & (entries == largest), axis=-1)
+    last_nan = entries.shape[-1] - 1 - jnp.argmax((inside & jnp.isnan(entries))[..., ::-1], axis=-1)
+    best = jnp.where(jnp.isnan(largest[..., 0]), last_nan, best)[..., None]
     values = jnp.take_along_axis(flat, best, -1)[..., 0]
     return values, jnp.take_along_axis(jnp.broadcast_to(place, flat.shape), best, -1)[..., 0]
 

@@ -100,3 +100,11 @@ def test_windows_of_minus_infinity_beside_padding(dilation):
         np.testing.assert_array_equal(
             *in_both(lambda x, i=i: F.max_pool2d(x, 3, 2, 1, dilation, return_indices=True)[i], x)
         )
+
+
+def test_of_several_nan_in_a_window_the_last_is_the_largest():
+    nan = torch.nan
+    x = torch.tensor([[[[1, nan, 3, nan], [nan, 2, 4, 5], [1, 2, nan, nan], [3, nan, nan, 0]]]])
+    for i in range(2):
+        np.testing.assert_array_equal(*in_both(lambda x, i=i: F.max_pool2d(x, 2, return_indices=True)[i], x))
+        np.testing.assert_array_equal(*in_both(lambda x, i=i: F.max_pool2d(x, 3, 1, 1, return_indices=True)[i], x))
