@@ -19,9 +19,9 @@ source ./environment.sh cuda                            # on a shared disk: made
 JAX_COORDINATOR_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1):8476"
 export JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES="$SLURM_NTASKS"
 
+trap 'scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM     # to every process of the run, which saves and ends with 75
 srun --kill-on-bad-exit=0 --label bash -c 'export JAX_PROCESS_ID=$SLURM_PROCID; exec trm train "$@"' train \
     "$preset" --data-dir "${DATA:?}/$preset" --run-dir "${RUNS:?}/$preset" --restarts 10 &
-trap 'scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM     # to every process of the run, which saves and ends with 75
 status=0
 wait $! || status=$?
 [ "$status" -le 128 ] || { status=0; wait $! || status=$?; }    # the first wait ended with the signal

@@ -14,8 +14,8 @@ set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?started by sbatch}"
 source ./environment.sh cuda                            # on a shared disk: made once, used by every worker
 
+trap 'kill -TERM $(jobs -p) || exit 75' TERM            # to the sweeper, whose run saves; both end with status 75
 trm sweep "$@" --runs-root "${RUNS:?}" --data-root "${DATA:?}" --continue-on-failure &
-trap 'kill -TERM $!' TERM                               # to the sweeper, whose run saves; both end with status 75
 status=0
 wait $! || status=$?
 [ "$status" -le 128 ] || { status=0; wait $! || status=$?; }    # the first wait ended with the signal
