@@ -64,7 +64,7 @@ def test_every_stage_of_a_small_language_model(tmp_path, capsys, monkeypatch):
     assert json.loads(folder.finished.read_text())["train_steps"] == 20
     assert folder.weights.is_file() and "Beside compressors" in folder.report.read_text()
     assert "gzip -9" in outputs["evaluate"] and outputs["evaluate"].count("\n--- ") >= 3
-    assert outputs["generate"].startswith("import ") and "PyTorch agrees" in outputs["export"]
+    assert outputs["generate"].startswith("import") and "PyTorch agrees" in outputs["export"]
     assert "bits per byte" in outputs["summary"] and "PyTorch agrees" in outputs["summary"]
     weights = load_file(folder.weights)
     save_file(weights | {"lm_head.weight": 1.1 * weights["lm_head.weight"]}, folder.weights)
