@@ -26,7 +26,7 @@ for other in $(seq 0 $((JAX_NUM_PROCESSES - 1))); do
 done
 while [ "$step" -lt "${STEPS:-20}" ]; do
     step=$((step + 1))
-    [ "$JAX_PROCESS_ID" != 0 ] || echo "$step" > "$SHARED/step"
+    [ "$JAX_PROCESS_ID" != 0 ] || { echo "$step" > "$SHARED/new" && mv "$SHARED/new" "$SHARED/step"; }
     echo "step $step/${STEPS:-20}"
     case "$JAX_PROCESS_ID  ${HOLD:-} " in
         "0 "*" $step "*) mkdir "$SHARED/$step" 2>/dev/null && { sleep 60 & wait; } ;;
