@@ -15,6 +15,7 @@ def test_every_gradient_of_the_score_head(perturbation):
     """At 0.05 activations are of size 1; at 0.5 the encoder's are 1e7 and its attention has scores of 1e12.
 
     Against float64: where attention is saturated, PyTorch's kernels round in float32, differently on each machine.
+    There a gradient of 1e-10 of the largest one is an attention weight that float32 rounds to 0.
     """
     transformers = pytest.importorskip("transformers", reason="transformers is in the test extra")
     torch.manual_seed(0)
@@ -56,5 +57,5 @@ def test_every_gradient_of_the_score_head(perturbation):
     assert len(expected) > 190
     largest = max(np.abs(g).max() for g in expected.values())
     for name, wanted in expected.items():
-        scale = max(np.abs(wanted).max(), 1e-6 * largest)
+        scale = max(np.abs(wanted).max(), 1e-5 * largest)
         np.testing.assert_allclose(gradients[name], wanted, rtol=0, atol=1e-4 * scale, err_msg=name)

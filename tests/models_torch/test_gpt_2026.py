@@ -137,35 +137,45 @@ def test_positions_beyond_the_tables_are_refused():
 
 @pytest.mark.slow
 def test_bfloat16_is_no_further_from_float32_than_pytorch_s():
-    """Each gradient and the loss; of gradients the norm of the difference."""
+    """Each gradient and the loss, over sixteen batches; of gradients the norm of the difference.
+
+    A gradient of one number has one rounding error a batch, so that equal arithmetic differs by up to a factor of two.
+    """
     wide, narrow = model(n_kv_head=2), model(n_kv_head=2, forward_dtype="bfloat16")
     narrow.load_state_dict(wide.state_dict())
-    distances = bfloat16_distances(wide, narrow)
+    distances = bfloat16_distances(wide, narrow, batches=16)
     print(*(f"{name}: {ours:.4f} {theirs:.4f}" for name, (ours, theirs) in distances.items()), sep="\n")
+    numbers = {name for name, p in wide.named_parameters() if p.numel() == 1} | {"loss"}
     for name, (ours, theirs) in distances.items():
-        assert ours <= 1.25 * theirs + 1e-4, (name, ours, theirs)
+        assert ours <= (2 if name in numbers else 1.25) * theirs + 1e-4, (name, ours, theirs)
     ours, theirs = (sum(side) / len(distances) for side in zip(*distances.values(), strict=True))
     assert ours <= 1.05 * theirs
 
 
-def bfloat16_distances(wide, narrow):
+def bfloat16_distances(wide, narrow, batches):
     """How far the bridge's and PyTorch's bfloat16 are from PyTorch's float32, relative to it, by name."""
     import jax
     import numpy as np
 
-    inputs, targets = tokens(rows=4), tokens(low=-1, rows=4)
+    data = torch.randint(-1, 61, (batches, 2, 4, SEQ), generator=torch.Generator().manual_seed(1))
+    data[:, 0].clamp_(min=0)
 
     def of_pytorch(module):
-        module.zero_grad()
-        loss = module(inputs, targets)
-        loss.backward()
-        gradients = {name: p.grad.float().numpy().copy() for name, p in module.named_parameters()}
-        return gradients | {"loss": loss.detach().numpy()}
+        gradients = []
+        for inputs, targets in data:
+            module.zero_grad()
+            loss = module(inputs, targets)
+            loss.backward()
+            by_name = {name: p.grad.float().numpy().copy() for name, p in module.named_parameters()}
+            gradients.append(by_name | {"loss": loss.detach().numpy()})
+        return {name: np.stack([each[name] for each in gradients]) for name in gradients[0]}
 
     fn = bridge.export(narrow)
-    loss = lambda params: fn(params, fn.buffers, inputs.numpy(), targets.numpy())[0]  # noqa: E731
-    value, gradients = jax.jit(jax.value_and_grad(loss))(fn.params)
-    ours = {name: np.asarray(array, np.float32) for name, array in (gradients | {"loss": value}).items()}
+    loss = lambda params, batch: fn(params, fn.buffers, *batch)[0]  # noqa: E731
+    values, gradients = jax.jit(lambda params, data: jax.lax.map(lambda b: jax.value_and_grad(loss)(params, b), data))(
+        fn.params, data.numpy()
+    )
+    ours = {name: np.asarray(array, np.float32) for name, array in (gradients | {"loss": values}).items()}
     expected, theirs = of_pytorch(wide), of_pytorch(narrow)
     far = lambda a, b: float(np.linalg.norm(a - b) / np.linalg.norm(b))  # noqa: E731
     return {name: (far(ours[name], array), far(theirs[name], array)) for name, array in expected.items()}

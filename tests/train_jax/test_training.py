@@ -29,15 +29,18 @@ def difference(a, b):
     ids=["mixer", "attention"],
 )
 def test_eight_devices_learn_the_same_as_one(tmp_path, data_dir, variant):
-    """The same global batch, exploration on, rows of the puzzle table repeated within and across devices."""
-    fields = ("steps=20", "halt_exploration_prob=0.5", "eval_every_steps=0", "L_cycles=1", *variant)
+    """The same global batch, exploration on, rows of the puzzle table repeated within and across devices.
+
+    With the default `eps`, Adam's first steps turn the rounding of a gradient near 0 into a part of the learning rate.
+    """
+    fields = ("steps=20", "eps=1e-6", "halt_exploration_prob=0.5", "eval_every_steps=0", "L_cycles=1", *variant)
     run_script("train_tiny", data_dir, *run(tmp_path, "one", 1, *fields), "--", *run(tmp_path, "eight", 8, *fields))
     one, eight = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("one", "eight"))
     table = next(k for k in one if "puzzle_emb.weights" in k)
     assert len(np.unique(one[table], axis=0)) > 3, "the puzzle rows did not change: nothing was compared"
     parameters = {k: v for k, v in one.items() if "opt_state" not in k}
     worst, name = difference(parameters, {k: eight[k] for k in parameters})
-    assert worst <= 1e-5, f"{name} differs by {worst:.1e}"
+    assert worst <= 3e-6, f"{name} differs by {worst:.1e}"
 
 
 @pytest.mark.slow
