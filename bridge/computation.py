@@ -19,6 +19,7 @@ from bridge.inlining import cast
 from bridge.integers import REMEDY, RangeError, fitting
 from bridge.internals import decomposition, torchax_lowering
 from bridge.lowerings import LOWERINGS
+from bridge.lowerings.broadcasting import broadcast
 from bridge.metas import listed, map_tensors
 from bridge.operations import takes_dimension
 from bridge.precision import precision_for
@@ -29,7 +30,19 @@ from bridge.untranslated import DEFECT_REMEDY, TRACE_ERRORS, LoweringError
 if TYPE_CHECKING:
     from bridge.dispatch import Dispatch
 
+aten = torch.ops.aten
+
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_NARROW = (torch.bfloat16, torch.float16)
+_BROADCAST = {
+    aten.addmm.default: 0,
+    aten.addmv.default: 0,
+    aten.baddbmm.default: 0,
+    aten.fill.Tensor: 1,
+    aten.masked_fill.Tensor: 2,
+    aten._prelu_kernel.default: 1,
+}
+"""Operations that PyTorch does not call pointwise, and the place of the argument that is broadcast to the result."""
 _OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 """What a lowering raises without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
 
@@ -45,7 +58,8 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     dispatch.note(func, "random" if random else "ours" if lowering is LOWERINGS.get(func) else "torchax")
     metas = dispatch.metas_of(func, args, kwargs) if like is None else like._meta
     outs = listed(metas)
-    arrays, array_kwargs = _narrowed(func, args, kwargs, inputs, outs) or (arrays, array_kwargs)
+    replaced = _narrowed(func, args, kwargs, inputs, outs) or _broadcast(func, args, kwargs, inputs, outs)
+    arrays, array_kwargs = replaced or (arrays, array_kwargs)
     arrays, array_kwargs = fitting(func, arrays, array_kwargs, any(differentiable(t.dtype) for t in inputs))
     bounds = _bounds(dispatch, func, args, kwargs, outs)
     if random:
@@ -94,6 +108,26 @@ def _narrowed(func: Any, args: tuple, kwargs: dict, inputs: list[BridgeTensor], 
         return None
     dtype = jax_dtype(functools.reduce(torch.promote_types, sizes))
     return _arrays(args, kwargs, lambda t: cast(t.value, dtype) if t.dtype in _INTEGERS else t.value)
+
+
+def _broadcast(
+    func: Any, args: tuple, kwargs: dict, inputs: list[BridgeTensor], outs: Any
+) -> tuple[tuple, dict] | None:
+    """The arguments where one of a narrow type is broadcast to the result and may have a gradient."""
+    place = _BROADCAST.get(func)
+    if not torch.is_grad_enabled() or (place is None and torch.Tag.pointwise not in func.tags):
+        return None
+    (out,) = outs
+    candidates = inputs if place is None else args[place : place + 1]
+
+    def is_broadcast(t: Any) -> bool:
+        return t._cell.live and t.dtype == out.dtype and t.dtype in _NARROW and t.shape != out.shape
+
+    chosen = [t for t in candidates if isinstance(t, BridgeTensor) and is_broadcast(t)]
+    if not chosen:
+        return None
+    shape = tuple(out.shape)
+    return _arrays(args, kwargs, lambda t: broadcast(t.value, shape) if any(t is one for one in chosen) else t.value)
 
 
 def values_into(seen: list[BridgeTensor]) -> Callable[[BridgeTensor], jax.Array]:

@@ -15,6 +15,7 @@ from bridge.arrays import jax_dtype
 from bridge.cells import REGION, View, stop_gradient
 from bridge.inlining import inlined
 from bridge.internals import below_modes
+from bridge.lowerings.broadcasting import broadcast
 from bridge.lowerings.registry import METAS
 from bridge.memory import elements, positions
 from bridge.tensors import BridgeTensor
@@ -65,7 +66,7 @@ def view_steps(  # noqa: C901 (one case for each view operation)
     if func is aten.expand.default:
         wide = tuple(outs[0].shape)
         repeats = functools.partial(operator.ne, outs[0].numel(), base.numel())
-        return [View(lambda x: jnp.broadcast_to(x, wide), lambda x, new: jnp.reshape(new, x.shape), repeats)]
+        return [View(lambda x: broadcast(x, wide), lambda x, new: jnp.reshape(new, x.shape), repeats)]
     if func is aten.as_strided.default:
         return [_as_strided(base, outs[0])]
     if func is aten.view.dtype:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.lowerings.broadcasting import broadcast
 from bridge.lowerings.registry import lowers
 
 aten = torch.ops.aten
@@ -28,4 +29,4 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
     out = jax.lax.conv_general_dilated(
         x, weight, stride, pads, lhs_dilation=holes, rhs_dilation=dilation, feature_group_count=groups
     )
-    return out if bias is None else out + bias.reshape(1, -1, *(1,) * rank)
+    return out if bias is None else out + broadcast(bias.reshape(1, -1, *(1,) * rank), out.shape)

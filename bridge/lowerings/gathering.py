@@ -2,45 +2,50 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
 from bridge.internals import torchax_gather
-from bridge.lowerings.registry import lowers, widened
+from bridge.lowerings.broadcasting import NARROW
+from bridge.lowerings.registry import METAS, lowers, widened
 
 aten = torch.ops.aten
 
 
-def _picked(pick: Callable, x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
-    """`pick(x, dim, index)`, which is linear in `x`."""
-    narrow = x.dtype in (jnp.bfloat16, jnp.float16)
-    return _picked_of_narrow(pick, dim, x, index) if narrow else pick(x, dim, index)
+def picked(pick: Callable, x: jax.Array, index: Any) -> jax.Array:
+    """`pick(x, index)`, which is linear in `x`; `index` is an array, or several."""
+    return _picked_of_narrow(pick, x, index) if x.dtype in NARROW else pick(x, index)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _picked_of_narrow(pick: Callable, dim: int, x: jax.Array, index: jax.Array) -> jax.Array:
-    return pick(x, dim, index)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _picked_of_narrow(pick: Callable, x: jax.Array, index: Any) -> jax.Array:
+    return pick(x, index)
 
 
 @_picked_of_narrow.defjvp
-def _picked_of_narrow_jvp(pick, dim, primals, tangents):
+def _picked_of_narrow_jvp(pick, primals, tangents):
     """Only the transpose of this tangent is compiled for a gradient: the sum in float32, rounded once."""
     (x, index), (dx, _) = primals, tangents
-    return _picked_of_narrow(pick, dim, x, index), pick(widened(dx), dim, index).astype(x.dtype)
-
-
-def _slices(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
-    return jnp.take(x, jnp.reshape(index, -1), dim)
+    return _picked_of_narrow(pick, x, index), pick(widened(dx), index).astype(x.dtype)
 
 
 @lowers(aten.index_select.default)
 def index_select(x, dim, index):
     """An index without dimensions selects one slice and leaves the dimension."""
-    return _picked(_slices, x, dim, index) if x.ndim else x
+    return picked(lambda x, index: jnp.take(x, jnp.reshape(index, -1), dim), x, index) if x.ndim else x
+
+
+@lowers(aten.take.default)
+def take(x, index):
+    return picked(lambda x, index: jnp.reshape(x, -1)[index], x, index)
+
+
+METAS[aten.take.default] = lambda x, index: x.new_empty(index.shape)
 
 
 @lowers(aten.gather.default)
 def gather(x, dim, index):
-    return _picked(torchax_gather, x, dim, index)
+    return picked(lambda x, index: torchax_gather(x, dim, index), x, index)

@@ -12,6 +12,7 @@ from bridge.arrays import jax_dtype
 from bridge.cells import regraft
 from bridge.lowerings.creation import to_copy
 from bridge.lowerings.elementwise import absolute
+from bridge.lowerings.gathering import picked
 from bridge.lowerings.registry import METAS, decomposes, lowers, widened
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ def _running(x, dim, scan):
     places = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim)
     hits = (wide == extreme) | jnp.isnan(wide)
     index = jax.lax.cummax(jnp.where(hits, places, 0), axis=dim)
-    return jnp.take_along_axis(x, index, dim), index
+    return picked(lambda x, index: jnp.take_along_axis(x, index, dim), x, index), index
 
 
 @lowers(aten.cumsum.default)

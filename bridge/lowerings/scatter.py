@@ -9,7 +9,9 @@ import torch
 
 from bridge.cells import regraft
 from bridge.internals import torchax_embedding, torchax_index_put
-from bridge.lowerings.registry import METAS, decomposes, lowers, widened
+from bridge.lowerings.broadcasting import broadcast
+from bridge.lowerings.gathering import picked
+from bridge.lowerings.registry import decomposes, lowers, widened
 
 aten = torch.ops.aten
 
@@ -107,7 +109,11 @@ def index_put(x, indices, values, accumulate=False):
         selected = _at_mask(x, *given[0], values)
         if selected is not None:
             mask, values = selected
+            values = broadcast(values, x.shape)
             return jnp.where(mask, x + values if accumulate else values, x)
+    if all(index.dtype != bool for _, index in given):
+        places = tuple(slice(None) if index is None else index for index in indices)
+        values = broadcast(values, jax.eval_shape(lambda x: x[places], x).shape)
     return torchax_index_put(x, indices, values, accumulate)
 
 
@@ -170,20 +176,12 @@ def as_strided_scatter(x, src, size, stride, storage_offset=None):
 
 @lowers(aten.embedding.default)
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    rows = torchax_embedding(weight, indices, padding_idx)
+    rows = picked(lambda weight, indices: torchax_embedding(weight, indices, padding_idx), weight, indices)
     if not scale_grad_by_freq:
         return rows
     count = jnp.zeros(weight.shape[0], jnp.promote_types(weight.dtype, jnp.float32)).at[indices].add(1)
     path = torchax_embedding(widened(weight), indices, padding_idx) / count[indices][..., None]
     return regraft(rows, path.astype(rows.dtype))
-
-
-@lowers(aten.take.default)
-def take(x, index):
-    return jnp.reshape(x, -1)[index]
-
-
-METAS[aten.take.default] = lambda x, index: x.new_empty(index.shape)
 
 
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)

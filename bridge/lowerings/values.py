@@ -16,6 +16,7 @@ from bridge.arrays import jax_dtype
 from bridge.errors import refusal
 from bridge.integer_ranges import range_of
 from bridge.internals import Tracer, below_modes, tree_map_only
+from bridge.lowerings.gathering import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.tensors import BridgeTensor, blank, fresh
 
@@ -99,7 +100,7 @@ def index(x, indices):
 
 @lowers(aten._unsafe_index.Tensor)
 def index_by_positions(x, indices):
-    return x[tuple(slice(None) if i is None else i for i in indices)]
+    return picked(lambda x, indices: x[tuple(slice(None) if i is None else i for i in indices)], x, indices)
 
 
 @decomposes(aten.repeat_interleave.Tensor)

@@ -80,6 +80,15 @@ def test_the_gradient_of_a_sum_in_a_wider_dtype():
     assert slopes.dtype == jnp.float16 and slopes.tolist() == [[2, 3], [2, 3]]
 
 
+FALLING = torch.arange(N, 0, -1)[:, None] / N
+
+
+def written(zeros, where, x):
+    out = zeros.clone()
+    out[where] = x
+    return out
+
+
 def start(x):
     return torch.zeros(1, 1, dtype=x.dtype)
 
@@ -103,12 +112,57 @@ MANY = {
     "take_along_dim": lambda x: torch.take_along_dim(x[:1], FIRST[:, None], 0),
     "repeat_interleave": lambda x: x[:1].repeat_interleave(torch.tensor([N]), 0),
     "index_reduce, mean": lambda x: start(x).index_reduce(0, FIRST, x, "mean", include_self=False),
+    "indexing": lambda x: x[:1][FIRST],
+    "embedding": lambda x: F.embedding(FIRST, x[:1]),
+    "take": lambda x: torch.take(x[:1], FIRST),
+    "cummax": lambda x: (x[:1].expand(N, 1) * FALLING.to(x.dtype)).cummax(0).values,
+    "trace": lambda x: torch.trace(torch.diag_embed(x[:, 0])).reshape(1),
+} | {
+    name: lambda x, copies=copies: copies(x[:1], torch.zeros(N, 1, dtype=x.dtype))
+    for name, copies in {
+        "add": lambda x, zeros: zeros + x,
+        "subtract in place": lambda x, zeros: zeros.clone().sub_(x),
+        "multiply": lambda x, zeros: (zeros + 1) * x,
+        "a number times a tensor": lambda x, zeros: x[0, 0] * (zeros + 1),
+        "where": lambda x, zeros: torch.where(zeros == 0, x, zeros),
+        "lerp": lambda x, zeros: torch.lerp(zeros, x, 1.0),
+        "maximum": lambda x, zeros: torch.maximum(zeros, x),
+        "clamp": lambda x, zeros: zeros.clamp(min=x),
+        "expand": lambda x, zeros: x.expand(N, 1).clone(),
+        "broadcast_tensors": lambda x, zeros: torch.broadcast_tensors(x, zeros)[0] * 1,
+        "repeat": lambda x, zeros: x.repeat(N, 1),
+        "tile": lambda x, zeros: x.tile(N, 1),
+        "repeat_interleave of a number": lambda x, zeros: x.repeat_interleave(N, 0),
+        "linear": lambda x, zeros: F.linear(zeros, torch.ones(1, 1, dtype=x.dtype), x[0]),
+        "addmm": lambda x, zeros: torch.addmm(x[0], zeros, torch.ones(1, 1, dtype=x.dtype)),
+        "addmv": lambda x, zeros: torch.addmv(x[0], zeros, torch.ones(1, dtype=x.dtype)),
+        "baddbmm": lambda x, zeros: torch.baddbmm(x, zeros[:, None], torch.ones(N, 1, 1, dtype=x.dtype)),
+        "matmul": lambda x, zeros: (zeros[..., None] + 1) @ x,
+        "conv1d": lambda x, zeros: F.conv1d(zeros.T, torch.ones(1, 1, 1, dtype=x.dtype), x[0]),
+        "conv_transpose1d": lambda x, zeros: F.conv_transpose1d(zeros.T, torch.ones(1, 1, 1, dtype=x.dtype), x[0]),
+        "bilinear": lambda x, zeros: F.bilinear(zeros, zeros, torch.ones(1, 1, 1, dtype=x.dtype), x[0]),
+        "prelu": lambda x, zeros: F.prelu(zeros - 1, x[0]),
+        "masked_fill": lambda x, zeros: zeros.masked_fill(zeros == 0, x[0, 0]),
+        "fill_": lambda x, zeros: zeros.clone().fill_(x[0, 0]),
+        "a slice that is written": lambda x, zeros: written(zeros, slice(None), x),
+        "an index that is written": lambda x, zeros: written(zeros, torch.arange(N), x),
+        "a mask that is written": lambda x, zeros: written(zeros, zeros[:, 0] == 0, x),
+        "replicate": lambda x, zeros: F.pad(x, (0, N - 1), mode="replicate"),
+        "instance_norm": lambda x, zeros: F.instance_norm(zeros.T[None], weight=x[0], bias=x[0]),
+        "einsum": lambda x, zeros: torch.einsum("ab,cb->ca", x, zeros + 1),
+    }.items()
 }
 """Sums of N terms, of values or of gradients."""
 
 
+def weights(shape):
+    """Eight bits each, so that both types hold them; of a sum, the same for all."""
+    size = torch.Size(shape).numel()
+    return (torch.arange(size) * 37 % 255 / 256 + 1 / 256).reshape(shape)
+
+
 @pytest.mark.parametrize("dtype", slow_unless({torch.bfloat16}.__contains__, [torch.bfloat16, torch.float16]), ids=str)
-@pytest.mark.parametrize("name", slow_unless({"scatter_reduce, mean", "gather"}.__contains__, MANY))
+@pytest.mark.parametrize("name", slow_unless({"scatter_reduce, mean", "gather", "add", "linear"}.__contains__, MANY))
 def test_many_terms_are_added_in_float32(name, dtype):
     """Rounded once, against float64: ones that were added one by one stop at 256 or 2048."""
     module, x = Call(MANY[name]), (torch.arange(N) % 3 + 1)[:, None].to(dtype)
@@ -116,13 +170,15 @@ def test_many_terms_are_added_in_float32(name, dtype):
     def in_pytorch(x):
         x = x.clone().requires_grad_()
         out = module(x)
-        return [out, *torch.autograd.grad(out, x, torch.ones_like(out))]
+        return [out, *torch.autograd.grad(out, x, weights(out.shape).to(out))]
 
     fn = bridge.export(module)
     out, pull = jax.vjp(jax.jit(lambda a: fn({}, {}, a)[0]), to_jax(x))
-    for ours, exact in zip((out, *pull(jnp.ones_like(out))), in_pytorch(x.double()), strict=True):
+    pulled = jax.jit(pull)(to_jax(weights(out.shape).to(dtype)))
+    for ours, exact in zip((out, *pulled), in_pytorch(x.double()), strict=True):
         assert str(ours.dtype) == str(dtype)[6:]
-        bound = torch.finfo(dtype).eps * exact.abs().max() / 2 * 1.01
+        kind = torch.finfo(dtype)
+        bound = kind.eps * max(exact.abs().max(), kind.smallest_normal) / 2 * 1.01
         assert np.abs(np.asarray(ours, np.float64) - exact.detach().numpy()).max() <= bound
 
 
