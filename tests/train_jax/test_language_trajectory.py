@@ -37,7 +37,9 @@ def config(made_once):
         TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
 
     sizes = {"seq_len": 48, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16}
-    run = dataclasses.replace(preset("chat-small"), data_dir=str(made_once("language_trajectory", make) / "set"), steps=STEPS)
+    run = dataclasses.replace(
+        preset("chat-small"), data_dir=str(made_once("language_trajectory", make) / "set"), steps=STEPS
+    )
     return with_fields(run, sizes | {"eval_batch_size": 16})
 
 
