@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -61,9 +61,9 @@ def product_flops(jaxpr: core.Jaxpr) -> float:
     return sum(_by_name(jaxpr, "").values())
 
 
-def _by_name(jaxpr: core.Jaxpr, scope: str) -> Counter[str]:
+def _by_name(jaxpr: core.Jaxpr, scope: str) -> dict[str, float]:
     """The FLOPs by the scopes and transformations around each product, after those in `scope`."""
-    flops: Counter[str] = Counter()
+    flops = defaultdict[str, float](float)
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         inside = f"{scope}/{equation.source_info.name_stack}"
@@ -72,10 +72,11 @@ def _by_name(jaxpr: core.Jaxpr, scope: str) -> Counter[str]:
             continue
         parts = [_by_name(inner, inside) for value in params.values() for inner in _programs(value)]
         if name == "cond":
-            parts = sorted(parts, key=Counter.total)[-1:]
+            parts = sorted(parts, key=lambda part: sum(part.values()))[-1:]
         times = params["length"] if name == "scan" else 1
         for part in parts:
-            flops.update({each: count * times for each, count in part.items()})
+            for each, count in part.items():
+                flops[each] += count * times
     return flops
 
 
