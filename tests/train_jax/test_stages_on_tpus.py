@@ -5,6 +5,8 @@ import json
 import pytest
 from support.scripts import run_script
 
+pytestmark = pytest.mark.campaign
+
 
 def programs(*stages):
     """The names of the programs of each stage, compiled for four chips."""
@@ -21,7 +23,6 @@ def puzzle_stages(folder):
     return build, ["train", "tiny", "--data-dir", data, "--run-dir", run, "--wandb", "disabled", *sizes], run
 
 
-@pytest.mark.slow
 def test_training_with_a_curriculum(tmp_path):
     build, train, _ = puzzle_stages(tmp_path)
     curriculum = ["--curriculum-epochs", "1", "--curriculum-start", "1", "1", "--steps", "8"]
@@ -30,7 +31,6 @@ def test_training_with_a_curriculum(tmp_path):
     assert "initial_carry" in trained
 
 
-@pytest.mark.campaign
 def test_every_evaluation_of_puzzles(tmp_path):
     build, train, run = puzzle_stages(tmp_path)
     *_, halted, refilled, tried, solved = programs(
@@ -44,7 +44,6 @@ def test_every_evaluation_of_puzzles(tmp_path):
     assert all((halted, refilled, tried, solved)), (halted, refilled, tried, solved)
 
 
-@pytest.mark.campaign
 def test_a_language_model(tmp_path):
     (tmp_path / "source").mkdir()
     for number in range(40):
