@@ -7,7 +7,7 @@ from support.compiled_program import PROGRAM
 
 from train_jax.pod.counted import product_flops
 from train_jax.pod.hlo import Array, Program
-from train_jax.pod.yardsticks import module_of, yardsticks
+from train_jax.pod.yardsticks import module_of, pass_of, yardsticks
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,20 @@ def test_a_loop_counts_as_often_as_it_runs(program):
 )
 def test_the_module_of_an_operation(op_name, module):
     assert module_of(op_name) == module
+
+
+@pytest.mark.parametrize(
+    ("op_name", "expected"),
+    [
+        ("jit(step)/jvp([Net])/layers.0[Block]/dot_general", "forward"),
+        ("jit(step)/transpose(jvp([Net]))/layers.0[Block]/dot_general", "backward"),
+        ("jit(step)/[Net]/layers.0[Block]/dot_general", "forward"),  # of an evaluation
+        ("jit(step)/add", "update"),
+        ("", "made by the compiler"),
+    ],
+)
+def test_the_pass_of_an_operation(op_name, expected):
+    assert pass_of(op_name) == expected
 
 
 def test_sums(program):

@@ -4,7 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-from train_jax.pod.search import Tried, Variant, best, compile_all, lines, to_json, variants
+from train_jax.pod.search import Tried, Variant, best, compile_all, lines, smaller_parts, to_json, variants
 from train_jax.run.presets import preset
 
 TOPOLOGY: Any = SimpleNamespace(devices=range(4), hbm_bytes=2**30)
@@ -77,6 +77,16 @@ def test_variants_that_cannot_fit_are_not_compiled():
     because = "not compiled, because --global-batch-size 8 --compute.remat blocks --compute.accumulation-steps 4 needs"
     assert found[1].refusal == f"{because} less memory and does not fit"
     assert said[1].endswith("steps 4: 1.20 GiB, does not fit, 0.0 million estimated cycles")
+
+
+def test_more_parts_while_nothing_fits():
+    all_tried = [tried(100, 4, 32, "", 1), tried(100, 3, 32, "blocks", 4), tried(100, 5, 64, "blocks", 4)]
+    assert smaller_parts(all_tried, 4) == Variant(32, "blocks", 8)
+    assert smaller_parts(all_tried, 8) is None, "a device has four examples, which are no eight parts"
+    refused = Tried(Variant(32, "blocks", 8), None, "the TPU compiler refuses the step: RESOURCE_EXHAUSTED: memory")
+    assert smaller_parts([*all_tried, refused], 2) == Variant(32, "blocks", 16)
+    assert smaller_parts([*all_tried, tried(100, 0.9, 32, "blocks", 8)], 2) is None, "one fits"
+    assert smaller_parts([Tried(Variant(32, "blocks", 8), None, "no")], 2) is None
 
 
 def test_another_refusal_says_nothing_about_memory():

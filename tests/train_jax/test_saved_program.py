@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from support.scripts import run_script
+from support.processes import run_processes
+from support.scripts import run_script, script
 
 from train_jax.__main__ import main
 
@@ -28,6 +29,19 @@ def test_a_saved_train_step_trains_the_same_weights_and_no_other_run(data_dir, t
     assert attempts.keys() == reasons.keys()
     for name, reason in reasons.items():
         assert reason in attempts[name] and "\n" not in attempts[name], (name, attempts[name])
+
+
+@pytest.mark.slow
+def test_a_saved_train_step_in_two_processes(data_dir, tmp_path):
+    """The first process saves it, both load it; that of one process is another one."""
+    command = script("saved_by_processes", data_dir, tmp_path)
+    for count in (1, 2):
+        statuses, texts = run_processes([command] * count)
+        assert statuses == [0] * count, "\n".join(texts)
+    for text in texts:
+        (line,) = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+        assert line["equal"] and line["leaves"] > 10 and line["loads"] == ["step.program"]
+        assert "was compiled for devices 2, not 4" in line["of one process"]
 
 
 @pytest.mark.parametrize("fields", [[], ["--compute.runner", "shard_map", "--step", "evaluate"]])

@@ -13,6 +13,8 @@ from models_torch.trm import TRMConfig
 from train_jax.pod.analytic import analytic_flops
 from train_jax.pod.compile import train_step_arguments
 from train_jax.pod.counted import product_flops, products
+from train_jax.pod.hlo import Program
+from train_jax.pod.yardsticks import yardsticks
 from train_jax.run.config import ComputeConfig
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
@@ -58,6 +60,12 @@ def test_flops_of_the_train_step(mixer):
     counted = products(jaxpr)
     assert (counted.of_model, counted.recomputed, counted.outside) == (counted.total, 0, 0)
     assert analytic_flops(training) == pytest.approx(counted.of_model, rel=1e-3)
+    sums = yardsticks(Program(""), products=counted.by_name)
+    updates_of_all = (2 + 3) * updates
+    perceptron = swiglu(rows, HIDDEN, 16) - product(rows, 96, HIDDEN)  # without its last product, a module of its own
+    mlp = sums.by_module["model.inner.L_level.layers.1.mlp"].product_flops
+    assert mlp == pytest.approx(updates_of_all * perceptron)
+    assert sums.by_pass["backward"].product_flops == pytest.approx(2 * (updates * network + heads), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", slow_unless("chat-tiny".__eq__, ["chat-tiny", "chat-tiny-2026"]))
@@ -83,6 +91,9 @@ def test_flops_of_a_language_model(name):
     last = 2 * 48 * 4 * 48
     expected = 2 * 16 * (2 * blocks + 2 * attention - 2 * last)
     assert counted.recomputed == expected
+    by_pass = yardsticks(Program(""), products=counted.by_name).by_pass
+    assert by_pass["update"].product_flops == counted.outside
+    assert by_pass["backward"].product_flops == counted.recomputed + 2 * by_pass["forward"].product_flops
     # Newton-Schulz iterates five times with three products; more rows than columns are transposed.
     square, wide = 4 * (3 * 2 * 48**3), 2 * (2 * 2 * 48 * 48 * 192 + 2 * 48**3)
     assert counted.outside == 2 * 5 * (square + wide)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,7 +14,6 @@ from jax.extend import core
 
 from train_jax.pod.yardsticks import module_of
 
-Names = Callable[[str], bool]
 _RECOMPUTED = "rematted_computation"
 
 
@@ -20,46 +21,63 @@ _RECOMPUTED = "rematted_computation"
 class Products:
     """FLOPs of the matrix products of a train step on one device, two for a multiplication and addition."""
 
-    total: float
-    recomputed: float = 0.0
-    """Those of the forward pass that the backward pass computes again."""
-    outside: float = 0.0
-    """Those outside of the PyTorch module and its gradient, such as Newton-Schulz iterations of Muon."""
+    by_name: Mapping[str, float]
+    """By the scopes and transformations around them, such as `jit(step)/transpose(jvp([Net]))/layers.0[Block]`."""
+
+    @cached_property
+    def total(self) -> float:
+        return self._sum(lambda name: True)
+
+    @cached_property
+    def recomputed(self) -> float:
+        """Those of the forward pass that the backward pass computes again."""
+        return self._sum(lambda name: _RECOMPUTED in name)
+
+    @cached_property
+    def outside(self) -> float:
+        """Those outside of the PyTorch module and its gradient, such as Newton-Schulz iterations of Muon."""
+        return self._sum(lambda name: not module_of(name).name and "jvp(" not in name)
 
     @property
     def of_model(self) -> float:
         """Those of one forward and one backward pass of the module."""
         return self.total - self.recomputed - self.outside
 
+    def _sum(self, counts: Callable[[str], bool]) -> float:
+        return sum(flops for name, flops in self.by_name.items() if counts(name))
+
 
 def products(jaxpr: core.Jaxpr) -> Products:
     """Counts the products of a step whose module was exported with `name_scopes`."""
-    return Products(
-        product_flops(jaxpr),
-        product_flops(jaxpr, lambda name: _RECOMPUTED in name),
-        product_flops(jaxpr, lambda name: not module_of(name).name and "jvp(" not in name),
-    )
+    return Products(_by_name(jaxpr, ""))
 
 
-def product_flops(jaxpr: core.Jaxpr, counts: Names = lambda name: True, scope: str = "") -> float:
+def product_flops(jaxpr: core.Jaxpr) -> float:
     """Returns the FLOPs of every matrix product and convolution, two for a multiplication and addition.
 
     Loops count as often as they run. A `while`, whose length is not known, counts once, as the longest branch of a
-    `cond` does. With `counts`, only products for whose name it is true: the scopes and transformations around it, such
-    as `transpose(jvp(model))`, after those in `scope`.
+    `cond` does.
     """
-    return sum(_of_equation(equation, counts, scope) for equation in jaxpr.eqns)
+    return sum(_by_name(jaxpr, "").values())
 
 
-def _of_equation(equation: Any, counts: Names, scope: str) -> float:
-    name, params = equation.primitive.name, equation.params
-    scope = f"{scope}/{equation.source_info.name_stack}"
-    if name in _PRODUCTS:
-        return _PRODUCTS[name](equation) if counts(scope) else 0.0
-    parts = [product_flops(inner, counts, scope) for value in params.values() for inner in _programs(value)]
-    if name == "cond":
-        return max(parts, default=0.0)
-    return sum(parts) * (params["length"] if name == "scan" else 1)
+def _by_name(jaxpr: core.Jaxpr, scope: str) -> dict[str, float]:
+    """The FLOPs by the scopes and transformations around each product, after those in `scope`."""
+    flops = defaultdict[str, float](float)
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        inside = f"{scope}/{equation.source_info.name_stack}"
+        if name in _PRODUCTS:
+            flops[inside] += _PRODUCTS[name](equation)
+            continue
+        parts = [_by_name(inner, inside) for value in params.values() for inner in _programs(value)]
+        if name == "cond":
+            parts = sorted(parts, key=lambda part: sum(part.values()))[-1:]
+        times = params["length"] if name == "scan" else 1
+        for part in parts:
+            for each, count in part.items():
+                flops[each] += count * times
+    return flops
 
 
 def _of_dot(equation: Any) -> float:

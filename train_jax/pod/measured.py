@@ -88,7 +88,7 @@ def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
         else:
             source, module = source_of(program, instruction)
             kind = kind_of(program, instruction)
-        for total, key in zip(sums, (kind, pass_of(source), *module), strict=True):
+        for total, key in zip(sums, (kind, pass_of(source.op_name), *module), strict=True):
             total[key] += milliseconds
         operations.append(Operation(name, milliseconds, runs[name] / steps, kind, module.name, source.op_name))
     by_kind, by_pass, by_module, by_class = (dict(sorted(each.items(), key=lambda item: -item[1])) for each in sums)

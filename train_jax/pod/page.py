@@ -47,16 +47,23 @@ def search_page(name: str, tried: Sequence[Tried], topology: Topology) -> str:
 
 
 def _table(name: str, costs: Mapping[str, Cost], result: Result) -> Table:
-    total, bandwidth = result.yardsticks.total, result.topology.hbm_bandwidth
+    total, topology = result.yardsticks.total, result.topology
     rows, shares = [], []
-    scheduled = total.scheduled > 0
     for part, cost in costs.items():
         shares.append(cost.cycles / total.cycles if total.cycles else 0.0)
-        hbm = f"{cost.hbm_bytes / 1e9:.2f}", f"{cost.hbm_bytes / bandwidth * 1e3:.2f}"
-        bundles = (f"{cost.bundles / 1e6:.2f}", percent(cost.bundles / total.bundles)) if scheduled else ()
-        cells = part or "(no module)", f"{cost.cycles / 1e6:.2f}", percent(shares[-1]), *bundles, *hbm
+        bundles = (f"{cost.bundles / 1e6:.2f}", _share(cost.bundles, total.bundles)) if total.scheduled else ()
+        hbm = f"{cost.hbm_bytes / 1e9:.2f}", f"{cost.hbm_bytes / topology.hbm_bandwidth * 1e3:.2f}"
+        peak = f"{cost.product_flops / 1e12:.3f}", f"{cost.product_flops / topology.peak_flops * 1e3:.2f}"
+        cells = (
+            *(part or "(no module)", f"{cost.cycles / 1e6:.2f}", percent(shares[-1]), *bundles),
+            *(*hbm, _share(cost.hbm_bytes, total.hbm_bytes), *peak, _share(cost.product_flops, total.product_flops)),
+        )
         rows.append((*cells, f"{cost.instructions:,}"))
     return name, rows, shares
+
+
+def _share(part: float, total: float) -> str:
+    return percent(part / total if total else 0.0)
 
 
 def _memory(result: Result) -> list[tuple[str, ...]]:

@@ -42,7 +42,8 @@ class Result:
         schedules: Schedules | None = None,
     ) -> Result:
         least = analytic_flops(training) if step == "train" else None
-        return cls(name, step, training, topology, compiled, yardsticks(compiled.program, schedules), least)
+        sums = yardsticks(compiled.program, schedules, compiled.products.by_name)
+        return cls(name, step, training, topology, compiled, sums, least)
 
     @property
     def batch_size(self) -> int:
@@ -113,12 +114,21 @@ class Result:
             "hbm_seconds": self.hbm_seconds,
             "prefetched_bytes": sums.prefetched_bytes,
             "roofline_seconds": self.roofline_seconds,
-            "by_kind": _to_json(sums.by_kind),
-            "by_pass": _to_json(sums.by_pass),
-            "by_module": _to_json(sums.by_module),
-            "by_class": _to_json(sums.by_class),
+            "by_kind": self._to_json(sums.by_kind),
+            "by_pass": self._to_json(sums.by_pass),
+            "by_module": self._to_json(sums.by_module),
+            "by_class": self._to_json(sums.by_class),
             "collectives": [dataclasses.asdict(each) for each in sums.collectives],
         }
+
+    def _to_json(self, costs: Mapping[str, Cost]) -> dict[str, dict[str, float]]:
+        def times(cost: Cost) -> dict[str, float]:
+            return {
+                "hbm_seconds": cost.hbm_bytes / self.topology.hbm_bandwidth,
+                "roofline_seconds": cost.product_flops / self.topology.peak_flops,
+            }
+
+        return {name: dataclasses.asdict(cost) | times(cost) for name, cost in costs.items()}
 
     def lines(self) -> Iterator[str]:
         """Yields the lines for the terminal."""
@@ -161,19 +171,27 @@ class Result:
             yield f"  collective       {count} x {kind}, {size / 1e6:.2f} MB, {beside}"
         for title, costs in sums.splits.items():
             yield ""
-            bundles = f" {'Mbundles':>9} {'share':>6}" if sums.total.scheduled else ""
-            yield f"  {'Mcycles':>8} {'share':>6}{bundles} {'HBM GB':>7}  by {title}"
-            yield from (_row(name, cost, sums.total) for name, cost in list(costs.items())[:MODULES_SHOWN])
+            yield f"  {self._cells(None)}  by {title}"
+            for name, cost in list(costs.items())[:MODULES_SHOWN]:
+                yield f"  {self._cells(cost)}  {name or '(no module)'}"
 
-
-def _row(name: str, cost: Cost, total: Cost) -> str:
-    share = cost.cycles / total.cycles if total.cycles else 0
-    bundles = f" {cost.bundles / 1e6:9.2f} {cost.bundles / total.bundles:6.1%}" if total.bundles else ""
-    return f"  {cost.cycles / 1e6:8.2f} {share:6.1%}{bundles} {cost.hbm_bytes / 1e9:7.2f}  {name or '(no module)'}"
-
-
-def _to_json(costs: Mapping[str, Cost]) -> dict[str, dict[str, float]]:
-    return {name: dataclasses.asdict(cost) for name, cost in costs.items()}
+    def _cells(self, cost: Cost | None) -> str:
+        """Each yardstick of a part of the step with its share of the total, or their headings."""
+        total, topology = self.yardsticks.total, self.topology
+        columns = {
+            "Mcycles": ("cycles", 1e6),
+            "Mbundles": ("bundles", 1e6),
+            "HBM ms": ("hbm_bytes", topology.hbm_bandwidth / 1e3),
+            "peak ms": ("product_flops", topology.peak_flops / 1e3),
+        }
+        if not total.scheduled:
+            del columns["Mbundles"]
+        if cost is None:
+            return " ".join(f"{heading:>8} {'share':>6}" for heading in columns)
+        return " ".join(
+            f"{getattr(cost, field) / unit:8.2f} {getattr(cost, field) / (getattr(total, field) or 1):6.1%}"
+            for field, unit in columns.values()
+        )
 
 
 def _gib(size: float) -> str:

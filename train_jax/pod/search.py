@@ -14,7 +14,7 @@ from train_jax.run.config import RunConfig
 from train_jax.tasks.task import Task
 
 PARTS = (1, 2, 4)
-"""Values of `compute.accumulation_steps` that are tried."""
+"""Values of `compute.accumulation_steps` that are tried; more if nothing fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +108,9 @@ def search(
 ) -> list[Tried]:
     """Compiles the variants one after the other, those that need the least memory first.
 
-    A variant is not compiled if one that needs less memory does not fit. `progress` is called with what is compiled
-    and with what came of it. Raises `UserError` if no batch size divides by the devices.
+    A variant is not compiled if one that needs less memory does not fit. While none fits, the smallest batch is
+    compiled with recomputation in twice as many parts. `progress` is called with what is compiled and with what came
+    of it. Raises `UserError` if no batch size divides by the devices.
     """
     chosen = variants(config, len(topology.devices), batch_sizes)
     if not chosen:
@@ -125,7 +126,23 @@ def search(
         step = dataclasses.replace(step, executable=None, lowered=None)  # frees its memory
         return Tried(variant, Result.of(name, "train", training, topology, step))
 
-    return compile_all(chosen, compiled, progress)
+    tried = compile_all(chosen, compiled, progress)
+    while (more := smaller_parts(tried, len(topology.devices))) is not None:
+        tried += compile_all([more], compiled, progress)
+    return tried
+
+
+def smaller_parts(tried: Sequence[Tried], devices: int) -> Variant | None:
+    """Returns the next variant to compile while nothing fits: that with the least memory, in twice as many parts.
+
+    None if one fits, if another reason than memory refuses that variant, or if its parts cannot be divided.
+    """
+    least = min(tried, key=lambda each: _memory_first(each.variant))
+    parts = 2 * least.variant.accumulation_steps
+    divides = least.variant.global_batch_size % (devices * parts) == 0
+    if any(each.fits for each in tried) or not least.is_too_large or not divides:
+        return None
+    return dataclasses.replace(least.variant, accumulation_steps=parts)
 
 
 def compile_all(

@@ -45,6 +45,8 @@ class Cost:
     """Scheduled bundles, each executed in a cycle or more; 0 without schedules."""
     scheduled: int = 0
     """Instructions whose schedule is known."""
+    product_flops: float = 0
+    """Of the matrix products as the JAX program names them, before the compiler joins instructions into fusions."""
 
     def add(self, instruction: Instruction, times: int, hbm_bytes: float, schedule: Schedule | None) -> None:
         self.cycles += instruction.estimated_cycles * times
@@ -92,8 +94,13 @@ class Yardsticks:
         return {"work": self.by_kind, "pass": self.by_pass, "module": self.by_module, "class": self.by_class}
 
 
-def yardsticks(program: Program, schedules: Schedules | None = None) -> Yardsticks:
-    """Sums the instructions that have an estimate. Without `schedules` there are no bundles."""
+def yardsticks(
+    program: Program, schedules: Schedules | None = None, products: Mapping[str, float] | None = None
+) -> Yardsticks:
+    """Sums the instructions that have an estimate. Without `schedules` there are no bundles.
+
+    `products` are the FLOPs of matrix products by the names of their operations.
+    """
     total, prefetched = Cost(), 0.0
     by_kind, by_pass, by_module, by_class = (defaultdict(Cost) for _ in range(4))
     collectives = []
@@ -110,9 +117,14 @@ def yardsticks(program: Program, schedules: Schedules | None = None) -> Yardstic
             continue
         size = _hbm_bytes(program, instruction)
         source, module = source_of(program, instruction)
-        groups = by_kind[kind], by_pass[pass_of(source)], by_module[module.name], by_class[module.classes]
+        groups = by_kind[kind], by_pass[pass_of(source.op_name)], by_module[module.name], by_class[module.classes]
         for cost in (total, *groups):
             cost.add(instruction, times, size, schedules and schedules.of(instruction))
+    for name, flops in (products or {}).items():
+        module = module_of(name)
+        groups = by_kind[PRODUCTS], by_pass[pass_of(name)], by_module[module.name], by_class[module.classes]
+        for cost in (total, *groups):
+            cost.product_flops += flops
     return Yardsticks(
         total,
         _largest_first(by_kind),
@@ -134,13 +146,14 @@ def kind_of(program: Program, instruction: Instruction) -> str:
     return SORTS if opcodes.intersection(_GATHERS) else ELEMENTWISE
 
 
-def pass_of(instruction: Instruction) -> str:
-    """Returns the pass that an instruction belongs to, by the transformations in its name."""
-    if not instruction.op_name:
+def pass_of(op_name: str) -> str:
+    """Returns the pass that an operation belongs to, by the transformations in its name."""
+    if not op_name:
         return UNNAMED
-    if "transpose(" in instruction.op_name or "checkpoint" in instruction.op_name:
+    if "transpose(" in op_name or "checkpoint" in op_name:
         return BACKWARD
-    return FORWARD if "jvp(" in instruction.op_name else UPDATE
+    # An evaluation has no gradient, and no "jvp(": its forward pass is what modules compute.
+    return FORWARD if "jvp(" in op_name or module_of(op_name).name else UPDATE
 
 
 def module_of(op_name: str) -> Module:
