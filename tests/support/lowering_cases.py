@@ -159,6 +159,7 @@ CASES = {
     ],
     aten.slice_scatter.default: [((X, Y[:, :2], -1, 1, 3), {}), ((X, Y[:2], 0, -3, 9, 2), {})],
     aten.take.default: [((X, torch.tensor([[0, 5], [11, -1]])), {})],
+    aten.repeat.default: [((X, [2, 1]), {}), ((X, [2, 1, 3]), {}), ((X, [0, 1]), {}), ((X[0, 0], [3]), {})],
     aten._unsafe_index.Tensor: [((X, [None, torch.tensor([1, 1, -1])]), {})],
     aten.sum.default: [((X,), {}), ((INDEX,), {"dtype": torch.float64})],
     aten.sum.dim_IntList: [((X, [1]), {}), ((SQUARE, [0, -1], True), {}), ((X > 0, [0]), {})],
