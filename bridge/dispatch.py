@@ -8,6 +8,7 @@ writes in place (`aliasing.py`), it draws random numbers (`draws.py`), or it com
 from __future__ import annotations
 
 import contextlib
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -78,6 +79,8 @@ class Dispatch(UncompiledDispatchMode):
         self.positions = Positions()
         self.is_istft = False
         """Whether the operations are those of `torch.istft`."""
+        self.entry: types.FrameType | None = None
+        """The frame in which the bridge runs the module's code, while it does."""
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
