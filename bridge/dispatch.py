@@ -24,6 +24,7 @@ from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
 from bridge.integers import REMEDY, Integers, RangeError, checked
 from bridge.internals import HigherOrderOperator, Tracer, UncompiledDispatchMode, is_composite, returns, schema_name
+from bridge.kernel_checks import as_said_by_kernel
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule
 from bridge.metas import MetaCache
@@ -137,6 +138,10 @@ class Dispatch(UncompiledDispatchMode):
                 raise_if_refused(func, args, kwargs, nested=bool(self._nested))
             return self._translated(func, args, kwargs)
         except Exception as error:
+            of_kernel = None if self._nested else as_said_by_kernel(error, func, args, kwargs)
+            if of_kernel is not None:
+                of_kernel.add_note(self.where())
+                raise of_kernel from None
             if isinstance(error, ValueError) and func not in ORDINARY and func.namespace == "aten":
                 # Of PyTorch's form in Python, which its meta device runs; the kernel has not refused the arguments.
                 raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error
