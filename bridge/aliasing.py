@@ -13,7 +13,7 @@ from bridge.arrays import jax_dtype
 from bridge.computation import compute, values_into
 from bridge.internals import below_autograd, below_modes, schema_name
 from bridge.memory import refuse_overlap
-from bridge.metas import check_write, listed, map_tensors, meta_of, meta_of_strided
+from bridge.metas import check_write, listed, map_tensors, meta_of_strided, traced_meta_of
 from bridge.operations import functional_of, functional_op, has_out
 from bridge.tensors import BridgeTensor, as_view
 from bridge.views import view_steps
@@ -31,7 +31,7 @@ def make_view(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
     """A tensor, or several, over the memory of the first argument."""
     base: BridgeTensor = args[0]
     metas = meta_of_strided(base, *args[1:], **kwargs) if func is aten.as_strided.default else None
-    metas = meta_of(func, args, kwargs) if metas is None else metas
+    metas = traced_meta_of(func, args, kwargs) if metas is None else metas
     outs = list(listed(metas))
     dispatch.note(func, "view")
     steps = view_steps(func, base, args, kwargs, outs)

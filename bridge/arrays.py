@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,12 +10,38 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge.errors import refusal
 from bridge.internals import below_modes, jax_dtype_of, torch_dtype_of
 
 
 def jax_dtype(dtype: torch.dtype) -> Any:
-    """The dtype JAX stores for a torch dtype: 64-bit types become 32-bit ones while x64 is off."""
+    """The dtype JAX stores for a torch dtype: 64-bit types become 32-bit ones while x64 is off.
+
+    Raises `BridgeError` for one that JAX does not have.
+    """
+    refuse_dtype(dtype)
     return jax.dtypes.canonicalize_dtype(jax_dtype_of(dtype))
+
+
+def refuse_dtype(dtype: torch.dtype) -> None:
+    """Raise `BridgeError` for a dtype that JAX does not have."""
+    if not has_counterpart(dtype):
+        remedy = (
+            "call .float() before the operation that makes complex numbers, or .to(torch.complex64)"
+            if dtype == torch.complex32
+            else "convert it to a dtype that JAX has, such as torch.float32"
+        )
+        raise refusal(f"a tensor is {dtype}, which JAX does not have", remedy)
+
+
+@functools.cache
+def has_counterpart(dtype: torch.dtype) -> bool:
+    """Whether JAX has the dtype, or one of 32 bits for one of 64."""
+    try:
+        jax_dtype_of(dtype)
+    except RuntimeError:
+        return False
+    return True
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
@@ -23,12 +50,13 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 
 def array_of(tensor: torch.Tensor) -> jax.Array:
     """A copy of a real tensor as a JAX array; later writes to the tensor do not reach it."""
+    dtype = jax_dtype(tensor.dtype)
     # Below every mode, and not staged under jit: reading memory is no operation of the module.
     with below_modes(), jax.ensure_compile_time_eval():
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
-        return jnp.array(tensor.numpy(), jax_dtype(tensor.dtype))
+        return jnp.array(tensor.numpy(), dtype)
 
 
 def tensor_of(array: jax.Array | np.ndarray) -> torch.Tensor:

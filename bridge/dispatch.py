@@ -8,6 +8,7 @@ writes in place (`aliasing.py`), it draws random numbers (`draws.py`), or it com
 from __future__ import annotations
 
 import contextlib
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
 from bridge.integers import REMEDY, Integers, RangeError, checked
 from bridge.internals import HigherOrderOperator, Tracer, UncompiledDispatchMode, is_composite, returns, schema_name
+from bridge.kernel_checks import as_said_by_kernel
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule
 from bridge.metas import MetaCache
@@ -78,6 +80,8 @@ class Dispatch(UncompiledDispatchMode):
         self.positions = Positions()
         self.is_istft = False
         """Whether the operations are those of `torch.istft`."""
+        self.entry: types.FrameType | None = None
+        """The frame in which the bridge runs the module's code, while it does."""
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
@@ -134,6 +138,10 @@ class Dispatch(UncompiledDispatchMode):
                 raise_if_refused(func, args, kwargs, nested=bool(self._nested))
             return self._translated(func, args, kwargs)
         except Exception as error:
+            of_kernel = None if self._nested else as_said_by_kernel(error, func, args, kwargs)
+            if of_kernel is not None:
+                of_kernel.add_note(self.where())
+                raise of_kernel from None
             if isinstance(error, ValueError) and func not in ORDINARY and func.namespace == "aten":
                 # Of PyTorch's form in Python, which its meta device runs; the kernel has not refused the arguments.
                 raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error

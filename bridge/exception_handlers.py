@@ -9,19 +9,20 @@ import ast
 import contextlib
 import functools
 import linecache
-import os
 import sys
 from types import FrameType
 
 from bridge.errors import is_framework
 
-_CALL = os.path.join(os.path.dirname(__file__), "call.py")
 
+def caught_by_the_module(error: type[BaseException], entry: FrameType | None) -> bool:
+    """Whether a `try` or `contextlib.suppress` around the running line catches `error`.
 
-def caught_by_the_module(error: type[BaseException]) -> bool:
-    """Whether a `try` or `contextlib.suppress` around the running line, between here and the call, catches `error`."""
+    `entry` is the frame in which the bridge runs the module's code: its forward, or later the backward of a
+    `torch.autograd.Function`. What is further out is the caller's.
+    """
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _CALL:
+    while frame is not None and frame is not entry:
         if not is_framework(frame.f_code.co_filename) and _catches(frame, error):
             return True
         frame = frame.f_back

@@ -1,18 +1,23 @@
 """Arguments that PyTorch's kernels refuse while its meta device takes them: types, and numbers out of range.
 
 The kernel itself is asked, on the host, with zeros in place of traced tensors, once for each signature of a process.
-What it refuses is its own error. Only elementwise operations are asked with smaller sizes, which keep their relations
-there: other kernels may read beyond a tensor that is too small for the rest. Large arguments of those are not checked.
+What it refuses is its own error, also where the meta device refuses it in other words. Only elementwise operations are
+asked with smaller sizes, which keep their relations there: other kernels may read beyond a tensor that is too small for
+the rest. Large arguments of those are not checked.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import torch
 
+from bridge.errors import BridgeError
 from bridge.internals import arguments, below_modes, schema_name, tree_map_only
 from bridge.metas import tensors_in
 from bridge.operations import has_out, is_random, kind_of
@@ -25,6 +30,9 @@ _SMALL = 4
 
 _AFFORDABLE = 2**16
 """Elements up to which the kernel is asked with the real sizes."""
+
+_BEARABLE = 2**26
+"""As that, where the meta device has refused the arguments: what the kernel refuses, too, is not computed."""
 
 _FITTING: set[Any] = set()
 """Signatures that the kernel takes."""
@@ -53,6 +61,27 @@ def refused_by_kernel(func: Any, args: tuple, kwargs: dict) -> Exception | None:
             _FITTING.clear()
         _FITTING.add(key)
     return error
+
+
+def as_said_by_kernel(error: Exception, func: Any, args: tuple, kwargs: dict) -> Exception | None:
+    """The kernel's own error where PyTorch's meta device, or Python code of it, has raised `error`.
+
+    None if the kernel takes the arguments, is not asked, or is not reached because the autograd layer raises before.
+    """
+    if isinstance(error, (BridgeError, jax.errors.JaxRuntimeError)) or not isinstance(error, _OF_ARGUMENTS):
+        return None
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_code.co_filename in _OF_AUTOGRAD or not _can_be_asked(func):
+        return None
+    return _asked(func, args, kwargs, by_values=True, affordable=_BEARABLE)
+
+
+_OF_ARGUMENTS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError)
+_OF_AUTOGRAD = frozenset(
+    os.path.join(os.path.dirname(__file__), *name.split("/"))
+    for name in ("aliasing.py", "memory.py", "lowerings/no_derivative.py")
+)
+"""Files that raise what PyTorch's autograd layer and its checks of memory raise, before a kernel looks at sizes."""
 
 
 def _is_index(tensor: torch.Tensor) -> bool:
@@ -93,14 +122,14 @@ def _signature(value: Any) -> Any:
     return type(value), value
 
 
-def _asked(func: Any, args: tuple, kwargs: dict, by_values: bool) -> Exception | None:
+def _asked(func: Any, args: tuple, kwargs: dict, by_values: bool, affordable: int = _AFFORDABLE) -> Exception | None:
     """The error with the real sizes if every attempt has failed, with zeros and with ones in the same way."""
     named = {"device": "cpu", "dropout_p": 0.0}
     kwargs = {k: named.get(k, v) for k, v in kwargs.items()}
     args = tuple(named.get(a.name, v) for a, v in zip(arguments(func), args, strict=False))
     errors: list[Exception] = []
     with below_modes(), torch.no_grad():
-        for attempt in _attempts((args, kwargs), by_values):
+        for attempt in _attempts((args, kwargs), by_values, affordable):
             try:
                 some, rest = tree_map_only(torch.Tensor, attempt, (args, kwargs))
                 func(*some, **rest)
@@ -117,10 +146,10 @@ def _asked(func: Any, args: tuple, kwargs: dict, by_values: bool) -> Exception |
 _NOT_ON_THE_HOST = ("for 'Half'", "for 'BFloat16'", "for 'Float8")
 
 
-def _attempts(values: Any, by_values: bool) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+def _attempts(values: Any, by_values: bool, affordable: int) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
     """What takes the place of each tensor."""
     sizes = [(t.numel(), by_values and _is_index(t)) for t in tensors_in(values)]
-    if sum(n for n, is_index in sizes if is_index) > _AFFORDABLE:
+    if sum(n for n, is_index in sizes if is_index) > affordable:
         return
 
     def stand_in(tensor: torch.Tensor, fill: int) -> torch.Tensor:
@@ -129,7 +158,7 @@ def _attempts(values: Any, by_values: bool) -> Iterator[Callable[[torch.Tensor],
         shape = tensor.shape if by_values else [min(n, _SMALL) for n in tensor.shape]
         return torch.full(shape, fill, dtype=tensor.dtype)
 
-    if by_values and sum(n for n, _ in sizes) > _AFFORDABLE:
+    if by_values and sum(n for n, _ in sizes) > affordable:
         return
     for fill in (0, 1):
         yield functools.partial(stand_in, fill=fill)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from bridge.arrays import has_counterpart
 from bridge.errors import BridgeError
 from bridge.internals import storage_id
 
@@ -29,6 +30,9 @@ def what_is_special(tensor: torch.Tensor) -> str | None:
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return "is sparse, quantized or nested; make it dense"
+    if not has_counterpart(tensor.dtype):
+        other = torch.complex64 if tensor.is_complex() else torch.float32
+        return f"is {tensor.dtype}, which JAX does not have; convert it before, to {other} for instance"
     return None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bridge.arrays import refuse_dtype
 from bridge.internals import arguments, below_dispatch, leave_compiler_unloaded, overload_name, schema_name
 from bridge.lowerings.registry import METAS
 from bridge.tensors import BridgeTensor, blank
@@ -50,8 +51,16 @@ def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
         return answer(*map_tensors(args, _twin), **kwargs)
 
 
+def traced_meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
+    """As `meta_of`, of an operation on traced tensors. Raises `BridgeError` for a dtype that JAX does not have."""
+    metas = meta_of(func, args, kwargs)
+    for meta in tensors_in(metas):
+        refuse_dtype(meta.dtype)
+    return metas
+
+
 class MetaCache:
-    """`meta_of`, asked once for each operation on arguments of the same shapes: recursion asks again and again."""
+    """`traced_meta_of`, asked once for each operation on the same shapes: recursion asks again and again."""
 
     def __init__(self):
         self._known: dict[Any, Any] = {}
@@ -61,10 +70,10 @@ class MetaCache:
         try:
             return self._known[key]
         except KeyError:
-            metas = self._known[key] = meta_of(func, args, kwargs)
+            metas = self._known[key] = traced_meta_of(func, args, kwargs)
             return metas
         except TypeError:  # an argument that has no hash
-            return meta_of(func, args, kwargs)
+            return traced_meta_of(func, args, kwargs)
 
 
 def meta_of_strided(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +38,14 @@ def _without_compiler() -> contextlib.AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else contextlib.nullcontext()
 
 
+def _frame_of_with() -> types.FrameType | None:
+    """The frame whose `with` statement the calling context manager belongs to."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == contextlib.__file__:
+        frame = frame.f_back
+    return frame
+
+
 @contextlib.contextmanager
 def tracing(dispatch: Dispatch) -> Iterator[None]:
     """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
@@ -46,8 +56,9 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
     recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
     state, default_dtype = state_of_python(), torch.get_default_dtype()
-    entry = threading.get_ident(), dispatch
-    UNDER_WAY.append(entry)
+    under_way = threading.get_ident(), dispatch
+    UNDER_WAY.append(under_way)
+    entry_before, dispatch.entry = dispatch.entry, _frame_of_with()
     try:
         with (
             default_generator_as(CallGenerator()),
@@ -74,5 +85,6 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             raise dispatch.failed
     finally:
         torch.set_default_dtype(default_dtype)
-        UNDER_WAY.remove(entry)
+        UNDER_WAY.remove(under_way)
+        dispatch.entry = entry_before
         _ACTIVE.dispatch, RECORDING.on = before, recorded

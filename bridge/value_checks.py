@@ -81,7 +81,7 @@ def check_matrix(dispatch: Dispatch, _func: Any, info: BridgeTensor, api_name: s
     if not isinstance(info.value, Tracer):
         with below_modes():
             aten._linalg_check_errors.default(tensor_of(info.value), api_name, is_matrix=is_matrix)
-    elif caught_by_the_module(torch.linalg.LinAlgError):
+    elif caught_by_the_module(torch.linalg.LinAlgError, dispatch.entry):
         name = f"torch.{api_name.removeprefix('torch.')}"
         raise dispatch.error(
             f"the module catches the error of `{name}` for some matrices, which traced values never raise",

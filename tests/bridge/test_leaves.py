@@ -213,3 +213,20 @@ def test_a_saved_tensor_may_be_written():
     module = linear()
     with_clone(module, X).sum().backward()
     np.testing.assert_allclose(slopes["module.weight"], module.weight.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_a_saved_tensor_may_be_given_other_data():
+    """PyTorch does not count that as a write: its gradient is that of the new data, of values that were not used."""
+
+    def function(scale, x):
+        y = x * scale.weight
+        scale.weight.data = scale.weight.data * 0.5
+        return y
+
+    scale = nn.Linear(1, 1, bias=False)
+    scale.weight.requires_grad_(False).fill_(2.0)
+    x = torch.ones(1, 1, requires_grad=True)
+    fn = bridge.export(Call(function, scale))
+    slope = jax.grad(lambda x: fn(fn.params, fn.buffers, x)[0].sum())(jnp.ones((1, 1)))
+    function(scale, x).sum().backward()
+    assert (slope.item(), x.grad.item()) == (2.0, 1.0)

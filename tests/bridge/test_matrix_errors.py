@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from eager import Call, compare, randn
+from eager import Call, close, compare, randn
 
 import bridge
 
@@ -129,3 +129,66 @@ def defined_in_try(x):
 @pytest.mark.parametrize("function", [other_error, nothing_caught, defined_in_try])
 def test_code_that_does_not_catch_it_is_let_through(function):
     compare(Call(function), [GOOD])
+
+
+class Solved(torch.autograd.Function):
+    """Its backward may raise in PyTorch, outside of every `try` of the module's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        matrix = torch.diag(x.square() + 1)
+        factor = torch.linalg.cholesky(matrix)
+        return torch.linalg.inv(matrix) @ torch.linalg.solve(matrix, gradient) + factor @ gradient
+
+
+class Regularised(Solved):
+    @staticmethod
+    def backward(ctx, gradient):
+        return jitter(torch.diag(ctx.saved_tensors[0])) @ gradient
+
+
+def guarded_apply(x):
+    try:
+        return Solved.apply(x)
+    except RuntimeError:
+        return x
+
+
+def gradient_of(function):
+    fn = bridge.export(Call(function))
+    return jax.grad(lambda x: fn({}, {}, x)[0].sum())
+
+
+@pytest.mark.parametrize("function", [Solved.apply, guarded_apply], ids=["plain", "guarded"])
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.jacrev])  # pyright: ignore
+def test_code_that_catches_errors_around_the_gradient_is_not_the_modules(transform, function):
+    try:
+        jax.eval_shape(transform(gradient_of(function)), jnp.arange(1.0, 4.0))
+    except RuntimeError as error:
+        pytest.fail(str(error))
+
+
+@pytest.mark.slow
+def test_nor_is_code_around_verify_whose_second_derivative_is_pytorchs_too():
+    x = torch.arange(1.0, 4.0)
+    expected = torch.autograd.functional.jacobian(
+        lambda x: Solved.backward(type("", (), {"saved_tensors": (x,)}), torch.ones(3)), x
+    )
+    try:
+        second = jax.jit(jax.jacrev(gradient_of(Solved.apply)))(x.numpy())
+        report = bridge.verify(Call(Solved.apply), x)
+    except RuntimeError as error:
+        pytest.fail(str(error))
+    close(second, expected, 1e-5)
+    assert report.ok
+
+
+def test_a_backward_that_catches_the_error_is_refused():
+    with pytest.raises(bridge.BridgeError, match=r"catches the error of `torch.linalg.cholesky`"):
+        jax.eval_shape(jax.jit(gradient_of(Regularised.apply)), jnp.arange(1.0, 4.0))
