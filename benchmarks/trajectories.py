@@ -7,6 +7,9 @@ of the test split of `--validation`; the results of fewer trajectories and steps
 trajectories, the noise and the depth with the best mean over the runs are then evaluated on the test split of
 `--test`, a data set of another seed, again once for each noise.
 
+With `--halting`, settings have a halting probability too, above which a puzzle is computed no further, and a cost in
+mean ACT steps per puzzle; only the best and the cheapest one are evaluated on the test set.
+
 Every evaluation is written to the folder `--results`, and is read from there when the command is run again, so it can
 be interrupted. `--timed` measures the seconds of each setting on some puzzles, after compilation.
 """
@@ -20,7 +23,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -28,10 +31,11 @@ from train_jax.analysis.answers import shown
 from train_jax.analysis.statistics import estimate
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.choosing import Chooser, interval
+from train_jax.tasks.puzzles.choosing import STOPS, Chooser, interval
+from train_jax.tasks.puzzles.evaluation import Evaluation
 from train_jax.tasks.puzzles.mixture import load_mixture
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryOptions
+from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Options:
     choose: Chooser = "halting"
     validation_puzzles: int = 1000
     test_puzzles: int = 4000
+    halting: bool = False
+    """Choose settings with early halting: a puzzle is computed until a halting probability exceeds a threshold."""
     target: float = 0.99
     """The cheapest setting with this mean accuracy on the validation set is reported too."""
     timed: int = 0
@@ -65,6 +71,15 @@ class Setting:
     trajectories: int
     noise: float
     depth: int
+    threshold: float | None = None
+    """Halting probability above which a puzzle is computed no further; None computes all trajectories."""
+
+
+class Point(NamedTuple):
+    """A mean over the runs on the validation set."""
+
+    steps: float
+    exact: float
 
 
 class Study:
@@ -108,18 +123,31 @@ class Study:
         run, options = self.run(path), self._options
         settings = TrajectoryOptions(setting.trajectories, setting.noise, setting.depth, options.choose)
         task, puzzles = puzzle_task(run), load_mixture(data_dir, "test")
-        evaluator = task.trajectory_evaluator(
-            run.objective, Devices(), puzzles, settings, batch_size=options.batch_size
-        )
+        if setting.threshold is not None:
+            evaluator = task.evaluator(
+                run.objective,
+                Devices(),
+                puzzles,
+                batch_size=options.batch_size,
+                halt_threshold=setting.threshold,
+                trajectories=settings,
+            )
+        else:
+            evaluator = task.trajectory_evaluator(
+                run.objective, Devices(), puzzles, settings, batch_size=options.batch_size
+            )
         if options.timed:
             evaluator(run.state, limit=1)
         start = time.perf_counter()
         result = evaluator(run.state, limit=limit)
         seconds = time.perf_counter() - start
+        if isinstance(result, Evaluation):
+            return result.metrics, seconds
         content = {
             "trajectories": result.trajectories,
             "depths": result.depths,
             "shares": {name: values.tolist() for name, values in result.shares.items()},
+            "stops": {name: values.tolist() for name, values in result.stops.items()},
             "count": result.evaluation.metrics["count"],
         }
         return content, seconds
@@ -144,6 +172,28 @@ def means(results: dict[float, list[dict[str, Any]]], name: str) -> dict[Setting
         for count in of_noise[0]["trajectories"]
         for depth in of_noise[0]["depths"]
     }
+
+
+def stopped(results: dict[float, list[dict[str, Any]]]) -> dict[Setting, Point]:
+    """Returns the mean over the runs of steps and accuracy for every setting with early halting."""
+    points = {}
+    for noise, of_noise in results.items():
+        for i, count in enumerate(of_noise[0]["trajectories"]):
+            for j, depth in enumerate(of_noise[0]["depths"]):
+                for k, stop in enumerate(STOPS):
+                    steps, exact = (
+                        statistics.mean(each["stops"][name][k][i][j] for each in of_noise) for name in Point._fields
+                    )
+                    points[Setting(count, noise, depth, stop)] = Point(steps, exact)
+    return points
+
+
+def choose_stopped(points: dict[Setting, Point], target: float) -> list[Setting]:
+    """Returns the best setting (of equally good ones the cheapest), and the cheapest one that reaches the target."""
+    best = max(points, key=lambda each: (points[each].exact, -points[each].steps))
+    enough = [setting for setting, point in points.items() if point.exact >= target]
+    cheapest = min(enough, key=lambda each: (points[each].steps, -points[each].exact), default=None)
+    return [best] if cheapest in (None, best) else [cheapest, best]
 
 
 def choose(validated: dict[Setting, float], target: float) -> list[Setting]:
@@ -176,6 +226,27 @@ def row(study: Study, options: Options, setting: Setting, widest: Setting) -> di
     return figures
 
 
+def stopped_row(study: Study, options: Options, setting: Setting) -> dict[str, Any]:
+    """Evaluates a setting with early halting on the test set, and returns its figures."""
+    results = [study.evaluated(path, setting, options.test, options.test_puzzles) for path in options.runs]
+    figures: dict[str, Any] = {**dataclasses.asdict(setting)}
+    figures |= {"act_steps": [each["steps"] for each in results], "exact": [each["exact_accuracy"] for each in results]}
+    counts = [round(each["count"]) for each in results]
+    figures["intervals"] = [interval(round(x * n), n) for x, n in zip(figures["exact"], counts, strict=True)]
+    figures["puzzles"] = counts
+    figures["seconds"] = study.seconds(setting) if options.timed else None
+    runs = zip(figures["exact"], figures["intervals"], figures["act_steps"], strict=True)
+    texts = [f"{x:.4f} [{low:.4f}, {high:.4f}] ({steps:.2f} steps)" for x, (low, high), steps in runs]
+    seconds = f", {figures['seconds']:.1f} s for {options.timed} puzzles" if options.timed else ""
+    print(
+        f"{setting.trajectories} x {setting.depth}, noise {setting.noise:g}, halting above {setting.threshold:g}: "
+        f"{', '.join(texts)}; {shown(estimate(figures['exact']))} in {statistics.mean(figures['act_steps']):.2f} "
+        f"steps{seconds}",
+        flush=True,
+    )
+    return figures
+
+
 def tested(study: Study, options: Options, chosen: Sequence[Setting]) -> list[dict[str, Any]]:
     """Evaluates the settings on the test set, once for each noise, and prints a line for each."""
     print("\ntrajectories  noise  depth  ACT steps  exact of each run (last step; pass@K), mean", flush=True)
@@ -202,16 +273,24 @@ def main(options: Options) -> None:
     study = Study(options)
     results: dict[float, list[dict[str, Any]]] = {}
     for noise in options.noises:
-        setting = Setting(options.trajectories, noise, options.depth)
+        setting = Setting(options.trajectories if noise else 1, noise, options.depth)
         results[noise] = [
             study.evaluated(path, setting, options.validation, options.validation_puzzles) for path in options.runs
         ]
         name = f"{options.choose}/best"
         values = ", ".join(f"{share(each, name, setting.trajectories, setting.depth):.4f}" for each in results[noise])
-        print(f"validation, noise {noise:g}, {options.trajectories} x {options.depth}: {values}", flush=True)
-    validated = means(results, f"{options.choose}/best")
+        print(f"validation, noise {noise:g}, {setting.trajectories} x {options.depth}: {values}", flush=True)
     ordinary = Setting(1, 0.0, study.halt_limit)
-    rows = tested(study, options, [ordinary, *choose(validated, options.target)])
+    if options.halting:
+        points = stopped(results)
+        chosen = choose_stopped(points, options.target)
+        for setting in chosen:
+            print(
+                f"validation, {setting}: {points[setting].exact:.4f} in {points[setting].steps:.2f} steps", flush=True
+            )
+        rows = [*tested(study, options, [ordinary]), *(stopped_row(study, options, setting) for setting in chosen)]
+    else:
+        rows = tested(study, options, [ordinary, *choose(means(results, f"{options.choose}/best"), options.target)])
     (options.results / "table.json").write_text(json.dumps(rows, indent=1))
 
 

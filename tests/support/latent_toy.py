@@ -58,11 +58,23 @@ class LatentToy:
         return call
 
 
-def evaluate_refilled(identifiers: list[int], batch_size: int, devices: Devices, threshold: float = 0.5) -> Evaluation:
+def evaluate_refilled(
+    identifiers: list[int],
+    batch_size: int,
+    devices: Devices,
+    threshold: float = 0.5,
+    trajectories: TrajectoryOptions | None = None,
+) -> Evaluation:
     objective: Any = LatentToy()
-    puzzles = make_puzzles(identifiers)
     return Evaluator(
-        objective, puzzles, devices, max_steps=STEPS, batch_size=batch_size, halt_threshold=threshold, refill=True
+        objective,
+        make_puzzles(identifiers),
+        devices,
+        max_steps=STEPS,
+        batch_size=batch_size,
+        halt_threshold=threshold,
+        refill=True,
+        trajectories=trajectories,
     )(STATE)
 
 

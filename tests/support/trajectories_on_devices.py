@@ -24,8 +24,11 @@ for runner in get_args(Runner):
         IDENTIFIERS, batch_size, Devices(count, runner), TrajectoryOptions(3, 0.8, 5, "both", seed=1)
     )
     refilled = evaluate_refilled(IDENTIFIERS, batch_size, Devices(count, runner))
+    stopped = evaluate_refilled(
+        IDENTIFIERS, batch_size, Devices(count, runner), 0.9, TrajectoryOptions(3, 0.8, 5, seed=1)
+    )
     arrays = {f"share {name}": values for name, values in chosen.shares.items()}
-    for name, evaluation in (("chosen", chosen.evaluation), ("refilled", refilled)):
+    for name, evaluation in (("chosen", chosen.evaluation), ("refilled", refilled), ("stopped", stopped)):
         arrays |= {f"{name} preds": evaluation.predictions, f"{name} logits": evaluation.q_halt_logits}
         arrays |= {f"{name} {metric}": np.float64(value) for metric, value in evaluation.metrics.items()}
     np.savez(f"{out}.{runner}.npz", **arrays)  # pyright: ignore[reportArgumentType]

@@ -15,6 +15,7 @@ from train_jax.tasks.puzzles.choosing import (
     interval,
     milestones,
     solved_at,
+    stopped_at,
 )
 
 LOGITS = np.array([[1.0, 3.0, 3.0, 2.0], [-1.0, -2.0, 0.0, 4.0], [2.0, 1.0, 1.0, 1.0]], np.float32)[..., None]
@@ -78,6 +79,24 @@ def test_every_chooser_equals_a_search():
     assert (solved["any_step"] >= solved["pass/best"]).all() and (solved["any_step"] >= solved["pass/last"]).all()
     assert (solved["pass/best"] >= solved["halting/best"]).all() and (solved["pass/best"] >= solved["vote/best"]).all()
     assert (solved["any_step"][-1, -1] == facts.exact.any(axis=(0, 1))).all()
+
+
+def test_early_halting_equals_a_search():
+    """Trajectory by trajectory, until a logit is above the threshold; otherwise the highest one."""
+    rng = np.random.default_rng(1)
+    logits, exact = rng.normal(size=(3, 4, 50)).astype(np.float32), rng.random((3, 4, 50)) < 0.5
+    facts = Facts(logits, np.zeros(logits.shape, np.uint64), exact, np.zeros(logits.shape))
+    limits = (-math.inf, 0.0, 1.5, math.inf)
+    stopped = stopped_at(facts, [1, 3], [2, 4], limits)
+    for a, limit in enumerate(limits):
+        for b, count in enumerate([1, 3]):
+            for c, depth in enumerate([2, 4]):
+                for n in range(50):
+                    order = [(logits[k, d, n], exact[k, d, n]) for k in range(count) for d in range(depth)]
+                    above = [step for step, (logit, _) in enumerate(order) if logit > limit]
+                    steps = above[0] + 1 if above else len(order)
+                    right = order[above[0]][1] if above else max(order, key=lambda each: each[0])[1]
+                    assert (stopped.steps[a, b, c, n], stopped.exact[a, b, c, n]) == (steps, right)
 
 
 @pytest.mark.parametrize(

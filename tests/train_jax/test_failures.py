@@ -240,6 +240,10 @@ def test_a_page_in_every_state(run_dir):
     assert "halt probability above 0.9 2.00 75.00% 90.00%" in text and "all after 3 3.00 70.00% 90.00%" in text
     assert "at step 1,200 of training, threshold 0.9: 75.00% exact after 2.00 steps on average; 3.50 were" in text
     assert "4 of 6 test puzzles are not solved" in text
+    early |= {"trajectories": 8, "noise": 0.2, "depth": 16}
+    folder.halted_early("test").write_text(json.dumps(early))
+    text = words(page(measure(str(run_dir))))
+    assert "threshold 0.9, up to 8 trajectories of 16 ACT steps with noise 0.2: 75.00% exact" in text
     folder.halted_early("test").write_text("{}")
     folder.halting_curve("test").unlink()
     text = words(page(measure(str(run_dir))))

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from support.halting_toy import HALT, STATE, STEPS, ToyObjective, evaluate, make_puzzles
-from support.latent_toy import evaluate_refilled
+from support.latent_toy import evaluate_refilled, evaluate_trajectories
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
@@ -14,8 +14,10 @@ from train_jax.run.folder import RunFolder
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles import refilling
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
+from train_jax.tasks.puzzles.choosing import STOPS
 from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.refilling import queues_of, rows_of_queues
+from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
 
 SAME = ("accuracy", "count", "exact_accuracy", "q_halt_accuracy", "steps")
 MANY = list(np.random.default_rng(0).integers(0, len(HALT), 200))
@@ -37,6 +39,30 @@ def test_the_answers_are_those_of_early_halting(batch_size, threshold):
     check_same(evaluate_refilled(identifiers, batch_size, Devices(1), threshold), halted)
 
 
+@pytest.mark.parametrize("stop", [0.5, 0.9, 0.9999])
+def test_trajectories_that_stop_have_the_answers_of_all_trajectories(stop):
+    """The figures are those computed from the answers of all trajectories, and do not depend on the batch."""
+    options = TrajectoryOptions(3, 0.8, 6, seed=2)
+    complete = evaluate_trajectories(MANY, 16, Devices(1), options)
+    results = [evaluate_refilled(MANY, size, Devices(1), stop, options) for size in (1, 5, 16)]
+    for result in results:
+        assert (result.predictions == results[0].predictions).all()
+        for name, figure in (("steps", "steps"), ("exact", "exact_accuracy")):
+            expected = complete.stops[name][STOPS.index(stop), -1, -1]
+            assert result.metrics[figure] == pytest.approx(expected, abs=1e-6)
+        assert result.metrics["computed_steps"] >= result.metrics["steps"]
+    assert 1 < results[0].metrics["steps"] < options.act_steps
+
+
+def test_without_a_halt_the_answer_is_that_of_the_highest_logit():
+    options = TrajectoryOptions(2, 0.8, 5, seed=2)
+    complete = evaluate_trajectories(MANY, 16, Devices(1), options)
+    never = evaluate_refilled(MANY, 16, Devices(1), 1.0, options)
+    assert never.metrics["steps"] == options.act_steps
+    assert (never.predictions == complete.evaluation.predictions).all()
+    assert (never.q_halt_logits == complete.evaluation.q_halt_logits).all()
+
+
 def test_rows_are_idle_only_at_the_end(monkeypatch):
     """In queues of 64 and of 8 puzzles: a row is idle for less than the limit at the end of a queue."""
     halted = evaluate(MANY, 8, Devices(1), threshold=0.5)
@@ -53,10 +79,11 @@ def test_rows_are_idle_only_at_the_end(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "examples", "devices", "rows"), [(250, 1000, 1, 63), (250, 10**6, 8, 250), (4, 1, 8, 1)]
+    ("batch_size", "examples", "devices", "most_steps", "rows"),
+    [(250, 1000, 1, 16, 63), (250, 10**6, 8, 16, 250), (4, 1, 8, 16, 1), (250, 1000, 1, 128, 16)],
 )
-def test_small_sets_have_fewer_rows(batch_size, examples, devices, rows):
-    assert rows_of_queues(batch_size, examples, devices) == rows
+def test_small_sets_have_fewer_rows(batch_size, examples, devices, most_steps, rows):
+    assert rows_of_queues(batch_size, examples, devices, most_steps) == rows
 
 
 def test_queues_keep_the_order_and_share_the_examples_between_devices():
@@ -113,3 +140,23 @@ def test_the_command_gives_the_answers_of_early_halting(capsys, finished_run, tm
         assert figures[0][name] == pytest.approx(figures[1][name], abs=1e-6)
     for name in ("preds", "inputs", "puzzle_identifiers"):
         assert (answers[0][name] == answers[1][name]).all()
+
+
+def test_the_command_with_trajectories_that_stop(capsys, finished_run, tmp_path):
+    run = RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
+    line = ["evaluate", str(run.path), "--trajectories", "2", "--noise", "0.1", "--depth", "6"]
+    assert main([*line, "--halt-threshold", "0.9"]) == 0
+    assert "2 trajectories of 6 ACT steps with noise 0.1" in (output := capsys.readouterr().out)
+    assert "halting at a probability above 0.9" in output
+    figures = json.loads(run.halted_early("test").read_text())
+    assert (figures["trajectories"], figures["noise"], figures["depth"], figures["threshold"]) == (2, 0.1, 6, 0.9)
+    assert figures["exact_accuracy_low"] <= figures["exact_accuracy"] <= figures["exact_accuracy_high"]
+    assert main(["summary", str(run.path)]) == 0
+    assert "ACT steps on average, up to 2 trajectories of 6 with noise 0.1, until" in capsys.readouterr().out
+    run.halted_early("test").write_text(json.dumps(figures | {"step": 1}))
+    assert main(["summary", str(run.path)]) == 0 and "thinking longer" not in capsys.readouterr().out
+    assert main(line) == 0
+    point = json.loads(run.trajectories("test").read_text())["points"][-1]
+    expected = next(stop for stop in point["stops"] if stop["threshold"] == 0.9)
+    for name in ("steps", "exact_accuracy"):
+        assert figures[name] == pytest.approx(expected[name], abs=1e-6)

@@ -115,6 +115,40 @@ def solved_at(
     return solved
 
 
+STOPS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
+"""Halting probabilities of the curves for early halting."""
+
+
+class Stopped(NamedTuple):
+    """What early halting gives, by its threshold, number of trajectories, number of ACT steps, and example."""
+
+    steps: Int[np.ndarray, "stops trajectories depths n"]
+    """ACT steps until the example halted, those of all trajectories."""
+    exact: Bool[np.ndarray, "stops trajectories depths n"]
+
+
+def stopped_at(
+    facts: Facts, trajectories: Sequence[int], depths: Sequence[int], threshold_logits: Sequence[float]
+) -> Stopped:
+    """Returns the steps and the correctness of the answers if the trajectories are computed one after another until a
+    halting logit exceeds a threshold, whose answer is then taken; otherwise the one with the highest logit of all."""
+    grid = len(threshold_logits), len(trajectories), len(depths), facts.logits.shape[2]
+    result = Stopped(np.zeros(grid, np.int32), np.zeros(grid, bool))
+    for place, depth in enumerate(depths):
+        for number, count in enumerate(trajectories):
+            logits, exact = (
+                values[:count, :depth].reshape(count * depth, -1) for values in (facts.logits, facts.exact)
+            )
+            highest = np.argmax(logits, axis=0)
+            for stop, limit in enumerate(threshold_logits):
+                above = logits > limit
+                halts = above.any(axis=0)
+                step = np.where(halts, np.argmax(above, axis=0), highest)
+                result.steps[stop, number, place] = np.where(halts, step + 1, len(logits))
+                result.exact[stop, number, place] = np.take_along_axis(exact, step[None], axis=0)[0]
+    return result
+
+
 def _at(values: np.ndarray, steps: Int[np.ndarray, "trajectories n"]) -> np.ndarray:
     """Returns the values of each trajectory and example at these steps."""
     return np.take_along_axis(values, steps[:, None], axis=1)[:, 0]

@@ -14,6 +14,7 @@ from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
 from train_jax.tasks.evaluate import lines_of, refuse_other_options, with_chosen_weights
+from train_jax.tasks.puzzles.choosing import interval
 from train_jax.tasks.puzzles.evaluate_options import PuzzleEvaluateOptions
 from train_jax.tasks.puzzles.evaluation import Evaluation
 from train_jax.tasks.puzzles.halting import table
@@ -23,7 +24,7 @@ from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryOptions
+from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
 from train_jax.tasks.puzzles.trajectory_results import results_of, settings
 from train_jax.tasks.puzzles.trajectory_results import save as save_trajectories
 from train_jax.tasks.puzzles.trajectory_results import table as trajectory_table
@@ -41,8 +42,10 @@ def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, con
     run = with_chosen_weights(config, run)
     puzzles = _puzzles(config, run)
     arc = _arc_directory(config, run)
-    if config.has_trajectories:
-        _evaluate_trajectories(config, run, puzzles, arc, devices, console)
+    depth = task.halt_max_steps if config.depth is None else config.depth
+    options = TrajectoryOptions(config.trajectories, config.noise, depth, config.choose, config.seed)
+    if config.has_trajectories and not halts:
+        _evaluate_trajectories(config, options, run, puzzles, arc, devices, console)
         return
     with console.progress("evaluating") as advance:
         evaluator = task.evaluator(
@@ -52,37 +55,41 @@ def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, con
             batch_size=config.batch_size,
             halt_threshold=threshold if halts else None,
             refill=config.refill,
+            trajectories=options if config.has_trajectories else None,
             progress=advance,
         )
         evaluation = evaluator(run.state, limit=config.limit)
     if not is_main_process():
         return
+    if config.has_trajectories:
+        evaluation = _with_interval(evaluation)
     evaluation = _with_votes(config, arc, puzzles, evaluation)
     if config.belongs_to_run:
         if halts:
             figures = evaluation.metrics | {"threshold": threshold, "step": run.step}
+            if config.has_trajectories:
+                figures |= {"trajectories": options.trajectories, "noise": options.noise, "depth": options.depth}
             write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
         else:
             evaluation.save(run.folder, config.split)
-    until = f", halting at a probability above {threshold:g}" if halts else ""
-    console.say(lines_of(config, run, evaluation.metrics, until + " with refill" * config.refill))
+    how = f", {settings(dataclasses.asdict(options))}" if config.has_trajectories else ""
+    how += f", halting at a probability above {threshold:g}" if halts else ""
+    console.say(lines_of(config, run, evaluation.metrics, how + " with refill" * config.refill))
     if evaluation.halting_curve is not None and len(evaluation.halting_curve.by_steps) > 1:
         console.say("\n".join(["", *(f"  {line}" for line in table(evaluation.halting_curve))]))
 
 
 def _evaluate_trajectories(
     config: PuzzleEvaluateOptions,
+    options: TrajectoryOptions,
     run: Restored,
     puzzles: Mixture,
     arc: Path | None,
     devices: Devices,
     console: Console,
 ) -> None:
-    task = puzzle_task(run)
-    depth = task.halt_max_steps if config.depth is None else config.depth
-    options = TrajectoryOptions(config.trajectories, config.noise, depth, config.choose, config.seed)
     with console.progress("evaluating") as advance:
-        evaluator = task.trajectory_evaluator(
+        evaluator = puzzle_task(run).trajectory_evaluator(
             run.objective, devices, puzzles, options, batch_size=config.batch_size, progress=advance
         )
         result = evaluator(run.state, limit=config.limit)
@@ -150,6 +157,14 @@ def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
         evaluation.predictions[-1][:, :length],
         evaluation.q_halt_logits[-1],
     )
+
+
+def _with_interval(evaluation: Evaluation) -> Evaluation:
+    """Adds the Wilson interval of the exact accuracy to the metrics."""
+    metrics = evaluation.metrics
+    low, high = interval(round(metrics["exact_accuracy"] * metrics["count"]), round(metrics["count"]))
+    metrics = metrics | {"exact_accuracy_low": low, "exact_accuracy_high": high}
+    return dataclasses.replace(evaluation, metrics=metrics)
 
 
 def _with_votes(

@@ -19,7 +19,8 @@ class PuzzleEvaluateOptions(EvaluateOptions):
 
     halt_early: bool = False
     """Use the answer of the first ACT step at which the model halts; a device stops when its whole batch has
-    halted."""
+    halted. With trajectories, the next one of a puzzle is computed only if the model has not halted (implies
+    --refill)."""
     halt_threshold: Annotated[float, Range(0, 1)] | None = None
     """Halting probability above which a sequence halts; by default 0.5, as in training. 1 is never exceeded. Implies
     --halt-early."""
@@ -70,5 +71,7 @@ class PuzzleEvaluateOptions(EvaluateOptions):
         if not self.has_trajectories:
             if self.results is not None:
                 raise UserError(f"--results {self.results} is for --trajectories, --noise or --depth; omit it")
-        elif halts:
-            raise UserError("--halt-early does not go with --trajectories, --noise and --depth; omit one of them")
+        elif halts and self.choose != "halting":
+            raise UserError(f"--choose {self.choose} needs all trajectories; omit it or --halt-early")
+        elif halts and self.results is not None:
+            raise UserError(f"--results {self.results} is for trajectories without --halt-early; omit one of them")

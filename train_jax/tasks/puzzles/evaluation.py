@@ -23,6 +23,7 @@ from train_jax.tasks.puzzles.format import PuzzleSet
 from train_jax.tasks.puzzles.halting import HaltingCurve, curve_of, threshold_logit, to_json
 from train_jax.tasks.puzzles.mixture import Mixture, mixture_of
 from train_jax.tasks.puzzles.refilling import Queues, make_refill_step, queues_of, rows_of_queues
+from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
 
 KEPT_BYTES = 2**30
 """Up to this size, the answers after every ACT step are kept; beyond it (augmented ARC sets), only the last ones."""
@@ -82,19 +83,22 @@ class Evaluator:
         batch_size: int,
         halt_threshold: float | None = None,
         refill: bool = False,
+        trajectories: TrajectoryOptions | None = None,
         progress: Progress = lambda done, total: None,
     ):
         """`max_steps` is the number of ACT steps and `batch_size` the number of examples on all devices together. A
         sequence halts above the halting probability `halt_threshold`; None runs all sequences to the limit. With
-        `refill`, a row that has halted takes the next example (`refilling.py`)."""
+        `refill`, a row that has halted takes the next example (`refilling.py`). With `trajectories`, which imply
+        refill, a sequence that does not halt is computed again with other noise."""
         devices.local_batch_size(batch_size)
         self._puzzles = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
         self._devices, self._batch_size, self._progress = devices, batch_size, progress
-        self._refill = refill
-        if refill:
+        self._refill, self._trajectories = refill or trajectories is not None, trajectories
+        if self._refill:
+            max_steps, most = (trajectories.depth, trajectories.act_steps) if trajectories else (max_steps, max_steps)
             limit = threshold_logit(1 if halt_threshold is None else halt_threshold)
-            rows = rows_of_queues(devices.local_batch_size(batch_size), self._puzzles.num_examples, devices.count)
-            full = metrics_only = make_refill_step(objective, max_steps, limit, rows)
+            rows = rows_of_queues(devices.local_batch_size(batch_size), self._puzzles.num_examples, devices.count, most)
+            full = metrics_only = make_refill_step(objective, max_steps, limit, rows, trajectories)
         elif halt_threshold is None:
             full, metrics_only = (
                 make_eval_step(objective, max_steps),
@@ -135,8 +139,12 @@ class Evaluator:
         batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
         if not self._refill:
             return (_Examples([batch]) for batch in batches)
-        count = sum(1 for _ in data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit))
-        return queues_of(batches, count=count, devices=len(self._devices.local))
+        numbers = list(data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit))
+        if self._trajectories is not None:
+            batches = (
+                (batch | {"number": number}, valid) for (batch, valid), number in zip(batches, numbers, strict=True)
+            )
+        return queues_of(batches, count=len(numbers), devices=len(self._devices.local))
 
 
 @dataclasses.dataclass(frozen=True)

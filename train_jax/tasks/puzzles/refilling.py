@@ -18,6 +18,7 @@ from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.batches import Batch as HostBatch
 from train_jax.tasks.puzzles.eval_step import EvalModel, EvalStep, halting_metrics, without_mask
 from train_jax.tasks.puzzles.halting import halting_logits
+from train_jax.tasks.puzzles.trajectories import TrajectoryOptions, beside, row_keys, with_noise
 
 QUEUE_BATCHES = 32
 """Batches of a queue. Rows are idle only at the end of a queue, for less than the halt limit."""
@@ -33,7 +34,13 @@ class _Loop(NamedTuple):
     example: jax.Array
     """The place in the queue of each row's puzzle; the length of the queue if the row is idle."""
     steps: jax.Array
-    """ACT steps of each row's puzzle so far."""
+    """ACT steps of each row's trajectory so far."""
+    trajectory: jax.Array
+    """The number of each row's trajectory, from 0."""
+    answer: dict[str, jax.Array]
+    """Outputs that are the answer of each row's puzzle if it halts now."""
+    logits: jax.Array
+    """The halting logit of each row's answer."""
     next: jax.Array
     """The place in the queue of the next puzzle."""
     computed: jax.Array
@@ -42,18 +49,30 @@ class _Loop(NamedTuple):
     """Outputs of each puzzle of the queue when it halted, and its `steps`."""
 
 
-def make_refill_step(objective: Objective, max_steps: int, threshold_logit: float, rows: int) -> EvalStep:
+def make_refill_step(
+    objective: Objective,
+    max_steps: int,
+    threshold_logit: float,
+    rows: int,
+    trajectories: TrajectoryOptions | None = None,
+) -> EvalStep:
     """Like `make_halting_eval_step`, for a queue of puzzles that `rows` rows of each replica compute.
 
     In the batch, which is the queue, padding (`is_example` False) is at the end. A row whose puzzle has halted takes
     the next one of the queue; a replica stops when its queue is empty and all rows have halted. `computed_steps` is the
     sum of the ACT steps that the rows computed, idle ones included. Raises `UserError` if the model's carry has no
     field `halted`, by which a row takes another puzzle.
+
+    With `trajectories`, a puzzle that has not halted after `max_steps` starts again with the noise of the next
+    trajectory. If it does not halt in the last one either, its answer is that of the highest halting logit of all; its
+    `steps` are those of all trajectories. The queue then has the `number` of each puzzle in the data set.
     """
+    count_of_trajectories = trajectories.trajectories if trajectories else 1
 
     def refill_step(state: TrainState, queue: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
         queue, is_example = without_mask(queue)
         length, count = len(is_example), is_example.sum(dtype=jnp.int32)
+        numbers = queue.pop("number", jnp.arange(length))
         model = EvalModel(objective, state)
 
         def act_step(carry: Any, example: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -61,30 +80,60 @@ def make_refill_step(objective: Objective, max_steps: int, threshold_logit: floa
             carry, _, outputs = model.act_step(carry, batch)
             return carry, outputs
 
+        def with_random_noise(carry: Any, loop: _Loop) -> Any:
+            if trajectories is None or not trajectories.noise:
+                return carry
+            keys = row_keys(trajectories.seed, numbers.at[loop.example].get(mode="clip"), loop.trajectory)
+            return with_noise(carry, keys, loop.steps, trajectories.noise)
+
         def running(loop: _Loop) -> jax.Array:
             return (loop.example < length).any()
 
         # No collectives here: replicas leave the loop after different numbers of iterations.
         def body(loop: _Loop) -> _Loop:
             carry, outputs = act_step(_with_halted(loop.carry, loop.steps == 0), loop.example)
-            steps = loop.steps + 1
-            halts = (loop.example < length) & ((halting_logits(outputs) > threshold_logit) | (steps >= max_steps))
+            logits, steps = halting_logits(outputs), loop.steps + 1
+            # An answer above the threshold is the first one, so it has the highest logit.
+            better = (loop.trajectory == 0) & (loop.steps == 0) | (logits > loop.logits) | (trajectories is None)
+            answer = {name: jnp.where(beside(better, new), new, loop.answer[name]) for name, new in outputs.items()}
+            ends = steps >= max_steps
+            last = ends & (loop.trajectory + 1 >= count_of_trajectories)
+            halts = (loop.example < length) & ((logits > threshold_logit) | last)
             place = jnp.where(halts, loop.example, length)
-            results = outputs | {"steps": steps}
+            results = answer | {"steps": loop.trajectory * max_steps + steps}
             results = {name: loop.outputs[name].at[place].set(results[name], mode="drop") for name in results}
             following = loop.next + jnp.cumsum(halts, dtype=jnp.int32) - 1
             following = jnp.where(following < count, following, length)
-            example = jnp.where(halts, following, loop.example)
-            taken = loop.next + halts.sum(dtype=jnp.int32)
-            return _Loop(carry, example, jnp.where(halts, 0, steps), taken, loop.computed + 1, results)
+            return _Loop(
+                with_random_noise(carry, loop),
+                example=jnp.where(halts, following, loop.example),
+                steps=jnp.where(halts | ends, 0, steps),
+                trajectory=jnp.where(halts, 0, loop.trajectory + ends),
+                answer=answer,
+                logits=jnp.where(better, logits, loop.logits),
+                next=loop.next + halts.sum(dtype=jnp.int32),
+                computed=loop.computed + 1,
+                outputs=results,
+            )
 
         first = jnp.arange(rows, dtype=jnp.int32)
         example = jnp.where(first < count, first, length)
         carry = model.initial_carry({name: values[:rows] for name, values in queue.items()})
-        outputs = jax.eval_shape(act_step, carry, example)[1] | {"steps": jax.ShapeDtypeStruct((rows,), jnp.int32)}
-        zeros = {name: jnp.zeros((length, *output.shape[1:]), output.dtype) for name, output in outputs.items()}
-        zero = jnp.zeros((), jnp.int32)
-        loop = _Loop(carry, example, jnp.zeros(rows, jnp.int32), jnp.int32(rows), zero, zeros)
+        shapes = jax.eval_shape(act_step, carry, example)[1]
+        answer = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+        outputs = {name: jnp.zeros((length, *zeros.shape[1:]), zeros.dtype) for name, zeros in answer.items()}
+        none, zero = jnp.zeros(rows, jnp.int32), jnp.zeros((), jnp.int32)
+        loop = _Loop(
+            carry,
+            example,
+            steps=none,
+            trajectory=none,
+            answer=answer,
+            logits=halting_logits(answer),
+            next=jnp.int32(rows),
+            computed=zero,
+            outputs=outputs | {"steps": jnp.zeros(length, jnp.int32)},
+        )
         loop = jax.lax.while_loop(running, body, loop)
         metrics = halting_metrics(loop.outputs, queue["labels"]) | {"computed_steps": loop.computed * rows}
         return jax.lax.psum(metrics, AXIS), {name: value[None] for name, value in loop.outputs.items()}
@@ -101,13 +150,13 @@ def _with_halted(carry: Any, halted: jax.Array) -> Any:
     return dataclasses.replace(carry, halted=halted)
 
 
-def rows_of_queues(batch_size: int, examples: int, devices: int) -> int:
+def rows_of_queues(batch_size: int, examples: int, devices: int, most_steps: int = 0) -> int:
     """Returns the rows that a device computes at once: `batch_size`, or fewer for a small data set.
 
-    At the end of a queue, rows wait for the last puzzle. Each row computes at least `PUZZLES_PER_ROW` puzzles, so that
-    this is a small part of the time.
+    At the end of a queue, rows wait for the last puzzle. Each row computes at least `PUZZLES_PER_ROW` puzzles, or half
+    as many as a puzzle may take ACT steps, so that this is a small part of the time.
     """
-    return max(1, min(batch_size, -(-examples // (devices * PUZZLES_PER_ROW))))
+    return max(1, min(batch_size, -(-examples // (devices * max(PUZZLES_PER_ROW, most_steps // 2)))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +176,8 @@ class Queues:
         """
         valid = np.concatenate([valid for _, valid in self.batches])
         arrays = {}
-        for name, filling in (("inputs", 0), ("labels", IGNORED_LABEL), ("puzzle_identifiers", 0)):
+        for name in self.batches[0][0]:
+            filling = IGNORED_LABEL if name == "labels" else 0
             values = np.concatenate([batch[name] for batch, _ in self.batches])
             queues = np.full((self.devices * self.length, *values.shape[1:]), filling, values.dtype)
             queues[self._places] = values[valid]

@@ -24,7 +24,8 @@ from train_jax.tasks.puzzles.halting import halting_histogram
 from train_jax.tasks.puzzles.kinds import add_kind
 from train_jax.tasks.puzzles.metadata import Metadata, metadata_of
 from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
-from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluator, TrajectoryOptions
+from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
+from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluator
 from train_jax.tasks.task import ConstantStage, StageSchedule
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class PuzzleTask:
         batch_size: int = 0,
         halt_threshold: float | None = None,
         refill: bool = False,
+        trajectories: TrajectoryOptions | None = None,
         progress: Progress = lambda done, total: None,
     ) -> Evaluator:
         """Returns an evaluator, by default of the test set with the batch size of the run."""
@@ -142,6 +144,7 @@ class PuzzleTask:
             batch_size=batch_size or self._config.eval_batch_size,
             halt_threshold=halt_threshold,
             refill=refill,
+            trajectories=trajectories,
             progress=progress,
         )
 

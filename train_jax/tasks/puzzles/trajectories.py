@@ -12,11 +12,30 @@ from train_jax.core.objective import Batch, Objective
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.accuracy import score_answers
+from train_jax.tasks.puzzles.choosing import Chooser
 from train_jax.tasks.puzzles.eval_step import EvalModel, EvalStep, without_mask
 from train_jax.tasks.puzzles.halting import halting_logits
 
 MARKS = (0x00000000, 0x9E3779B9)
 """The two hashes of an answer differ by this number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectoryOptions:
+    """Number, length and noise of the trajectories of a puzzle, and how its answer is chosen."""
+
+    trajectories: int
+    noise: float
+    """Standard deviation of the noise on the latents after each ACT step."""
+    depth: int
+    """ACT steps of each trajectory."""
+    chooser: Chooser = "halting"
+    seed: int = 0
+
+    @property
+    def act_steps(self) -> int:
+        """ACT steps per puzzle."""
+        return self.trajectories * self.depth
 
 
 class _Answer(NamedTuple):
@@ -53,7 +72,7 @@ def make_trajectory_step(objective: Objective, depth: int, noise: float, seed: i
             carry, best, _ = loop
             carry, answer = act_step(carry)
             better = (step == 0) | (answer.logits > best.logits)
-            best = jax.tree.map(lambda new, old: jnp.where(_beside(better, new), new, old), answer, best)
+            best = jax.tree.map(lambda new, old: jnp.where(beside(better, new), new, old), answer, best)
             scores = score_answers(answer.preds, batch["labels"])
             facts = {"accuracy": scores.accuracy, "exact": scores.exact}
             facts |= {"logits": answer.logits, "marks": answer_marks(answer.preds)}
@@ -126,5 +145,6 @@ def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     return x ^ (x >> 16)
 
 
-def _beside(rows: jax.Array, values: jax.Array) -> jax.Array:
+def beside(rows: jax.Array, values: jax.Array) -> jax.Array:
+    """Returns a value of each row in the shape that broadcasts over `values`."""
     return rows.reshape(-1, *[1] * (values.ndim - 1))

@@ -15,38 +15,23 @@ from train_jax.runtime.processes import gather, process_shard
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.choosing import (
     KEEPS,
+    STOPS,
     Choice,
-    Chooser,
     Facts,
+    Stopped,
     chosen,
     interval,
     milestones,
     solved_at,
+    stopped_at,
 )
 from train_jax.tasks.puzzles.evaluation import Evaluation, Progress, merge_devices
+from train_jax.tasks.puzzles.halting import threshold_logit
 from train_jax.tasks.puzzles.mixture import Mixture
-from train_jax.tasks.puzzles.trajectories import make_trajectory_step
+from train_jax.tasks.puzzles.trajectories import TrajectoryOptions, make_trajectory_step
 
 LARGEST_BATCH_BYTES = 2**32
 """Limit of what is kept of a batch on a host: the facts of every answer and the candidates of every trajectory."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrajectoryOptions:
-    """Number, length and noise of the trajectories of a puzzle, and how its answer is chosen."""
-
-    trajectories: int
-    noise: float
-    """Standard deviation of the noise on the latents after each ACT step."""
-    depth: int
-    """ACT steps of each trajectory."""
-    chooser: Chooser = "halting"
-    seed: int = 0
-
-    @property
-    def act_steps(self) -> int:
-        """ACT steps per puzzle."""
-        return self.trajectories * self.depth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +49,9 @@ class TrajectoryEvaluation:
     """Exact accuracy by name (see `choosing.solved_at`), number of trajectories and number of ACT steps."""
     solved: Bool[np.ndarray, "trajectories depths examples"]
     """The examples that the chooser solves, in the order of the data set."""
+    stops: dict[str, np.ndarray]
+    """The mean `steps` and the share of `exact` answers with early halting, by threshold (`STOPS`), number of
+    trajectories and number of ACT steps."""
 
     def exact_accuracy(self, name: str) -> float:
         """Returns the exact accuracy with all trajectories and ACT steps, by name."""
@@ -96,7 +84,7 @@ class TrajectoryEvaluator:
         data, shard = self._puzzles, process_shard()
         state = self._devices.replicate(state)
         total, done = min(limit or data.num_examples, data.num_examples), 0
-        rows = _Rows()
+        rows, stops = _Rows(), np.zeros((2, len(STOPS), len(self._trajectories), len(self._depths)), np.int32)
         batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
         numbers = data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit)
         for (batch, valid), number in zip(batches, numbers, strict=True):
@@ -108,11 +96,19 @@ class TrajectoryEvaluator:
                 outputs.append({name: merge_devices(x) for name, x in self._devices.to_host(output).items()})
                 part = min(self._batch_size, total - done) * (trajectory + 1) // self._options.trajectories
                 self._progress(done + part, total)
-            rows.add(self._of_batch(batch, outputs), valid)
+            facts, of_batch = self._of_batch(batch, outputs)
+            rows.add(of_batch, valid)
+            counted = valid & of_batch["labelled"][0]
+            limits = [threshold_logit(stop) for stop in STOPS]
+            stopped = stopped_at(facts, self._trajectories, self._depths, limits)
+            stops += [values[..., counted].sum(axis=-1, dtype=np.int32) for values in stopped]
             done = min(done + self._batch_size, total)
-        return self._result(rows.joined())
+        stops = gather({"stops": stops[None]}, axis=0)["stops"].sum(axis=0)
+        return self._result(rows.joined(), dict(zip(Stopped._fields, stops, strict=True)))
 
-    def _of_batch(self, batch: Mapping[str, np.ndarray], outputs: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    def _of_batch(
+        self, batch: Mapping[str, np.ndarray], outputs: list[dict[str, Any]]
+    ) -> tuple[Facts, dict[str, np.ndarray]]:
         """Chooses the answers of a batch; every array has one leading axis, then the examples."""
         stacked = {name: np.stack([output[name] for output in outputs]) for name in outputs[0]}
         marks = stacked["marks"].astype(np.uint64)
@@ -121,7 +117,7 @@ class TrajectoryEvaluator:
         rows = np.arange(len(batch["inputs"]))
         choice = chosen(facts, self._options.chooser, "best")
         solved = solved_at(facts, self._trajectories, self._depths)
-        return {
+        return facts, {
             "preds": _of_choice(stacked["preds"], choice, rows)[None],
             "q_halt_logits": _of_choice(stacked["q_halt_logits"], choice, rows)[None],
             "accuracy": facts.accuracy[*choice, rows][None],
@@ -130,7 +126,7 @@ class TrajectoryEvaluator:
             "labelled": (batch["labels"] != IGNORED_LABEL).any(axis=1)[None],
         } | {f"solved {name}": values.reshape(-1, len(rows)) for name, values in solved.items()}
 
-    def _result(self, rows: dict[str, np.ndarray]) -> TrajectoryEvaluation:
+    def _result(self, rows: dict[str, np.ndarray], stops: dict[str, np.ndarray]) -> TrajectoryEvaluation:
         options, labelled = self._options, rows["labelled"][0]
         grid = len(self._trajectories), len(self._depths), -1
         solved = {
@@ -156,7 +152,8 @@ class TrajectoryEvaluator:
         dtype = np.uint8 if self._puzzles.metadata.vocab_size <= 256 else np.uint16
         answers = rows["preds"].astype(dtype), rows["q_halt_logits"], rows["inputs"][0].astype(dtype)
         evaluation = Evaluation(metrics, self._puzzles.num_examples, *answers, rows["identifiers"][0])
-        return TrajectoryEvaluation(options, evaluation, self._trajectories, self._depths, shares, ours)
+        stops = {name: sums / count for name, sums in stops.items()}
+        return TrajectoryEvaluation(options, evaluation, self._trajectories, self._depths, shares, ours, stops)
 
 
 class _Rows:

@@ -13,7 +13,7 @@ from jaxtyping import Bool
 from train_jax.run.files import local_copy, whole_file, write_text
 from train_jax.run.folder import RunFolder
 from train_jax.run.untrusted import DamagedError, read_arrays
-from train_jax.tasks.puzzles.choosing import CHOOSERS, KEEPS, interval
+from train_jax.tasks.puzzles.choosing import CHOOSERS, KEEPS, STOPS, interval
 from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluation
 
 LARGEST_BYTES = 2**32
@@ -30,13 +30,20 @@ class Results:
 
 
 def results_of(evaluation: TrajectoryEvaluation, step: int) -> dict[str, Any]:
-    """Returns settings, metrics and the curve as JSON: exact accuracies by name, as in `choosing.solved_at`."""
+    """Returns settings, metrics and the curve as JSON: exact accuracies by name, as in `choosing.solved_at`, and with
+    early halting, as in `choosing.stopped_at`."""
     points = [
         {
             "trajectories": trajectories,
             "depth": depth,
             "act_steps": trajectories * depth,
             "exact_accuracy": {name: float(shares[i, j]) for name, shares in evaluation.shares.items()},
+            "stops": [
+                {"threshold": stop, "steps": float(steps), "exact_accuracy": float(exact)}
+                for stop, steps, exact in zip(
+                    STOPS, evaluation.stops["steps"][:, i, j], evaluation.stops["exact"][:, i, j], strict=True
+                )
+            ],
         }
         for i, trajectories in enumerate(evaluation.trajectories)
         for j, depth in enumerate(evaluation.depths)
@@ -97,6 +104,11 @@ def table(evaluation: TrajectoryEvaluation) -> list[str]:
     lines.append(f"ACT steps  trajectories  exact ({options.chooser})   last step   pass@K")
     for number, depth, exact, last, passed in curve(evaluation):
         lines.append(f"{number * depth:>9}  {number:>5} x {depth:<4}  {exact:>15.4f}  {last:>10.4f}  {passed:>7.4f}")
+    lines += ["", "with --halt-threshold  mean steps   exact"]
+    for stop, steps, exact in zip(
+        STOPS, *(evaluation.stops[name][:, -1, -1] for name in ("steps", "exact")), strict=True
+    ):
+        lines.append(f"{stop:>21g}  {steps:>10.2f}  {exact:.4f}")
     return lines
 
 
