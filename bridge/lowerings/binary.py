@@ -225,6 +225,8 @@ def _integer_power(x, exponent):
 @lowers(aten.pow.Tensor_Scalar)
 @inlined
 def power_of_number(x, exponent):
+    if isinstance(exponent, complex):
+        return _power(x.astype(jnp.promote_types(x.dtype, jnp.complex64)), jnp.asarray(exponent))
     floating = jnp.issubdtype(x.dtype, jnp.inexact)
     x = widened(x) if floating or isinstance(exponent, float) else x.astype(jnp.promote_types(x.dtype, jnp.int8))
     if exponent == 0:

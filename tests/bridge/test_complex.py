@@ -105,6 +105,7 @@ COMPLEX = {
     "sgn": torch.sgn,
     "angle": torch.angle,
     "powers": lambda z: z**2 + z**0.5 + z**-1,
+    "a complex power": lambda z: z ** (0.5 + 1j) + z.abs() ** 2j + z ** (2 + 0j),
     "power of two tensors": lambda z: z ** z.conj(),
     "elementary": lambda z: z.exp() + z.log() + z.sqrt() + z.tanh() + z.cos() / z,
     "norm": lambda z: z.norm() + torch.linalg.vector_norm(z, 1, dim=0),
