@@ -10,7 +10,6 @@ import torch
 from bridge.cells import regraft
 from bridge.internals import torchax_embedding, torchax_index_put
 from bridge.lowerings.broadcasting import broadcast
-from bridge.lowerings.gathering import picked
 from bridge.lowerings.registry import decomposes, lowers, widened
 
 aten = torch.ops.aten
@@ -176,7 +175,7 @@ def as_strided_scatter(x, src, size, stride, storage_offset=None):
 
 @lowers(aten.embedding.default)
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    rows = picked(lambda weight, indices: torchax_embedding(weight, indices, padding_idx), weight, indices)
+    rows = torchax_embedding(weight, indices, padding_idx)
     if not scale_grad_by_freq:
         return rows
     count = jnp.zeros(weight.shape[0], jnp.promote_types(weight.dtype, jnp.float32)).at[indices].add(1)

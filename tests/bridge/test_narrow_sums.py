@@ -113,7 +113,6 @@ MANY = {
     "repeat_interleave": lambda x: x[:1].repeat_interleave(torch.tensor([N]), 0),
     "index_reduce, mean": lambda x: start(x).index_reduce(0, FIRST, x, "mean", include_self=False),
     "indexing": lambda x: x[:1][FIRST],
-    "embedding": lambda x: F.embedding(FIRST, x[:1]),
     "take": lambda x: torch.take(x[:1], FIRST),
     "cummax": lambda x: (x[:1].expand(N, 1) * FALLING.to(x.dtype)).cummax(0).values,
     "trace": lambda x: torch.trace(torch.diag_embed(x[:, 0])).reshape(1),

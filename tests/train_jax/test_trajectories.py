@@ -102,7 +102,9 @@ def test_one_device_and_eight_give_the_same(tmp_path):
     for other in arrays[1:]:
         for name, values in arrays[0].items():
             if not name.endswith("computed_steps"):
-                assert (values == other[name]).all(), name
+                # Means over a queue of each device are sums in another order.
+                tolerance = 1e-6 if name.startswith("stopped") else 0
+                np.testing.assert_allclose(values, other[name], rtol=tolerance, atol=0, err_msg=name)
 
 
 def test_a_model_without_latents_cannot_be_given_noise():
