@@ -13,7 +13,7 @@ from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.internals import DispatchMode, run_before, run_before_functional
 from bridge.recording import GRAPH_FROM_INPUTS, Restart
 from bridge.tensors import BridgeTensor
-from bridge.tracing import active
+from bridge.tracing import active, turn_compiler_off
 
 
 def _derivative(inputs: tuple, create_graph: bool) -> None:
@@ -88,6 +88,7 @@ def _memory(tensor: Any, *_args: Any, **_kwargs: Any) -> None:
 def install() -> None:
     """Take part in these; outside a traced call they are PyTorch's own."""
     run_before_functional(_derivative)
+    run_before(torch, "compile", turn_compiler_off)
     run_before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _saved_tensors)
     run_before(DispatchMode, "__enter__", _mode)
     run_before(FlopCounterMode, "__enter__", _flop_counter)

@@ -7,7 +7,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -21,8 +21,27 @@ from bridge.recording import NO_GRAPH
 from bridge.tensors import RECORDING
 
 
+class _Compiler(contextlib.ExitStack):
+    """Within it `torch.compile` runs code as it is: with modes active it could not compile it, and would not try again.
+
+    Where the compiler is not loaded, which takes seconds, the first `torch.compile` of the call turns it off.
+    """
+
+    def __enter__(self) -> Self:
+        self.is_off = False
+        if compiler_is_loaded():
+            self.turn_off()
+        return super().__enter__()
+
+    def turn_off(self) -> None:
+        if not self.is_off:
+            self.is_off = True
+            self.enter_context(torch.compiler.set_stance("force_eager"))
+
+
 class _Active(threading.local):
     dispatch: Dispatch | None = None
+    compiler: _Compiler | None = None
 
 
 _ACTIVE = _Active()
@@ -33,9 +52,10 @@ def active() -> Dispatch | None:
     return _ACTIVE.dispatch
 
 
-def _without_compiler() -> contextlib.AbstractContextManager[Any]:
-    """`torch.compile` runs the code as it is: with modes active it could not compile it, and would not try again."""
-    return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else contextlib.nullcontext()
+def turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
+    """Before `torch.compile`: in a traced call that began without a loaded compiler."""
+    if _ACTIVE.compiler is not None:
+        _ACTIVE.compiler.turn_off()
 
 
 def _frame_of_with() -> types.FrameType | None:
@@ -54,6 +74,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     PyTorch.
     """
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
+    compiler, _ACTIVE.compiler = _ACTIVE.compiler, _Compiler()
     recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
     state, default_dtype = state_of_python(), torch.get_default_dtype()
     under_way = threading.get_ident(), dispatch
@@ -63,7 +84,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         with (
             default_generator_as(CallGenerator()),
             products_of_pytorch(),
-            _without_compiler(),
+            _ACTIVE.compiler,
             dispatch,
             Functions(dispatch),
         ):
@@ -87,4 +108,4 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         torch.set_default_dtype(default_dtype)
         UNDER_WAY.remove(under_way)
         dispatch.entry = entry_before
-        _ACTIVE.dispatch, RECORDING.on = before, recorded
+        _ACTIVE.dispatch, _ACTIVE.compiler, RECORDING.on = before, compiler, recorded

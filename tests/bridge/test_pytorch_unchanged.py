@@ -44,3 +44,34 @@ jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, jnp.ones((2, 3)))[0].sum()))
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forward", "result"),
+    [
+        ("torch.compile(torch.sin, fullgraph=True)(x)", "[0.]"),
+        ("torch.cond(x.sum() > 1, torch.sin, torch.cos, (x,))", "`cond` takes functions"),
+    ],
+    ids=["compile", "cond"],
+)
+def test_a_traced_call_that_first_loads_the_compiler_turns_it_off(forward, result):
+    """Dynamo would run under the modes of the call; afterwards the compiler works as if the call had not been."""
+    code = f"""
+import jax.numpy as jnp, torch
+import bridge
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return {forward}
+
+fn = bridge.export(Module())
+try:
+    print(fn(fn.params, fn.buffers, jnp.zeros(1))[0])
+except bridge.BridgeError as error:
+    print(error)
+compiled = torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)
+assert compiled(torch.ones(1)) == 2 and torch._dynamo.eval_frame._stance.stance == "default"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and result in done.stdout.replace("[0.]", "[0.]"), done.stderr[-2000:]
