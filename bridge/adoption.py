@@ -66,7 +66,7 @@ class _Made:
     """Whether gradients were on."""
 
     def unchanged(self) -> bool:
-        return self.versions == (*_versions(self.args, self.kwargs), _version(self.real))
+        return self.versions == (*_versions(self.args, self.kwargs), version_of(self.real))
 
 
 class Host(Protocol):
@@ -161,7 +161,7 @@ class Adopted:
                 return out
             for index, real in enumerate(listed(out)):
                 if isinstance(real, torch.Tensor) and real.layout is torch.strided:
-                    versions = (*before, _version(real))
+                    versions = (*before, version_of(real))
                     self._made[id(real)] = _Made(real, func, args, kwargs, index, versions, torch.is_grad_enabled())
                     if kind_of(func) in ("compute", "each") or func is aten.lift_fresh.default:
                         self._storages.setdefault(storage_id(real), real)
@@ -178,7 +178,7 @@ class Adopted:
             what, _, remedy = special.partition("; ")
             raise host.error(f"a tensor {what}", remedy)
         known = self._known.get(id(real))
-        if known is not None and known[1] in (None, _version(real)):
+        if known is not None and known[1] in (None, version_of(real)):
             return known[2]
         owners = self._owners.get(storage_id(real))
         made = self._made.get(id(real))
@@ -191,7 +191,7 @@ class Adopted:
             self.stand_in(real, tensor)
         else:
             tensor = self._constant(host, real)
-        self._known[id(real)] = real, None if storage_id(real) in self._owners else _version(real), tensor
+        self._known[id(real)] = real, None if storage_id(real) in self._owners else version_of(real), tensor
         return tensor
 
     def take_over(self, host: Host, real: torch.Tensor) -> BridgeTensor:
@@ -269,10 +269,10 @@ def _repeatable(func: Any) -> bool:
     return not is_random(func) and func is not aten.lift_fresh.default
 
 
-def _version(tensor: torch.Tensor) -> Any:
+def version_of(tensor: torch.Tensor) -> Any:
     """How often the tensor was written; a tensor made in inference mode does not count, so each time is another."""
     return object() if tensor.is_inference() else tensor._version
 
 
 def _versions(*values: Any) -> tuple:
-    return tuple(map(_version, tensors_in(values)))
+    return tuple(map(version_of, tensors_in(values)))

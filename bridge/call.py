@@ -154,9 +154,9 @@ class Call:
                         outputs = method_of(self._module, request.method)(*args, **kwargs)
                 finally:  # PyTorch's own error about one that the call registered says nothing of that
                     refuse_gradient_hooks(self._module)
-                refuse_changed_contexts(dispatch)
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
                 final = {name: value_in(name, *place) for name, place in self._slots.items()}
+                refuse_changed_contexts(dispatch, final.values())
                 self._fn.shared_slots.update(shared_slots(dispatch, self._state, final))
                 refuse_parted(self._fn.second_names, self._second_slots, final)
                 flags = changed_flags({n: (self._state[n], self._flags[n], final[n]) for n in self._fn.buffers})

@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from torch import nn
-from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import increment_version
 
 from bridge.arrays import jax_dtype
 from bridge.cells import differentiable, stop_gradient
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
+from bridge.function_notes import Context, Notes
 from bridge.internals import (
     AutogradFunction,
     Tracer,
-    engine_leaf,
-    engine_requires_grad,
     in_transform,
     wrapped_by_transform,
 )
 from bridge.kept_on_context import KeptOnContext
-from bridge.pytrees import convert
-from bridge.recording import recorded, restarted, start_graph
+from bridge.recording import recorded, restarted
 from bridge.tensors import BridgeTensor, fresh
 from bridge.tracing import active, tracing
-
-
-class Context(FunctionCtx):
-    """What `forward` leaves for `backward`: PyTorch's own notebook, with the two answers that its engine gives."""
-
-    needs_input_grad: tuple[bool, ...] = ()
-
-    @property
-    def saved_tensors(self) -> tuple:
-        return tuple(getattr(self, "to_save", ()))
 
 
 def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
@@ -52,7 +38,7 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             "write it in operations of PyTorch, or take the gradient outside of the module with jax.grad",
         )
     adopted = functools.partial(_adopted, dispatch)
-    args = tuple(map(adopted, args))
+    given, args = args, tuple(map(adopted, args))
     ctx = Context()
     # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
     ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)
@@ -85,9 +71,9 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             "which of them nobody used",
             "leave the call out and take zeros for the gradient of an unused result",
         )
-    _keep(dispatch, function, ctx)
+    kept = _keep(dispatch, function, ctx)
     state = dispatch.state if _calls_modules(ctx.__dict__) or _calls_modules(function.backward) else []
-    notes = _Notes(dispatch, ctx, [args[i] for i in places], [listed[i] for i in free], state)
+    notes = Notes(dispatch, function, ctx, [args[i] for i in places], [listed[i] for i in free], state)
     backward = _Backward(dispatch, function, notes, places, listed, free)
     values = backward.attach(
         [stop_gradient(listed[i].value) for i in free], inputs, [stop_gradient(a) for a in notes.arrays]
@@ -97,10 +83,12 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             listed[i].write(value, tracked=tracked, grad_enabled=True)
         else:
             listed[i] = fresh(value, listed[i]._meta, tracked=tracked)
+    notes.watch([listed[i] for i in free], {id(a): b for a, b in zip(args, given, strict=True) if a is not b})
+    dispatch.contexts.append((function.__name__, kept, notes))
     return tuple(listed) if several else listed[0]
 
 
-def _keep(dispatch: Dispatch, function: type[Any], ctx: Context) -> None:
+def _keep(dispatch: Dispatch, function: type[Any], ctx: Context) -> KeptOnContext:
     """Refuse what the backward would not find as in PyTorch; what the rest of the call changes is seen at its end."""
     kept = KeptOnContext(ctx.__dict__)
     state = set(map(id, dispatch.state))
@@ -110,16 +98,21 @@ def _keep(dispatch: Dispatch, function: type[Any], ctx: Context) -> None:
                 f"{function.__name__} keeps a traced tensor inside of an object or a function, at {path}",
                 "keep the tensor itself on ctx, or use ctx.save_for_backward",
             )
-    dispatch.contexts.append((function.__name__, kept))
+    return kept
 
 
 def _may_be_differentiated(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, BridgeTensor) and tensor.may_have_gradient and isinstance(tensor.value, Tracer)
 
 
-def refuse_changed_contexts(dispatch: Dispatch) -> None:
-    """At the end of a call, when PyTorch would begin with the backward."""
-    for name, kept in dispatch.contexts:
+def refuse_changed_contexts(dispatch: Dispatch, state: Collection[Any]) -> None:
+    """At the end of a call, when PyTorch would begin with the backward; `state` is what the modules hold by then.
+
+    Tensors that were written since are refused only where the backward reads them.
+    """
+    held = set(map(id, state))
+    for name, kept, notes in dispatch.contexts:
+        notes.end(held)
         changed = kept.changed()
         if changed:
             raise dispatch.error(
@@ -143,99 +136,11 @@ def _without_wrapped_marks(ctx: Context) -> None:
             setattr(ctx, name, tuple(t for t in ctx.__dict__[name] if not wrapped_by_transform(t)))
 
 
-class _Notes:
-    """A context taken apart into arrays, which JAX carries to the backward pass, and the rest."""
-
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        ctx: Context,
-        inputs: list[BridgeTensor],
-        outputs: list[BridgeTensor],
-        state: list[BridgeTensor],
-    ):
-        self.arrays: list[jax.Array] = []
-        self._state_cells = [(t, t._cell) for t in state]
-        self.cells = list(dict.fromkeys(t._cell for t in state))
-        """Those of parameters and buffers, which a backward that calls modules reads without having saved them."""
-        own = {id(t) for t in state}
-        self._own = {i: t for i, t in enumerate(inputs) if id(t) in own}
-        known = {id(t): ("input", i) for i, t in enumerate(inputs)} | {
-            id(t): ("output", i) for i, t in enumerate(outputs)
-        }
-
-        cells = {id(t._cell.storage) for t in dispatch.state}
-        self._of_state: set[tuple[str, int]] = set()
-        """Which of them are parameters or buffers, or views of those."""
-        self._rebuilt: list[tuple[BridgeTensor, int]] = []
-
-        def leaf(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and dispatch.is_traced(value):
-                value = dispatch.adopt(value)
-            if not isinstance(value, BridgeTensor):
-                return _Leaf("constant", value, None, False)
-            if id(value) not in known:
-                known[id(value)] = ("array", len(self.arrays))
-                self.arrays.append(value.value)
-            if id(value._cell.storage) in cells:
-                self._of_state.add(known[id(value)])
-            return _Leaf(*known[id(value)], value._meta, value.requires_grad)
-
-        self._state = convert(dict(ctx.__dict__), leaf)
-        self._saved = len(self.arrays)
-        self.arrays += [cell.read() for cell in self.cells]
-
-    @contextlib.contextmanager
-    def state_of(self, arrays: list, recording: int) -> Iterator[None]:
-        """Parameters and buffers hold what they held at the call; then they were arrays of another trace."""
-        tensors = list(self._own.values())
-        with contextlib.ExitStack() as stack:
-            for tensor, cell in self._state_cells:  # another one where it has been frozen since
-                stack.callback(setattr, tensor, "_cell", tensor._cell)
-                tensor._cell = cell
-            for cell, array in zip(self.cells, arrays[self._saved :], strict=True):
-                stack.enter_context(cell.holding(array))
-            if recording:
-                for tensor in tensors:
-                    stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
-                    start_graph(tensor, recording)
-            yield
-
-    def context(self, inputs: list, outputs: list, arrays: list, recording: int) -> Context:
-        homes = {"input": inputs, "output": outputs, "array": arrays}
-
-        def rebuilt(leaf: _Leaf) -> Any:
-            if leaf.meta is None:
-                return leaf.value
-            if leaf.home == "input" and leaf.value in self._own:
-                return self._own[leaf.value]  # the very tensor that the modules hold
-            # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates by it.
-            tracked = leaf.tracked or leaf.home == "input"
-            tensor = fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=tracked)
-            if (leaf.home, leaf.value) in self._of_state:
-                self._rebuilt.append((tensor, tensor._cell.version))
-            return start_graph(tensor, recording)
-
-        ctx, self._rebuilt = Context(), []
-        ctx.__dict__.update(jax.tree.map(rebuilt, self._state, is_leaf=lambda v: isinstance(v, _Leaf)))
-        return ctx
-
-    def written(self) -> str:
-        """Whether the backward wrote into a parameter or buffer that the context holds."""
-        rebuilt, self._rebuilt = self._rebuilt, []
-        return "a parameter or buffer" if any(t._cell.version != version for t, version in rebuilt) else ""
-
-
-class _Leaf:
-    def __init__(self, home: str, value: Any, meta: torch.Tensor | None, tracked: bool):
-        self.home, self.value, self.meta, self.tracked = home, value, meta, tracked
-
-
 class _Backward:
     """One call's backward, with the metadata it needs; holds no traced array."""
 
     def __init__(
-        self, dispatch: Dispatch, function: type[Any], notes: _Notes, places: list[int], outputs: list, free: list[int]
+        self, dispatch: Dispatch, function: type[Any], notes: Notes, places: list[int], outputs: list, free: list[int]
     ):
         self._dispatch, self._function, self._notes = dispatch, function, notes
         self._places, self._free = places, free

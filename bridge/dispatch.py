@@ -60,7 +60,7 @@ class Dispatch(UncompiledDispatchMode):
         self.recording = recording
         self.state: list[BridgeTensor] = []
         """What stands for parameters and buffers."""
-        self.contexts: list[tuple[str, Any]] = []
+        self.contexts: list[tuple[str, Any, Any]] = []
         """What the `torch.autograd.Function`s of the call keep, by their names."""
         self.survey = survey
         self.rng, self.draws = rng, 0

@@ -158,7 +158,7 @@ class Functions(TorchFunctionMode):
         """`x[i] = value`, likewise."""
         tensor, index, value = args
         places = places_of(index)
-        if not any(is_traced_place(i) or self._is_window(i) for i in places):
+        if not any(is_traced_number(i) or self._is_window(i) for i in places):
             return func(*args, **kwargs)
         if not all(is_traced_place(i) or is_whole(i) for i in places):
             if not self._can_select():

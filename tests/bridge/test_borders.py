@@ -202,3 +202,16 @@ def test_small_differences_by_nature():
     ]
     conjugate = Call(lambda z: z * torch.tensor(z.conj().is_conj()))
     assert conjugate(torch.tensor([1j])) == 1j and bridge.export(conjugate)({}, {}, np.complex64([1j]))[0] == 0
+
+
+def test_the_sign_of_a_zero_and_numbers_below_the_normal_ones():
+    """docs/bridge.md lists these: XLA leaves out `+ 0`, takes the larger of -0 and 0, and flushes subnormal numbers."""
+
+    def angles(x):
+        return torch.atan2(x + 0.0, torch.tensor(-1.0)), torch.atan2(torch.relu(x), torch.tensor(-1.0))
+
+    x = np.float32([-0.0])
+    ours = jax.jit(lambda x: bridge.export(Call(angles))({}, {}, x)[0])(x)
+    assert np.sign(ours).ravel().tolist() == [-1, 1] and np.sign(angles(torch.tensor(x))).ravel().tolist() == [1, -1]
+    small = np.float32([1e-40])
+    assert torch.tensor(small) != 0 and not bridge.export(Call(lambda x: x != 0))({}, {}, small)[0]

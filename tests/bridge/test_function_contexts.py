@@ -113,6 +113,72 @@ COMPLEX = function(keep(), lambda ctx, g: g * 1j)
 DRAWS = function(keep(), lambda ctx, g: g * torch.rand_like(g))
 
 
+TIMES = function(keep(factor=lambda x, s: s), lambda ctx, g: (g * ctx.factor, None))
+SAVED = function(
+    lambda ctx, x, s: ctx.save_for_backward(s) or x * 1, lambda ctx, g: (g * ctx.saved_tensors[0].detach(), None)
+)
+EXP = function(lambda ctx, x: setattr(ctx, "y", x.exp()) or ctx.y, lambda ctx, g: g * ctx.y)
+VIEW = function(lambda ctx, x: setattr(ctx, "y", (y := x.exp()).detach()) or y, lambda ctx, g: g * ctx.y)
+
+
+def closing_over(m):
+    return function(keep(), lambda ctx, g: g * m.statistic)
+
+
+def then(write, call):
+    """`call(m, x)`, and `write` of the tensor that it gives beside the result."""
+
+    def run(m, x):
+        y, tensor = call(m, x)
+        with torch.no_grad():
+            write(tensor)
+        return y
+
+    return run
+
+
+def result_written(function):
+    def run(m, x):
+        y = function.apply(x)
+        y += 1
+        return y
+
+    return run
+
+
+def plain_constant(m, x):
+    factor = torch.tensor(0.5)
+    y = TIMES.apply(x, factor)
+    factor += x.detach().sum()
+    return y
+
+
+def constant_written(m, x):
+    factor = torch.tensor(0.5)
+    y = TIMES.apply(x, factor)
+    factor += 1
+    return y
+
+
+def add_one(tensor):
+    tensor.add_(1)
+
+
+WRITTEN = "the backward of Kept reads a tensor that is written after `Kept.apply`"
+WRITTEN_LATER = {
+    "written buffer": then(add_one, lambda m, x: (TIMES.apply(x, m.statistic), m.statistic)),
+    "written view": then(add_one, lambda m, x: (TIMES.apply(x, m.statistic[None]), m.statistic)),
+    "written saved tensor": then(add_one, lambda m, x: (SAVED.apply(x, m.statistic), m.statistic)),
+    "written in a list": then(add_one, lambda m, x: (LISTED.apply(x, m.statistic), m.statistic)),
+    "written buffer of a closure": then(add_one, lambda m, x: (closing_over(m).apply(x), m.statistic)),
+    "written result": result_written(EXP),
+    "written memory of the result": result_written(VIEW),
+    "constant that becomes traced": plain_constant,
+    "written constant": constant_written,
+}
+LISTED = function(keep(factors=lambda x, s: [s]), lambda ctx, g: (g * ctx.factors[0], None))
+
+
 def changed_later(m, x):
     settings = {"scale": 2.0}
     y = SCALE.apply(x, settings)
@@ -135,6 +201,7 @@ REFUSED = {
     "object": (lambda m, x: BOX.apply(x), "a traced tensor inside of an object or a function, at ctx.box.value"),
     "graph": (lambda m, x: GRAPH.apply(x), "the backward of Kept differentiates what was computed before it"),
     "complex": (lambda m, x: COMPLEX.apply(x), "the backward of Kept gave a complex gradient for a real input"),
+    **{name: (call, WRITTEN) for name, call in WRITTEN_LATER.items()},
     "draws": (lambda m, x: DRAWS.apply(x), "draws random numbers in the backward of a torch.autograd.Function"),
 }
 
@@ -145,6 +212,32 @@ def test_refused_by_name(name):
     fn = bridge.export(Weighted(call))
     with pytest.raises(bridge.BridgeError, match=message):
         jax.grad(lambda p: fn(p, fn.buffers, X.numpy(), rng=jax.random.key(0))[0].sum())(fn.params)
+
+
+def assigned(m, x):
+    y = TIMES.apply(x, m.statistic)
+    m.statistic = m.statistic + 1
+    return y
+
+
+def not_read(m, x):
+    y = function(keep(factor=lambda x, s: s), lambda ctx, g: (g * 2, None)).apply(x, m.statistic)
+    m.statistic.add_(1)
+    return y
+
+
+def of_a_copy(m, x):
+    y = TIMES.apply(x, m.statistic.clone())
+    m.statistic.add_(1)
+    return y
+
+
+@pytest.mark.parametrize("call", [assigned, not_read, of_a_copy])
+def test_what_is_written_later_and_not_read_by_the_backward(call):
+    module = Weighted(call)
+    module.statistic.fill_(0.5)
+    report = bridge.verify(module, X.clone().requires_grad_(), steps=2)
+    assert report.ok, report
 
 
 def test_differences_by_nature():

@@ -61,6 +61,20 @@ def test_by_a_traced_integer(case):
     assert report.ok, f"\n{report}"
 
 
+def test_by_an_integer_whose_value_is_known():
+    """Without `jit` it is: the value may be made of the very elements that it is written to."""
+
+    def added(table, i, x):
+        table = table.clone()
+        table[i] += x
+        table[:, i] *= 2
+        return table
+
+    inputs = TABLE, torch.tensor(2), TABLE[0]
+    found = bridge.export(Call(added))({}, {}, *(jnp.asarray(t.numpy()) for t in inputs))[0]
+    assert jnp.allclose(found, added(*inputs).numpy())
+
+
 def test_a_parameter_by_a_traced_integer_under_vmap():
     fn = bridge.export(Call(lambda layer, i: layer.weight[i] * 2, torch.nn.Linear(3, 4)))
     rows = jax.vmap(lambda i: fn(fn.params, {}, i)[0])(jnp.asarray([3, 0]))

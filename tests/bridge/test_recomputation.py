@@ -162,3 +162,23 @@ def test_a_reentrant_checkpoint_without_an_input_that_requires_grad():
         fn = bridge.export(Reentrant(detach))
         with message:
             fn(fn.params, {}, jnp.ones((2, 3)))
+
+
+def test_a_tensor_that_is_written_before_the_second_run():
+    """docs/bridge.md lists this: PyTorch's gradient is that of sin(x * 0.75), the bridge has that of the result."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Buffer(torch.tensor(0.5))
+
+        def forward(self, x):
+            y = checkpoint(lambda x: torch.sin(x * self.scale), x, use_reentrant=False)
+            self.scale.add_(0.25)
+            return y
+
+    x = torch.ones((), requires_grad=True)
+    Late()(x).backward()
+    fn = bridge.export(Late())
+    ours = jax.grad(lambda x: fn(fn.params, fn.buffers, x)[0])(jnp.ones(()))
+    np.testing.assert_allclose([x.grad, ours], [0.75 * np.cos(0.75), 0.5 * np.cos(0.5)], rtol=1e-6)
