@@ -27,6 +27,7 @@ _ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, 
 """Operations beside those that PyTorch calls pointwise."""
 _SUMS = (torch.sum, torch.Tensor.sum)
 _MEANS = (torch.mean, torch.Tensor.mean)
+_ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 
 
 class MaskedRows:
@@ -85,7 +86,8 @@ class MaskedRows:
         """An operand for all rows. `common`: the dtype of the operands that have dimensions, which the rest follows."""
         if type(value) is MaskedRows:
             if value._mask.value is not self._mask.value or value._behind != self._behind:
-                raise refused(f"`{func.__name__}` of rows by two masks")
+                where = f", read {self._place} and {value._place}" if value._place != self._place else ""
+                raise refused(f"`{func.__name__}` of rows by two masks{where}", _ONE_MASK)
             return value.whole
         if not isinstance(value, torch.Tensor):
             return value
@@ -99,9 +101,7 @@ class MaskedRows:
         """`target[index] = self`, where the index has the mask of `self`."""
         view, mask, behind = mask_in(target, index) or (target, None, 0)
         if mask is None or mask.value is not self._mask.value or behind != self._behind:
-            raise refused(
-                "an assignment by another mask", "compute the mask once and use it on both sides, or torch.where"
-            )
+            raise refused("an assignment by another mask", _ONE_MASK)
         if target.dtype != self.dtype:
             with below_modes():  # PyTorch's error; a single value would be cast
                 torch.zeros(2, dtype=target.dtype)[torch.ones(2, dtype=torch.bool)] = torch.zeros(2, dtype=self.dtype)

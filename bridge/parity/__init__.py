@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bridge.arrays import array_of
+from bridge.cells import differentiable
 from bridge.errors import BridgeError
 from bridge.export import check_method, export
 from bridge.integers import Int64, check_values, checked
@@ -47,10 +48,11 @@ def verify(
     """Compare outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
 
     `args` and `kwargs` hold torch tensors. The gradient is that of `loss(outputs)`, by default of a fixed random
-    projection of all outputs that carry one. Buffers and written parameters go from step to step; `advance` makes the
-    next step's inputs (a carry, say) from the outputs. Random draws are PyTorch's, replayed in JAX. With `double`, the
-    same module built in float64, a leaf may differ by 8 times what PyTorch's own float32 differs from float64, where
-    that is more than `tolerance`. The module itself is not changed.
+    projection of all outputs that carry one. Buffers and written parameters go from step to step; `advance` makes
+    the next step's inputs (a carry, say) from the outputs. Random draws are PyTorch's, replayed in JAX. With
+    `double`, the same module in float64, which gets the inputs in float64, a leaf may differ by 8 times what
+    PyTorch's own float32 differs from float64, where that is more than `tolerance`. The module itself is not
+    changed.
 
     JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both. A float leaf that is zero on both sides
     is unproved and the report then not `ok`: `jitter` adds noise of this size to all parameters of both, and
@@ -72,7 +74,8 @@ def verify(
     wide_side = None if wide is None else TorchSide(wide, call)
     with _named_failure("the module cannot be exported"):
         jax_side = JaxSide(export(original, int64=int64), call, jit)
-    torch_call = wide_call = (args, kwargs)
+    torch_call = (args, kwargs)
+    wide_call: tuple[tuple, dict] = convert(torch_call, _widened)
     if checked(int64):
         for name, value in zip(*named_inputs(args, kwargs)[:2], strict=True):
             if torch.is_tensor(value):
@@ -109,6 +112,14 @@ def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None
         re.compile(known_zero)
     except re.error as error:
         raise BridgeError(f"known_zero is {known_zero!r}, which is no regular expression: {error}") from error
+
+
+def _widened(value: Any) -> Any:
+    """A floating-point or complex input in double precision."""
+    if not torch.is_tensor(value) or not differentiable(value.dtype):
+        return value
+    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+    return wide.requires_grad_(value.requires_grad)
 
 
 def _to_jax(value: Any) -> Any:

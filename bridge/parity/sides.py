@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +27,7 @@ from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
+from bridge.shadow import with_copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,12 +266,24 @@ def copied(module: nn.Module) -> nn.Module:
     known: dict[int, Any] = {id(t): t.detach().clone() for t in results}
     try:
         _copy_arrays(module, known)
-        return copy.deepcopy(module, known)
+        twin = copy.deepcopy(module, known)
+        _refer_to_copies(twin, known)
+        return twin
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise BridgeError(
             f"the module cannot be copied ({text}); verify works on a copy, so that yours stays"
         ) from error
+
+
+def _refer_to_copies(module: nn.Module, copies: dict[int, Any]) -> None:
+    """In hooks and attributes, let functions that enclose what was copied enclose the copy: `deepcopy` shares them."""
+    for each in module.modules():
+        for contents in (vars(each), *[v for v in vars(each).values() if isinstance(v, dict)]):
+            contents.update({k: with_copies(copies, v) for k, v in contents.items() if isinstance(v, _FUNCTIONS)})
+
+
+_FUNCTIONS = (types.FunctionType, functools.partial)
 
 
 def _copy_arrays(module: nn.Module, known: dict[int, Any]) -> None:

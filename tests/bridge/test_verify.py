@@ -1,5 +1,6 @@
 """What `verify` compares, what it calls unproved, and what it says of a module that it cannot compare."""
 
+import copy
 import json
 
 import pytest
@@ -222,3 +223,32 @@ def test_a_buffer_that_the_call_registers_is_named():
     report = bridge.verify(Late(), torch.randn(3, 2))
     assert not report.ok
     assert "buffer seen (missing in JAX; one that the call registers belongs into __init__)" in str(report)
+
+
+class Hooked(nn.Module):
+    """Hooks that enclose the module: `copy.deepcopy` shares functions with what it copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.gain = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Parameter(torch.tensor(1.5))
+        self.calls, self.features = nn.Buffer(torch.zeros(())), {}
+        self.body[0].register_forward_hook(lambda m, i, o: self.features.__setitem__("h", o))
+        self.body.register_forward_pre_hook(lambda m, inputs: (inputs[0] * self.gain,))
+        self.body.register_forward_hook(lambda m, i, o: (self.calls.add_(1), None)[1])
+
+    def forward(self, x):
+        y = self.body(x)
+        return y, self.features.pop("h").square().mean()
+
+
+def test_hooks_that_enclose_the_module():
+    module = Hooked()
+    report = bridge.verify(module, torch.ones(2, 3), steps=2)
+    gains = [row for row in report.rows if (row.kind, row.name) == ("gradient", "gain")]
+    assert report.ok and len(gains) == 2 and not any(row.zero for row in gains), report
+    assert module.features == {} and module.gain.grad is None and module.calls == 0
+
+
+def test_a_module_in_float64_gets_its_inputs_in_float64():
+    module = nn.Linear(3, 2)
+    assert bridge.verify(module, torch.randn(4, 3), double=copy.deepcopy(module).double()).ok
