@@ -13,6 +13,7 @@ from support.markers import slow_or_campaign
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
+from train_jax.tasks.puzzles.kinds import MIXED
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
 
 
@@ -112,6 +113,9 @@ def test_without_the_compiler(monkeypatch, tmp_path, capsys):
     [
         ("data/sudoku-extreme-100-aug-1000", "", (81, 11)),
         ("data/sudoku-6x6", "", (36, 8)),
+        ("data/sudoku-4x4-25-aug-0", "", (16, 6)),
+        ("data/maze-50x50", "", (2500, 6)),
+        ("data/arc1concept-aug-1000", "", (900, 12)),
         ("anywhere", "maze-30", (900, 6)),
         ("anywhere", "arc", (900, 12)),
     ],
@@ -120,6 +124,13 @@ def test_sizes_without_a_data_set(data_dir, kind, sizes):
     task = UnbuiltPuzzles(dataclasses.replace(preset("tiny"), data_dir=data_dir), kind, 7)
     assert (task.sizes["seq_len"], task.sizes["vocab_size"], task.sizes["num_puzzle_identifiers"]) == (*sizes, 7)
     assert task.batch(0, (0, 2))["inputs"].shape == (8, sizes[0])
+
+
+def test_sizes_of_a_mixture_without_its_data_sets():
+    config = dataclasses.replace(preset("tiny"), data_dir="data/sudoku-6x6, data/maze-30x30")
+    task = UnbuiltPuzzles(config, "", 3, {"maze-30x30": ("maze-30", 50)})
+    assert tuple(task.sizes.values()) == (900, 8, 6) and task.metadata.kind == MIXED
+    assert task.examples_per_epoch == 1050
 
 
 def test_a_folder_without_a_kind_is_refused():
