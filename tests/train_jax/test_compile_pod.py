@@ -9,7 +9,9 @@ import sys
 
 import pytest
 from support.markers import slow_or_campaign
+from support.scripts import run_script
 
+from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
@@ -54,17 +56,23 @@ def test_every_generation(topology, tmp_path):
     assert (figures["estimated_seconds"] is None) == topology.startswith("v6e")
 
 
-@pytest.mark.parametrize("model", slow_or_campaign(["transformer"], ["trm", "trm_singlez", "trm_hier6", "hrm"]))
-def test_every_architecture_in_training_and_evaluation(model, tmp_path):
-    for step in ("train", "evaluate"):
-        sizes = ["--arch.hidden-size", "128", "--arch.num-heads", "2"]
-        figures, _ = compile_pod(tmp_path, "tiny", "--model", model, "--topology", "v4:2x2x1", "--step", step, *sizes)
-        assert figures["estimated_cycles"] > 0
+@pytest.mark.slow
+def test_every_architecture_in_training_and_evaluation():
+    steps = [(model, step) for model in ARCHITECTURES for step in ("train", "evaluate")]
+    small = "--arch.hidden-size 16 --arch.num-heads 1 --arch.puzzle-emb-ndim 16"
+    words = []
+    for model, step in steps:
+        cycles = "" if model == "transformer" else "--arch.H-cycles 1 --arch.L-cycles 1"
+        words += f"-- tiny --topology v4:2x2x1 --model {model} --step {step} {small} {cycles}".split()
+    *_, last = run_script("compile_pods", *words).splitlines()
+    assert [(each["model"], each["step"]) for each in json.loads(last)] == steps
+    assert all(each["estimated_cycles"] > 0 and each["fits"] for each in json.loads(last))
 
 
 @pytest.mark.slow
 def test_a_search(tmp_path):
-    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", "--search-batch-sizes", "8")
+    small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--search-batch-sizes", "8"]
+    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", *small)
     assert [(each["remat"], each["accumulation_steps"]) for each in figures["variants"]] == [
         ("", 1),
         ("", 2),
