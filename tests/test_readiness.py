@@ -46,12 +46,8 @@ def test_every_test_of_a_row_exists(test):
     functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     assert name in functions or not name
     if case:
-        cases = {node.value for each in functions[name].decorator_list for node in ast.walk(each) if _is_text(node)}
-        assert case.removesuffix("]") in cases
-
-
-def _is_text(node):
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+        words = [node for each in functions[name].decorator_list for node in ast.walk(each)]
+        assert case.removesuffix("]") in {word.value for word in words if isinstance(word, ast.Constant)}
 
 
 def test_the_page_of_reports(tmp_path, capsys):
