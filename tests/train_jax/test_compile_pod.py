@@ -16,6 +16,7 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
 from train_jax.tasks.puzzles.kinds import MIXED
+from train_jax.tasks.puzzles.presets import PRESETS
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
 
 
@@ -123,6 +124,7 @@ def test_without_the_compiler(monkeypatch, tmp_path, capsys):
         ("data/sudoku-6x6", "", (36, 8)),
         ("data/sudoku-4x4-25-aug-0", "", (16, 6)),
         ("data/maze-50x50", "", (2500, 6)),
+        (PRESETS["maze-unique"].data_dir, "", (81, 6)),
         ("data/arc1concept-aug-1000", "", (900, 12)),
         ("anywhere", "maze-30", (900, 6)),
         ("anywhere", "arc", (900, 12)),

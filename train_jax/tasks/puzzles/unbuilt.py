@@ -25,9 +25,10 @@ _FOLDERS = {
     r"(?P<key>sudoku-\d+x\d+)(-.*)?": r"\g<key>",
     r"maze-(?P<size>\d+)x(?P=size)(-.*)?": r"maze-\g<size>",
     r"maze-hard(-.*)?": "maze-30",
+    r"maze-unique": "maze-9",
     r"arc[12]concept(-.*)?": "arc",
 }
-"""Names of the folders that `trm build-data` writes, and the keys of the kinds of their puzzles."""
+"""Names of the folders that `trm build-data` writes and presets read, and the keys of the kinds of their puzzles."""
 
 
 class UnbuiltPuzzles(PuzzleTask):
