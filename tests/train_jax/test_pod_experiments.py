@@ -33,10 +33,10 @@ def sizes_of(name):
 @pytest.fixture
 def assembled(monkeypatch, tmp_path):
     """`assembled(name)`: what `trm compile-pod NAME` would compile, and the shapes of its arguments."""
-    found = []
+    trainings = []
 
     def leave_out(training):
-        found.append((training, train_step_arguments(training)))
+        trainings.append((training, train_step_arguments(training)))
         raise UserError("left out")
 
     monkeypatch.chdir(tmp_path)
@@ -45,8 +45,8 @@ def assembled(monkeypatch, tmp_path):
 
     def assemble(name):
         status = main(["compile-pod", name])
-        assert found, f"status {status}"
-        return found.pop()
+        assert trainings, f"status {status}"
+        return trainings.pop()
 
     return assemble
 
