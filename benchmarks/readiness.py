@@ -2,8 +2,8 @@
 
     python -m benchmarks.readiness [--output docs/readiness.md] [--reports default.xml slow.xml]
 
-The rows are the checklist that the project was founded on. Their tests are run, the slow ones too; a row is only
-written as shown if all of its tests have passed.
+The rows are those of the checklist that the project was founded on, and what a run on a pod needs beside. Their tests
+are run, the slow ones too; a row is only written as shown if all of its tests have passed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,29 @@ class Row:
 
     requirement: str
     tests: tuple[str, ...]
-    """Files below tests/, with `::name` for a single test; several cases of a test count together."""
+    """Files below tests/, with `::name` for a single test and `::name[id]` for one of its cases; all cases count
+    together."""
     needs: str = ""
     """What only a TPU, a bucket or an account can show."""
     compiled: bool = False
     """Whether the tests compile for a TPU without having one."""
 
+
+_PREFLIGHT, _HOSTS = "train_jax/test_preflight.py::test_a_fault_is_caught", "train_jax/test_preflight_hosts.py"
+FAULTS = {
+    "a host with other code": f"{_HOSTS}::test_a_host_with_other_code",
+    "a host with other data": f"{_HOSTS}::test_a_host_with_other_data",
+    "a host that is missing": f"{_HOSTS}::test_a_host_that_is_missing",
+    "a host on another backend": f"{_HOSTS}::test_a_host_on_another_backend",
+    "a folder that cannot be written": f"{_PREFLIGHT}[unwritable]",
+    "a local folder that the hosts do not share": f"{_HOSTS}::test_a_folder_that_the_hosts_do_not_share",
+    "a wrong number of devices": f"{_PREFLIGHT}[devices]",
+    "a clock that is wrong": f"{_HOSTS}::test_a_clock_that_is_wrong",
+    "a batch that does not divide over the devices": f"{_PREFLIGHT}[batch]",
+    "a model that does not fit": f"{_PREFLIGHT}[memory]",
+    "a device that computes wrongly": f"{_PREFLIGHT}[lowering]",
+}
+"""Faults that `trm preflight` finds before a run, and the test that plants each of them."""
 
 ROWS = (
     Row(
@@ -46,9 +63,29 @@ ROWS = (
         compiled=True,
     ),
     Row(
-        "the model computes what PyTorch computes, with every gradient; the compiled step has no PyTorch in it",
+        "whatever a stage runs over devices compiles for TPUs: no 64-bit type, no shape that depends on data",
+        ("train_jax/test_stages_on_tpus.py",),
+        "that it runs",
+        compiled=True,
+    ),
+    Row(
+        "every experiment is assembled for a v4-64 up to the compiler: model, sizes of its data, a batch that divides",
+        ("train_jax/test_pod_experiments.py",),
+        "that it runs",
+    ),
+    Row(
+        "the model computes what PyTorch computes, with every gradient",
         ("bridge/test_trm_ladder.py", "train_jax/test_preflight.py::test_the_model_beside_pytorch_and_its_memory"),
         "the same comparison on the chip: `trm preflight` makes it",
+    ),
+    Row(
+        "PyTorch defines the models and computes nothing: it is imported where a model is built or read, and a step is "
+        "one program without a transfer to the host",
+        (
+            "test_doors.py::test_train_jax_imports_torch_only_where_a_model_is_built_or_read",
+            "test_doors.py::test_models_torch_imports_nothing_of_jax",
+            "train_jax/test_programs.py::test_one_program_with_one_all_reduce_and_no_transfer",
+        ),
     ),
     Row(
         "JAX finds the devices of the requested platform, and nothing falls back to the CPU",
@@ -56,23 +93,40 @@ ROWS = (
         "the TPU itself",
     ),
     Row(
-        "several processes join; one that is missing is named",
-        ("train_jax/test_processes.py", "train_jax/test_preflight_hosts.py"),
-        "8 workers over the network of a slice; here they are processes over loopback",
+        "the processes of a pod join, without variables of the user or with them; one that is missing is named",
+        ("train_jax/test_cluster.py", "train_jax/test_processes.py", "train_jax/test_preflight_hosts.py"),
+        "8 workers over the network of a slice; here they are 2 processes over loopback",
+    ),
+    Row(
+        "batches and gradients are shared: several devices and processes learn what one device learns",
+        ("train_jax/test_training.py", "train_jax/test_processes.py"),
+        "the network of a slice",
     ),
     Row(
         "the command line of a pod, rehearsed with hosts that are preempted and killed, in one view of all logs",
         ("train_jax/test_rehearsal.py",),
-        "the same on a slice",
+        "the same on a slice; 8 hosts of 4 devices are `pytest -m campaign tests/train_jax/test_rehearsal.py`",
     ),
+    *(Row(f"`trm preflight` finds {fault}", (test,), "the same on a slice") for fault, test in FAULTS.items()),
     Row(
         "checkpoints and results are written to gs://, read from there, and continued after a kill",
         ("train_jax/test_storage.py", "train_jax/test_storage_runs.py"),
         "a real bucket with its permissions; here a service on this machine that speaks the same protocol",
     ),
     Row(
+        "one option puts the runs of all experiments into a bucket, each into a folder of its own",
+        (
+            "train_jax/test_sweep_plan.py::test_runs_have_folders_commands_and_seeds",
+            "train_jax/test_sweeper.py::test_a_sweep_in_storage",
+        ),
+        "a real bucket",
+    ),
+    Row(
         "process 0 alone writes metrics and wandb; every process has its own log; keys are in no file",
-        ("train_jax/test_run_files.py",),
+        (
+            "train_jax/test_run_files.py",
+            "train_jax/test_processes.py::test_two_processes_learn_the_same_as_one_device",
+        ),
         "the account of wandb",
     ),
     Row(
@@ -90,9 +144,27 @@ ROWS = (
         "Google Cloud: here a stand-in for gcloud runs what the workers would run",
     ),
     Row(
+        "every command from the account to the deleted node, installation included, prints what its page says",
+        ("train_jax/test_deploy_page.py",),
+        "the account; here a stand-in for gcloud",
+    ),
+    Row(
         "every one of the 67 experiments is a run by name",
         ("train_jax/test_experiments.py",),
         "their results",
+    ),
+    Row(
+        "one experiment from end to end, by name: data, training, evaluation, export, report, analysis",
+        ("train_jax/test_sweep_runs.py::test_an_experiment_by_its_name_and_stage_by_stage",),
+        "the same on a slice, at full size",
+    ),
+    Row(
+        "every group of experiments has a guide: its question, runs, commands and analysis, and what would answer it",
+        ("train_jax/test_guides.py",),
+    ),
+    Row(
+        "results are analysed by a command, and runs are watched while they train",
+        ("train_jax/test_analysis.py", "train_jax/test_watching.py"),
     ),
     Row("the documentation is one set of pages, and true", ("test_docs.py", "test_troubleshooting.py")),
 )
@@ -120,7 +192,7 @@ class Outcome:
 def outcomes(reports: Sequence[str], rows: Sequence[Row]) -> list[Outcome]:
     """Counts the test cases of JUnit reports by row."""
     cases = [
-        (case.get("classname", ""), case.get("name", "").partition("[")[0], {part.tag for part in case})
+        (case.get("classname", ""), case.get("name", ""), {part.tag for part in case})
         for report in reports
         for case in xml.etree.ElementTree.fromstring(report).iter("testcase")
     ]
@@ -137,7 +209,11 @@ def _outcome(row: Row, cases: Sequence[tuple[str, str, set[str]]]) -> Outcome:
 
 def _is_of(test: str, module: str, name: str) -> bool:
     path, _, only = test.partition("::")
-    return module == "tests." + path.removesuffix(".py").replace("/", ".") and only in ("", name)
+    return module == "tests." + path.removesuffix(".py").replace("/", ".") and only in (
+        "",
+        name,
+        name.partition("[")[0],
+    )
 
 
 def page(rows: Sequence[Row], results: Sequence[Outcome], facts: Mapping[str, str]) -> Iterator[str]:

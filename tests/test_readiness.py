@@ -1,11 +1,14 @@
 """docs/readiness.md: a row is shown only if its tests were run and passed, and every test that it names exists."""
 
 import ast
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.readiness import ROWS, Outcome, Row, outcomes, page, state
+from benchmarks.readiness import FAULTS, ROWS, Options, Outcome, Row, main, outcomes, page, state
 
 TESTS = Path(__file__).parent
 REPORT = """<testsuites><testsuite>
@@ -23,6 +26,8 @@ REPORT = """<testsuites><testsuite>
         (("train_jax/test_one.py::test_b",), Outcome(0, 0, 1), "**not run**"),
         (("test_two.py", "train_jax/test_one.py::test_b"), Outcome(1, 0, 1), "shown, 1 skipped"),
         (("test_two.py::test_c",), Outcome(1, 0, 0), "shown"),
+        (("train_jax/test_one.py::test_a[1]",), Outcome(1, 0, 0), "shown"),
+        (("train_jax/test_one.py::test_a",), Outcome(1, 1, 0), "**1 failed**"),
         (("test_three.py",), Outcome(), "**not run**"),
     ],
 )
@@ -36,5 +41,47 @@ def test_a_row_is_shown_only_by_tests_that_passed(tests, expected, words):
 @pytest.mark.parametrize("test", sorted({test for row in ROWS for test in row.tests}))
 def test_every_test_of_a_row_exists(test):
     path, _, name = test.partition("::")
-    functions = {node.name for node in ast.parse((TESTS / path).read_text()).body if isinstance(node, ast.FunctionDef)}
-    assert name in functions | {""}
+    name, _, case = name.partition("[")
+    text = (TESTS / path).read_text()
+    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    assert name in functions or not name
+    if case:
+        words = [node for each in functions[name].decorator_list for node in ast.walk(each)]
+        assert case.removesuffix("]") in {word.value for word in words if isinstance(word, ast.Constant)}
+
+
+def test_the_page_of_reports(tmp_path, capsys):
+    """Two reports in which every test of a row has passed, and one with a failure beside."""
+    tests = sorted({test for row in ROWS for test in row.tests})
+    cases = []
+    for test in tests:
+        path, _, name = test.partition("::")
+        module = "tests." + path.removesuffix(".py").replace("/", ".")
+        cases.append(f'<testcase classname="{module}" name="{name or "test_it"}"/>')
+    for number, part in enumerate((cases[::2], cases[1::2])):
+        (tmp_path / f"{number}.xml").write_text(f"<testsuites><testsuite>{''.join(part)}</testsuite></testsuites>")
+    reports = tmp_path / "0.xml", tmp_path / "1.xml"
+    assert main(Options(tmp_path / "page.md", reports)) == 0
+    text = (tmp_path / "page.md").read_text()
+    assert all(f"| {row.requirement} | {'compiled' if row.compiled else 'shown'} |" in text for row in ROWS)
+    assert " passed, 0 failed" in capsys.readouterr().out
+    (tmp_path / "2.xml").write_text(REPORT.replace("tests.train_jax.test_one", "tests.train_jax.test_cluster"))
+    assert main(Options(tmp_path / "page.md", (*reports, tmp_path / "2.xml"))) == 1
+    assert "**1 failed**" in (tmp_path / "page.md").read_text()
+    assert main(Options(tmp_path / "page.md", reports[:1])) == 1 and "**not run**" in (tmp_path / "page.md").read_text()
+
+
+def test_every_fault_that_preflight_has_to_find_is_a_row():
+    assert len(FAULTS) == len(set(FAULTS.values())) == 11
+    assert all(any(row.tests == (test,) for row in ROWS) for test in FAULTS.values())
+
+
+@pytest.mark.slow
+def test_no_row_needs_a_campaign():
+    """The reports have the default and the slow tests; a row of which neither has a case would not be run."""
+    chosen = sorted({f"tests/{test}" for row in ROWS for test in row.tests})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "slow or not slow", *chosen]
+    done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    for test in chosen:
+        assert any(re.match(rf"{re.escape(test)}(::|\[|$)", line) for line in done.stdout.splitlines()), test

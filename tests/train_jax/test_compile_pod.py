@@ -9,10 +9,14 @@ import sys
 
 import pytest
 from support.markers import slow_or_campaign
+from support.scripts import run_script
 
+from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
+from train_jax.tasks.puzzles.kinds import MIXED
+from train_jax.tasks.puzzles.presets import PRESETS
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
 
 
@@ -53,17 +57,23 @@ def test_every_generation(topology, tmp_path):
     assert (figures["estimated_seconds"] is None) == topology.startswith("v6e")
 
 
-@pytest.mark.parametrize("model", slow_or_campaign(["transformer"], ["trm", "trm_singlez", "trm_hier6", "hrm"]))
-def test_every_architecture_in_training_and_evaluation(model, tmp_path):
-    for step in ("train", "evaluate"):
-        sizes = ["--arch.hidden-size", "128", "--arch.num-heads", "2"]
-        figures, _ = compile_pod(tmp_path, "tiny", "--model", model, "--topology", "v4:2x2x1", "--step", step, *sizes)
-        assert figures["estimated_cycles"] > 0
+@pytest.mark.slow
+def test_every_architecture_in_training_and_evaluation():
+    steps = [(model, step) for model in ARCHITECTURES for step in ("train", "evaluate")]
+    small = "--arch.hidden-size 16 --arch.num-heads 1 --arch.puzzle-emb-ndim 16"
+    words = []
+    for model, step in steps:
+        cycles = "" if model == "transformer" else "--arch.H-cycles 1 --arch.L-cycles 1"
+        words += f"-- tiny --topology v4:2x2x1 --model {model} --step {step} {small} {cycles}".split()
+    *_, last = run_script("compile_pods", *words).splitlines()
+    assert [(each["model"], each["step"]) for each in json.loads(last)] == steps
+    assert all(each["estimated_cycles"] > 0 and each["fits"] for each in json.loads(last))
 
 
 @pytest.mark.slow
 def test_a_search(tmp_path):
-    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", "--search-batch-sizes", "8")
+    small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--search-batch-sizes", "8"]
+    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", *small)
     assert [(each["remat"], each["accumulation_steps"]) for each in figures["variants"]] == [
         ("", 1),
         ("", 2),
@@ -112,6 +122,10 @@ def test_without_the_compiler(monkeypatch, tmp_path, capsys):
     [
         ("data/sudoku-extreme-100-aug-1000", "", (81, 11)),
         ("data/sudoku-6x6", "", (36, 8)),
+        ("data/sudoku-4x4-25-aug-0", "", (16, 6)),
+        ("data/maze-50x50", "", (2500, 6)),
+        (PRESETS["maze-unique"].data_dir, "", (81, 6)),
+        ("data/arc1concept-aug-1000", "", (900, 12)),
         ("anywhere", "maze-30", (900, 6)),
         ("anywhere", "arc", (900, 12)),
     ],
@@ -120,6 +134,13 @@ def test_sizes_without_a_data_set(data_dir, kind, sizes):
     task = UnbuiltPuzzles(dataclasses.replace(preset("tiny"), data_dir=data_dir), kind, 7)
     assert (task.sizes["seq_len"], task.sizes["vocab_size"], task.sizes["num_puzzle_identifiers"]) == (*sizes, 7)
     assert task.batch(0, (0, 2))["inputs"].shape == (8, sizes[0])
+
+
+def test_sizes_of_a_mixture_without_its_data_sets():
+    config = dataclasses.replace(preset("tiny"), data_dir="data/sudoku-6x6, data/maze-30x30")
+    task = UnbuiltPuzzles(config, "", 3, {"maze-30x30": ("maze-30", 50)})
+    assert tuple(task.sizes.values()) == (900, 8, 6) and task.metadata.kind == MIXED
+    assert task.examples_per_epoch == 1050
 
 
 def test_a_folder_without_a_kind_is_refused():

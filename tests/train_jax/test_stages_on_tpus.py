@@ -5,7 +5,7 @@ import json
 import pytest
 from support.scripts import run_script
 
-pytestmark = pytest.mark.campaign
+NARROW = ["--arch.hidden-size", "16", "--arch.num-heads", "1", "--arch.puzzle-emb-ndim", "16"]
 
 
 def programs(*stages):
@@ -19,42 +19,79 @@ def puzzle_stages(folder):
     """Those that build a set and train on it; both can be extended."""
     data, run = str(folder / "set"), str(folder / "run")
     build = ["build-data", "sudoku", "--size", "4", "--num-train", "64", "--num-test", "16", "--output-dir", data]
-    sizes = ["--arch.H-cycles", "1", "--arch.L-cycles", "2", "--arch.halt-max-steps", "2", "--eval-batch-size", "8"]
-    return build, ["train", "tiny", "--data-dir", data, "--run-dir", run, "--wandb", "disabled", *sizes], run
+    sizes = ["--arch.L-layers", "1", "--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]
+    train = [
+        "train",
+        "tiny",
+        "--data-dir",
+        data,
+        "--run-dir",
+        run,
+        "--wandb",
+        "disabled",
+        "--eval-batch-size",
+        "8",
+        *NARROW,
+        *sizes,
+    ]
+    return build, train, run
 
 
+@pytest.mark.campaign
 def test_training_with_a_curriculum(tmp_path):
     build, train, _ = puzzle_stages(tmp_path)
-    curriculum = ["--curriculum-epochs", "1", "--curriculum-start", "1", "1", "--steps", "8"]
+    curriculum = ["--curriculum-epochs", "1", "--curriculum-start", "1", "1", "--steps", "8", "--arch.L-cycles", "2"]
     built, trained = programs(build, [*train, *curriculum])
     assert not built and trained.count("with_key") == 2, "a step for each recursion depth"
     assert "initial_carry" in trained
 
 
-def test_every_evaluation_of_puzzles(tmp_path):
+@pytest.mark.slow
+def test_training_and_every_evaluation_of_puzzles(tmp_path):
     build, train, run = puzzle_stages(tmp_path)
-    *_, halted, refilled, tried, solved = programs(
+    built, trained, halted, refilled, tried, solved = programs(
         build,
-        [*train, "--steps", "2"],
+        [*train, "--steps", "2", "--eval-every-steps", "0"],
         ["evaluate", run, "--halt-early"],
         ["evaluate", run, "--halt-early", "--refill"],
         ["evaluate", run, "--trajectories", "2", "--depth", "2"],
         ["solve", run],
     )
-    assert all((halted, refilled, tried, solved)), (halted, refilled, tried, solved)
+    assert not built and trained == ["eval_step", "initial_carry", "with_key"]
+    assert [halted, refilled, tried, solved] == [["eval_step"], ["refill_step"], ["trajectory_step"], ["eval_step"]]
 
 
-def test_a_language_model(tmp_path):
+@pytest.fixture
+def text_set(tmp_path):
+    """The command that builds it, and the fields of the data and the run."""
     (tmp_path / "source").mkdir()
     for number in range(40):
         (tmp_path / "source" / f"{number}.txt").write_text(f"{number} + {number} = {2 * number}\n" * 20)
     data, run = str(tmp_path / "set"), str(tmp_path / "run")
     build = ["build-data", "text", "--source", str(tmp_path / "source"), "--vocab-size", "280", "--output-dir", data]
-    sizes = ["--arch.seq-len", "24", "--arch.n-layer", "2", "--arch.n-embd", "48", "--global-batch-size", "8"]
-    lengths = ["--steps", "2", "--eval-batch-size", "8"]
+    lengths = ["--steps", "2", "--eval-batch-size", "8", "--global-batch-size", "8", "--wandb", "disabled"]
+    return [*build, "--test-share", "0.2"], ["--data-dir", data, "--run-dir", run, *lengths], run
+
+
+@pytest.mark.slow
+def test_a_language_model(text_set):
+    build, fields, run = text_set
+    sizes = ["--arch.seq-len", "16", "--arch.n-layer", "1", "--arch.n-embd", "32"]
+    heads = ["--arch.n-head", "1", "--arch.n-kv-head", "1"]
+    built, trained, evaluated = programs(
+        build, ["train", "chat-tiny", *fields, *sizes, *heads, "--eval-every-steps", "0"], ["evaluate", run]
+    )
+    assert not built and "with_key" in trained
+    assert evaluated == ["decode", "eval_step", "prefill"], "an evaluation continues prompts, too"
+
+
+@pytest.mark.campaign
+def test_the_language_model_of_2026(text_set):
+    build, fields, run = text_set
+    sizes = ["--arch.seq-len", "24", "--arch.n-layer", "2", "--arch.n-embd", "48"]
     built, trained, evaluated, generated = programs(
-        [*build, "--test-share", "0.2"],
-        ["train", "chat-tiny-2026", "--data-dir", data, "--run-dir", run, *sizes, *lengths, "--wandb", "disabled"],
+        build,
+        ["train", "chat-tiny-2026", *fields, *sizes],
         ["evaluate", run],
         ["generate", run, "--prompt", "1 +", "--max-tokens", "3"],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import PurePath
 
-from train_jax.experiments.table import BASE_PRESET, Experiment
+from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, Experiment
 
 SUDOKU_SIZES = {"sudoku9": 9, "sudoku6": 6, "study": 6, "tiny": 4}
 """Presets with generated Sudokus. There are only about a thousand different 4x4 puzzles with eight empty cells."""
@@ -48,6 +48,13 @@ def data_sets(row: Experiment, preset: str = BASE_PRESET) -> tuple[DataSet, ...]
             side = int(kind.removeprefix("maze-"))
             sets.append(_mazes(SMALL_MAZES[side] if small else side))
     return tuple(sets)
+
+
+def recipes() -> dict[str, tuple[str, int]]:
+    """Returns kind and train puzzles of the data sets of all experiments, at every size, by the name of its folder."""
+    rows = [(row, preset) for row in EXPERIMENTS.values() for preset in (BASE_PRESET, *SUDOKU_SIZES)]
+    sets = [each for row, preset in rows for each in data_sets(row, preset)]
+    return {PurePath(each.folder).name: (each.kind, each.puzzles) for each in sets}
 
 
 def _sudoku_extreme(row: Experiment) -> DataSet:

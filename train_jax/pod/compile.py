@@ -80,7 +80,7 @@ def compile_train_step(training: Training) -> Compiled:
 def train_step_arguments(training: Training) -> tuple:
     """Returns the shapes of the arguments of `Training.parallel_step`; nothing of that size is allocated."""
     count = training.devices.count
-    state = jax.eval_shape(training.initial_state)
+    state = _state_shapes(training)
     shares = _shares(training.task.batch(0, (0, 1)), count)
     share = jax.tree.map(lambda x: _shape(x.shape[1:], x.dtype), shares)
     carry = jax.eval_shape(training.objective.initial_carry, state.params, state.buffers, share)
@@ -119,7 +119,7 @@ def compile_eval_step(training: Training) -> Compiled:
     if not hasattr(task, "eval_step"):
         raise UserError(f"task {training.config.task} has no method eval_step, which compiling its evaluation needs")
     step, batch = task.eval_step(training.objective)
-    state = jax.eval_shape(training.initial_state)
+    state = _state_shapes(training)
     return _compile(training.devices.parallel_eval_step(step), (state, _shares(batch, training.devices.count)))
 
 
@@ -142,6 +142,11 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
         lowering - begin,
         done - lowering,
     )
+
+
+def _state_shapes(training: Training) -> Any:
+    """The shapes of the state; weights of another run, which `init_from` names, need not be there."""
+    return jax.eval_shape(lambda: training.initial_state(continues=True))
 
 
 def _shares(batch: Any, count: int) -> Any:

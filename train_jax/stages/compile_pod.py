@@ -15,6 +15,7 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
+from train_jax.experiments.data_sets import recipes
 from train_jax.pod import topology as topologies
 from train_jax.pod.compile import compile_eval_step, compile_train_step, training_for
 from train_jax.pod.page import page, search_page
@@ -50,7 +51,7 @@ class CompilePod:
     """Kind of puzzles, such as sudoku-9x9, maze-30 or arc, if the data set is not built and its folder has another
     name."""
     puzzle_identifiers: Annotated[int, Range(1, 2**31 - 1)] = 1
-    """Rows of the puzzle table, if the data set is not built; 1 for Sudokus and mazes."""
+    """Rows of the puzzle table for each data set, if it is not built; 1 for Sudokus and mazes."""
     json: str = ""
     """File for all figures as JSON; - for standard output instead of the table."""
     html: str = ""
@@ -154,13 +155,13 @@ def _batch_sizes(text: str) -> list[int]:
 
 
 def _task(options: CompilePod, config: RunConfig) -> Task:
-    """The task of the run with its data set, or without one for puzzles and text that are not built."""
+    """The task of the run with its data sets, or without them for puzzles and text that are not built."""
     built = all(Path(folder).exists() for folder in config.data_dir.split(","))
     if config.task == "language" and not built:
         return UnbuiltText(config)
     if config.task != "puzzles" or (built and not options.kind):
         return task_class(config.task)(config)
-    return UnbuiltPuzzles(config, options.kind, options.puzzle_identifiers)
+    return UnbuiltPuzzles(config, options.kind, options.puzzle_identifiers, recipes())
 
 
 def cli(argv: list[str]) -> None:
