@@ -57,18 +57,39 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     # rounding, but not the `product * scale` that `top` is taken from, and scores of 1e8 then have weights of infinity.
     early = query.dtype == wide or math.frexp(scale)[0] == 0.5
     query = query * jnp.asarray(scale, query.dtype) if early else query
+    late = None if early else scale
+    length = query.shape[-2]
+    if is_causal and attn_mask is None and length == key.shape[-2] and length >= _LONG:
+        return _long_causal(query, key, value, late)
+    allowed = jnp.tril(jnp.ones((length, key.shape[-2]), bool)) if is_causal else None
+    if attn_mask is not None and attn_mask.dtype == bool:
+        allowed, attn_mask = attn_mask if allowed is None else allowed & attn_mask, None
+    return _attended(query, key, value, late, attn_mask, allowed)
+
+
+_LONG = 1024
+"""Positions from which causal attention is computed in blocks."""
+
+
+def _long_causal(query: jax.Array, key: jax.Array, value: jax.Array, scale: float | None) -> jax.Array:
+    """A block of rows at a time, with the keys up to its last row: of 8 blocks, 9/16 of the products and weights."""
+    length = query.shape[-2]
+    rows = max(256, math.ceil(length / 8))
+    blocks = []
+    for start in range(0, length, rows):
+        end = min(start + rows, length)
+        allowed = jnp.arange(end) <= jnp.arange(start, end)[:, None]
+        keys, values = key[..., :end, :], value[..., :end, :]
+        blocks.append(_attended(query[..., start:end, :], keys, values, scale, None, allowed))
+    return jnp.concatenate(blocks, axis=-2)
+
+
+def _attended(query, key, value, scale, bias, allowed):
+    """Softmax of the scores, times values: `scale` and `bias` are optional, and so is the mask `allowed`."""
     scores = _product("...qd,...kd->...qk", query, key)
-    scores = scores if early else scores * scale
-    allowed = None
-    if is_causal:
-        allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    if attn_mask is not None:
-        if attn_mask.dtype == bool:
-            allowed = attn_mask if allowed is None else allowed & attn_mask
-        else:
-            scores = scores + attn_mask
-    if allowed is not None:
-        scores = jnp.where(allowed, scores, -jnp.inf)
+    scores = scores if scale is None else scores * scale
+    scores = scores if bias is None else scores + bias
+    scores = scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
     weights, total = _weights(value.dtype, scores)
     return _product("...qk,...kd->...qd", weights, value) / total
 
