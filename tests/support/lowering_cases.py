@@ -10,6 +10,7 @@ def numbers(*shape, seed=0):
 
 
 X, Y = numbers(3, 4), numbers(3, 4, seed=1)
+LABELS = torch.tensor([2, 0, 3])
 UNIT = torch.sigmoid(X)
 IMAGES = numbers(2, 3, 7, 6)
 VOLUME = numbers(1, 2, 5, 6, 4)
@@ -69,6 +70,12 @@ CASES = {
     aten.masked_fill.Tensor: [((X, X > 0, torch.tensor(2.0, dtype=torch.float64)), {})],
     aten._softmax.default: [((X, 1, False), {}), ((SQUARE, 0, False), {})],
     aten._log_softmax.default: [((X, -1, False), {})],
+    aten.nll_loss_forward.default: [
+        ((X, LABELS, None, 1, -100), {}),
+        ((X, LABELS, None, 2, 2), {}),
+        ((X[0], LABELS[1], None, 1, -100), {}),
+    ],
+    aten.nll_loss2d_forward.default: [((numbers(2, 4, 1, 3), LABELS.expand(2, 1, 3), None, 0, 2), {})],
     aten.native_layer_norm.default: [
         ((X, [4], numbers(4), numbers(4, seed=1), 1e-5), {}),
         ((X, [4], None, None, 1e-5), {}),
