@@ -18,12 +18,7 @@ from bridge.cells import differentiable, stop_gradient
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
 from bridge.function_notes import Context, Notes
-from bridge.internals import (
-    AutogradFunction,
-    Tracer,
-    in_transform,
-    wrapped_by_transform,
-)
+from bridge.internals import AutogradFunction, Tracer, in_transform, wrapped_by_transform
 from bridge.kept_on_context import KeptOnContext
 from bridge.recording import recorded, restarted
 from bridge.tensors import BridgeTensor, fresh

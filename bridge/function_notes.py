@@ -68,9 +68,9 @@ class Notes:
         def leaf(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and dispatch.is_traced(value):
                 value = dispatch.adopt(value)
-            if isinstance(value, torch.Tensor) and not isinstance(value, BridgeTensor):
-                memory["constant", id(value)] = value
             if not isinstance(value, BridgeTensor):
+                if isinstance(value, torch.Tensor):
+                    memory["constant", id(value)] = value
                 return _Leaf("constant", value, None, False)
             if id(value) not in known:
                 known[id(value)] = ("array", len(self.arrays))
@@ -152,9 +152,9 @@ class Notes:
         homes = {"input": inputs, "output": outputs, "array": arrays}
 
         def rebuilt(leaf: _Leaf) -> Any:
-            if leaf.meta is None and ("constant", id(leaf.value)) in self._late:
-                raise self._refusal()
             if leaf.meta is None:
+                if ("constant", id(leaf.value)) in self._late:
+                    raise self._refusal()
                 return leaf.value
             if leaf.home == "input" and leaf.value in self._own:
                 return self._own[leaf.value]  # the very tensor that the modules hold
