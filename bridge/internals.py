@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 import torch.autograd.function
 import torch.utils.checkpoint
+from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 from jax.core import Tracer as Tracer
 from torch import nn
 from torch._decomp import decomposition_table
@@ -112,7 +114,14 @@ _NAMES = {
         "ops.jaten._aten_embedding",
         "ops.jaten._aten_gather",
     ),
-    jax: ("core.Tracer", "ensure_compile_time_eval", "transfer_guard"),
+    jax: (
+        "core.Tracer",
+        "ensure_compile_time_eval",
+        "transfer_guard",
+        "_src.interpreters.partial_eval.DynamicJaxprTracer.parent",
+        "_src.interpreters.partial_eval.DynamicJaxprTracer.full_lower",
+        "_src.interpreters.partial_eval.TracingEqn.in_tracers",
+    ),
 }
 """Package -> names that `check` looks up in it."""
 
@@ -444,3 +453,50 @@ torchax_embedding: Callable[..., jax.Array] = jaten._aten_embedding
 torchax_gather: Callable[..., jax.Array] = jaten._aten_gather
 jax_dtype_of: Callable[[torch.dtype], Any] = mappings.t2j_dtype
 torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
+
+
+# JAX: what it has recorded of a trace.
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two arrays are one, or were computed by the same operations from the same arrays.
+
+    Knows the operations of the innermost trace and constants of one number; False is no proof of a difference.
+    """
+    known: dict[tuple[int, int], bool] = {}
+
+    def same(a: Any, b: Any) -> bool:
+        if a is b:
+            return True
+        key = id(a), id(b)
+        if key not in known:
+            known[key] = made_alike(a, b)
+        return known[key]
+
+    def made_alike(a: Any, b: Any) -> bool:
+        if not (isinstance(a, DynamicJaxprTracer) and isinstance(b, DynamicJaxprTracer)) or a._trace is not b._trace:
+            return False
+        if a.val is b.val:
+            return True
+        x, y = a.full_lower(), b.full_lower()
+        if not isinstance(x, Tracer) and not isinstance(y, Tracer):
+            return a.aval == b.aval and np.size(x) == 1 and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        made, again = a.parent, b.parent
+        return (
+            made is not None
+            and again is not None
+            and made.primitive is again.primitive
+            and [v is a.val for v in made.outvars] == [v is b.val for v in again.outvars]
+            and _equal_parameters(made.params, again.params)
+            and len(made.in_tracers) == len(again.in_tracers)
+            and all(map(same, made.in_tracers, again.in_tracers))
+        )
+
+    return same(one, other)
+
+
+def _equal_parameters(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    try:
+        return one.keys() == other.keys() and all(one[key] is other[key] or bool(one[key] == other[key]) for key in one)
+    except ValueError:  # the truth of an array
+        return False

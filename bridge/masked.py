@@ -15,7 +15,7 @@ import torch
 
 from bridge.errors import BridgeError, refusal
 from bridge.indexing import is_traced_place, places_of
-from bridge.internals import Tracer, UncompiledDispatchMode, below_modes, in_transform
+from bridge.internals import Tracer, UncompiledDispatchMode, below_modes, in_transform, same_values
 from bridge.lowerings import FUNCTIONS
 from bridge.operations import written_arguments
 from bridge.tensors import BridgeTensor
@@ -85,7 +85,7 @@ class MaskedRows:
     def _whole_of(self, func: Any, common: torch.dtype, value: Any) -> Any:
         """An operand for all rows. `common`: the dtype of the operands that have dimensions, which the rest follows."""
         if type(value) is MaskedRows:
-            if value._mask.value is not self._mask.value or value._behind != self._behind:
+            if not same_values(value._mask.value, self._mask.value) or value._behind != self._behind:
                 where = f", read {self._place} and {value._place}" if value._place != self._place else ""
                 raise refused(f"`{func.__name__}` of rows by two masks{where}", _ONE_MASK)
             return value.whole
@@ -100,7 +100,7 @@ class MaskedRows:
     def _write(self, target: torch.Tensor, index: Any) -> None:
         """`target[index] = self`, where the index has the mask of `self`."""
         view, mask, behind = mask_in(target, index) or (target, None, 0)
-        if mask is None or mask.value is not self._mask.value or behind != self._behind:
+        if mask is None or not same_values(mask.value, self._mask.value) or behind != self._behind:
             raise refused("an assignment by another mask", _ONE_MASK)
         if target.dtype != self.dtype:
             with below_modes():  # PyTorch's error; a single value would be cast

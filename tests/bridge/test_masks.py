@@ -68,7 +68,26 @@ def sums_and_means(x):
     return x[mask].sum(), (x[mask] ** 2).mean(), x[x[:, 0] > 0].mean(), counts[mask].sum(), waves[mask].mean().abs()
 
 
-CASES = (values_of_known_shape, elementwise, rows_and_columns, sums_and_means)
+def computed_twice(x):
+    """Each mask is computed again on the right side, by the same operations on the same tensors."""
+    y, shifted = x * 1, x + torch.arange(4)
+    y[x > 0] = x[x > 0] * 2 + shifted[~(x <= 0) & (x > 0)].mean()
+    y[(shifted > x.mean())[:, 0], 1:] *= y[(shifted > x.mean())[:, 0], 1:]
+    y[(x[:, 0] > 0) & (x.sum(1) > 1)] = y[(x[:, 0] > 0) & (x.sum(1) > 1)].exp()
+    y[~torch.isnan(x) & (x < 0)] = shifted[~torch.isnan(x) & (x < 0)] ** 2
+    y[torch.where(x > 1, 0.0, x) > 0] -= shifted[torch.where(x > 1, 0.0, x) > 0]
+    return y, torch.distributions.StudentT(x.abs() * 2 + 1.5).variance
+
+
+def computed_twice_beside_a_write(x):
+    y = x * 1
+    before = y[y > 0]
+    y[0] -= 1
+    y[y > 0] = before
+    return y
+
+
+CASES = (values_of_known_shape, elementwise, rows_and_columns, sums_and_means, computed_twice)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -97,7 +116,11 @@ REFUSED = {
     "a softmax": lambda x: written(x, (mask := x[:, 0] > 0), x[mask].softmax(-1)),
     "a draw": lambda x: written(x, (mask := x > 0), torch.rand_like(x[mask])),
     "a list": lambda x: torch.cat([x[x > 0], x[0]]),
-    "another mask": lambda x: written(x, x > 0, x[x > 0] + 1),
+    "another mask": lambda x: written(x, x > 0, x[x >= 0] + 1),
+    "the mask of another number": lambda x: written(x, x > 0, x[x > 1] + 1),
+    "the mask of another row": lambda x: written(x, (slice(None), x[0] > 0), x[:, x[1] > 0] + 1),
+    "a mask of what was written since": computed_twice_beside_a_write,
+    "a mask of other draws": lambda x: written(x, torch.rand(3, 4) > x, x[torch.rand(3, 4) > x] + 1),
     "rows of another tensor": lambda x: written(x, (mask := x > 0), x[mask] + x),
     "a read place": lambda x: x[x > 0][0],
     "a written place": lambda x: x[x > 0].__setitem__(0, 1.0),
@@ -112,7 +135,7 @@ REFUSED = {
 
 def shape_of(function):
     fn = bridge.export(Call(function))
-    jax.eval_shape(lambda x: fn({}, {}, x)[0], X.numpy())
+    jax.eval_shape(lambda x: fn({}, {}, x, rng=jax.random.key(0))[0], X.numpy())
 
 
 @pytest.mark.parametrize("name", REFUSED)
