@@ -36,6 +36,12 @@ def symmetric_pinv(x):
     return torch.linalg.pinv(x + x.mT, hermitian=True)
 
 
+def lengths_from(x):
+    """Lengths of inputs and of labels that are traced."""
+    some = (x[0, :, 0] > 9).long()
+    return some + torch.tensor([7, 5, 6]), some + torch.tensor([3, 2, 1])
+
+
 CASES = {
     "pdist": (F.pdist, randn(5, 3)),
     "pdist, p=1": (lambda x: F.pdist(x, 1), randn(5, 3)),
@@ -61,6 +67,18 @@ CASES = {
     ),
     "ctc, lengths in tensors": (
         lambda x: F.ctc_loss(x.log_softmax(-1), LABELS, torch.tensor([7, 5, 6]), torch.tensor([3, 2, 1])),
+        randn(7, 3, 5),
+    ),
+    "ctc, traced lengths": (
+        lambda x: F.ctc_loss(x.log_softmax(-1), LABELS, *lengths_from(x), reduction="none"),
+        randn(7, 3, 5),
+    ),
+    "ctc, traced lengths, labels in a row": (
+        lambda x: F.ctc_loss(x.log_softmax(-1), LABELS.ravel()[:6], *lengths_from(x)),
+        randn(7, 3, 5),
+    ),
+    "ctc, traced lengths, one sequence": (
+        lambda x: F.ctc_loss(x[:, 0].log_softmax(-1), LABELS[0], *(n[0] for n in lengths_from(x))),
         randn(7, 3, 5),
     ),
     "ctc, impossible": (

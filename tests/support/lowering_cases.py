@@ -234,6 +234,7 @@ ELSEWHERE = {
     *AT_SPECIAL_POINTS,
     aten._weight_norm_interface.default,
     aten._ctc_loss.default,
+    aten._ctc_loss.Tensor,
     aten.fractional_max_pool2d.default,
     aten.fractional_max_pool3d.default,
     aten.max_unpool2d.default,
