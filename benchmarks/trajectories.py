@@ -8,7 +8,9 @@ trajectories, the noise and the depth with the best mean over the runs are then 
 `--test`, a data set of another seed, again once for each noise.
 
 With `--halting`, settings have a halting probability too, above which a puzzle is computed no further, and a cost in
-mean ACT steps per puzzle; only the best and the cheapest one are evaluated on the test set.
+mean ACT steps per puzzle; only the best and the cheapest one are evaluated on the test set. `--thresholds P …` does so
+too, but evaluates every setting with early halting instead of all trajectories to their end: sooner where most puzzles
+halt soon.
 
 Every evaluation is written to the folder `--results`, and is read from there when the command is run again, so it can
 be interrupted. `--timed` measures the seconds of each setting on some puzzles, after compilation.
@@ -17,62 +19,18 @@ be interrupted. `--timed` measures the seconds of each setting on some puzzles, 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import itertools
 import json
 import statistics
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tyro
 
+from benchmarks.trajectory_settings import Options, Setting, Study
 from train_jax.analysis.answers import shown
 from train_jax.analysis.statistics import estimate
-from train_jax.run.restore import Restored, restore
-from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.choosing import STOPS, Chooser, interval
-from train_jax.tasks.puzzles.evaluation import Evaluation
-from train_jax.tasks.puzzles.mixture import load_mixture
-from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Choose noise and depth on a validation set, and report the accuracy on a test set."""
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Runs of the same preset with other seeds."""
-    validation: str = "data/validation"
-    test: str = "data/test"
-    trajectories: int = 8
-    depth: int = 16
-    noises: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3)
-    choose: Chooser = "halting"
-    validation_puzzles: int = 1000
-    test_puzzles: int = 4000
-    halting: bool = False
-    """Choose settings with early halting: a puzzle is computed until a halting probability exceeds a threshold."""
-    target: float = 0.99
-    """The cheapest setting with this mean accuracy on the validation set is reported too."""
-    timed: int = 0
-    """Puzzles on which the seconds of each setting are measured, with the first run; 0 measures none."""
-    batch_size: int = 0
-    """Examples per batch; 0 uses that of the run."""
-    results: Path = Path("trajectories")
-    """Folder of the evaluations, one JSON file each, and of the table, `table.json`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What is chosen: the result with so many trajectories and ACT steps and this noise."""
-
-    trajectories: int
-    noise: float
-    depth: int
-    threshold: float | None = None
-    """Halting probability above which a puzzle is computed no further; None computes all trajectories."""
+from train_jax.tasks.puzzles.choosing import STOPS, interval
 
 
 class Point(NamedTuple):
@@ -80,82 +38,6 @@ class Point(NamedTuple):
 
     steps: float
     exact: float
-
-
-class Study:
-    """Evaluates each run with each noise once, and remembers the results on disk."""
-
-    def __init__(self, options: Options):
-        self._options = options
-        self._restored: dict[str, Restored] = {}
-
-    def run(self, path: str) -> Restored:
-        """Returns a run, which is restored when an evaluation needs it."""
-        if path not in self._restored:
-            self._restored[path] = restore(path)
-        return self._restored[path]
-
-    def evaluated(self, path: str, settings: Setting, data_dir: str, limit: int) -> dict[str, Any]:
-        """Returns the numbers of trajectories and depths of the curves, the shares by name, and the count."""
-        files = [_digest(Path(path) / "FINISHED"), _digest(Path(data_dir) / "recipe.json")]
-        key = [path, data_dir, *files, dataclasses.asdict(settings), limit, self._options.choose]
-        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-        file = self._options.results / f"{name}.json"
-        if file.is_file():
-            return json.loads(file.read_text())["result"]
-        content = self._computed(path, settings, data_dir, limit)[0]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"key": key, "result": content}, indent=1))
-        return content
-
-    def seconds(self, setting: Setting) -> float:
-        """Returns the seconds of an evaluation of the first puzzles of the test set after the one that compiles."""
-        options = self._options
-        return self._computed(options.runs[0], setting, options.test, options.timed)[1]
-
-    @property
-    def halt_limit(self) -> int:
-        """ACT steps of an ordinary evaluation."""
-        return puzzle_task(self.run(self._options.runs[0])).halt_max_steps
-
-    def _computed(self, path: str, setting: Setting, data_dir: str, limit: int) -> tuple[dict[str, Any], float]:
-        """Returns what is kept of an evaluation, and its seconds."""
-        run, options = self.run(path), self._options
-        settings = TrajectoryOptions(setting.trajectories, setting.noise, setting.depth, options.choose)
-        task, puzzles = puzzle_task(run), load_mixture(data_dir, "test")
-        if setting.threshold is not None:
-            evaluator = task.evaluator(
-                run.objective,
-                Devices(),
-                puzzles,
-                batch_size=options.batch_size,
-                halt_threshold=setting.threshold,
-                trajectories=settings,
-            )
-        else:
-            evaluator = task.trajectory_evaluator(
-                run.objective, Devices(), puzzles, settings, batch_size=options.batch_size
-            )
-        if options.timed:
-            evaluator(run.state, limit=1)
-        start = time.perf_counter()
-        result = evaluator(run.state, limit=limit)
-        seconds = time.perf_counter() - start
-        if isinstance(result, Evaluation):
-            return result.metrics, seconds
-        content = {
-            "trajectories": result.trajectories,
-            "depths": result.depths,
-            "shares": {name: values.tolist() for name, values in result.shares.items()},
-            "stops": {name: values.tolist() for name, values in result.stops.items()},
-            "count": result.evaluation.metrics["count"],
-        }
-        return content, seconds
-
-
-def _digest(path: Path) -> str:
-    """Returns the SHA-256 of a file that changes with the run or the data set; "" without it."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def share(result: dict[str, Any], name: str, trajectories: int, depth: int) -> float:
@@ -185,6 +67,26 @@ def stopped(results: dict[float, list[dict[str, Any]]]) -> dict[Setting, Point]:
                         statistics.mean(each["stops"][name][k][i][j] for each in of_noise) for name in Point._fields
                     )
                     points[Setting(count, noise, depth, stop)] = Point(steps, exact)
+    return points
+
+
+def halted(study: Study, options: Options) -> dict[Setting, Point]:
+    """Evaluates every setting with early halting on the validation set; returns the mean over the runs of each."""
+    points = {}
+    grid = itertools.product(options.noises, options.trajectories, options.depth, options.thresholds)
+    for noise, count, depth, threshold in grid:
+        setting = Setting(count, noise, depth, threshold)
+        results = [
+            study.evaluated(path, setting, options.validation, options.validation_puzzles) for path in options.runs
+        ]
+        point = Point(*(statistics.mean(each[name] for each in results) for name in ("steps", "exact_accuracy")))
+        points[setting] = point
+        values = ", ".join(f"{each['exact_accuracy']:.4f} ({each['steps']:.2f} steps)" for each in results)
+        print(
+            f"validation, {count} x {depth}, noise {noise:g}, halting above {threshold:g}: {values}; "
+            f"{point.exact:.4f} in {point.steps:.2f} steps",
+            flush=True,
+        )
     return points
 
 
@@ -271,27 +173,39 @@ def tested(study: Study, options: Options, chosen: Sequence[Setting]) -> list[di
 
 def main(options: Options) -> None:
     study = Study(options)
+    rows = halting_rows(study, options) if options.halting or options.thresholds else trajectory_rows(study, options)
+    (options.results / "table.json").write_text(json.dumps(rows, indent=1))
+
+
+def halting_rows(study: Study, options: Options) -> list[dict[str, Any]]:
+    """Returns the ordinary evaluation on the test set, and that of the chosen settings with early halting."""
+    points = halted(study, options) if options.thresholds else stopped(validated(study, options))
+    chosen = choose_stopped(points, options.target)
+    for setting in chosen:
+        print(f"validation, {setting}: {points[setting].exact:.4f} in {points[setting].steps:.2f} steps", flush=True)
+    ordinary = Setting(1, 0.0, study.halt_limit)
+    return [*tested(study, options, [ordinary]), *(stopped_row(study, options, setting) for setting in chosen)]
+
+
+def trajectory_rows(study: Study, options: Options) -> list[dict[str, Any]]:
+    """Returns the ordinary evaluation on the test set, and that of the chosen settings."""
+    means_of = means(validated(study, options), f"{options.choose}/best")
+    return tested(study, options, [Setting(1, 0.0, study.halt_limit), *choose(means_of, options.target)])
+
+
+def validated(study: Study, options: Options) -> dict[float, list[dict[str, Any]]]:
+    """Evaluates every noise once for each run on the validation set, with all trajectories and ACT steps."""
     results: dict[float, list[dict[str, Any]]] = {}
+    count, depth = max(options.trajectories), max(options.depth)
     for noise in options.noises:
-        setting = Setting(options.trajectories if noise else 1, noise, options.depth)
+        setting = Setting(count if noise else 1, noise, depth)
         results[noise] = [
             study.evaluated(path, setting, options.validation, options.validation_puzzles) for path in options.runs
         ]
         name = f"{options.choose}/best"
         values = ", ".join(f"{share(each, name, setting.trajectories, setting.depth):.4f}" for each in results[noise])
-        print(f"validation, noise {noise:g}, {setting.trajectories} x {options.depth}: {values}", flush=True)
-    ordinary = Setting(1, 0.0, study.halt_limit)
-    if options.halting:
-        points = stopped(results)
-        chosen = choose_stopped(points, options.target)
-        for setting in chosen:
-            print(
-                f"validation, {setting}: {points[setting].exact:.4f} in {points[setting].steps:.2f} steps", flush=True
-            )
-        rows = [*tested(study, options, [ordinary]), *(stopped_row(study, options, setting) for setting in chosen)]
-    else:
-        rows = tested(study, options, [ordinary, *choose(means(results, f"{options.choose}/best"), options.target)])
-    (options.results / "table.json").write_text(json.dumps(rows, indent=1))
+        print(f"validation, noise {noise:g}, {setting.trajectories} x {depth}: {values}", flush=True)
+    return results
 
 
 if __name__ == "__main__":

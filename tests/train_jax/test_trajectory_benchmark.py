@@ -41,7 +41,7 @@ def test_an_interrupted_study_continues_and_each_noise_is_evaluated_once(tmp_pat
     monkeypatch.setattr(Study, "_computed", evaluate)
     monkeypatch.setattr(Study, "halt_limit", 5)
     options = Options(
-        ("a", "b"), "v", "t", trajectories=2, depth=4, noises=(0.1, 0.2), test_puzzles=50, results=tmp_path
+        ("a", "b"), "v", "t", trajectories=(1, 2), depth=(4,), noises=(0.1, 0.2), test_puzzles=50, results=tmp_path
     )
     with pytest.raises(KeyboardInterrupt):
         main(options)
@@ -77,8 +77,33 @@ def test_a_study_with_early_halting(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Study, "_computed", evaluate)
     monkeypatch.setattr(Study, "halt_limit", 5)
-    main(Options(("a", "b"), "v", "t", trajectories=2, depth=4, noises=(0.0, 0.1), halting=True, results=tmp_path))
+    main(
+        Options(
+            ("a", "b"), "v", "t", trajectories=(1, 2), depth=(4,), noises=(0.0, 0.1), halting=True, results=tmp_path
+        )
+    )
     output = capsys.readouterr().out
     assert "1 x 1, noise 0, halting above 0.5: 0.9500 [0.8" in output and "in 2.50 steps" in output
     rows = json.loads((tmp_path / "table.json").read_text())
     assert [row["threshold"] for row in rows] == [None, 0.5] and rows[1]["act_steps"] == [2.5, 2.5]
+
+
+def test_thresholds_are_evaluated_with_early_halting_and_nothing_else_is(tmp_path, monkeypatch, capsys):
+    evaluated = []
+
+    def evaluate(self, path, setting, data_dir, limit):
+        evaluated.append((setting, data_dir))
+        if setting.threshold is None:
+            return result(setting.trajectories, setting.depth, lambda *_: 0.9), 1.0
+        accuracy = 0.9 + 0.05 * setting.threshold + 0.01 * setting.trajectories
+        return {"exact_accuracy": accuracy, "steps": setting.trajectories + setting.threshold, "count": 50.0}, 1.0
+
+    monkeypatch.setattr(Study, "_computed", evaluate)
+    monkeypatch.setattr(Study, "halt_limit", 5)
+    grid = {"trajectories": (2, 4), "depth": (4,), "noises": (0.1,), "thresholds": (0.5, 0.9)}
+    main(Options(("a", "b"), "v", "t", **grid, target=0.96, results=tmp_path))
+    settings = [Setting(count, 0.1, 4, threshold) for count in (2, 4) for threshold in (0.5, 0.9)]
+    assert [each for each, data in evaluated if data == "v"] == [each for each in settings for _ in "ab"]
+    on_test = [each for each, data in evaluated if data == "t"]
+    assert on_test == [each for each in (Setting(1, 0.0, 5), settings[1], settings[3]) for _ in "ab"]
+    assert "2 x 4, noise 0.1, halting above 0.9: 0.9650" in capsys.readouterr().out
