@@ -124,6 +124,7 @@ def _run(argv: list[str]) -> int:
         restarts, arguments = restarts_option(arguments)
         if restarts and not {"-h", "--help", "--dry-run"} & set(arguments):
             return supervise(arguments, restarts)
+    if name in ("train", "sweep"):
         connect_to_supervisor()
     with preempted_before_start() if name == "train" else contextlib.nullcontext():
         _stage(name).cli(arguments)

@@ -1,5 +1,6 @@
 """Whole sweeps at the smallest size: data, training, evaluation, analysis, from one command."""
 
+import contextlib
 import csv
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,34 @@ def test_an_experiment_by_its_name_and_stage_by_stage(tmp_path, capsys, monkeypa
     assert (row["experiment"], row["state"], int(row["train_steps"])) == ("exp02b_01", "finished", 40)
     assert float(row["final_exact_accuracy"]) == pytest.approx(scores["exact_accuracy"], abs=1e-6)
     assert float(row["act_steps"]) == scores["steps"]
+
+
+@pytest.mark.slow
+def test_two_workers_share_the_work_and_end_with_the_command(tmp_path):
+    """Killed, it leaves no sweeper and no run behind; the same command finishes all runs, each of them once."""
+    root = tmp_path / "runs"
+    words = [*command("exp02b_01", "exp02b_02", root=root, data=tmp_path / "data"), "--workers", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "train_jax", *words], env=os.environ)
+    while process.poll() is None and len(list(root.glob("*/*/seed-0/metrics.jsonl"))) < 2:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while _mentioning(str(root)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _mentioning(str(root))
+    done = subprocess.run([sys.executable, "-m", "train_jax", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((root / "batch_results.json").read_text())["counts"] == {"finished": 2}
+
+
+def _mentioning(text):
+    """Processes with this text in their command line."""
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(file.read_bytes().decode(errors="replace"))
+    return [line for line in lines if text in line]
 
 
 @pytest.mark.campaign

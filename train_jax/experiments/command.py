@@ -15,7 +15,12 @@ def command_of(name: str, config: RunConfig, default: RunConfig, preset: str | N
     words = ["train", name, *(["--preset", preset] if preset else [])]
     if config.model != default.model:
         words += ["--model", config.model]
-    return (*words, *_options(config, with_model(default, config.model), ""))
+    return (*words, *options_of(config, with_model(default, config.model)))
+
+
+def options_of(value: Any, default: Any) -> Iterator[str]:
+    """Yields the options of the fields of a dataclass that differ from those of `default`."""
+    return _options(value, default, "")
 
 
 def _options(value: Any, default: Any, prefix: str) -> Iterator[str]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from train_jax.errors import PreemptedError, UserError
 from train_jax.experiments.sweep_files import SweepFiles, Work, finished_figures
 from train_jax.run.lease import sole_writer
-from train_jax.runtime.supervisor import Supervisor
+from train_jax.runtime.supervisor import PIPE, Supervisor
 
 POLL_SECONDS = 2.0
 """Between two looks at runs that other sweepers train."""
@@ -184,3 +186,27 @@ def run_command(words: Sequence[str], restarts: int = 0) -> Ended:
         output.seek(0)
         lines = output.read().decode(errors="replace").splitlines()
     return Ended(status, "\n".join(lines[-KEPT_LINES:]))
+
+
+@contextlib.contextmanager
+def other_sweepers(command: Sequence[str], count: int) -> Iterator[None]:
+    """Starts other processes of a command of `trm` while the block runs, and waits for them after it.
+
+    If the block fails, or this process is killed, they get SIGTERM: a run that one of them trains is saved.
+    """
+    read, write = os.pipe()
+    arguments = [sys.executable, "-m", "train_jax", *command]
+    # A process that finds the pipe closed ends itself, as under `trm train --restarts`.
+    processes = [
+        subprocess.Popen(arguments, env=os.environ | {PIPE: str(write)}, pass_fds=[write]) for _ in range(count)
+    ]
+    os.close(write)
+    try:
+        yield
+    except BaseException:
+        os.close(read)
+        raise
+    else:
+        for process in processes:
+            process.wait()
+        os.close(read)

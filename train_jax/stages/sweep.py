@@ -1,24 +1,25 @@
 """`trm sweep NAME…`: trains experiments one after another; `list`, `show`, `diff` and `status` only print."""
 
+import dataclasses
 import os
 import shutil
 import sys
 import time
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
-from train_jax.errors import UserError
+from train_jax.errors import PreemptedError, UserError
+from train_jax.experiments.command import options_of
 from train_jax.experiments.data_sets import data_sets
 from train_jax.experiments.expression import combinations
 from train_jax.experiments.jobs import Options, check_folders, jobs_of, select, with_copies, without_done
 from train_jax.experiments.plan_text import plan_lines
 from train_jax.experiments.runs import differences, experiment, experiment_run, plan, remark
 from train_jax.experiments.sweep_files import SweepFiles, done_elsewhere
-from train_jax.experiments.sweeper import Sweeper, run_command
+from train_jax.experiments.sweeper import Sweeper, other_sweepers, run_command
 from train_jax.experiments.table import EXPERIMENTS, GROUPS
 from train_jax.report.status_table import status_table
 from train_jax.runtime.backend import Platform
@@ -29,7 +30,7 @@ PROCESSES = VARIABLES[1]
 """Of a run on several hosts."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class List:
     """List every experiment: its id and its differences from the baseline."""
 
@@ -47,7 +48,7 @@ class List:
                         print(f"  {name:<{WIDTH}} {_changes(name)}")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Show:
     """Show one experiment: changes, steps, share of warm-up, examples, data set."""
 
@@ -68,7 +69,7 @@ class Show:
         print(f"  train            trm train {self.experiment_id}")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Diff:
     """Print the fields in which two experiments differ."""
 
@@ -86,7 +87,7 @@ class Diff:
             print(f"{self.first} and {self.second} are the same run")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
     """Train experiments one after another, each in a process of its own; `run` may be omitted. The same command
     continues a sweep: finished runs are skipped, others continue. Several sweepers in one root share the work."""
@@ -99,7 +100,7 @@ class Run:
     """Free sweep over fields: 'product(optim.lr=[1e-4, 3e-4], zip(arch.H_cycles=[2, 3], arch.L_cycles=[4, 6]))', or
     chain(…, …)."""
     preset: str | None = None
-    """Size of the experiments: tiny, study, sudoku6 or sudoku9, or any preset; by default the full size."""
+    """Size of the experiments: tiny, study, sudoku6, sudoku9; by default the full size."""
     seeds: Annotated[int, Range(1, 10_000)] = 1
     """Runs of each experiment, with the seeds 0, 1, …"""
     dry_run: bool = False
@@ -109,7 +110,9 @@ class Run:
     done: tuple[str, ...] = ()
     """Files results.csv of `trm analyze`: the runs that are finished there are left out."""
     copy_equal: bool = True
-    """Train runs with the same configuration and seed once, and copy the folder of the first for the others."""
+    """Train runs with the same configuration and seed once, and copy the first one's folder."""
+    workers: Annotated[int, Range(1, 1000)] = 1
+    """Sweepers of this command on this machine, which share its CPUs."""
     restarts: Annotated[int, Range(0, 1000)] = 3
     """Restarts of each run after a crash, as of `trm train --restarts`."""
     runs_root: str | None = None
@@ -163,18 +166,26 @@ class Run:
             continues_on_failure=self.continue_on_failure,
             builds_data=self.build_data,
         )
-        status = sweeper.sweep()
+        with other_sweepers(self._command, self.workers - 1):
+            status = sweeper.sweep()
+            if status == PreemptedError.STATUS:
+                raise SystemExit(status)
         counts = files.write_results()
         print(f"{files.root}: {_counted(counts)}; results in {files.root / 'batch_results.json'}")
         if status:
             raise SystemExit(status)
 
     @property
+    def _command(self) -> list[str]:
+        """The words after `trm` that start one sweeper of this sweep."""
+        return ["sweep", "run", *self.names, *options_of(dataclasses.replace(self, names=(), workers=1), Run())]
+
+    @property
     def _root(self) -> str:
         return self.runs_root or os.environ.get("TRM_RUNS_ROOT", "") or "runs"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Status:
     """Show the runs of the sweeps in a root: how many are finished, running, failed or waiting, and how far they are.
 
