@@ -3,18 +3,21 @@
 from torch import nn
 
 from models_torch.config import ArchitectureConfig
+from models_torch.grid_convolution import GridConvolution
 from models_torch.layers import Attention, CosSin, Latent, SwiGLU, rms_norm
 from models_torch.local_attention import LocalAttention
 
 
 class Block(nn.Module):
-    """Mixes positions (by attention or by an MLP over positions), then channels; with post-norm."""
+    """Mixes positions (by attention, an MLP over positions, or a convolution), then channels; with post-norm."""
 
     def __init__(self, config: ArchitectureConfig):
         super().__init__()
         self.config = config
         if config.mlp_t:
             self.mlp_t = SwiGLU(config.positions, config.expansion, config.mlp_multiple_of)
+        elif config.convolution_window:
+            self.conv = convolution(config)
         else:
             self.self_attn = attention(config)
         self.mlp = SwiGLU(config.hidden_size, config.expansion, config.mlp_multiple_of)
@@ -25,7 +28,8 @@ class Block(nn.Module):
             # In the published code, this norm is also over positions, not over channels.
             x = rms_norm(x + self.mlp_t.along_positions(x), epsilon, dim=1)
         else:
-            x = rms_norm(x + self.self_attn(x, cos_sin), epsilon)
+            mix = self.conv if self.config.convolution_window else self.self_attn
+            x = rms_norm(x + mix(x, cos_sin), epsilon)
         return rms_norm(x + self.mlp(x), epsilon)
 
 
@@ -36,6 +40,16 @@ def attention(config: ArchitectureConfig) -> Attention:
         return Attention(*sizes, config.num_heads)
     return LocalAttention(
         *sizes, window=config.attention_window, side=config.side, puzzle_positions=config.puzzle_positions
+    )
+
+
+def convolution(config: ArchitectureConfig) -> GridConvolution:
+    """Returns the convolution over the cells of a square grid with windows of `convolution_window`."""
+    return GridConvolution(
+        config.hidden_size,
+        window=config.convolution_window,
+        side=config.side,
+        puzzle_positions=config.puzzle_positions,
     )
 
 

@@ -64,13 +64,14 @@ class ArchitectureConfig(ACTConfig):
     """The fields of every built-in architecture: blocks, positions, puzzle table, halting."""
 
     hidden_size: Channels = 512  # channels
-    num_heads: Heads = 8  # attention heads; no effect on the MLP mixer
+    num_heads: Heads = 8  # attention heads; no effect without attention
     expansion: Expansion = 4.0  # MLP width in multiples of its input, before the factor 2/3 of SwiGLU
     mlp_multiple_of: Channels = 256  # MLP widths are rounded up to a multiple of this number
     mlp_t: bool = False  # mix positions by an MLP over positions instead of attention
     attention_window: Window = 0  # side of the square of cells that a cell attends to; 0: all cells
+    convolution_window: Window = 0  # mix cells by a convolution of this side instead of attention; 0: attention
 
-    pos_encodings: PositionEncodings = "rope"  # none, rope or learned; rope has no effect on the MLP mixer
+    pos_encodings: PositionEncodings = "rope"  # none, rope or learned; rope has no effect without attention
     rope_theta: Annotated[float, Range(1, 1e9)] = 10000.0  # longest rotary wavelength, in positions over 2 pi
     rms_norm_eps: Annotated[float, Range(0, 1)] = 1e-5  # added to a mean square
 
@@ -84,11 +85,11 @@ class ArchitectureConfig(ACTConfig):
     def __post_init__(self):
         super().__post_init__()
         self._check_heads()
-        self._check_window()
+        self._check_windows()
         self._check_puzzle_positions()
 
     def _check_heads(self) -> None:
-        if self.mlp_t:
+        if not self.attends:
             return
         # A remainder is allowed: the published baseline has 12 heads of 42 channels on 512.
         if not self.head_dim:
@@ -103,21 +104,24 @@ class ArchitectureConfig(ACTConfig):
                 f"needs an even number; use a hidden_size of {(self.head_dim + 1) * self.num_heads}"
             )
 
-    def _check_window(self) -> None:
-        if not self.attention_window:
-            return
-        if self.attention_window % 2 == 0:
-            raise ValueError(f"attention_window is {self.attention_window}; use {ODD}")
-        if self.mlp_t:
+    def _check_windows(self) -> None:
+        if self.attention_window and self.convolution_window:
             raise ValueError(
-                f"attention_window {self.attention_window} needs attention, which mlp_t replaces; "
-                "use mlp_t False, or attention_window 0"
+                f"attention_window {self.attention_window} needs attention, which convolution_window "
+                f"{self.convolution_window} replaces; set one of them to 0"
             )
-        if self.side**2 != self.seq_len:
-            raise ValueError(
-                f"attention_window {self.attention_window} needs a square grid, but {self.seq_len} is not a square; "
-                "use attention_window 0"
-            )
+        for name in ("attention_window", "convolution_window"):
+            window = getattr(self, name)
+            if not window:
+                continue
+            if window % 2 == 0:
+                raise ValueError(f"{name} is {window}; use {ODD}")
+            if self.mlp_t:
+                raise ValueError(f"{name} {window} has no effect with mlp_t; use mlp_t False, or {name} 0")
+            if self.side**2 != self.seq_len:
+                raise ValueError(
+                    f"{name} {window} needs a square grid, but {self.seq_len} is not a square; use {name} 0"
+                )
 
     def _check_puzzle_positions(self) -> None:
         if self.puzzle_emb_len and not self.puzzle_emb_ndim:
@@ -131,6 +135,11 @@ class ArchitectureConfig(ACTConfig):
                 f"puzzle_emb_ndim {self.puzzle_emb_ndim} does not fit in {self.puzzle_positions} positions "
                 f"of {self.hidden_size} channels; use at most {capacity}, or a larger puzzle_emb_len"
             )
+
+    @property
+    def attends(self) -> bool:
+        """Whether positions are mixed by attention, rather than by an MLP or a convolution."""
+        return not (self.mlp_t or self.convolution_window)
 
     @property
     def head_dim(self) -> int:

@@ -58,7 +58,7 @@ class Inner(nn.Module):
             self.puzzle_emb = SparseEmbedding(
                 config.num_puzzle_identifiers, config.puzzle_emb_ndim, config.batch_size, 0.0, dtype
             )
-        if config.pos_encodings == "rope" and not config.mlp_t:
+        if config.pos_encodings == "rope" and config.attends:
             self.rotary_emb = RotaryEmbedding(config.head_dim, config.positions, config.rope_theta)
         if config.pos_encodings == "learned":
             self.embed_pos = CastEmbedding(config.positions, hidden, init_std, dtype)

@@ -26,14 +26,17 @@ VARIANTS = {
     "mixer": ("trm", {"H_cycles": 3, "mlp_t": True, "pos_encodings": "none"}),
     "continue": ("trm", {"no_ACT_continue": False}),
     "window": ("trm", {"attention_window": 3, "cycle_penalty": 0.3}),
+    "convolution": ("trm", {"convolution_window": 3}),
     "trm_singlez": ("trm_singlez", {"pos_encodings": "learned"}),
     "trm_hier6": ("trm_hier6", {"pos_encodings": "none"}),
     "hrm": ("hrm", {}),
     "transformer": ("transformer", {"pos_encodings": "learned"}),
 }
-"""Every architecture, mixer, window, penalty, kind of positions and kind of halting."""
+"""Every architecture, mixer, window, convolution, penalty, kind of positions and kind of halting."""
 BY_DEFAULT = "transformer"
-TRAINED = [variant for variant in VARIANTS if variant not in ("continue", "window")]  # hrm halts that way, too
+TRAINED = [
+    variant for variant in VARIANTS if variant not in ("continue", "window", "convolution")
+]  # hrm halts that way, too
 MODEL = 1e-4
 """Tolerance for a whole model; see `bridge.verify` for what it is relative to."""
 
