@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from benchmarks.trajectory_settings import Options, Setting, Study
+from benchmarks.trajectory_settings import Options, Setting, Study, write_evaluations
 from train_jax.analysis.answers import shown
 from train_jax.analysis.statistics import estimate
 from train_jax.tasks.puzzles.choosing import STOPS, interval
@@ -175,6 +175,7 @@ def main(options: Options) -> None:
     study = Study(options)
     rows = halting_rows(study, options) if options.halting or options.thresholds else trajectory_rows(study, options)
     (options.results / "table.json").write_text(json.dumps(rows, indent=1))
+    write_evaluations(options.results)
 
 
 def halting_rows(study: Study, options: Options) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
 import json
@@ -130,6 +131,33 @@ class Study:
             "count": result.evaluation.metrics["count"],
         }
         return content, seconds
+
+
+COLUMNS = "data", "run", "trajectories", "noise", "depth", "threshold", "act_steps", "exact", "puzzles"
+
+
+def write_evaluations(results: Path) -> None:
+    """Writes `evaluations.csv`, a row for each evaluation in the folder, of a curve for each of its points."""
+    rows = []
+    for file in results.glob("*.json"):
+        stored = json.loads(file.read_text())
+        if not (isinstance(stored, dict) and stored.keys() == {"key", "result"}):
+            continue  # the table
+        (path, data_dir, *_, settings, _, choose), result = stored["key"], stored["result"]
+        names = Path(data_dir).name, Path(path).name
+        if settings["threshold"] is not None:
+            points = [(*settings.values(), result["steps"], result["exact_accuracy"])]
+        else:
+            points = [
+                (count, settings["noise"], depth, None, count * depth, result["shares"][f"{choose}/best"][i][j])
+                for i, count in enumerate(result["trajectories"])
+                for j, depth in enumerate(result["depths"])
+            ]
+        rows += [(*names, *point, round(result["count"])) for point in points]
+    with (results / "evaluations.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(sorted(rows, key=lambda row: tuple(-1 if value is None else value for value in row)))
 
 
 def _digest(path: Path) -> str:

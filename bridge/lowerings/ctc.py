@@ -63,8 +63,8 @@ def _rows(targets: jax.Array, lengths: Sequence[int] | jax.Array) -> jax.Array:
     widest = _widest(targets, lengths)
     if targets.ndim == 2:
         return targets[:, :widest]
-    lengths = _array(lengths)
-    first = np.cumsum(lengths) - lengths if isinstance(lengths, np.ndarray) else jnp.cumsum(lengths) - lengths
+    counts = _array(lengths)
+    first = np.cumsum(counts) - counts if isinstance(counts, np.ndarray) else jnp.cumsum(counts) - counts
     return targets[jnp.minimum(first[:, None] + np.arange(widest), max(targets.shape[0] - 1, 0))]
 
 

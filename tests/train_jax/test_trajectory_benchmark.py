@@ -107,3 +107,7 @@ def test_thresholds_are_evaluated_with_early_halting_and_nothing_else_is(tmp_pat
     on_test = [each for each, data in evaluated if data == "t"]
     assert on_test == [each for each in (Setting(1, 0.0, 5), settings[1], settings[3]) for _ in "ab"]
     assert "2 x 4, noise 0.1, halting above 0.9: 0.9650" in capsys.readouterr().out
+    lines = (tmp_path / "evaluations.csv").read_text().splitlines()
+    points = 2 * len(milestones(5))
+    assert len(lines) == 1 + points + len(settings) * 2 + 2 * 2
+    assert any(line.startswith("v,a,2,0.1,4,0.9,2.9,0.96") and line.endswith(",50") for line in lines)

@@ -54,21 +54,21 @@ MAZE_UNIQUE = RunConfig(
         pos_encodings="none",
         hidden_size=48,
         L_layers=1,
-        H_cycles=2,
+        H_cycles=3,
         L_cycles=4,
         expansion=3.0,
         mlp_multiple_of=16,
         puzzle_emb_ndim=48,
         puzzle_emb_len=1,
-        halt_max_steps=6,
+        halt_max_steps=4,
         halt_exploration_prob=1.0,
         forward_dtype="float32",
         loss_type="softmax_cross_entropy",
     ),
     optim=OptimConfig(lr=2e-3, warmup_steps=100, weight_decay=1.0, lr_min_ratio=0.02, sparse_lr=1e-2, ema_decay=0.99),
-    steps=2400,
+    steps=2000,
     global_batch_size=32,
-    eval_every_steps=600,
+    eval_every_steps=400,
     eval_batch_size=250,
     eval_examples=250,
     checkpoint_every_steps=200,
@@ -76,10 +76,10 @@ MAZE_UNIQUE = RunConfig(
 )
 """Perfect mazes (`trm build-data maze --kind perfect`) with 36 864 parameters in the block, a 3x3 convolution.
 
-A dead end is seen from the cells beside it, and filling dead ends one after another leaves the path. Two H-cycles make
-ten rounds an ACT step, of which the last five have gradients: with one H-cycle the first ACT step cannot be right, and
-accuracy falls again in the course of training. Every example draws its number of ACT steps, or nothing would teach the
-network to keep a solution that it has reached. docs/log.md has the figures."""
+A dead end is seen from the cells beside it, and filling dead ends one after another leaves the path. Three H-cycles
+make 15 rounds an ACT step, of which the last five have gradients; with one or two, accuracy falls again in the course
+of training. Every example draws its number of ACT steps, or nothing would teach the network to keep a solution that it
+has reached. docs/log.md has the figures."""
 
 
 def _study() -> RunConfig:
