@@ -90,7 +90,14 @@ class Call:
         original = fn.module
         names = {id(m): name for name, m in original.named_modules()}
         self._dispatch = Dispatch(
-            request.rng, names, fn.without_lowerings, request.survey, request.traced, fn.int64, recording
+            request.rng,
+            names,
+            fn.without_lowerings,
+            fn.lowerings,
+            request.survey,
+            request.traced,
+            fn.int64,
+            recording,
         )
         self._state = self._stand_ins(start or {})
         self._flags = {name: tensor.requires_grad for name, tensor in self._state.items()}

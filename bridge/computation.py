@@ -55,7 +55,7 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     lowering = None if random else _lowering(dispatch, func)
     if random is None and lowering is None:
         return _decompose(dispatch, func, args, kwargs)
-    dispatch.note(func, "random" if random else "ours" if lowering is LOWERINGS.get(func) else "torchax")
+    dispatch.note(func, "random" if random else _server(dispatch, func, lowering))
     metas = dispatch.metas_of(func, args, kwargs) if like is None else like._meta
     outs = listed(metas)
     replaced = _narrowed(func, args, kwargs, inputs, outs) or _broadcast(func, args, kwargs, inputs, outs)
@@ -179,10 +179,16 @@ def _notice_narrowing(dispatch: Dispatch, dtype: torch.dtype, value: jax.Array) 
 
 def _lowering(dispatch: Dispatch, func: Any) -> Callable | None:
     if not dispatch.is_off(func):
-        ours = LOWERINGS.get(func)
+        ours = dispatch.chosen_lowering(func) or LOWERINGS.get(func)
         if ours is not None:
             return ours
     return torchax_lowering(func)
+
+
+def _server(dispatch: Dispatch, func: Any, lowering: Any) -> str:
+    if lowering is LOWERINGS.get(func):
+        return "ours"
+    return "chosen" if lowering is dispatch.chosen_lowering(func) else "torchax"
 
 
 def _decompose(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -50,6 +50,7 @@ class Dispatch(UncompiledDispatchMode):
         rng: Rng | None,
         names: Mapping[int, str],
         off: frozenset[str] = frozenset(),
+        lowerings: Mapping[str, Callable] = types.MappingProxyType({}),
         survey: Survey | None = None,
         traced: bool = True,
         int64: str = "refuse",
@@ -66,7 +67,7 @@ class Dispatch(UncompiledDispatchMode):
         self.rng, self.draws = rng, 0
         self.is_backward = False
         self._names = names
-        self._off = off
+        self._off, self._lowerings = off, lowerings
         self._adopted = Adopted()
         self._said: set[str] = set()
         self._nested = 0
@@ -85,7 +86,7 @@ class Dispatch(UncompiledDispatchMode):
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
-        other = Dispatch(None, self._names, self._off, int64=self._int64, recording=recording)
+        other = Dispatch(None, self._names, self._off, self._lowerings, int64=self._int64, recording=recording)
         other.is_backward = True
         other._adopted, other.state = self._adopted, self.state
         other.products_of_pytorch = self.products_of_pytorch
@@ -229,6 +230,10 @@ class Dispatch(UncompiledDispatchMode):
     def is_off(self, op: Any) -> bool:
         """Whether the bridge's own lowering of it is switched off."""
         return op.name() in self._off
+
+    def chosen_lowering(self, op: Any) -> Callable | None:
+        """The lowering that `export` was given for it."""
+        return self._lowerings.get(op.name()) if self._lowerings else None
 
     def note(self, func: Any, server: str) -> None:
         if self.survey is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -42,6 +42,8 @@ class Functional:
     buffers: dict[str, jax.Array]
     without_lowerings: frozenset[str] = frozenset()
     """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
+    lowerings: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+    """Names of ops -> lowerings that take the place of the bridge's own."""
     recompute: tuple[str, ...] = ()
     """Names of submodules whose intermediate results are computed again in the backward pass."""
     int64: Int64 = "refuse"
@@ -170,6 +172,7 @@ def export(
     module: nn.Module,
     *,
     without_lowerings: tuple[str, ...] = (),
+    lowerings: Mapping[str, Callable] | None = None,
     recompute: str = "",
     int64: Int64 = "refuse",
     name_scopes: bool = False,
@@ -179,14 +182,16 @@ def export(
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
     buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
     name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
-    that shall not use the bridge's own lowering. `int64`: while JAX has 32-bit integers only, a call that may make ones
-    outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`:
-    each call of a submodule runs under a `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled
-    programs show. Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not
-    hold.
+    that shall not use the bridge's own lowering; `lowerings` has functions of arrays that take its place, such as
+    `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `int64`: while JAX has 32-bit integers only, a
+    call that may make ones outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit
+    types. `name_scopes`: each call of a submodule runs under a `jax.named_scope` such as `layers.0[Block]`, which
+    profiles and compiled programs show. Raises `BridgeError` for a name or expression that matches nothing, and for
+    state that 32 bits do not hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
-    for name in without_lowerings:
+    lowerings = dict(lowerings or {})
+    for name in (*without_lowerings, *lowerings):
         if name not in known:
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
@@ -213,6 +218,7 @@ def export(
         {name: array_of(t) for name, t in state.items() if t.requires_grad},
         {name: array_of(t) for name, t in state.items() if not t.requires_grad},
         frozenset(without_lowerings),
+        lowerings,
         chosen,
         int64,
         name_scopes,

@@ -124,8 +124,8 @@ class Training:
         def step_at(stage: Any) -> Any:
             if is_last(stage):
                 return self.parallel_step()
-            size = part_size(self.config, self.devices)
-            return self.parallel_step(build_objective(self.config, self.task, size, stage=stage))
+            size, platform = part_size(self.config, self.devices), self.devices.platform
+            return self.parallel_step(build_objective(self.config, self.task, size, stage=stage, platform=platform))
 
         return Programs(self.devices, step_at, self.task.stages(self.total_steps), timeline, saved_at)
 
@@ -165,7 +165,7 @@ def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
     """Builds the module and the optimizer, without reading data. Raises `UserError` if the sizes do not fit."""
     total_steps = config.steps or epochs_to_steps(task.examples_per_epoch, config.epochs, config.global_batch_size)
     with _memory_of_whole_state(config):
-        objective = build_objective(config, task, part_size(config, devices))
+        objective = build_objective(config, task, part_size(config, devices), platform=devices.platform)
     placement = _placement(config, objective, devices)
     optimizer = dense_optimizer(config.optim, total_steps, placement.sharding.norm)
     return Training(config, task, devices, total_steps, objective, optimizer, placement)

@@ -28,7 +28,7 @@ def linear(x, weight, bias=None):
     return out if bias is None else out + broadcast(bias, out.shape)
 
 
-def _repeated(heads: jax.Array, times: int) -> jax.Array:
+def repeated(heads: jax.Array, times: int) -> jax.Array:
     """Each head as often as there are heads of the query that share it."""
     *batch, count, length, width = heads.shape
     copies = broadcast(heads[..., None, :, :], (*batch, count, times, length, width))
@@ -50,7 +50,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         out = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=is_causal, implementation="cudnn")
         return jnp.swapaxes(out, 1, 2)
     if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (_repeated(x, query.shape[-3] // x.shape[-3]) for x in (key, value))
+        key, value = (repeated(x, query.shape[-3] // x.shape[-3]) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     wide = jnp.promote_types(query.dtype, jnp.float32)
     # Where that rounds no more than the scores do, the query is scaled: XLA fuses `product * scale - top` into one

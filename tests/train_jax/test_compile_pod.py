@@ -58,6 +58,21 @@ def test_every_generation(topology, tmp_path):
 
 
 @pytest.mark.slow
+def test_fused_attention_is_a_kernel_whose_bundles_are_counted(tmp_path):
+    small = "--arch.n-layer 2 --arch.n-embd 128 --arch.n-head 1 --arch.n-kv-head 1 --arch.seq-len 256".split()
+    small += "--arch.vocab-size 512 --global-batch-size 4 --topology v4:2x2x1 --bundles".split()
+    figures, text = compile_pod(tmp_path, "d20", *small)
+    kernels = figures["by_kind"]["Pallas kernels"]
+    assert figures["kernels"] == kernels["instructions"] == 2 * 2, "forward and backward pass of two layers"
+    assert figures["kernel_bundles"] == kernels["bundles"] == kernels["cycles"] > 0
+    assert f"bundles of {figures['kernels']} Pallas kernels, which the compiler does not estimate" in text
+    plain, _ = compile_pod(tmp_path, "d20", *small, "--compute.attention", "plain")
+    assert plain["kernels"] == 0
+    # In each layer, the backward pass computes the scores again, and the products of results and their gradients.
+    assert figures["product_flops"] - plain["product_flops"] == 2 * (2 * 256 * 256 * 128 + 2 * 256 * 128)
+
+
+@pytest.mark.slow
 def test_every_architecture_in_training_and_evaluation():
     steps = [(model, step) for model in ARCHITECTURES for step in ("train", "evaluate")]
     small = "--arch.hidden-size 16 --arch.num-heads 1 --arch.puzzle-emb-ndim 16"

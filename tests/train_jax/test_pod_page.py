@@ -35,7 +35,7 @@ class Slice:
 
 
 def result(temporaries=2**28):
-    compute = SimpleNamespace(runner="pmap", remat="", accumulation_steps=1)
+    compute = SimpleNamespace(runner="pmap", remat="", attention="plain", accumulation_steps=1)
     config = SimpleNamespace(global_batch_size=16, model="trm", compute=compute)
     training: Any = SimpleNamespace(config=config)
     topology: Any = Slice()

@@ -1,6 +1,7 @@
 """Scheduled bundles: loops in the text of a kernel, equal kernels, and the sums over a program."""
 
 import os
+import re
 
 import pytest
 from support.compiled_program import PROGRAM
@@ -72,6 +73,19 @@ def test_equal_kernels_have_one_schedule(program, folder):
     assert (sums.total.scheduled, sums.total.instructions) == (6, 10), "three times two of three, and an addition"
     assert sums.by_module["layers.0.mlp"].bundles == sums.by_module["layers.1"].bundles == 3 * 140
     assert yardsticks(program).total.bundles == 0
+
+
+def test_a_pallas_kernel_takes_its_bundles(folder):
+    """The compiler does not estimate it."""
+    kernel = (
+        '\n  %product = bf16[97,512]{1,0:T(8,128)(2,1)} custom-call(%w), custom_call_target="tpu_custom_call", '
+        'metadata={op_name="jit(step)/jvp([Net])/attn[Attention]/pallas_call"}\n  ROOT %t ='
+    )
+    program = Program(re.sub(r"\n  %product = .*", "", PROGRAM).replace("\n  ROOT %t =", kernel, 1))
+    total = yardsticks(program, read_schedules(folder, program)).by_kind["Pallas kernels"]
+    assert (total.kernels, total.kernel_bundles, total.cycles, total.scheduled) == (3, 3 * 140, 3 * 140, 3)
+    unknown = yardsticks(program).by_kind["Pallas kernels"]
+    assert (unknown.kernels, unknown.kernel_bundles, unknown.cycles) == (3, 0, 0)
 
 
 def test_a_compiler_that_writes_nothing_is_named(program, tmp_path):

@@ -56,7 +56,7 @@ def product_flops(jaxpr: core.Jaxpr) -> float:
     """Returns the FLOPs of every matrix product and convolution, two for a multiplication and addition.
 
     Loops count as often as they run. A `while`, whose length is not known, counts once, as the longest branch of a
-    `cond` does.
+    `cond` does. A Pallas kernel counts for its whole grid, with the blocks that it skips.
     """
     return sum(_by_name(jaxpr, "").values())
 
@@ -73,11 +73,18 @@ def _by_name(jaxpr: core.Jaxpr, scope: str) -> dict[str, float]:
         parts = [_by_name(inner, inside) for value in params.values() for inner in _programs(value)]
         if name == "cond":
             parts = sorted(parts, key=lambda part: sum(part.values()))[-1:]
-        times = params["length"] if name == "scan" else 1
+        times = _times(name, params)
         for part in parts:
             for each, count in part.items():
                 flops[each] += count * times
     return flops
+
+
+def _times(name: str, params: Mapping[str, Any]) -> int:
+    """Returns how often an equation runs the programs inside it."""
+    if name == "scan":
+        return params["length"]
+    return math.prod(params["grid_mapping"].grid) if name == "pallas_call" else 1
 
 
 def _of_dot(equation: Any) -> float:

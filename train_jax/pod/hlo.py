@@ -66,6 +66,11 @@ class Instruction:
         return self._number(r'"estimated_cycles":"?(\d+)', 0)
 
     @property
+    def is_kernel(self) -> bool:
+        """Whether it calls a Pallas kernel."""
+        return self.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in self.text
+
+    @property
     def op_name(self) -> str:
         """The JAX primitive with the transformations around it."""
         name = re.search(r'op_name="([^"]*)"', self.text)

@@ -107,6 +107,9 @@ class Result:
             "analytic_flops": self.analytic_flops,
             "estimated_cycles": sums.total.cycles,
             "estimated_seconds": self.estimated_seconds,
+            "kernels": sums.total.kernels,
+            "kernel_bundles": sums.total.kernel_bundles,
+            "attention": config.compute.attention,
             "scheduled_bundles": sums.total.bundles if sums.total.scheduled else None,
             "scheduled_seconds": self.scheduled_seconds,
             "scheduled_instructions": sums.total.scheduled,
@@ -159,6 +162,8 @@ class Result:
         yield f"  at peak FLOP/s   {_ms(self.roofline_seconds)}"
         yield f"  HBM bytes        {sums.total.hbm_bytes / 1e9:.2f} GB, {_ms(self.hbm_seconds)} at peak bandwidth"
         yield f"  estimated cycles {sums.total.cycles / 1e6:.1f} M{_seconds(self.estimated_seconds)}"
+        if sums.total.kernels:
+            yield f"                   {_of_kernels(sums.total)}"
         if sums.total.scheduled:
             yield (
                 f"  bundles          {sums.total.bundles / 1e6:.1f} M{_seconds(self.scheduled_seconds)}; of "
@@ -192,6 +197,13 @@ class Result:
             f"{getattr(cost, field) / unit:8.2f} {getattr(cost, field) / (getattr(total, field) or 1):6.1%}"
             for field, unit in columns.values()
         )
+
+
+def _of_kernels(total: Cost) -> str:
+    kernels = f"{total.kernels} Pallas kernels, which the compiler does not estimate"
+    if not total.kernel_bundles:
+        return f"without {kernels}; --bundles adds theirs"
+    return f"with {total.kernel_bundles / 1e6:.1f} M bundles of {kernels}"
 
 
 def _gib(size: float) -> str:

@@ -13,6 +13,7 @@ from train_jax.pod.schedule import Schedule, Schedules
 
 FORWARD, BACKWARD, UPDATE, UNNAMED = "forward", "backward", "update", "made by the compiler"
 PRODUCTS, COLLECTIVE = "matrix products", "collectives"
+KERNELS = "Pallas kernels"
 SORTS, ELEMENTWISE = "gathers and sorts", "elementwise, reductions"
 CLASS_DEPTH = 2
 """The number of nested modules whose classes are named."""
@@ -37,12 +38,16 @@ class Cost:
     """The sum over some of a program's instructions, for one device and one step."""
 
     cycles: float = 0
-    """The compiler's estimate."""
+    """The compiler's estimate; of Pallas kernels, which it does not estimate, the bundles."""
     hbm_bytes: float = 0
     """Operands and results that lie in the memory of the device, with the padding of their tiles."""
     instructions: int = 0
     bundles: int = 0
     """Scheduled bundles, each executed in a cycle or more; 0 without schedules."""
+    kernels: int = 0
+    """Runs of Pallas kernels."""
+    kernel_bundles: int = 0
+    """Of Pallas kernels; those of blocks that a kernel skips are counted."""
     scheduled: int = 0
     """Instructions whose schedule is known."""
     product_flops: float = 0
@@ -55,6 +60,10 @@ class Cost:
         if schedule is not None:
             self.bundles += schedule.bundles * times
             self.scheduled += times
+        if instruction.is_kernel:
+            self.kernels += times
+            self.kernel_bundles += schedule.bundles * times if schedule else 0
+            self.cycles += schedule.bundles * times if schedule else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +84,8 @@ class Yardsticks:
 
     total: Cost
     by_kind: Mapping[str, Cost]
-    """Matrix products (a fusion with one counts whole), collectives, gathers and sorts, and the rest."""
+    """Matrix products (a fusion with one counts whole), Pallas kernels, collectives, gathers and sorts, and the
+    rest."""
     by_pass: Mapping[str, Cost]
     """Forward pass, backward pass (with recomputation), everything outside of the module's gradient, and instructions
     without a name, which are mostly copies."""
@@ -97,7 +107,7 @@ class Yardsticks:
 def yardsticks(
     program: Program, schedules: Schedules | None = None, products: Mapping[str, float] | None = None
 ) -> Yardsticks:
-    """Sums the instructions that have an estimate. Without `schedules` there are no bundles.
+    """Sums the instructions that have an estimate, and Pallas kernels. Without `schedules` there are no bundles.
 
     `products` are the FLOPs of matrix products by the names of their operations.
     """
@@ -113,7 +123,7 @@ def yardsticks(
             collectives += [operation] * times
         if instruction.opcode in ("copy-start", "slice-start"):
             prefetched += sum(array.size_bytes for array in instruction.results[1:2]) * times
-        if not instruction.estimated_cycles:
+        if not instruction.estimated_cycles and not instruction.is_kernel:
             continue
         size = _hbm_bytes(program, instruction)
         source, module = source_of(program, instruction)
@@ -140,6 +150,8 @@ def kind_of(program: Program, instruction: Instruction) -> str:
     """Returns the kind of work of an instruction."""
     if instruction.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
         return COLLECTIVE
+    if instruction.is_kernel:
+        return KERNELS
     opcodes = {instruction.opcode, *(each.opcode for each in program.inside(instruction))}
     if opcodes & {"convolution", "dot"}:
         return PRODUCTS

@@ -57,6 +57,9 @@ class ComputeConfig:
     remat: str = ""
     """Submodules whose activations are recomputed in the backward pass: `blocks` for the layers of the built-in models,
     or a regular expression for qualified names."""
+    attention: Literal["plain", "fused"] = "plain"
+    """Attention on a TPU: scores in memory, or a Pallas kernel that keeps none (bfloat16, causal or windowed, heads and
+    rows of multiples of 128; others stay plain). No effect on other devices."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True

@@ -18,6 +18,9 @@ from train_jax.tasks.task import Task
 BLOCKS = r".*\.(layers|h)\.\d+"
 """The layers of the built-in models, by qualified name."""
 
+FUSED = {"aten::scaled_dot_product_attention": bridge.fused_attention}
+"""Lowerings with Pallas kernels for a TPU."""
+
 
 def sized(arch: Any, task: Task, local_batch_size: int) -> Any:
     """Returns the architecture's configuration with the sizes that the data and the devices determine."""
@@ -41,12 +44,18 @@ def build_module(config: RunConfig, task: Task, local_batch_size: int, *, stage:
         raise UserError(f"the architecture cannot be built: {error}") from error
 
 
-def build_objective(config: RunConfig, task: Task, local_batch_size: int, *, stage: Any = None) -> Objective:
-    """Builds and exports the module. Raises `UserError` if `compute.remat` matches no submodule."""
+def build_objective(
+    config: RunConfig, task: Task, local_batch_size: int, *, stage: Any = None, platform: str = ""
+) -> Objective:
+    """Builds and exports the module for devices of a platform; "" for any, without kernels of a platform.
+
+    Raises `UserError` if `compute.remat` matches no submodule.
+    """
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
+    lowerings = FUSED if config.compute.attention == "fused" and platform == "tpu" else None
     module = build_module(config, task, local_batch_size, stage=stage)
     try:
-        fn = bridge.export(module, recompute=recompute, name_scopes=True)
+        fn = bridge.export(module, recompute=recompute, lowerings=lowerings, name_scopes=True)
     except (bridge.BridgeError, re.error) as error:
         raise UserError(f"compute.remat: {error}") from error
     return Objective(fn, task, sparse_tables(fn))

@@ -57,6 +57,11 @@ class Devices:
         return len(self._all)
 
     @property
+    def platform(self) -> str:
+        """Such as `cpu` or `tpu`."""
+        return self.local[0].platform
+
+    @property
     def kind(self) -> str:
         """Number and kind of the devices, such as `8 x TPU v4`."""
         return f"{self.count} x {self.local[0].device_kind}"
@@ -137,7 +142,7 @@ class Devices:
         More asynchronous steps gain nothing. Virtual devices share one thread pool: a second step could take the
         threads that a collective of the first step waits for.
         """
-        ahead = 0 if self.local[0].platform == "cpu" else 2
+        ahead = 0 if self.platform == "cpu" else 2
         if len(pending) > ahead:
             jax.block_until_ready(pending[-1 - ahead])
 

@@ -113,7 +113,7 @@ def _run(name: str, model: str, arch: GPTConfig, optim: OptimConfig, *, rows: in
         model=model,
         arch=arch,
         optim=optim,
-        compute=ComputeConfig(**fields),
+        compute=ComputeConfig(attention="fused", **fields),
         steps=steps,
         global_batch_size=rows,
         eval_batch_size=rows,
