@@ -12,8 +12,6 @@ from bridge.lowerings.attention import attention, repeated
 
 _LANES = 128
 """Lanes of a TPU's vector registers. Width and lengths have to be multiples of it."""
-_BLOCK = 1024
-"""The most rows and keys of a block."""
 
 
 def fused_attention(
@@ -83,16 +81,21 @@ def _kernel(allowed: np.ndarray, heads: int, interpret: bool) -> Callable[..., j
 
     length = len(allowed)
     mask = masks.CausalMask(allowed.shape) if (allowed == np.tri(length)).all() else masks.NumpyMask(allowed)
-    block = next(size for size in range(_BLOCK, 0, -_LANES) if length % size == 0)
+    rows, forward_keys, backward_keys = (_block(length, most) for most in (1024, 1024, 2048))
     sizes = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=block,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_kv_dkv_compute=block,
+        block_q=rows,
+        block_kv=forward_keys,
+        block_kv_compute=_block(forward_keys, 512),
+        block_q_dkv=rows,
+        block_kv_dkv=backward_keys,  # with several, gradients of the query are written for each and summed
+        block_kv_dkv_compute=_block(backward_keys, 512),
         use_fused_bwd_kernel=True,
     )
     return splash.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
     )
+
+
+def _block(length: int, most: int) -> int:
+    """Returns the largest block that divides a length; the limits are the fewest bundles that fit a v4's memory."""
+    return next(size for size in range(most, 0, -_LANES) if length % size == 0)

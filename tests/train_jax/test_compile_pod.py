@@ -59,8 +59,9 @@ def test_every_generation(topology, tmp_path):
 
 @pytest.mark.slow
 def test_fused_attention_is_a_kernel_whose_bundles_are_counted(tmp_path):
-    small = "--arch.n-layer 2 --arch.n-embd 128 --arch.n-head 1 --arch.n-kv-head 1 --arch.seq-len 256".split()
-    small += "--arch.vocab-size 512 --global-batch-size 4 --topology v4:2x2x1 --bundles".split()
+    sizes = {"n-layer": 2, "n-embd": 128, "n-head": 1, "n-kv-head": 1, "seq-len": 256, "vocab-size": 512}
+    small = [word for name, size in sizes.items() for word in (f"--arch.{name}", str(size))]
+    small += ["--global-batch-size", "4", "--topology", "v4:2x2x1", "--bundles"]
     figures, text = compile_pod(tmp_path, "d20", *small)
     kernels = figures["by_kind"]["Pallas kernels"]
     assert figures["kernels"] == kernels["instructions"] == 2 * 2, "forward and backward pass of two layers"
