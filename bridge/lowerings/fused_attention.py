@@ -73,7 +73,7 @@ def _allowed(attn_mask: Any, is_causal: bool, length: int) -> np.ndarray | None:
     return allowed if allowed.any(axis=-1).all() else None
 
 
-def _kernel(allowed: np.ndarray, heads: int, interpret: bool) -> Callable[..., jax.Array]:
+def _kernel(allowed: np.ndarray, heads: int, interpret: bool) -> Callable[..., Any]:
     """Returns splash attention over `(heads, length, width)`."""
     # Imported here: Pallas takes 0.15 s, and few programs need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
