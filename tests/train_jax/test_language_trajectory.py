@@ -8,12 +8,9 @@ import string
 
 import numpy as np
 import pytest
-import torch
-from support.nanochat_optimizers import Muon2025, momentum, warmdown
 from support.presets import with_fields
+from support.torch_language import Rates, train
 
-import bridge
-from train_jax.run.model import build_module
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
@@ -55,44 +52,10 @@ def losses_in_jax(training):
     return np.array(losses)
 
 
-def losses_in_pytorch(training):
-    """The losses of a loop with PyTorch's AdamW and the reference of Muon, from the same weights and batches."""
-    fn = training.objective.fn
-    model = build_module(training.config, training.task, training.config.global_batch_size)
-    model.load_state_dict(bridge.state_dict(fn, fn.params, fn.buffers), strict=True)
-    muon = Muon2025(torch.float32)
-    adamw = torch.optim.AdamW(
-        [
-            {"params": [model.get_parameter("transformer.wte.weight")], "lr": 0.2 * WIDTH},
-            {"params": [model.get_parameter("lm_head.weight")], "lr": 0.004 * WIDTH},
-        ],
-        betas=(0.8, 0.95),
-        eps=1e-10,
-        weight_decay=0.0,
-    )
-    peaks, losses = [group["lr"] for group in adamw.param_groups], []
-    for step in range(STEPS):
-        batch = training.task.batch(step, (0, 1))
-        inputs, targets = (torch.from_numpy(batch[name].astype(np.int64)) for name in ("inputs", "targets"))
-        model.zero_grad()
-        loss = model(inputs, targets)
-        loss.backward()
-        losses.append(loss.item())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        rate, now = warmdown(step, 0, 0.2, 0.0, STEPS), momentum(step, 0.85, 300, 0.95, 0.95, 0.2, STEPS)
-        for group, peak in zip(adamw.param_groups, peaks, strict=True):
-            group["lr"] = peak * rate
-        adamw.step()
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                if ".h." in name:
-                    muon.step(name, p, 0.02 * rate, now)
-    return np.array(losses)
-
-
 @pytest.mark.slow
 def test_a_hundred_steps_beside_plain_pytorch(config):
     training = start(config, devices=Devices(1))
-    ours, theirs = losses_in_jax(training), losses_in_pytorch(training)
+    rates = Rates(blocks=0.02, wte=0.2 * WIDTH, lm_head=0.004 * WIDTH)
+    ours, (_, theirs) = losses_in_jax(training), train(training, rates, STEPS)
     assert theirs[0] > 5.6 and theirs[-1] < 4.5, "it learns"
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
