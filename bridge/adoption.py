@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from bridge.arrays import array_of
-from bridge.cells import REGION, View
+from bridge.cells import REGION, Cell, View
 from bridge.errors import BridgeError
 from bridge.internals import below_modes, storage_id
 from bridge.memory import elements, positions, what_is_special
@@ -90,7 +90,8 @@ class Adopted:
     def __init__(self):
         self._known: dict[int, tuple[torch.Tensor, Any, BridgeTensor]] = {}
         """The version of the real tensor that the traced one was made of; None where the traced one is the truth."""
-        self._owners: dict[int, list[BridgeTensor]] = {}
+        self._owners: dict[int, list[tuple[BridgeTensor, Cell]]] = {}
+        """The traced tensors over some memory, and the cell of each at first: `x.data = y` gives it another one."""
         self._made: dict[int, _Made] = {}
         self._storages: dict[int, torch.Tensor] = {}
         """Memory that the call made, by the first tensor on it."""
@@ -98,7 +99,7 @@ class Adopted:
     def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
         self._known[id(real)] = real, None, tensor
-        self._owners.setdefault(storage_id(real), []).append(tensor)
+        self._owners.setdefault(storage_id(real), []).append((tensor, tensor._cell))
 
     # What is real.
 
@@ -209,8 +210,11 @@ class Adopted:
             self.stand_in(root, self._constant(host, root))
         return self.adopt(host, real)
 
-    def _window(self, host: Host, owners: list[BridgeTensor], real: torch.Tensor) -> BridgeTensor:
+    def _window(self, host: Host, known: list[tuple[BridgeTensor, Cell]], real: torch.Tensor) -> BridgeTensor:
         """A view or `.data` of a state tensor, taken before the call."""
+        owners = [
+            owner if owner._cell.storage is cell.storage else BridgeTensor(cell, _layout(cell)) for owner, cell in known
+        ]
         if any(o.dtype != real.dtype for o in owners):
             raise host.error(
                 "a tensor shares the memory of a parameter or buffer of another dtype",
@@ -226,7 +230,11 @@ class Adopted:
 
     def _constant(self, host: Host, real: torch.Tensor) -> BridgeTensor:
         if real.requires_grad and real.grad_fn is not None:
-            raise host.error("a tensor with a PyTorch graph", "pass it as an argument or make it a parameter")
+            raise host.error(
+                f"a tensor of shape {tuple(real.shape)} that PyTorch has computed with gradients before the call",
+                "compute it in the call, before it is read (a layer with weight_norm computes its weight when it is "
+                "called); or detach it before export",
+            )
         made = self._made.get(id(real))
         if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
             return self._again(host, made)
@@ -249,6 +257,11 @@ def window(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> Bri
     meta = meta_of_strided(owner, *place)
     (step,) = view_steps(aten.as_strided.default, owner, (owner, *place), {}, [meta])
     return as_view(BridgeTensor(owner._cell, owner._meta), meta, step, differentiable=differentiable)
+
+
+def _layout(cell: Cell) -> torch.Tensor:
+    assert cell.storage.layout is not None, "`fresh` gives each a layout"
+    return cell.storage.layout
 
 
 @contextlib.contextmanager

@@ -26,12 +26,13 @@ def jax_dtype(dtype: torch.dtype) -> Any:
 def refuse_dtype(dtype: torch.dtype) -> None:
     """Raise `BridgeError` for a dtype that JAX does not have."""
     if not has_counterpart(dtype):
-        remedy = (
-            "call .float() before the operation that makes complex numbers, or .to(torch.complex64)"
-            if dtype == torch.complex32
-            else "convert it to a dtype that JAX has, such as torch.float32"
+        if dtype == torch.complex32:
+            remedy = "call .float() before the operation that makes complex numbers, or .to(torch.complex64)"
+            raise refusal(f"a tensor is {dtype}, which JAX does not have", remedy)
+        raise refusal(
+            f"a tensor is {dtype}, which has no counterpart in the bridge",
+            "convert it to another dtype, such as torch.float32",
         )
-        raise refusal(f"a tensor is {dtype}, which JAX does not have", remedy)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import nn
 from bridge.held_objects import (
     CONTAINERS,
     GONE,
+    ORDER,
     PLAIN,
     RECORDS,
     equal,
@@ -25,6 +26,7 @@ from bridge.held_objects import (
     is_iterator,
     is_plain_object,
     referent,
+    same_order,
     unchanged,
 )
 from bridge.holders import (
@@ -38,11 +40,15 @@ from bridge.holders import (
     of_dict,
     of_dict_without,
     of_flags,
+    of_module,
     of_names,
     of_object,
+    of_tensor,
 )
+from bridge.pytrees import convert
 from bridge.reachable import LARGE, Reached, is_own_class
 from bridge.shadow import COPIED_KINDS, HeldIterator, with_copies
+from bridge.tensors import BridgeTensor
 
 Place = tuple[str, Any]
 """(what holds the value, by its path from the module; the key in it)."""
@@ -58,11 +64,17 @@ class Attributes:
     """What a copied module tree and the code that it runs hold besides parameters and buffers."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], slots: set[tuple[int, str]], copies: dict[int, Any], reached: Reached
+        self,
+        modules: Mapping[str, nn.Module],
+        state: Mapping[str, BridgeTensor],
+        slots: set[tuple[int, str]],
+        copies: dict[int, Any],
+        reached: Reached,
     ):
-        """`modules`: the copies by qualified name. `slots`: (id of a copy, name) of its parameters and buffers.
+        """`modules`: the copies by qualified name. `state`: the call's parameters and buffers, likewise.
 
-        `copies`: id of an object -> what this call has instead of it.
+        `slots`: (id of a copy, name) of its parameters and buffers. `copies`: id of an object -> what this call has
+        instead of it.
         """
         self.context = contextvars.copy_context()
         """What the call has to run in."""
@@ -80,6 +92,8 @@ class Attributes:
         for name, module in modules.items():
             if module._parameters:
                 self._add(f"{name}.requires_grad", of_flags(module._parameters), False)
+        for name, tensor in state.items():
+            self._visit_items(name, self._add(f"{name}.__dict__", of_tensor(tensor), False), False)
         self._visit_reached(reached)
 
     def _visit_module(self, name: str, module: nn.Module, slots: set | None = None) -> None:
@@ -87,12 +101,13 @@ class Attributes:
         shared = id(module) not in self._copies
         for registry in REGISTRIES:
             contents = getattr(module, registry)
-            holder = of_dict_without(contents, slots) if slots else of_dict(contents)
+            ordered = registry == "_modules"
+            holder = of_dict_without(contents, slots) if slots and not ordered else of_dict(contents, ordered)
             items = self._add(f"{name}.{registry}", holder, shared)
             if slots is None:
                 self._visit_items(name, items, False)
         known = _REGISTERED | _FLAT_WEIGHTS if isinstance(module, nn.RNNBase) else _REGISTERED
-        self._visit_items(name, self._add(name, of_dict_without(module.__dict__, known), shared), False)
+        self._visit_items(name, self._add(name, of_module(module, known), shared), False)
 
     def _visit_reached(self, reached: Reached) -> None:
         """The user's classes, functions and globals."""
@@ -170,18 +185,34 @@ class Attributes:
         changed = {}
         for path, holder in self._holders.items():
             before, now = holder.before, holder.read()
+            if holder.ordered and now.keys() == before.keys() and not same_order(now, before):
+                changed[path, ORDER] = tuple(now)
             for key in now if now.keys() == before.keys() else {**now, **before}:
                 then, value = before.get(key, GONE), now.get(key, GONE)
                 if then is not value and not equal(then, value):
                     changed[path, key] = value
         return changed
 
+    def kept(self, wanted: Callable[[torch.Tensor], bool], instead: Callable[[torch.Tensor], Any]) -> dict[Place, Any]:
+        """The places of tensors that are `wanted` and were there before the call, each with another tensor there."""
+        places = {}
+        for path, holder in self._holders.items():
+            for key, value in holder.read().items():
+                if value is holder.before.get(key, GONE) and any(wanted(t) for t in _tensors_of(value)):
+                    places[path, key] = convert(value, lambda v: instead(v) if isinstance(v, torch.Tensor) else v)
+        return places
+
     def set(self, values: Mapping[Place, Any], twins: Mapping[int, Any]) -> None:
         """Start the call from other values. `twins`: id of what an earlier call had for itself -> what this one has."""
         for (path, key), value in values.items():
             if path in self._holders:
                 holder = self._holders[path]
-                items = holder.read() | {_twin(key, twins): value}
+                items = holder.read()
+                if key is ORDER:
+                    keys = [_twin(k, twins) for k in value]
+                    items = {k: items[k] for k in keys if k in items} | items
+                else:
+                    items |= {_twin(key, twins): value}
                 holder.write({k: v for k, v in items.items() if v is not GONE})
         for holder in self._holders.values():
             holder.before = holder.read()
@@ -189,15 +220,24 @@ class Attributes:
     def restore(self) -> None:
         """Give objects that the user holds as well their contents back."""
         for holder in self._holders.values():
-            if holder.shared and not unchanged(holder.read(), holder.original):
+            if holder.shared and not unchanged(holder.read(), holder.original, holder.ordered):
                 holder.write(holder.original)
         for holder in self._caches:  # a copy of the module may be among the arguments
             holder.write({})
 
 
+def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """A tensor, or those in a tuple: what is in other containers has a place of its own."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors_of(item)
+
+
 def arrays_in(module: nn.Module) -> list[np.ndarray]:
     """The NumPy arrays that the module holds."""
-    return list(Attributes(dict(module.named_modules()), set(), {}, Reached()).arrays.values())
+    return list(Attributes(dict(module.named_modules()), {}, set(), {}, Reached()).arrays.values())
 
 
 def _twin(key: Any, twins: Mapping[int, Any]) -> Any:

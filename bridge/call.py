@@ -19,11 +19,19 @@ from bridge.attributes import Attributes, Place
 from bridge.custom_functions import refuse_changed_contexts
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError, placed
-from bridge.final_state import changed_flags, refuse_lost_sharing, refuse_parted, refuse_stale_arrays, shared_slots
+from bridge.final_state import (
+    changed_flags,
+    changed_layouts,
+    memory_of,
+    refuse_changed_sharing,
+    refuse_lost_sharing,
+    refuse_parted,
+    refuse_stale_arrays,
+)
 from bridge.generators import CallGenerator
 from bridge.integers import check_values
-from bridge.internals import Tracer, gradient_hooks, mark_as_parameter
-from bridge.memory import roots
+from bridge.internals import Tracer, gradient_hooks, mark_as_parameter, storage_id
+from bridge.memory import has_overlap, roots
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
@@ -101,6 +109,8 @@ class Call:
         )
         self._state = self._stand_ins(start or {})
         self._flags = {name: tensor.requires_grad for name, tensor in self._state.items()}
+        self._memory = {name: tensor._cell.storage for name, tensor in self._state.items()}
+        self._metas = {name: tensor._meta for name, tensor in self._state.items()}
         self._dispatch.state = list(self._state.values())
         tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
         self._module, copies, replaced = shadow(original, tensors)
@@ -122,6 +132,7 @@ class Call:
             self._set_mode(tree, request.train)
         self._attributes = Attributes(
             {name: copies[id(m)] for name, m in original.named_modules()},
+            self._state,
             {(id(owner), slot) for owner, slot in self._slots.values()},
             replaced,
             fn.reached(request.method),
@@ -152,7 +163,7 @@ class Call:
             return value
 
         before = self._versions()
-        memory = {name: (t._cell.storage, t._cell.version) for name, t in self._state.items()}
+        writes = {name: storage.version for name, storage in self._memory.items()}
         try:
             self._attributes.start()
             with tracing(dispatch):
@@ -164,14 +175,20 @@ class Call:
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
                 final = {name: value_in(name, *place) for name, place in self._slots.items()}
                 refuse_changed_contexts(dispatch, final.values())
-                self._fn.shared_slots.update(shared_slots(dispatch, self._state, final))
+                memory = {n: memory_of(dispatch, t) for n, t in final.items() if isinstance(t, torch.Tensor)}
+                refuse_changed_sharing(self._memory, memory, final)
+                self._fn.shared_slots.update(
+                    n for n in memory if not dispatch.is_traced(final[n]) and not dispatch.may_write(final[n])
+                )
                 refuse_parted(self._fn.second_names, self._second_slots, final)
-                flags = changed_flags({n: (self._state[n], self._flags[n], final[n]) for n in self._fn.buffers})
+                left = changed_flags({n: (self._state[n], self._flags[n], final[n]) for n in self._fn.buffers})
+                left |= changed_layouts({n: self._metas[n] for n in self._fn.buffers}, final)
+                left |= self._parted(memory, final)
                 outputs = convert(outputs, to_jax)
                 arrays = {name: to_jax(value) for name, value in final.items()}
-            self.changes = self._attributes.changes() | flags
+            self.changes = self._attributes.changes() | left
             now = self._versions()
-            self._fn.written_slots.update(n for n, (storage, version) in memory.items() if storage.version != version)
+            self._fn.written_slots.update(n for n, version in writes.items() if self._memory[n].version != version)
             refuse_lost_sharing(self._fn.shared_slots & self._fn.written_slots)
             self.written = [name for name in self._fn.params if now[name] != before[name]]
             changing = [*self._fn.params, *(n for n in self._fn.buffers if now[n] != before[n])]
@@ -215,14 +232,38 @@ class Call:
                 if windows[name] not in self._fn.params:  # a parameter may have been updated since, and decides
                     tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
             else:
-                meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
+                stride = start.get((name, "layout"))
+                offset = int(real.storage_offset()) if stride is None else 0
+                meta = blank(real.shape, real.stride() if stride is None else stride, dtype, offset)
                 grad = start.get((name, "requires_grad"))  # of a buffer
                 tensor = fresh(array, meta, tracked=trained or bool(grad), leaf=grad != "result")
+                tensor._cell.storage.overlaps = has_overlap(meta)
             state[name] = tensor
             vars(tensor).update({key: value for key, value in vars(real).items() if key not in vars(tensor)})
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             self._dispatch.stand_in(real, start_graph(tensor, self.recording))
         return state
+
+    def _parted(self, memory: Mapping[str, Any], final: Mapping[str, Any]) -> dict[Place, Any]:
+        """Where the module keeps a tensor over the memory that a parameter or buffer had before the call gave it other.
+
+        In PyTorch that memory lives on; in a later call, the kept tensor would be over the memory at that time.
+        """
+        moved = {name for name, at in memory.items() if at is not self._memory[name]}
+        if not moved:
+            return {}
+        reals = state_of(self._fn.module)
+        storages = {storage_id(reals[name]) for name in moved} | {id(self._memory[name]) for name in moved}
+        replaced = {id(self._state[name]) for name in moved if final[name] is not self._state[name]}
+
+        def is_kept(tensor: torch.Tensor) -> bool:
+            if isinstance(tensor, BridgeTensor):
+                return id(tensor) in replaced or (
+                    id(tensor._cell.storage) in storages and all(tensor is not t for t in self._state.values())
+                )
+            return tensor.layout is torch.strided and storage_id(tensor) in storages
+
+        return self._attributes.kept(is_kept, lambda tensor: fresh(self._dispatch.adopt(tensor).value))
 
     def _versions(self) -> dict[str, tuple]:
         """What is in each parameter's and buffer's place, and how often it was written."""

@@ -76,13 +76,16 @@ REGION = Region()
 class Storage:
     """Memory: the array that was written last, and how often it was written."""
 
-    __slots__ = ("__weakref__", "array", "bounds", "layout", "version")
+    __slots__ = ("__weakref__", "array", "bounds", "inference", "layout", "overlaps", "version")
 
     def __init__(self, array: jax.Array, layout: torch.Tensor | None = None):
         self.array = array
         self.layout = layout
         """A tensor on the meta device with the array's shape, and the strides and the offset that PyTorch gave it."""
         self.version = 0
+        self.inference = torch.is_inference_mode_enabled()
+        self.overlaps = False
+        """Whether several elements of the array are one in PyTorch's memory, as in an expanded tensor."""
         self.bounds: Any = None
         """What is known of the range (`bridge.integer_ranges.Bounds`); of floating-point numbers, until a write."""
         REGION.note(self)

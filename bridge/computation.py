@@ -117,6 +117,8 @@ def _broadcast(
     place = _BROADCAST.get(func)
     if not torch.is_grad_enabled() or (place is None and torch.Tag.pointwise not in func.tags):
         return None
+    if len(outs) > 1:
+        return None
     (out,) = outs
     candidates = inputs if place is None else args[place : place + 1]
 

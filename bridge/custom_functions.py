@@ -18,7 +18,14 @@ from bridge.cells import differentiable, stop_gradient
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
 from bridge.function_notes import Context, Notes
-from bridge.internals import AutogradFunction, Tracer, in_transform, wrapped_by_transform
+from bridge.internals import (
+    AutogradFunction,
+    Tracer,
+    below_modes,
+    in_function_transform,
+    is_dual,
+    wrapped_by_transform,
+)
 from bridge.kept_on_context import KeptOnContext
 from bridge.recording import recorded, restarted
 from bridge.tensors import BridgeTensor, fresh
@@ -48,7 +55,8 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             function.setup_context(ctx, args, outputs)
     _without_wrapped_marks(ctx)
     dirty = {id(t): t for t in map(adopted, getattr(ctx, "dirty_tensors", ()))}
-    increment_version([t for t in dirty.values() if not t.is_inference()])  # as PyTorch's engine
+    with below_modes():
+        increment_version([t for t in dirty.values() if not t.is_inference()])  # as PyTorch's engine
     if not inputs or not torch.is_grad_enabled():
         return outputs
     several = isinstance(outputs, tuple)
@@ -253,8 +261,14 @@ def _calls_modules(value: Any, depth: int = 4) -> bool:
 
 def _apply(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     dispatch = active()
-    if dispatch is None or in_transform():  # `torch.func` takes it apart and comes back for what is below its levels
+    # `torch.func` takes it apart and comes back for what is below its levels.
+    if dispatch is None or in_function_transform():
         return super(AutogradFunction, cls).apply(*args, **kwargs)  # pyright: ignore
+    if any(isinstance(a, torch.Tensor) and is_dual(a) for a in args):
+        raise dispatch.error(
+            f"{cls.__name__} is applied to a dual tensor, whose gradient would be lost",
+            "use torch.func.jvp instead of torch.autograd.forward_ad",
+        )
     return apply(dispatch, cls, args)
 
 

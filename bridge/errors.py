@@ -37,16 +37,29 @@ class BridgeWarning(UserWarning):
     """The translation goes on, but something is not what PyTorch would have done; said once per place."""
 
 
-class Refusing(Protocol):
+class TracedCall(Protocol):
     """A traced call."""
+
+    def may_write(self, real: torch.Tensor) -> bool:
+        """Whether the memory of the real tensor is the call's own."""
+        ...
+
+    def take_over(self, real: torch.Tensor) -> torch.Tensor:
+        """The traced tensor that takes the place of a real one."""
+        ...
 
     def error(self, what: str, remedy: str) -> BridgeError:
         """The error that the call ends with, even where code inside of it catches it."""
         ...
 
 
-UNDER_WAY: list[tuple[int, Refusing]] = []
+UNDER_WAY: list[tuple[int, TracedCall]] = []
 """The calls that are being traced, each with its thread, in the order in which they began."""
+
+
+def calls_of_thread() -> list[TracedCall]:
+    """The calls that this thread is in, the innermost one last."""
+    return [call for thread, call in UNDER_WAY if thread == threading.get_ident()]
 
 
 def refusal(what: str, remedy: str) -> BridgeError:
@@ -55,8 +68,7 @@ def refusal(what: str, remedy: str) -> BridgeError:
     A thread without one may have been started inside a call, which would not notice if it ended here: then it is the
     error of every call that is being traced.
     """
-    own = [call for thread, call in UNDER_WAY if thread == threading.get_ident()]
-    errors = [call.error(what, remedy) for call in own[-1:] or [call for _, call in tuple(UNDER_WAY)]]
+    errors = [call.error(what, remedy) for call in calls_of_thread()[-1:] or [call for _, call in tuple(UNDER_WAY)]]
     return errors[-1] if errors else BridgeError(f"{what} {where_in_module({})}. Remedy: {remedy}.")
 
 

@@ -13,12 +13,19 @@ from jax.extend.core import Literal
 
 from bridge.internals import Tracer
 
+_MOVES = frozenset({"broadcast_in_dim", "concatenate", "reshape", "rev", "slice", "squeeze", "transpose"})
+"""Primitives that only move elements."""
+
 
 class Expressions:
-    """Numbers expressions, equal ones alike, whatever the order in which a program computes them."""
+    """Numbers expressions, equal ones alike, whatever the order in which a program computes them.
+
+    A part of a constant is a constant, too: whether PyTorch or the program took it makes no difference.
+    """
 
     def __init__(self):
         self._numbers: dict[Hashable, int] = {}
+        self._constants: dict[int, Any] = {}
         self._inputs: dict[int, frozenset[int]] = {}
 
     def of(self, function: Callable[..., Any], *arguments: Any) -> list[int]:
@@ -28,7 +35,7 @@ class Expressions:
         for i, variable in enumerate(closed.jaxpr.invars):
             known[variable] = self._number(("input", i), [], {i})
         for variable, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            known[variable] = self._number(("constant", comparable(constant)), [])
+            known[variable] = self._constant(constant)
 
         def number(atom: Any) -> int:
             if isinstance(atom, Literal):
@@ -37,6 +44,11 @@ class Expressions:
 
         for equation in closed.jaxpr.eqns:
             operands = [*map(number, equation.invars)]
+            if equation.primitive.name in _MOVES and all(n in self._constants for n in operands):
+                with jax.ensure_compile_time_eval():
+                    moved = equation.primitive.bind(*(self._constants[n] for n in operands), **equation.params)
+                known[equation.outvars[0]] = self._constant(moved)
+                continue
             params = [(name, _text(value)) for name, value in sorted(equation.params.items())]
             for i, out in enumerate(equation.outvars):
                 key = equation.primitive.name, tuple(params), tuple(operands), i
@@ -46,6 +58,12 @@ class Expressions:
     def inputs(self, expressions: Iterable[int]) -> frozenset[int]:
         """The places of the inputs that the expressions depend on."""
         return frozenset().union(*(self._inputs[n] for n in expressions))
+
+    def _constant(self, value: Any) -> int:
+        number = self._number(("constant", comparable(value)), [])
+        if not isinstance(value, Tracer):
+            self._constants[number] = value
+        return number
 
     def _number(self, key: Hashable, operands: list[int], inputs: Iterable[int] = ()) -> int:
         number = self._numbers.setdefault(key, len(self._numbers))

@@ -11,7 +11,7 @@ from torch import nn
 
 from bridge.errors import BridgeError
 from bridge.internals import is_parameter, storage_id
-from bridge.memory import shares_memory
+from bridge.memory import overlap, shares_memory
 from bridge.slots import state_of, value_in
 from bridge.tensors import BridgeTensor
 
@@ -31,25 +31,35 @@ def refuse_parted(
             )
 
 
-def shared_slots(dispatch: Dispatch, state: Mapping[str, BridgeTensor], final: Mapping[str, Any]) -> set[str]:
-    """The names that now share memory with a tensor from before the call. Raises `BridgeError` if two names share some.
+def refuse_changed_sharing(before: Mapping[str, Any], after: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    """Two names that share memory before a call, or after it, and not at the other time.
 
-    Parameters and buffers come back as separate arrays, so a later write would not reach both.
+    `before`, `after`: the memory of each by name; `final`: the tensors after the call, which may be parts of one memory
+    without an element in common. Where two share memory before the call, one array is a window on the other in each.
     """
-    shared, names = set(), dict[Any, str]()
-    for name, now in final.items():
-        if not isinstance(now, torch.Tensor):
-            continue
-        now = dispatch.adopt(now) if dispatch.is_traced(now) else now
-        other = names.setdefault(now._cell.storage if isinstance(now, BridgeTensor) else storage_id(now), name)
-        if other != name and state[other]._cell.storage is not state[name]._cell.storage:
-            raise BridgeError(
-                f"{other} and {name} share their memory after the call, and would be separate in the next one; "
-                "assign a clone()"
-            )
-        if not isinstance(now, BridgeTensor) and not dispatch.may_write(now):
-            shared.add(name)
-    return shared
+    for memory, other, what in (
+        (before, after, "share memory before the call and not after it, and would share it in the next one"),
+        (after, before, "share their memory after the call, and would be separate in the next one"),
+    ):
+        groups = dict[Any, list[str]]()
+        for name, at in memory.items():
+            for twin in groups.setdefault(at, []):
+                if not {twin, name} <= other.keys() or other[twin] == other[name]:
+                    continue
+                if memory is before or overlap(_laid_out(final[twin]), _laid_out(final[name])):
+                    remedy = "write in place, or register a clone" if memory is before else "assign a clone()"
+                    raise BridgeError(f"{twin} and {name} {what}; {remedy}")
+            groups[at].append(name)
+
+
+def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._meta if isinstance(tensor, BridgeTensor) else tensor
+
+
+def memory_of(dispatch: Dispatch, tensor: torch.Tensor) -> Any:
+    """What tensors that share memory have in common."""
+    tensor = dispatch.adopt(tensor) if dispatch.is_traced(tensor) else tensor
+    return tensor._cell.storage if isinstance(tensor, BridgeTensor) else storage_id(tensor)
 
 
 def refuse_lost_sharing(names: Iterable[str]) -> None:
@@ -73,6 +83,21 @@ def refuse_stale_arrays(arrays: Mapping[str, np.ndarray], module: nn.Module, cha
                     f"`{path}` is a NumPy array over the memory of {name}, which no call writes; "
                     f"use {name} itself, or keep a copy of the array"
                 )
+
+
+def changed_layouts(before: Mapping[str, torch.Tensor], final: Mapping[str, Any]) -> dict[tuple[str, Any], Any]:
+    """The strides of buffers that are laid out in another way after the call: `reshape` and `view` count on them.
+
+    `before`: tensors on the meta device.
+    """
+    layouts: dict[tuple[str, Any], Any] = {}
+    for name, was in before.items():
+        now = final[name]
+        if isinstance(now, torch.Tensor) and now.shape == was.shape:
+            pairs = zip(now.shape, now.stride(), was.stride(), strict=True)
+            if any(n > 1 and here != there for n, here, there in pairs):
+                layouts[name, "layout"] = now.stride()
+    return layouts
 
 
 def changed_flags(buffers: Mapping[str, tuple[BridgeTensor, bool, Any]]) -> dict[tuple[str, Any], Any]:

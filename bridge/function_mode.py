@@ -269,6 +269,8 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.detach_: _detach_in_place,
     torch.detach_: _detach_in_place,
     torch.Tensor.tolist: BridgeTensor.tolist,
+    torch.Tensor.is_inference: lambda tensor: tensor._cell.storage.inference,
+    torch.is_inference: lambda tensor: tensor._cell.storage.inference,
 }
 """What PyTorch's engine or memory would answer by itself, wrongly."""
 _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {

@@ -12,6 +12,7 @@ import itertools
 import random
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -116,15 +117,32 @@ def generator_of(given: torch.Generator | None) -> torch.Generator | None:
 
 
 def _from_outside(generator: torch.Generator) -> bool:
-    """Whether a function on the stack reaches it as a global name or through its closure."""
-    frame = sys._getframe(2)
+    """Whether a function on the stack reaches it as a global name or through its closure.
+
+    Not if the variable belongs to a function of the call, in which a lambda or comprehension is nested.
+    """
+    own: list[torch.Generator] = []
+    enclosed: list[torch.Generator] = []
+    frame, in_call = sys._getframe(2), True
     while frame is not None:
         names = frame.f_code.co_freevars
-        for value in (*frame.f_globals.values(), *(frame.f_locals.get(name) for name in names)):
-            if isinstance(value, torch.Generator) and _same(value, generator):
-                return True
+        held = [*frame.f_globals.values(), *([] if in_call else [frame.f_locals.get(name) for name in names])]
+        if any(isinstance(value, torch.Generator) and _same(value, generator) for value in held):
+            return True
+        if in_call:
+            enclosed += _generators_in(frame, names)
+            own += _generators_in(frame, frame.f_code.co_cellvars)
+            in_call = (frame.f_globals.get("__name__"), frame.f_code.co_name) not in _CALLS
         frame = frame.f_back
-    return False
+    return any(_same(value, generator) and all(value is not mine for mine in own) for value in enclosed)
+
+
+_CALLS = (("bridge.call", "_run"), ("bridge.custom_functions", "_returned"))
+"""The functions that run the user's code."""
+
+
+def _generators_in(frame: types.FrameType, names: tuple[str, ...]) -> list[torch.Generator]:
+    return [value for name in names if isinstance(value := frame.f_locals.get(name), torch.Generator)]
 
 
 def state_of_python() -> tuple:

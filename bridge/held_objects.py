@@ -24,6 +24,16 @@ from bridge.tensors import BridgeTensor
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 GONE = object()
 
+
+class Order:
+    """The place of the order of a dict's keys."""
+
+    def __repr__(self) -> str:
+        return "order"
+
+
+ORDER = Order()
+
 _OURS = ("torch", "torchax", "jax", "jaxlib", "numpy", "builtins", "threading", "logging", "weakref", "functools")
 """Packages whose objects are no state of the module."""
 WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
@@ -54,6 +64,11 @@ class Kept:
 def is_class_state(name: str, value: Any) -> bool:
     """Whether a call may count on it or change it: no method, property or slot, and not Python's own."""
     return not name.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__") and not isinstance(value, CODE)
+
+
+def is_class_attribute(name: str, value: Any) -> bool:
+    """Whether it is state or code of the class, which a call may replace, and not Python's own."""
+    return isinstance(value, types.FunctionType) or not name.startswith(("__", "_abc_"))
 
 
 @functools.cache
@@ -132,9 +147,18 @@ def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def unchanged(now: Mapping, then: Mapping) -> bool:
+def same_order(now: Mapping, then: Mapping) -> bool:
+    """Whether two mappings with the same keys have them in the same order."""
+    return all(a is b or (not isinstance(a, torch.Tensor) and a == b) for a, b in zip(now, then, strict=True))
+
+
+def unchanged(now: Mapping, then: Mapping, ordered: bool = False) -> bool:
     """Whether both hold the same objects, or states that are equal."""
-    return now.keys() == then.keys() and all(
-        now[k] is v or (isinstance(v, (np.ndarray, bytearray, array.array, Drawn)) and equal(now[k], v))
-        for k, v in then.items()
+    return (
+        now.keys() == then.keys()
+        and (not ordered or same_order(now, then))
+        and all(
+            now[k] is v or (isinstance(v, (np.ndarray, bytearray, array.array, Drawn)) and equal(now[k], v))
+            for k, v in then.items()
+        )
     )

@@ -23,11 +23,12 @@ from bridge.held_objects import (
     Drawn,
     Kept,
     equal,
-    is_class_state,
+    is_class_attribute,
     is_plain_object,
+    same_order,
     slots_of,
 )
-from bridge.tensors import BridgeTensor
+from bridge.tensors import INTERNAL, BridgeTensor
 
 _WRITEABLE = np.empty(0).flags
 COPIED = 10**7
@@ -39,19 +40,22 @@ class Holder:
     """Named or numbered contents: `read` gives them, `write` puts others there; `nested` ones have contents in turn.
 
     One that is `shared` belongs to the user and gets its `original` contents back. `before`: at the start of the run.
+    Of an `ordered` one, the code may also read the order.
     """
 
-    __slots__ = ("before", "nested", "original", "read", "shared", "write")
+    __slots__ = ("before", "nested", "ordered", "original", "read", "shared", "write")
 
-    def __init__(self, read: Callable[[], dict], write: Callable[[dict], None], nested: bool = True):
-        self.read, self.write, self.nested, self.shared = read, write, nested, True
+    def __init__(
+        self, read: Callable[[], dict], write: Callable[[dict], None], nested: bool = True, ordered: bool = False
+    ):
+        self.read, self.write, self.nested, self.ordered, self.shared = read, write, nested, ordered, True
         self.original = self.before = read()
 
 
 def holder_of(value: Any) -> Holder | None:
     """What holds the contents of an object, by its kind; None for one without any."""
     if isinstance(value, dict):
-        return of_dict(value)
+        return of_dict(value, ordered=True)
     if isinstance(value, (list, collections.deque, set)):
         return _of_sequence(value)
     if isinstance(value, MEMORY):
@@ -65,13 +69,15 @@ def holder_of(value: Any) -> Holder | None:
     return of_object(value) if is_plain_object(value) else None
 
 
-def of_dict(contents: Any) -> Holder:
-    return Holder(functools.partial(dict, contents), functools.partial(_write_dict, contents))
+def of_dict(contents: Any, ordered: bool = False) -> Holder:
+    write = functools.partial(_write_dict, contents, ordered=ordered)
+    return Holder(functools.partial(dict, contents), write, ordered=ordered)
 
 
-def _write_dict(contents: Any, values: dict) -> None:
+def _write_dict(contents: Any, values: dict, ordered: bool = False) -> None:
     gone = contents.keys() - values.keys()
-    if gone and not values.keys() <= contents.keys():  # a key for another one, in its place
+    moved = ordered and not gone and len(contents) == len(values) and not same_order(contents, values)
+    if moved or (gone and not values.keys() <= contents.keys()):  # a key for another one, in its place
         contents.clear()
     else:
         for key in gone:
@@ -104,6 +110,30 @@ def of_dict_without(contents: dict, without: set | frozenset) -> Holder:
     )
 
 
+def of_module(module: Any, without: frozenset) -> Holder:
+    """The attributes of a module but for the names in `without`, and its class."""
+    attributes = of_dict_without(module.__dict__, without)
+
+    def write(values: dict) -> None:
+        _set_class(module, values)
+        attributes.write({k: v for k, v in values.items() if k != _CLASS})
+
+    return Holder(lambda: attributes.read() | {_CLASS: type(module)}, write)
+
+
+def of_tensor(tensor: BridgeTensor) -> Holder:
+    """The attributes that code has given to a parameter or buffer."""
+    return of_dict_without(vars(tensor), INTERNAL)
+
+
+_CLASS = "__class__"
+
+
+def _set_class(value: Any, values: dict) -> None:
+    if values.get(_CLASS, type(value)) is not type(value):
+        object.__setattr__(value, _CLASS, values[_CLASS])
+
+
 def _of_sequence(contents: Any) -> Holder:
     def write(values: dict) -> None:
         contents.clear()
@@ -113,20 +143,23 @@ def _of_sequence(contents: Any) -> Holder:
 
 
 def of_object(value: Any) -> Holder:
-    """The attributes of an object, `__slots__` included."""
+    """The attributes of an object, `__slots__` included, and its class."""
     slots = slots_of(type(value))
-    if not slots:
-        return of_dict(value.__dict__)
     own = value.__dict__ if type(value).__dictoffset__ else {}
 
-    def read() -> dict:
-        return {name: item for name in slots if (item := _slot(value, name)) is not GONE} | own
+    def read_slots() -> dict:
+        return {name: item for name in slots if (item := _slot(value, name)) is not GONE}
 
     def write(values: dict) -> None:
-        for name in read().keys() - values.keys():
+        _set_class(value, values)
+        for name in read_slots().keys() - values.keys():
             object.__delattr__(value, name)
-        for name, item in values.items():
-            object.__setattr__(value, name, item)
+        for name in values.keys() & set(slots):
+            object.__setattr__(value, name, values[name])
+        _write_dict(own, {k: v for k, v in values.items() if k not in slots and k != _CLASS})
+
+    def read() -> dict:
+        return read_slots() | own | {_CLASS: type(value)}
 
     return Holder(read, write)
 
@@ -203,10 +236,10 @@ def of_defaults(function: types.FunctionType) -> Holder:
 
 
 def of_class(cls: type) -> Holder:
-    """The attributes of a class that are no code."""
+    """The attributes of a class, its methods included."""
 
     def read() -> dict:
-        return {k: v for k, v in vars(cls).items() if is_class_state(k, v)}
+        return {k: v for k, v in vars(cls).items() if is_class_attribute(k, v)}
 
     def write(values: dict) -> None:
         now = read()

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.autograd.function
 import torch.utils.checkpoint
+from jax._src.interpreters.batching import BatchTracer
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 from jax.core import Tracer as Tracer
 from torch import nn
@@ -118,6 +119,7 @@ _NAMES = {
         "core.Tracer",
         "ensure_compile_time_eval",
         "transfer_guard",
+        "_src.interpreters.batching.BatchTracer",
         "_src.interpreters.partial_eval.DynamicJaxprTracer.parent",
         "_src.interpreters.partial_eval.DynamicJaxprTracer.full_lower",
         "_src.interpreters.partial_eval.TracingEqn.in_tracers",
@@ -186,7 +188,18 @@ NO_MEMORY = "Cannot access data pointer of Tensor"
 
 def in_transform() -> bool:
     """Whether PyTorch's own layers have to see functions first: those of `torch.func`, or of dual tensors."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return in_function_transform() or forward_ad._current_level >= 0
+
+
+def in_function_transform() -> bool:
+    """Whether a transformation of `torch.func` is active."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_dual(tensor: torch.Tensor) -> bool:
+    """Whether it has a tangent for PyTorch's forward mode."""
+    with below_modes():
+        return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
@@ -474,6 +487,10 @@ def same_values(one: Any, other: Any) -> bool:
         return known[key]
 
     def made_alike(a: Any, b: Any) -> bool:
+        if isinstance(a, BatchTracer) and isinstance(b, BatchTracer):  # under `vmap`
+            return a._trace is b._trace and a.batch_dim == b.batch_dim and same(a.val, b.val)
+        if not isinstance(a, Tracer) and not isinstance(b, Tracer):
+            return np.array_equal(a, b, equal_nan=False)
         if not (isinstance(a, DynamicJaxprTracer) and isinstance(b, DynamicJaxprTracer)) or a._trace is not b._trace:
             return False
         if a.val is b.val:

@@ -24,7 +24,7 @@ from torch import nn
 from bridge.attributes import REGISTRIES, Place, shown
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.expressions import Expressions, comparable
-from bridge.held_objects import GONE, Drawn, Kept
+from bridge.held_objects import CODE, GONE, ORDER, Drawn, Kept
 from bridge.pytrees import convert, is_array, is_number
 from bridge.tensors import BridgeTensor, blank, fresh
 
@@ -58,7 +58,7 @@ def check_left(module: nn.Module, request: Request, changes: Mapping[Place, Any]
         readers = [p for p in changes if _program(trace, _started({p: changes[p]}))[0] != before]
         raise BridgeError(
             f"the call changes {_listed(kept or readers or list(changes))} and a later call would read it, but a call "
-            f"keeps parameters and buffers only; {_remedy(kept or readers or list(changes))}"
+            f"keeps parameters and buffers only; {_remedy(kept or readers or list(changes), changes)}"
         )
     appended = {path for path, key in left if isinstance(key, int)}
     lost = [p for p, value in changes.items() if _holds_traced(value) or p in left or p[0] in appended]
@@ -137,10 +137,15 @@ class _Numbers:
         return dataclasses.replace(self._request, **given, buffers=buffers or self._request.buffers)
 
 
-def _remedy(places: list[Place]) -> str:
-    registry = places[0][0].rpartition(".")[2]
-    if places[0][1] == "requires_grad":
+def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
+    registry, key = places[0][0].rpartition(".")[2], places[0][1]
+    how_it_works = (isinstance(key, str) and key in ("__class__", "training")) or isinstance(changes[places[0]], CODE)
+    if how_it_works or key is ORDER or registry.endswith("_hooks"):
+        return "make the change before `export`, or undo it within the call"
+    if key == "requires_grad":
         return "assign a detached tensor"
+    if key == "layout":
+        return "assign it contiguous(), or laid out as before"
     if registry == "_buffers":
         return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
     if registry in REGISTRIES:
@@ -197,10 +202,12 @@ def _traced_in(value: Any) -> Iterator[BridgeTensor]:
 def _name(place: Place) -> str:
     path, key = place[0].rstrip("\0"), place[1]
     key = key.name if isinstance(key, contextvars.ContextVar) else key
-    path = ".".join(part for part in path.split(".") if part and part not in REGISTRIES)
+    path = ".".join(part for part in path.split(".") if part and part not in (*REGISTRIES, "__dict__"))
+    if key is ORDER:
+        return path
     return ".".join(p for p in (path, str(key)) if p) if isinstance(key, str) else f"{path}[{shown(key)}]"
 
 
 def _listed(places: list[Place]) -> str:
-    names = list(dict.fromkeys(map(_name, places)))
-    return ", ".join(f"`{n}`" for n in names[:5]) + (" …" if len(names) > 5 else "")
+    names = list(dict.fromkeys(f"{'the order of ' * (p[1] is ORDER)}`{_name(p)}`" for p in places))
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")

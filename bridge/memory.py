@@ -87,7 +87,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors over the same memory have an element in common."""
     if not a.numel() or not b.numel():
         return False
     if a.dtype != b.dtype:  # positions count elements of another size
@@ -107,7 +108,7 @@ def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
     same = (written.shape, written.stride(), written.storage_offset()) == (
         read.shape, read.stride(), read.storage_offset(),
     )  # fmt: skip
-    if (same and written.dtype == read.dtype) or not _overlap(written, read):
+    if (same and written.dtype == read.dtype) or not overlap(written, read):
         return
     if _is_dense(written) and _is_dense(read):
         raise RuntimeError(
@@ -115,6 +116,16 @@ def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
             "memory location. Please clone() the tensor before performing the operation."
         )
     raise NotImplementedError("it reads elements that it writes, so that their order counts; clone what it reads")
+
+
+def has_overlap(tensor: torch.Tensor) -> bool:
+    """Whether several elements of the tensor are one in memory, as in an expanded or unfolded one."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return False
+    start, stop = _span(tensor)
+    if stop - start <= tensor.numel():
+        return stop - start < tensor.numel()
+    return np.unique(positions(tensor)).size < tensor.numel()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -153,6 +164,6 @@ def _overlapping(state: Mapping[str, torch.Tensor], names: list[str]) -> list[li
     """Groups of names, each of several tensors that are connected by shared elements."""
     groups: list[list[str]] = []
     for name in names:
-        met = [g for g in groups if any(_overlap(state[name], state[other]) for other in g)]
+        met = [g for g in groups if any(overlap(state[name], state[other]) for other in g)]
         groups = [g for g in groups if g not in met] + [[*(n for g in met for n in g), name]]
     return [g for g in groups if len(g) > 1]

@@ -78,17 +78,15 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     def visit(value: Any) -> Any:
         if _is_named_result(value):
             _register_named_result(type(value))
-            return convert(value, leaf)
-        if _makes_itself(value):
+        elif _makes_itself(value):
             _register_named_tuple(type(value))
-            return convert(value, leaf)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in _REGISTERED:
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in _REGISTERED:
             if _known_to_jax(value):
                 _REGISTERED.add(type(value))
                 return leaf(value)
             register(type(value))
-            return convert(value, leaf)
-        return leaf(value)
+        # Also of a class that another value has registered on the way.
+        return convert(value, leaf) if type(value) in _REGISTERED else leaf(value)
 
     try:
         return jax.tree.map(visit, tree, is_leaf=_is_unregistered)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from bridge.generators import CallGenerator
 from bridge.held_objects import PROXIES, is_iterator, referent
@@ -115,6 +116,8 @@ def _rebuilt(copies: dict[int, Any], value: Any, visit: Callable[[Any], Any]) ->
         target = value() if kind is weakref.ref else referent(value)
         new = visit(target) if isinstance(target, (nn.Module, torch.Tensor)) else target
         return value if new is target else weakref.ref(new) if kind is weakref.ref else weakref.proxy(new)
+    if kind is RemovableHandle:
+        return _handle(copies, value, visit)
     if kind is int:  # `rates[id(self.weight)]`
         return id(copies[value]) if value in copies else value
     if isinstance(value, (tuple, frozenset)):
@@ -131,6 +134,18 @@ def _rebuilt(copies: dict[int, Any], value: Any, visit: Callable[[Any], Any]) ->
         keywords = dict(zip(value.keywords, new[given:], strict=True))
         return value if new is parts else functools.partial(*new[:given], **keywords)
     return _with_cells(copies, value) if kind is types.FunctionType and value.__closure__ else value
+
+
+def _handle(copies: dict[int, Any], handle: RemovableHandle, visit: Callable[[Any], Any]) -> RemovableHandle:
+    """One that removes the hook from the copy of its module."""
+    hooks, number, others = handle.hooks_dict_ref(), handle.id, [ref() for ref in handle.extra_dict_ref]
+    registries = [registry for registry in (hooks, *others) if registry is not None]
+    copied = [visit(registry) for registry in registries]
+    if hooks is None or all(a is b for a, b in zip(registries, copied, strict=True)):
+        return handle
+    copies[id(handle)] = new = object.__new__(RemovableHandle)
+    new.__setstate__((copied[0], number, tuple(copied[1:])))
+    return new
 
 
 def _in_cell(copies: dict[int, Any], content: Any) -> Any:

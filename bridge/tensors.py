@@ -18,7 +18,7 @@ from torch import nn
 
 from bridge.arrays import torch_dtype
 from bridge.cells import REGION, Cell, Storage, View, differentiable, has_tangents, regraft, stop_gradient
-from bridge.errors import refusal
+from bridge.errors import calls_of_thread, refusal
 from bridge.internals import NO_TORCH_FUNCTION, below_modes, engine_leaf, is_parameter, make_wrapper, mark_as_parameter
 from bridge.memory import elements, positions
 
@@ -108,6 +108,8 @@ class BridgeTensor(torch.Tensor):
 
     def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Write through the views into the cell's base."""
+        if self._cell.storage.overlaps:
+            raise NotImplementedError("a write into elements that share memory; clone the tensor first")
         if any(view.repeats() for view in self._views):
             value = self._put_by_position(value)
         else:
@@ -143,15 +145,24 @@ class BridgeTensor(torch.Tensor):
         self._cell, self._views, self._meta, self._cache = other._cell, other._views, other._meta, None
 
     def replace(self, other: BridgeTensor) -> None:
-        """`self.data = other`: another value, the same gradient path, and no tie to the old memory."""
+        """`self.data = other`: the memory of the other, the same gradient path, and no tie to the old memory."""
         frozen = self._cell.thawed is not None
         if frozen:
             self.requires_grad_(True)
-        value, old, cell = other.value, self.value, self._cell
-        array = regraft(value, old) if cell.live and has_tangents(old) else stop_gradient(value)
-        leaf = () if self.is_leaf else None
-        self._cell = Cell(Storage(array, self._meta), array, cell.tracked, live=cell.live, leaf=leaf)
-        self._views, self._cache = (), None
+        old, cell, memory = self.value, self._cell, stop_gradient(other._cell.read())
+        if cell.live and has_tangents(old):
+            scratch = Cell(Storage(memory, other._cell.storage.layout), memory, False)
+            try:
+                BridgeTensor(scratch, other._meta, other._views).write(old, tracked=False, grad_enabled=True)
+            except NotImplementedError:
+                what = "`.data = …` gives a tensor elements that share memory"
+                raise refusal(what, "clone what is assigned") from None
+            memory = regraft(memory, scratch.read())
+        leaf = other._views if self.is_leaf else None
+        self._cell = Cell(other._cell.storage, memory, cell.tracked, live=cell.live, leaf=leaf)
+        self._views, self._cache = other._views, None
+        if other._meta.stride() == self._meta.stride():
+            self._meta = other._meta
         if frozen:
             self.requires_grad_(False)
 
@@ -208,9 +219,21 @@ class BridgeTensor(torch.Tensor):
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
-        if not isinstance(other, BridgeTensor) or other.shape != self.shape or other.dtype != self.dtype:
-            raise refusal("`.data = …` gives a tensor another shape, dtype or kind", "assign a new tensor instead")
+        if other.shape != self.shape or other.dtype != self.dtype:
+            raise refusal("`.data = …` gives a tensor another shape or dtype", "assign a new tensor instead")
+        if not isinstance(other, BridgeTensor):
+            other = self._taken_over(other)
         self.replace(other)
+
+    def _taken_over(self, constant: torch.Tensor) -> BridgeTensor:
+        """What stands for a tensor of the call that no traced value has met."""
+        call = next(reversed(calls_of_thread()), None)
+        if call is None or not call.may_write(constant):
+            what = "`.data = …` gives a traced tensor the memory of one that was there before the call"
+            raise refusal(what, "assign a clone()")
+        taken = call.take_over(constant)
+        assert isinstance(taken, BridgeTensor)
+        return taken
 
     def tolist(self) -> Any:
         # PyTorch refuses subclasses; element by element it is an `.item()`, with its answer or its error.
@@ -228,6 +251,13 @@ class BridgeTensor(torch.Tensor):
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return nn.Parameter if is_parameter(self) else torch.Tensor
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        raise refusal(
+            f"a traced tensor is made a {cls.__name__}, as `torch.utils.swap_tensors` does",
+            "exchange values by copy_ instead of tensors",
+        )
 
     def __format__(self, spec: str) -> str:  # without `super()`, which does not go with a property `__class__`
         return self.item().__format__(spec) if spec and not self.dim() else torch.Tensor.__format__(self, spec)
@@ -256,6 +286,10 @@ class BridgeTensor(torch.Tensor):
         return (
             f"BridgeTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad}, traced)"
         )
+
+
+INTERNAL = frozenset(BridgeTensor.__annotations__) | {"_is_param"}
+"""Attributes of a tensor that are the bridge's own; others are of the code."""
 
 
 def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:

@@ -17,6 +17,7 @@ from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
 from bridge.internals import NO_MEMORY, compiler_is_loaded
 from bridge.precision import products_of_pytorch
+from bridge.process_modes import modes, put_back
 from bridge.recording import NO_GRAPH
 from bridge.tensors import RECORDING
 
@@ -73,10 +74,10 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
     PyTorch.
     """
+    state, default_dtype, before_modes = state_of_python(), torch.get_default_dtype(), modes()
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
     compiler, _ACTIVE.compiler = _ACTIVE.compiler, _Compiler()
     recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
-    state, default_dtype = state_of_python(), torch.get_default_dtype()
     under_way = threading.get_ident(), dispatch
     UNDER_WAY.append(under_way)
     entry_before, dispatch.entry = dispatch.entry, _frame_of_with()
@@ -89,6 +90,12 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             Functions(dispatch),
         ):
             yield
+            changed = put_back(before_modes)
+        if changed:
+            raise dispatch.error(
+                f"the call leaves {' and '.join(changed)} changed, which later calls and other code would have",
+                "use a context manager such as torch.no_grad() or torch.autocast()",
+            )
         drawn = restore_python(state) if threading.active_count() == 1 else None
         if drawn is not None:
             raise dispatch.error(
@@ -105,6 +112,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         if dispatch.failed is not None:
             raise dispatch.failed
     finally:
+        put_back(before_modes)
         torch.set_default_dtype(default_dtype)
         UNDER_WAY.remove(under_way)
         dispatch.entry = entry_before

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.errors import BridgeError
 from bridge.export import Functional
+from bridge.memory import elements, positions, roots
+from bridge.slots import state_of
 
 _WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DataParallel put in front of every name."""
@@ -87,12 +89,17 @@ def state_dict(
     fn: Functional, params: Mapping[str, jax.Array], buffers: Mapping[str, jax.Array]
 ) -> dict[str, torch.Tensor]:
     """A PyTorch state dict: persistent tensors only, a tied weight under each of its names."""
-    first_names = _first_names(fn.module)
+    first_names, reals = _first_names(fn.module), state_of(fn.module)
+    windows = roots(reals)
     state = {}
     for name, slot in fn.module.state_dict(keep_vars=True).items():
         home = first_names[id(slot)]
         array = params[home] if home in params else buffers[home]
         tensor = tensor_of(array)
+        root = windows.get(home)
+        if root is not None and root in params:  # it may have been updated since, and decides
+            shown = elements(reals[root], positions(slot))
+            tensor = tensor_of(params[root]).reshape(-1)[torch.from_numpy(shown)]
         state[name] = tensor.to(slot.dtype) if jax_dtype(slot.dtype) == array.dtype else tensor
     return state
 

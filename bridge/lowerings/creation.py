@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.arrays import jax_dtype
+from bridge.cells import regraft
 from bridge.inlining import inlined
 from bridge.lowerings.registry import METAS, lowers
 
@@ -12,7 +13,13 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @inlined
 def _cast(x, dtype):
-    """Floats beyond a small integer type wrap around, as on PyTorch's CPU; XLA would give the nearest number."""
+    """Floats beyond a small integer type wrap around, as on PyTorch's CPU; XLA would give the nearest number.
+
+    Those beyond float8_e4m3fn, which has no infinity, become its largest number, where XLA has nan.
+    """
+    if dtype == jnp.float8_e4m3fn and jnp.issubdtype(x.dtype, jnp.inexact):
+        largest = float(jnp.finfo(dtype).max)
+        x = regraft(jnp.clip(x, -largest, largest), x)
     small = jnp.issubdtype(dtype, jnp.integer) and jnp.dtype(dtype).itemsize < 4
     return (x.astype(jnp.int32) if small and jnp.issubdtype(x.dtype, jnp.floating) else x).astype(dtype)
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.cells import regraft
 from bridge.generators import generator_of
 from bridge.inlining import inlined
 from bridge.lowerings.custom_gradients import with_derivatives
@@ -88,10 +87,38 @@ def mish(x):
     return x * jnp.tanh(softplus(x))
 
 
+@with_derivatives(lambda t, out, x: t * jax.lax.logistic(-x))
+def _log_sigmoid(x):
+    return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+@lowers(aten.log_sigmoid_forward.default)
+def log_sigmoid(x):
+    """PyTorch's second result is memory for its backward."""
+    x = widened(x)
+    return _log_sigmoid(x), jnp.exp(-jnp.abs(x))
+
+
+@lowers(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(gradient, x, buffer):
+    return gradient * jax.lax.logistic(-widened(x))
+
+
 @lowers(aten.elu.default)
 def elu(x, alpha=1, scale=1, input_scale=1):
+    """At zero the first derivative is that of negative numbers, and the second one is zero."""
     x = widened(x)
-    return jnp.where(x <= 0, alpha * jnp.expm1(jnp.where(x <= 0, x, 0) * input_scale), x) * scale
+    below = alpha * jnp.expm1(jnp.where(x < 0, x, 0) * input_scale)
+    return jnp.where(x < 0, below, jnp.where(x == 0, x * (alpha * input_scale), x)) * scale
+
+
+@lowers(aten.elu_backward.default)
+def elu_backward(gradient, alpha, scale, input_scale, is_result, x):
+    """`x` is the result of `elu` if `is_result`; the derivative at zero is a constant, as in `elu`."""
+    x = widened(x)
+    below = jnp.where(x < 0, x, 0)
+    slope = (below + alpha * scale if is_result else alpha * scale * jnp.exp(below * input_scale)) * input_scale
+    return gradient * jnp.where(x < 0, slope, jnp.where(x == 0, alpha * scale * input_scale, scale))
 
 
 @lowers(aten.celu.default)
@@ -122,13 +149,55 @@ def angle(x):
     return jnp.arctan2(jnp.imag(x), jnp.real(x))
 
 
+def _unit(direction):
+    return jax.lax.complex(jnp.cos(direction), jnp.sin(direction))
+
+
 @lowers(aten.polar.default)
+@with_derivatives(
+    lambda t, out, size, direction: t * (jnp.sign(size) * _unit(direction)),
+    lambda t, out, size, direction: t * (size * _unit(direction + jnp.pi / 2)),
+)
 def polar(size, direction):
     """PyTorch's gradient takes the size for what it says, and is turned round for a negative one."""
-    size, direction = jnp.broadcast_arrays(size, direction)
-    unit = jax.lax.complex(jnp.cos(direction), jnp.sin(direction))
-    held_size, held_unit = jax.lax.stop_gradient(size), jax.lax.stop_gradient(unit)
-    return regraft(held_size * held_unit, held_size * unit + size * (jnp.sign(held_size) * held_unit))
+    return size * _unit(direction)
+
+
+@jax.custom_jvp
+def _complex_acosh(x):
+    return jnp.arccosh(x)
+
+
+@_complex_acosh.defjvp
+def _complex_acosh_jvp(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return _complex_acosh(x), t * jax.lax.rsqrt(x - 1) * jax.lax.rsqrt(x + 1)
+
+
+@lowers(aten.acosh.default)
+def acosh(x):
+    """That of `jnp.arccosh` has the derivative of the other branch left of the imaginary axis."""
+    return _complex_acosh(x) if jnp.iscomplexobj(x) else jnp.arccosh(widened(x))
+
+
+@lowers(aten.frexp.Tensor)
+def frexp(x):
+    """Of infinities and nan the exponent is zero."""
+    exponent = jnp.frexp(jax.lax.stop_gradient(x))[1]
+    return jnp.ldexp(x, -exponent), exponent
+
+
+@lowers(aten.nan_to_num.default)
+def nan_to_num(x, nan=None, posinf=None, neginf=None):
+    """What is replaced has no gradient; of a complex number each part is replaced by itself."""
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(*(nan_to_num(part, nan, posinf, neginf) for part in (jnp.real(x), jnp.imag(x))))
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    largest = float(jnp.finfo(x.dtype).max)
+    x = jnp.where(x == jnp.inf, largest if posinf is None else posinf, x)
+    x = jnp.where(x == -jnp.inf, -largest if neginf is None else neginf, x)
+    return jnp.where(x != x, 0 if nan is None else nan, x)
 
 
 @lowers(aten.hardtanh.default)

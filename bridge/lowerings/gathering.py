@@ -49,3 +49,10 @@ METAS[aten.take.default] = lambda x, index: x.new_empty(index.shape)
 @lowers(aten.gather.default)
 def gather(x, dim, index):
     return picked(lambda x, index: torchax_gather(x, dim, index), x, index)
+
+
+@lowers(aten.nonzero_static.default)
+def nonzero_static(x, *, size, fill_value=-1):
+    """The first `size` places, which is a shape that does not depend on data."""
+    places = jnp.nonzero(jnp.atleast_1d(x), size=size, fill_value=fill_value)[: x.ndim]
+    return jnp.stack(places, -1) if places else jnp.zeros((size, 0), int)

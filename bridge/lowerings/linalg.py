@@ -137,6 +137,30 @@ def solve(a, b, *, left=True, check_errors=False):
     return (out[..., 0] if vector else out, lu, pivots, _first_zero(lu))
 
 
+@jax.custom_jvp
+def _eigen(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    values, vectors = jnp.linalg.eig(a)
+    return values, vectors
+
+
+@_eigen.defjvp
+def _eigen_jvp(primals, tangents):
+    """PyTorch's formula: eigenvectors keep their length, and their phase does not count."""
+    values, vectors = _eigen(*primals)
+    inner = jnp.linalg.solve(vectors, tangents[0].astype(vectors.dtype) @ vectors)
+    diagonal = jnp.diagonal(inner, axis1=-2, axis2=-1)
+    gaps = values[..., None, :] - values[..., :, None]
+    own = jnp.eye(values.shape[-1], dtype=bool)
+    turned = jnp.where(own, 0, inner / jnp.where(own, 1, gaps))
+    lengths = jnp.real(jnp.sum(jnp.conj(vectors) * (vectors @ turned), axis=-2))
+    return (values, vectors), (diagonal, vectors @ turned - vectors * lengths[..., None, :])
+
+
+@lowers(aten.linalg_eig.default)
+def eigen(a):
+    return _eigen(a) if a.size else tuple(jnp.linalg.eig(a))
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _pinv(a: jax.Array, atol: jax.Array, rtol: jax.Array, hermitian: bool) -> jax.Array:
     if hermitian:

@@ -15,6 +15,7 @@ import torch
 from bridge.internals import convolution_format, decomposition
 from bridge.lowerings.norms import batch_norm
 from bridge.lowerings.registry import DECOMPOSITIONS, METAS, lowers
+from bridge.tensors import BridgeTensor
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -79,17 +80,24 @@ for _op in (
 
 
 def _formatted(made_of: Callable[..., Any], wanted: Callable[[torch.Tensor], torch.memory_format]) -> Callable:
-    """The decomposition, with the first result in the memory format that is wanted for the first argument."""
+    """The decomposition, with the first result in the memory format that is wanted for the first argument, and no view.
+
+    PyTorch's kernels give new memory where nothing is to be done, too, as for one group of channels to shuffle.
+    """
 
     def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         made = made_of(x, *args, **kwargs)
         first = made if isinstance(made, torch.Tensor) else made[0]
-        if first.is_contiguous(memory_format=wanted(x)):
+        if first.is_contiguous(memory_format=wanted(x)) and not _is_view_of(x, first):
             return made
         first = first.clone(memory_format=wanted(x))
         return first if isinstance(made, torch.Tensor) else (first, *made[1:])
 
     return run
+
+
+def _is_view_of(x: torch.Tensor, result: torch.Tensor) -> bool:
+    return isinstance(result, BridgeTensor) and isinstance(x, BridgeTensor) and result._cell.storage is x._cell.storage
 
 
 def _composed(op: Any) -> Callable:

@@ -99,6 +99,11 @@ def scatter_by(x, dim, index, src, *, reduce):
     return scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
 
 
+@lowers(aten.scatter.value_reduce)
+def scatter_number_by(x, dim, index, value, *, reduce):
+    return scatter_by(x, dim, index, jnp.full(index.shape, value, x.dtype), reduce=reduce)
+
+
 @lowers(aten.index_put.default)
 def index_put(x, indices, values, accumulate=False):
     if accumulate and x.dtype == bool:  # JAX adds no bools

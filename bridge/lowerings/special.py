@@ -98,9 +98,18 @@ def erfcx(x):
     return _erfcx(widened(x))
 
 
-@with_derivatives(lambda t, out, x: t * jax.scipy.special.i1(x))
+@with_derivatives(lambda t, out, x: t * _bessel_i1(x))
 def _bessel_i0(x):
     return jax.scipy.special.i0(x)
+
+
+def _slope_of_i1(t, out, x):
+    return t * jnp.where(x == 0, 0.5, jax.scipy.special.i0(x) - out / jnp.where(x == 0, 1, x))
+
+
+@with_derivatives(_slope_of_i1)
+def _bessel_i1(x):
+    return jax.scipy.special.i1(x)
 
 
 @lowers(aten.i0.default)
@@ -118,6 +127,6 @@ def ndtri(x):
     return _ndtri(widened(x))
 
 
-@lowers(aten.special_modified_bessel_i1.default)
-def modified_bessel_i1(x):
-    return jax.scipy.special.i1(widened(x))
+@lowers(aten.special_i1.default, aten.special_modified_bessel_i1.default)
+def bessel_i1(x):
+    return _bessel_i1(widened(x))

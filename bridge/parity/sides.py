@@ -57,20 +57,22 @@ class TorchSide:
         before = snapshot(self._state())
         with drawing(draws) as self.draws:
             outputs = method_of(self.module, self.call.method)(*args, **kwargs)
+        # Before the backward pass, which adds to a `grad` that the module returns.
+        detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v)
         loss = self.call.loss
         objective = loss(outputs) if loss else projection(outputs, torch.is_tensor, torch_weigh)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
         state = self._state()  # after the call: a buffer may have been assigned anew
         leaves = {
-            "output": named(outputs),
+            "output": named(detached),
             "gradient": {n: gradient_leaf(t) for n, t in self._trained.items()},
             "input gradient": {n: gradient_leaf(t) for n, t in inputs.items()},
             "buffer": {n: leaf_of(t, unwritten(t, before.get(n))) for n, t in state.items() if n not in self._trained},
             "parameter": {n: leaf_of(t) for n, t in state.items() if n in self._trained},
         }
         self._cut()
-        return convert(outputs, lambda v: v.detach() if torch.is_tensor(v) else v), leaves
+        return detached, leaves
 
     def _inputs(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, dict[str, torch.Tensor]]:
         """Copies of the inputs, results of leaves, so that the module may write into them; and the leaves by name."""
@@ -265,6 +267,7 @@ def copied(module: nn.Module) -> nn.Module:
     results = [v for m in module.modules() for v in vars(m).values() if torch.is_tensor(v) and not v.is_leaf]
     known: dict[int, Any] = {id(t): t.detach().clone() for t in results}
     try:
+        _copy_parameters(module, known)
         _copy_arrays(module, known)
         twin = copy.deepcopy(module, known)
         _refer_to_copies(twin, known)
@@ -284,6 +287,15 @@ def _refer_to_copies(module: nn.Module, copies: dict[int, Any]) -> None:
 
 
 _FUNCTIONS = (types.FunctionType, functools.partial)
+
+
+def _copy_parameters(module: nn.Module, known: dict[int, Any]) -> None:
+    """Put copies of parameters into the memo: `deepcopy` leaves their attributes out, and parts what shares memory."""
+    for parameter in module.parameters():
+        if type(parameter) is nn.Parameter and id(parameter) not in known:
+            values = copy.deepcopy(parameter.detach(), known)
+            known[id(parameter)] = twin = nn.Parameter(values, parameter.requires_grad)
+            vars(twin).update(copy.deepcopy(vars(parameter), known))
 
 
 def _copy_arrays(module: nn.Module, known: dict[int, Any]) -> None:

@@ -45,6 +45,18 @@ def permutation(x):
     return x[torch.randperm(4, generator=torch.Generator().manual_seed(1))]
 
 
+def in_nested_functions(x):
+    generator = torch.Generator().manual_seed(1)
+    listed = [torch.randn(4, generator=generator) for _ in range(2)]
+    summed = sum(torch.rand(4, generator=generator) for _ in range(2))
+
+    def nested():
+        generator.manual_seed(2)
+        return next(map(lambda n: torch.rand(n, generator=generator), [4]))
+
+    return x + sum(listed) + summed + nested()
+
+
 def state_restored(x):
     torch.manual_seed(4)
     state = torch.get_rng_state()
@@ -55,6 +67,7 @@ def state_restored(x):
 
 SEEDED = [
     seeded_in_forward, equal_seeds, fork, default_seeded, dropout_after_seed, permutation, state_restored,
+    in_nested_functions,
 ]  # fmt: skip
 
 
@@ -138,6 +151,8 @@ def test_one_that_is_passed_or_global_is_refused():
     local = torch.Generator().manual_seed(5)
     with pytest.raises(bridge.BridgeError, match="made before the call"):
         call(Calls(lambda x: x + torch.rand(4, generator=local)), x)
+    with pytest.raises(bridge.BridgeError, match="made before the call"):
+        call(Calls(lambda x: x + sum(torch.rand(4, generator=local) for _ in range(2))), x)
     fn = bridge.export(Calls(lambda x, generator: x + torch.rand(4, generator=generator)))
     with pytest.raises(bridge.BridgeError, match="made before the call"):
         fn({}, {}, x, torch.Generator().manual_seed(5))

@@ -158,3 +158,26 @@ def test_values_of_another_dtype_are_pytorch_s_error():
 def test_a_mask_that_is_known_selects_as_in_pytorch():
     fn = bridge.export(Call(lambda x: x[x > 0]))
     assert fn({}, {}, jnp.asarray([1.0, -1, 2]))[0].shape == (2,)
+
+
+def test_a_mask_that_is_computed_again_under_vmap():
+    def function(x):
+        y = torch.zeros_like(x)
+        y[x > 0] = x[x > 0] * 2
+        y[~(x.abs() > 1)] += 3
+        return y
+
+    fn = bridge.export(Call(function))
+    expected = torch.stack([function(x) for x in X])
+    for wrap in (lambda f: f, jax.jit):
+        ours = wrap(jax.vmap(lambda x: fn({}, {}, x)[0]))(jnp.asarray(X.numpy()))
+        assert jnp.allclose(ours, expected.numpy())
+
+    def other(x):
+        y = torch.zeros_like(x)
+        y[x > 0.1] = x[x > 0] * 2
+        return y
+
+    fn = bridge.export(Call(other))
+    with pytest.raises(bridge.BridgeError, match="another mask"):
+        jax.jit(jax.vmap(lambda x: fn({}, {}, x)[0]))(jnp.asarray(X.numpy()))

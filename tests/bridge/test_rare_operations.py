@@ -101,6 +101,12 @@ CASES = {
         lambda x: F.interpolate(x, (2, 5), mode="bilinear", antialias=True, align_corners=True),
         IMAGE,
     ),
+    "frexp": (lambda x: torch.frexp(x)[0], torch.tensor([3.0, -0.3, 0.0, 1e30, float("inf")])),
+    "exponents of frexp": (lambda x: torch.frexp(x).exponent, torch.tensor([3.0, -0.3, 0.0, 1e30, float("nan")])),
+    "nonzero_static": (lambda x: torch.nonzero_static(x > 0, size=5), randn(2, 3)),
+    "eigenvalues of eig": (lambda x: torch.linalg.eig(x).eigenvalues.abs().square(), randn(3, 3)),
+    "eigenvectors of eig": (lambda x: torch.linalg.eig(x).eigenvectors.abs() * torch.arange(1.0, 4.0), randn(3, 3)),
+    "complex acosh": (torch.acosh, torch.tensor([0.5 + 0.7j, -0.5 + 0.7j, -0.5 - 0.7j, 2 - 1j])),
     "antialiased, bicubic": (
         lambda x: (
             F.interpolate(x, (4, 3), mode="bicubic", antialias=True),
@@ -246,3 +252,46 @@ def test_parts_are_read_after_their_base_was_written():
     out, pull = jax.vjp(lambda x: bridge.export(Call(parts_of_what_is_written))({}, {}, x)[0], jnp.asarray(x.numpy()))
     np.testing.assert_allclose(out, parts_of_what_is_written(x))
     np.testing.assert_allclose(pull(jnp.ones(2))[0], 9 * x.roll(2))
+
+
+@pytest.mark.parametrize("reduce", ["add", "multiply"])
+def test_scatter_of_a_number(reduce):
+    """PyTorch has no derivative of it."""
+    index = torch.tensor([[0, 0], [2, 1]])
+
+    def function(x):
+        return x.scatter(1, index, 2.5, reduce=reduce), x.clone().scatter_(1, index, 3, reduce=reduce)
+
+    fn = bridge.export(Call(function))
+    expected = function(randn(2, 3))
+    for call in (lambda x: fn({}, {}, x)[0], jax.jit(lambda x: fn({}, {}, x)[0])):
+        for ours, theirs in zip(call(randn(2, 3).numpy()), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy())
+
+
+def test_numbers_beyond_float8_e4m3fn():
+    """It has no infinity: PyTorch gives the largest number. The gradient goes through."""
+    x = torch.tensor([448.0, 464.0, 465.0, 1000.0, -5000.0, float("inf"), float("nan"), 0.3], requires_grad=True)
+    out = x.to(torch.float8_e4m3fn).float()
+    out[:5].sum().backward()
+    fn = bridge.export(Call(lambda x: x.to(torch.float8_e4m3fn).float()))
+    ours, back = jax.vjp(lambda x: fn({}, {}, x)[0], jnp.asarray(x.detach().numpy()))
+    np.testing.assert_array_equal(ours, out.detach().numpy())
+    np.testing.assert_array_equal(back(jnp.array([1.0] * 5 + [0.0] * 3))[0], x.grad.numpy())
+
+
+def test_channel_shuffle_of_one_group_is_no_view():
+    def function(x):
+        x = x * 1
+        y = nn.ChannelShuffle(1)(x.view(1, 4, 1, 1))
+        y.mul_(3)
+        return x, y
+
+    compare(Call(function), [randn(4)])
+
+
+def test_nan_to_num_of_complex_numbers():
+    """Each part by itself; PyTorch has no derivative of it."""
+    z = torch.tensor([1 + 2j, complex("nan"), complex("inf"), complex(2, float("-inf"))])
+    fn = bridge.export(Call(lambda z: torch.nan_to_num(z, posinf=7.0)))
+    np.testing.assert_array_equal(fn({}, {}, z.numpy())[0], torch.nan_to_num(z, posinf=7.0).numpy())

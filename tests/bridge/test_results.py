@@ -1,11 +1,14 @@
 """Results that are no pytrees: refused, since the caller could not use the tensors in them."""
 
 import collections
+import dataclasses
 import functools
 import types
 
+import jax
 import jax.numpy as jnp
 import pytest
+import torch
 from eager import Call
 
 import bridge
@@ -53,3 +56,19 @@ def test_objects_without_tensors_are_returned():
     shapes = {"set": {1, 2}, "box": Box("text"), "deque": collections.deque([1])}
     out, _ = bridge.export(Call(lambda x: (x, shapes)))({}, {}, X)
     assert out[1]["set"] == {1, 2} and out[1]["box"].value == "text" and list(out[1]["deque"]) == [1]
+
+
+@dataclasses.dataclass
+class Pair:
+    first: object
+    second: object
+
+
+def test_two_results_of_a_class_that_no_call_has_returned():
+    def forward(x):
+        return torch.std_mean(x), x.kthvalue(1), x.kthvalue(2), Pair(x, 2 * x), Pair(x, [Pair(x, x)])
+
+    for call in (lambda fn: fn, jax.jit):
+        fn = bridge.export(Call(forward))
+        _, first, second, one, other = call(lambda x, fn=fn: fn({}, {}, x)[0])(jnp.arange(3.0))
+        assert (first.values, second.values) == (0, 1) and other.second[0].first.shape == one.second.shape == (3,)

@@ -141,3 +141,58 @@ def test_weight_norm_against_finite_differences():
     second = second_in_jax(loss, jnp.square)(jnp.asarray(v.numpy()))
     bound = 2e-5 * float(differences.abs().max())
     np.testing.assert_allclose(second.reshape(-1), differences.numpy(), rtol=0, atol=bound)
+
+
+CORNERS = {
+    "logsigmoid": F.logsigmoid,
+    "binary cross entropy": lambda x: F.binary_cross_entropy_with_logits(x, torch.ones_like(x), reduction="none"),
+    "multilabel": lambda x: F.multilabel_soft_margin_loss(x[:, None], torch.ones_like(x)[:, None], reduction="none"),
+    "i0": torch.special.i0,
+    "i1": torch.special.i1,
+    "elu": F.elu,
+    "elu, alpha": lambda x: F.elu(x, 0.4),
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, 0.7),
+    "elu in place": lambda x: F.elu(x * 1, 0.5, inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_at_zero(name, inside):
+    """Where heads start that are initialised with zeros; `inside`: the first derivative is taken by the module."""
+    x = torch.tensor([0.0, -0.5, 0.7], requires_grad=True)
+
+    def slope(x):
+        return torch.autograd.grad(CORNERS[name](x).sum(), x, create_graph=True)[0]
+
+    (wanted,) = torch.autograd.grad((slope(x) * torch.tensor([1.0, 2.0, 3.0])).sum(), x)
+    if inside:
+        fn = bridge.export(Call(lambda x: slope(x.requires_grad_())))
+        second = jax.grad(lambda x: (fn({}, {}, x)[0] * jnp.array([1.0, 2.0, 3.0])).sum())
+    else:
+        second = second_in_jax(CORNERS[name], lambda g: g * jnp.array([1.0, 2.0, 3.0]))
+    np.testing.assert_allclose(second(jnp.asarray(x.detach().numpy())), wanted.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_corners_whose_second_derivative_is_that_of_one_side():
+    """PyTorch's formulas give 0, 0.5 and nan."""
+    for function, at, theirs, ours in (
+        (lambda x: F.softplus(x, 1.0, 2.0), 2.0, 0.0, 0.10499),
+        (lambda x: F.prelu(x, torch.tensor([0.25])) ** 2, 0.0, 0.5, 0.125),
+        (torch.sinc, 0.0, float("nan"), -3.28987),
+    ):
+        x = torch.tensor([at], requires_grad=True)
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        np.testing.assert_allclose(torch.autograd.grad(first.sum(), x)[0].item(), theirs, rtol=1e-4)
+        np.testing.assert_allclose(second_in_jax(function, lambda g: g)(jnp.array([at])), [ours], rtol=1e-3)
+
+
+def test_mixed_second_derivative_of_polar():
+    fn = bridge.export(Call(lambda r, a: torch.polar(r, a).real * torch.polar(r, a).imag))
+    r, a = torch.tensor([2.0, 1.5, 0.5]), torch.tensor([0.3, 1.0, -2.0])
+    wanted = torch.autograd.functional.hessian(lambda r, a: (r**2 * a.cos() * a.sin()).sum(), (r, a))
+    ours = jax.hessian(lambda r, a: fn({}, {}, r, a)[0].sum(), (0, 1))(jnp.asarray(r.numpy()), jnp.asarray(a.numpy()))
+    for i in range(2):
+        for j in range(2):
+            np.testing.assert_allclose(ours[i][j], wanted[i][j].numpy(), atol=1e-5)

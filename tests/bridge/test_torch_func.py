@@ -33,6 +33,27 @@ class Cubed(torch.autograd.Function):
         return gradient * x * 5
 
 
+class Exponential(torch.autograd.Function):
+    """With derivatives for both modes, of its own result."""
+
+    @staticmethod
+    def forward(x):
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * ctx.saved_tensors[0]
+
+
 def attention(x, **settings):
     return F.scaled_dot_product_attention(x, x * 0.5, torch.sin(x), **settings)
 
@@ -123,6 +144,10 @@ FUNCTIONS = {
     "no_grad": lambda x: vmap(grad(without_grad))(x),
     "custom function under grad": lambda x: grad(lambda x: Cubed.apply(x).sum())(x),
     "custom function under vmap": lambda x: vmap(Cubed.apply)(x),
+    "custom function under jvp": lambda x: jvp(Exponential.apply, (x,), (x.cos(),)),
+    "custom function under jvp of grad": lambda x: jvp(
+        grad(lambda x: Exponential.apply(x).sum()), (x,), (torch.ones_like(x),)
+    ),
     "take_along_dim": lambda x: vmap(lambda x: torch.take_along_dim(x, x.argsort(-1), -1))(x),
 }
 
@@ -169,3 +194,12 @@ def test_dual_tensors():
             return forward_ad.unpack_dual(torch.tanh(layer(forward_ad.make_dual(x, x * 0.5)))).tangent
 
     compare(Call(tangent, layer), [randn(2, 4)])
+
+
+def test_a_function_of_a_dual_tensor_is_refused():
+    def forward(x):
+        with forward_ad.dual_level():
+            return tuple(forward_ad.unpack_dual(Exponential.apply(forward_ad.make_dual(x, torch.ones_like(x)))))
+
+    with pytest.raises(bridge.BridgeError, match=r"Exponential is applied to a dual tensor.*torch\.func\.jvp"):
+        bridge.export(Call(forward))({}, {}, X.numpy())

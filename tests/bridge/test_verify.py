@@ -252,3 +252,37 @@ def test_hooks_that_enclose_the_module():
 def test_a_module_in_float64_gets_its_inputs_in_float64():
     module = nn.Linear(3, 2)
     assert bridge.verify(module, torch.randn(4, 3), double=copy.deepcopy(module).double()).ok
+
+
+def test_attributes_of_parameters_and_memory_that_they_share_are_copied():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+            self.w.scale = 0.5
+            self.table = nn.Embedding(2, 3).requires_grad_(False)
+            self.kept = self.table.weight.data
+
+        def forward(self, x):
+            self.kept[0] += 1
+            return x * self.w * self.w.scale + self.table.weight[0]
+
+    report = bridge.verify(Scaled(), X, steps=2)
+    assert report.ok, f"\n{report}"
+
+
+def test_a_result_to_which_the_backward_pass_adds():
+    def forward(x, w):
+        leaf = (x.detach() * 2).requires_grad_()
+        (leaf.square().sum() * 1.0).backward()
+        return leaf.grad * 1, leaf * w
+
+    assert bridge.verify(Applied(forward), X, input_gradients=False).ok
+
+    def returned(x, w):
+        leaf = (x.detach() * 2).requires_grad_()
+        leaf.square().sum().backward()
+        return leaf.grad, leaf * w
+
+    report = bridge.verify(Applied(returned), X, input_gradients=False)
+    assert report.ok, f"\n{report}"

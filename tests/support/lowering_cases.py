@@ -198,6 +198,10 @@ CASES = {
         }.items()
     },
     aten.special_modified_bessel_i1.default: [((3 * X,), {})],
+    aten.special_i1.default: [((3 * X,), {})],
+    aten.acosh.default: [((X.abs() + 1.5,), {})],
+    aten.nan_to_num.default: [((X,), {}), ((torch.where(X > 0, X, torch.nan), 2.0), {})],
+    aten.elu_backward.default: [((Y, 0.7, 1.2, 0.9, result, X), {}) for result in (False, True)],
     aten.topk.default: [((X, 2), {}), ((X, 2, 0, False), {})],
     aten.searchsorted.Tensor: [((X.sort(1).values, Y), {"right": True}), ((X[0].sort().values, Y), {})],
     aten.searchsorted.Scalar: [((X[0].sort().values, 0.25), {})],
@@ -227,6 +231,12 @@ AT_SPECIAL_POINTS = {
 ELSEWHERE = {
     aten.floor_divide.default,  # without a derivative: test_unusual_arguments.py
     aten.floor_divide.Scalar,
+    aten.log_sigmoid_forward.default,  # its second result is for PyTorch's backward
+    aten.log_sigmoid_backward.default,
+    aten.frexp.Tensor,
+    aten.linalg_eig.default,
+    aten.nonzero_static.default,
+    aten.scatter.value_reduce,
     torch.ops.prims.copy_strided.default,
     torch.ops.prims.convert_element_type.default,
     aten.fake_quantize_per_channel_affine_cachemask.default,
@@ -265,4 +275,5 @@ ELSEWHERE = {
 }
 """Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
 `test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`,
-`test_no_derivative.py`, `test_seldom_called.py`, `test_hermitian.py`, `test_narrow_integers.py`."""
+`test_no_derivative.py`, `test_seldom_called.py`, `test_hermitian.py`, `test_narrow_integers.py`,
+`test_second_derivatives.py`."""

@@ -1,0 +1,55 @@
+"""Modes of PyTorch that hold for a thread or the process, which a call has to leave as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+
+class _Mode(NamedTuple):
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+
+
+def _precision() -> str | None:
+    """None where it was set for one backend alone, which PyTorch's general question refuses to tell."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+_MODES = (
+    _Mode("gradient mode", torch.is_grad_enabled, lambda value: torch.set_grad_enabled(value)),
+    _Mode("autocast", lambda: torch.is_autocast_enabled("cpu"), lambda value: torch.set_autocast_enabled("cpu", value)),
+    _Mode(
+        "the dtype of autocast",
+        lambda: torch.get_autocast_dtype("cpu"),
+        lambda value: torch.set_autocast_dtype("cpu", value),
+    ),
+    _Mode(
+        "the use of deterministic algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        lambda value: torch.use_deterministic_algorithms(value),
+    ),
+    _Mode("the precision of float32 products", _precision, torch.set_float32_matmul_precision),
+    _Mode(
+        "the detection of anomalies", torch.is_anomaly_enabled, lambda value: torch.autograd.set_detect_anomaly(value)
+    ),
+)
+
+
+def modes() -> dict[str, Any]:
+    """The value of each mode."""
+    return {mode.name: mode.get() for mode in _MODES}
+
+
+def put_back(before: dict[str, Any]) -> list[str]:
+    """Restores the modes; returns the names of those that were changed."""
+    changed = [mode for mode in _MODES if mode.get() != before[mode.name]]
+    for mode in changed:
+        mode.put(before[mode.name])
+    return [mode.name for mode in changed]
