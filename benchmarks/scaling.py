@@ -81,7 +81,7 @@ def measure(options: Options) -> dict[str, Any]:
         "collective bytes": sum(each.bytes for each in collectives),
         "arguments": memory.arguments,
         "temporaries": memory.temporaries,
-        "flops": product_flops(jax.make_jaxpr(program)(state, carry, batch, key).jaxpr),
+        "flops": product_flops(jax.make_jaxpr(program)(state, carry, batch, key)),
     }
     times = []
     for _ in range(options.rounds + 2 if options.rounds else 0):

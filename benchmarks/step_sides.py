@@ -153,7 +153,7 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
             return step(state, shares)[0]["lm_loss"]
 
     device = jax.devices()[0]
-    running = Running(lambda: _Loss(dispatch()), device.device_kind, product_flops(jaxpr.jaxpr))
+    running = Running(lambda: _Loss(dispatch()), device.device_kind, product_flops(jaxpr))
     running.peak_flops = PEAK_BF16_FLOPS.get(device.device_kind, 0.0)
     if device.platform != "cpu":
         running.memory = lambda: (device.memory_stats() or {})["peak_bytes_in_use"]

@@ -1,6 +1,6 @@
 """A hundred steps of base training beside a plain PyTorch loop: the same batches, the losses within 1e-5.
 
-Rates and schedule are the published ones, which `chat-small` has.
+Rates are the published ones, which `chat-small` has, and so is the schedule.
 """
 
 import dataclasses
@@ -35,7 +35,10 @@ def config(made_once):
 
     sizes = {"seq_len": 48, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16}
     data_dir = str(made_once("language_trajectory", make) / "set")
-    run = dataclasses.replace(preset("chat-small"), data_dir=data_dir, steps=STEPS)
+    run = preset("chat-small")
+    run = dataclasses.replace(
+        run, data_dir=data_dir, steps=STEPS, optim=dataclasses.replace(run.optim, decay_share=0.2)
+    )
     return with_fields(run, sizes | {"eval_batch_size": 16})
 
 

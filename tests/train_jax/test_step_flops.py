@@ -47,7 +47,7 @@ def test_flops_of_the_train_step(mixer):
     arch = TRMConfig(mlp_t=mixer, pos_encodings="none" if mixer else "rope", **sizes)
     config = dataclasses.replace(preset("sudoku-extreme"), arch=arch, global_batch_size=BATCH)
     training = assemble(config, UnbuiltPuzzles(config), Devices(available=jax.devices()[:1]))
-    jaxpr = jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training)).jaxpr
+    jaxpr = jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training))
 
     rows = BATCH * POSITIONS
     mixing = swiglu(BATCH * HIDDEN, POSITIONS, 16) if mixer else attention(rows)
@@ -77,7 +77,7 @@ def test_flops_of_a_language_model(name):
     arch = dataclasses.replace(config.arch, **sizes)
     config = dataclasses.replace(config, arch=arch, global_batch_size=2, compute=ComputeConfig(remat="blocks"))
     training = assemble(config, UnbuiltText(config), Devices(available=jax.devices()[:1]))
-    counted = products(jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training)).jaxpr)
+    counted = products(jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training)))
     analytic = 2 * 16 * language_flops_per_token(arch)
     assert analytic_flops(training) == analytic
     # In 2026, the first token of a row has none before it, so its gate of 24 channels is not computed.

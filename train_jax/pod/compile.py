@@ -138,7 +138,7 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
         Program(executable.as_text()),
         memory_of(executable),
         float((executable.cost_analysis() or {}).get("flops", 0)),
-        products(jax.make_jaxpr(step)(*arguments).jaxpr),
+        products(jax.make_jaxpr(step)(*arguments)),
         lowering - begin,
         done - lowering,
     )

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from train_jax.pod.yardsticks import module_of
@@ -47,33 +48,42 @@ class Products:
         return sum(flops for name, flops in self.by_name.items() if counts(name))
 
 
-def products(jaxpr: core.Jaxpr) -> Products:
+def products(program: core.ClosedJaxpr) -> Products:
     """Counts the products of a step whose module was exported with `name_scopes`."""
-    return Products(_by_name(jaxpr, ""))
+    return Products(_by_name(program, [], ""))
 
 
-def product_flops(jaxpr: core.Jaxpr) -> float:
+def product_flops(program: core.ClosedJaxpr) -> float:
     """Returns the FLOPs of every matrix product and convolution, two for a multiplication and addition.
 
     Loops count as often as they run. A `while`, whose length is not known, counts once, as the longest branch of a
-    `cond` does. A Pallas kernel counts for its whole grid, with the blocks that it skips.
+    `cond` does. A Pallas kernel counts for its whole grid, but for the blocks that splash attention skips.
     """
-    return sum(_by_name(jaxpr, "").values())
+    return sum(_by_name(program, [], "").values())
 
 
-def _by_name(jaxpr: core.Jaxpr, scope: str) -> dict[str, float]:
-    """The FLOPs by the scopes and transformations around each product, after those in `scope`."""
+def _by_name(program: core.ClosedJaxpr, arguments: list[Any], scope: str) -> dict[str, float]:
+    """The FLOPs by the scopes and transformations around each product, after those in `scope`.
+
+    `arguments`: the values of the inputs that are constants, None for others.
+    """
     flops = defaultdict[str, float](float)
-    for equation in jaxpr.eqns:
+    known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    known |= {v: value for v, value in zip(program.jaxpr.invars, arguments, strict=False) if value is not None}
+    for equation in program.jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         inside = f"{scope}/{equation.source_info.name_stack}"
         if name in _PRODUCTS:
             flops[inside] += _PRODUCTS[name](equation)
             continue
-        parts = [_by_name(inner, inside) for value in params.values() for inner in _programs(value)]
+        given = [None if isinstance(v, core.Literal) else known.get(v) for v in equation.invars]
+        parts = []
+        for inner in (each for value in params.values() for each in _programs(value)):
+            passes_on = name not in ("scan", "while") and len(inner.jaxpr.invars) == len(given)
+            parts.append(_by_name(inner, given if passes_on else [], inside))
         if name == "cond":
             parts = sorted(parts, key=lambda part: sum(part.values()))[-1:]
-        times = _times(name, params)
+        times = _times(name, params) * _computed_share(name, params, given)
         for part in parts:
             for each, count in part.items():
                 flops[each] += count * times
@@ -85,6 +95,14 @@ def _times(name: str, params: Mapping[str, Any]) -> int:
     if name == "scan":
         return params["length"]
     return math.prod(params["grid_mapping"].grid) if name == "pallas_call" else 1
+
+
+def _computed_share(name: str, params: Mapping[str, Any], arguments: list[Any]) -> float:
+    """The share of a kernel's blocks that it computes: splash attention has a number for each, 0 for one to skip."""
+    if name != "pallas_call" or not str(params.get("name")).startswith("splash") or len(arguments) < 2:
+        return 1
+    blocks = arguments[1] if params["grid_mapping"].num_index_operands >= 2 else None
+    return 1 if blocks is None else np.count_nonzero(blocks) / blocks.size
 
 
 def _of_dot(equation: Any) -> float:
@@ -102,10 +120,10 @@ def _of_convolution(equation: Any) -> float:
 _PRODUCTS = {"dot_general": _of_dot, "conv_general_dilated": _of_convolution}
 
 
-def _programs(value: Any) -> list[core.Jaxpr]:
+def _programs(value: Any) -> list[core.ClosedJaxpr]:
     leaves = jax.tree.leaves(value, is_leaf=lambda each: isinstance(each, core.Jaxpr | core.ClosedJaxpr))
     return [
-        each.jaxpr if isinstance(each, core.ClosedJaxpr) else each
+        each if isinstance(each, core.ClosedJaxpr) else core.ClosedJaxpr(each, [None] * len(each.constvars))
         for each in leaves
         if isinstance(each, core.Jaxpr | core.ClosedJaxpr)
     ]

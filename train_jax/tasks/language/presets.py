@@ -80,8 +80,9 @@ PRESETS: dict[str, RunConfig] = {
         "chat-small",
         GPTConfig(seq_len=512, vocab_size=4096, n_layer=6, n_head=6, n_kv_head=6, n_embd=384, forward_dtype="float32"),
         vocab_size=4096,
-        steps=1200,
+        steps=240,
         rows=16,
-        eval_every_steps=300,
+        eval_every_steps=120,
+        decay_share=0.5,
     ),
 }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 from models_torch.gpt import GPTConfig
 from models_torch.gpt_2026 import GPT2026Config, has_value_embedding
@@ -124,12 +125,15 @@ def _run(name: str, model: str, arch: GPTConfig, optim: OptimConfig, *, rows: in
     )
 
 
-def of_2025(depth: int) -> RunConfig:
-    """Returns the published run of a depth, November 2025: 2**19 tokens a step, 20 tokens per parameter."""
+def of_2025(depth: int, **compute: Any) -> RunConfig:
+    """Returns the published run of a depth, November 2025: 2**19 tokens a step, 20 tokens per parameter.
+
+    `compute` are fields of `ComputeConfig`.
+    """
     width, heads = width_and_heads(depth)
     arch = GPTConfig(seq_len=2048, vocab_size=65536, n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=width)
     steps = steps_of(arch, REFERENCE_TOKENS, 20)
-    return _run(f"d{depth}", "gpt", arch, optimizer_2025(arch), rows=256, steps=steps)
+    return _run(f"d{depth}", "gpt", arch, optimizer_2025(arch), rows=256, steps=steps, **compute)
 
 
 def of_2026(depth: int, *, rows: int, tokens_per_parameter: float) -> RunConfig:
@@ -157,6 +161,7 @@ def _tiny_2026() -> RunConfig:
 
 PRESETS: dict[str, RunConfig] = {
     "chat-tiny-2026": _tiny_2026(),
-    **{f"d{depth}": of_2025(depth) for depth in (20, 26, 32)},
+    **{f"d{depth}": of_2025(depth) for depth in (20, 26)},
+    "d32": of_2025(32, shard_optimizer=True, remat=r"transformer\.h\.\d+\.mlp"),  # what fits a TPU v4-64
     "d24-2026": of_2026(24, rows=512, tokens_per_parameter=8),
 }
