@@ -120,12 +120,12 @@ def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
 
 def has_overlap(tensor: torch.Tensor) -> bool:
     """Whether several elements of the tensor are one in memory, as in an expanded or unfolded one."""
-    if tensor.is_contiguous() or not tensor.numel():
-        return False
-    start, stop = _span(tensor)
-    if stop - start <= tensor.numel():
-        return stop - start < tensor.numel()
-    return np.unique(positions(tensor)).size < tensor.numel()
+    reach = 1
+    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
+        if stride < reach:
+            return np.unique(positions(tensor)).size < tensor.numel()
+        reach += (size - 1) * stride
+    return False
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

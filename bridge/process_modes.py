@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,22 +24,16 @@ def _precision() -> str | None:
 
 
 _MODES = (
-    _Mode("gradient mode", torch.is_grad_enabled, lambda value: torch.set_grad_enabled(value)),
-    _Mode("autocast", lambda: torch.is_autocast_enabled("cpu"), lambda value: torch.set_autocast_enabled("cpu", value)),
-    _Mode(
-        "the dtype of autocast",
-        lambda: torch.get_autocast_dtype("cpu"),
-        lambda value: torch.set_autocast_dtype("cpu", value),
-    ),
+    _Mode("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    _Mode("autocast", partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    _Mode("the dtype of autocast", partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
     _Mode(
         "the use of deterministic algorithms",
         torch.are_deterministic_algorithms_enabled,
-        lambda value: torch.use_deterministic_algorithms(value),
+        torch.use_deterministic_algorithms,
     ),
     _Mode("the precision of float32 products", _precision, torch.set_float32_matmul_precision),
-    _Mode(
-        "the detection of anomalies", torch.is_anomaly_enabled, lambda value: torch.autograd.set_detect_anomaly(value)
-    ),
+    _Mode("the detection of anomalies", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
 )
 
 
@@ -49,7 +44,7 @@ def modes() -> dict[str, Any]:
 
 def put_back(before: dict[str, Any]) -> list[str]:
     """Restores the modes; returns the names of those that were changed."""
-    changed = [mode for mode in _MODES if mode.get() != before[mode.name]]
+    changed = [mode for mode in _MODES if before[mode.name] is not None and mode.get() != before[mode.name]]
     for mode in changed:
         mode.put(before[mode.name])
     return [mode.name for mode in changed]
