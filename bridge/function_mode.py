@@ -140,7 +140,15 @@ class Functions(TorchFunctionMode):
         if any(map(is_mask, places)) and self._can_select():
             rows = rows_by_mask(tensor, index, self._dispatch.where())
             return func(*args, **kwargs) if rows is None else rows
-        if not any(is_traced_number(i) or self._is_window(i) or is_prefix(i) for i in places) or not self._can_select():
+        if not any(is_traced_number(i) or self._is_window(i) or is_prefix(i) for i in places):
+            return func(*args, **kwargs)
+        if not self._can_select():
+            if self._dispatch.recording:
+                raise self._dispatch.error(
+                    "`x[i]` has a traced i in a call that asks PyTorch's engine for a gradient, whose graph has no such "
+                    "view",
+                    "x.index_select(0, i.view(1))[0]; or torch.func.grad in the place of torch.autograd.grad",
+                )
             return func(*args, **kwargs)
         dispatch = self._dispatch
         if not isinstance(tensor, BridgeTensor):

@@ -107,3 +107,22 @@ def test_a_number_that_is_known_is_pytorch_s_index():
     assert jnp.array_equal(fn({}, {}, jnp.eye(3), jnp.asarray(-1))[0], jnp.eye(3)[2])
     with pytest.raises(IndexError, match="index 3 is out of bounds"):
         fn({}, {}, jnp.eye(3), jnp.asarray(3))
+
+
+def test_a_traced_place_in_a_call_that_differentiates():
+    """PyTorch's graph records operations, and a view at a traced place is none of them."""
+
+    def penalised(select):
+        def function(x, i):
+            leaf = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(leaf.pow(3).sum(), leaf)
+            return x[0] - 0.1 * slope[0] + select(x, i)
+
+        return bridge.export(Call(function))
+
+    refused, right = penalised(lambda x, i: x[i]), penalised(lambda x, i: x.index_select(0, i.view(1))[0])
+    x = jnp.arange(6.0).reshape(3, 2)
+    with pytest.raises(bridge.BridgeError, match=r"`x\[i\]` has a traced i in a call that asks .*index_select"):
+        jax.jit(lambda x, i: refused({}, {}, x, i)[0])(x, 1)
+    out = jax.jit(lambda x, i: right({}, {}, x, i)[0])(x, 1)
+    assert jnp.allclose(out, x[0] - 0.3 * x[0] ** 2 + x[1])

@@ -58,6 +58,12 @@ def test_objects_without_tensors_are_returned():
     assert out[1]["set"] == {1, 2} and out[1]["box"].value == "text" and list(out[1]["deque"]) == [1]
 
 
+def test_a_size_is_a_tuple():
+    fn = bridge.export(Call(lambda x: (x * 2, x.shape, {"size": x[None].size()})))
+    for call in (lambda f: f, jax.jit):
+        assert call(lambda x: fn({}, {}, x)[0][1:])(X) == ((3,), {"size": (1, 3)})
+
+
 @dataclasses.dataclass
 class Pair:
     first: object
