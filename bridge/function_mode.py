@@ -145,7 +145,7 @@ class Functions(TorchFunctionMode):
         if not self._can_select():
             if self._dispatch.recording:
                 raise self._dispatch.error(
-                    "`x[i]` has a traced i in a call that asks PyTorch's engine for a gradient, which knows no such view",
+                    "`x[i]` has a traced i in a call that asks PyTorch's engine for a gradient",
                     "x.index_select(0, i.view(1))[0]; or torch.func.grad in the place of torch.autograd.grad",
                 )
             return func(*args, **kwargs)
