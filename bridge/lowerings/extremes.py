@@ -1,4 +1,8 @@
-"""Selections: largest, smallest, median, mode, sorted; among equals and beside nan with the gradient of PyTorch."""
+"""Selections: largest, smallest, median, mode, sorted; among equals and beside nan with the gradient of PyTorch.
+
+XLA may compute the entries again, with another rounding, where they are compared with their largest one. So none may
+be equal to it, and its place is asked for as well.
+"""
 
 import functools
 from collections.abc import Callable
@@ -12,18 +16,34 @@ from bridge.lowerings.registry import lowers
 aten = torch.ops.aten
 
 
+def _place_of(reduce: Callable, x: jax.Array, axes: tuple[int, ...]) -> jax.Array | None:
+    """Whether an entry is at the place of the largest or smallest one along the axes; None for other reductions."""
+    argument = {jnp.max: jnp.argmax, jnp.min: jnp.argmin}.get(reduce)
+    if argument is None or not x.size:
+        return None
+    ordered = sorted(axes)
+    last = jnp.moveaxis(x, ordered, range(x.ndim - len(ordered), x.ndim))
+    place = argument(jnp.reshape(last, (*last.shape[: x.ndim - len(ordered)], -1)), -1)
+    place, index = jnp.expand_dims(place, ordered), jnp.zeros((), place.dtype)
+    for axis in ordered:
+        index = index * x.shape[axis] + jax.lax.broadcasted_iota(place.dtype, x.shape, axis)
+    return index == place
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
-def _extreme(x: jax.Array, reduce: Callable, axes: tuple[int, ...], nan: bool) -> jax.Array:
+def extreme(x: jax.Array, reduce: Callable, axes: tuple[int, ...], nan: bool) -> jax.Array:
     """With the reduced dimensions kept."""
     return reduce(x, axes, keepdims=True)
 
 
-@_extreme.defjvp
+@extreme.defjvp
 def _extreme_jvp(reduce, axes, nan, primals, tangents):
     """Equals share the gradient. `nan`: whether nan is equal to itself; otherwise its share is 0 / 0."""
     (x,), (dx,) = primals, tangents
-    out = _extreme(x, reduce, axes, nan)
-    same = x == out
+    out = extreme(x, reduce, axes, nan)
+    same, place = x == out, _place_of(reduce, x, axes)
+    if place is not None:
+        same = same | (place & ~jnp.isnan(out))
     if nan:
         same = same | (jnp.isnan(x) & jnp.isnan(out))
     count = jnp.sum(same, axes, keepdims=True).astype(x.dtype)
@@ -35,7 +55,7 @@ def _reduced(x, reduce, dim, keepdim, nan=False):
     axes = tuple(d % x.ndim for d in dim) if dim else tuple(range(x.ndim))
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return reduce(x, axes, keepdims=keepdim)
-    out = _extreme(x, reduce, axes, nan)
+    out = extreme(x, reduce, axes, nan)
     return out if keepdim else jnp.squeeze(out, axes)
 
 

@@ -39,7 +39,9 @@ def _gathered_max(x: jax.Array, windows: Windows) -> tuple[jax.Array, jax.Array]
     entries = jax.lax.stop_gradient(jnp.where(inside, flat, _lowest(x.dtype)))
     largest = jnp.max(entries, -1, keepdims=True)
     # An entry may be as low as what stands for the padding. Of equal ones the first counts, of several nan the last.
-    best = jnp.argmax(inside & (entries == largest), axis=-1)
+    best = jnp.argmax(entries, axis=-1)
+    is_inside = jnp.take_along_axis(jnp.broadcast_to(inside, entries.shape), best[..., None], -1)[..., 0]
+    best = jnp.where(is_inside, best, np.argmax(inside, axis=-1))
     last_nan = entries.shape[-1] - 1 - jnp.argmax((inside & jnp.isnan(entries))[..., ::-1], axis=-1)
     best = jnp.where(jnp.isnan(largest[..., 0]), last_nan, best)[..., None]
     values = jnp.take_along_axis(flat, best, -1)[..., 0]

@@ -12,6 +12,7 @@ from bridge.arrays import jax_dtype
 from bridge.cells import regraft
 from bridge.lowerings.creation import to_copy
 from bridge.lowerings.elementwise import absolute
+from bridge.lowerings.extremes import extreme
 from bridge.lowerings.gathering import picked
 from bridge.lowerings.registry import METAS, decomposes, lowers, widened
 
@@ -179,10 +180,9 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
         total = jnp.sum(squares, axes, keepdims=keepdim)
         return jnp.where(total == 0, 0, jnp.sqrt(jnp.where(total == 0, 1, total)))
     x = absolute(x)
-    if ord == float("inf"):
-        return jnp.max(x, axes, keepdims=keepdim)
-    if ord == float("-inf"):
-        return jnp.min(x, axes, keepdims=keepdim)
+    if abs(ord) == float("inf"):
+        out = extreme(x, jnp.max if ord > 0 else jnp.min, tuple(d % max(x.ndim, 1) for d in axes), False)
+        return out if keepdim else jnp.squeeze(out, axes)
     if ord == 0:
         return jnp.sum(jax.lax.stop_gradient(x) != 0, axes, keepdims=keepdim).astype(x.dtype)
     if ord == 1:
@@ -215,8 +215,10 @@ def _distance(difference: jax.Array, p: float) -> jax.Array:
     if p != float("inf") or not difference.shape[-1]:
         return vector_norm(difference, p, (-1,))
     sizes = absolute(difference)
-    largest = jax.lax.stop_gradient(jnp.max(sizes, -1))
-    return regraft(largest, jnp.sum(jnp.where(sizes == largest[..., None], sizes, 0), -1))
+    largest = jax.lax.stop_gradient(jnp.max(sizes, -1, keepdims=True))
+    place = jnp.argmax(jax.lax.stop_gradient(sizes), -1, keepdims=True)  # computed again, none may be equal
+    chosen = (sizes == largest) | (jax.lax.broadcasted_iota(place.dtype, sizes.shape, sizes.ndim - 1) == place)
+    return regraft(largest[..., 0], jnp.sum(jnp.where(chosen, sizes, 0), -1))
 
 
 @lowers(aten._euclidean_dist.default)

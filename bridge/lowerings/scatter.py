@@ -74,9 +74,14 @@ def _extreme(x, at, src, reduce, hit, include_self):
 
 def _extreme_path(x, src, value, at, hit, include_self):
     """Entries that share the extreme share its gradient evenly."""
-    chosen = src == value[at]
-    share = jnp.zeros_like(x).at[at].add(chosen.astype(x.dtype)) + (x == value)
-    return jnp.where(x == value, 1 / share, 0), jnp.where(chosen, 1 / share[at], 0)
+    own, chosen = _alike(x, value), _alike(src, value[at])
+    share = jnp.zeros_like(x).at[at].add(chosen.astype(x.dtype)) + own
+    return jnp.where(own, 1 / share, 0), jnp.where(chosen, 1 / share[at], 0)
+
+
+def _alike(x: jax.Array, value: jax.Array) -> jax.Array:
+    """Whether they are equal up to the rounding of XLA, which may compute `x` again with another one than `value` has."""
+    return (x == value) | (jnp.abs(x - value) <= 8 * jnp.finfo(x.dtype).eps * jnp.abs(value))
 
 
 @lowers(aten.scatter_reduce.two)
