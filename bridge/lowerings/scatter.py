@@ -80,7 +80,7 @@ def _extreme_path(x, src, value, at, hit, include_self):
 
 
 def _alike(x: jax.Array, value: jax.Array) -> jax.Array:
-    """Whether they are equal up to the rounding of XLA, which may compute `x` again with another one than `value` has."""
+    """Whether they are equal up to rounding: XLA may compute `x` again, with another one than `value` has."""
     return (x == value) | (jnp.abs(x - value) <= 8 * jnp.finfo(x.dtype).eps * jnp.abs(value))
 
 

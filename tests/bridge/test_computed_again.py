@@ -50,6 +50,13 @@ class Normalised(nn.Module):
         return self.function(self.norm(x).transpose(1, 3))
 
 
+def gradients(fn, x, weights):
+    def loss(params, x):
+        return (fn(params, fn.buffers, x)[0] * weights).sum()
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1)))(fn.params, x)
+
+
 @pytest.fixture(autouse=True)
 def as_users_compile():
     """With all of XLA's optimizations."""
@@ -67,12 +74,7 @@ def test_gradient_under_jit(name):
         out = module(x)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
         (out * weights).sum().backward()
-        fn = bridge.export(module)
-
-        def loss(params, x, fn=fn, weights=weights.numpy()):
-            return (fn(params, fn.buffers, x)[0] * weights).sum()
-
-        ours = jax.jit(jax.grad(loss, argnums=(0, 1)))(fn.params, jnp.asarray(x.detach().numpy()))
+        ours = gradients(bridge.export(module), jnp.asarray(x.detach().numpy()), jnp.asarray(weights.numpy()))
         largest = float(x.grad.abs().max())
         np.testing.assert_allclose(ours[1], x.grad.numpy(), rtol=0, atol=1e-5 * largest)
         largest = float(module.norm.bias.grad.abs().max())
