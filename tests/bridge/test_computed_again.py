@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.markers import slow_unless
 from torch import nn
 
 import bridge
@@ -66,7 +67,10 @@ def as_users_compile():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-@pytest.mark.parametrize("name", CASES)
+RED_BEFORE = {"amax", "amin", "aminmax", "norm", "distances", "scatter_reduce"}
+
+
+@pytest.mark.parametrize("name", slow_unless(RED_BEFORE.__contains__, CASES))
 def test_gradient_under_jit(name):
     for seed in range(2):
         x = torch.randn(4, 6, 5, 4, generator=torch.Generator().manual_seed(seed), requires_grad=True)
