@@ -87,16 +87,15 @@ def mish(x):
     return x * jnp.tanh(softplus(x))
 
 
-@with_derivatives(lambda t, out, x: t * jax.lax.logistic(-x))
-def _log_sigmoid(x):
-    return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
-
-
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid(x):
-    """PyTorch's second result is memory for its backward."""
+    """Zero counts as positive throughout: with the derivatives of `abs` and `minimum` the second one would be 0 there.
+
+    PyTorch's second result is memory for its backward.
+    """
     x = widened(x)
-    return _log_sigmoid(x), jnp.exp(-jnp.abs(x))
+    decayed = jnp.exp(-jnp.where(x < 0, -x, x))
+    return jnp.where(x < 0, x, 0) - jnp.log1p(decayed), decayed
 
 
 @lowers(aten.log_sigmoid_backward.default)
