@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Annotated, Any
 import tyro
 
 from benchmarks import tables
-from benchmarks.trajectory_runs import ROOT
+from benchmarks.trajectory_runs import environment
 from train_jax.run.folder import find_run
 
 TITLES = ("side", "bits per byte", "loss per token", "held-out tokens", "training, s")
@@ -41,10 +40,8 @@ def in_pytorch(run_dir: str) -> dict[str, Any]:
     """Returns `figures`, `losses` and `seconds` of PyTorch, whose progress is printed as it comes."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "torch.json"
-        # The packages come before `tests`, which also contains a folder called `bridge`.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
         command = [sys.executable, "-m", "support.torch_language", run_dir, str(out)]
-        subprocess.run(command, env=environment, check=True)
+        subprocess.run(command, env=environment(), check=True)
         return json.loads(out.read_text())
 
 

@@ -137,10 +137,14 @@ def start_jobs(side: Side, jobs: Sequence[dict[str, Any]], folder: Path) -> subp
     listed = folder / f"{side}-{jobs[0]['out'].replace('/', '-')}.json"
     listed.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", f"support.{side}_trajectory", str(listed.absolute())]
-    # The packages come before `tests`, which also contains a folder called `bridge`.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, **output)
+    return subprocess.Popen(command, cwd=ROOT, env=environment(), **output)
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a process that imports from `tests`."""
+    # The packages come before `tests`, which also contains a folder called `bridge`.
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def finish(process: subprocess.Popen) -> None:

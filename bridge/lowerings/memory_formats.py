@@ -33,10 +33,6 @@ def _plain(x: torch.Tensor) -> bool:
     return x.stride() == torch.empty(x.shape, device="meta").stride()
 
 
-def _contiguous(_: torch.Tensor) -> torch.memory_format:
-    return torch.contiguous_format
-
-
 def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> torch.Tensor:
     out = aten.convolution.default(x, weight, bias, *settings)
     if _plain(x) and _plain(weight):
@@ -63,8 +59,14 @@ def _rolled(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.empty_like(x, memory_format=_suggested(x))
 
 
+def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Contiguous, as are both results of PyTorch's kernel."""
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
 METAS[aten.convolution.default] = _convolution
 METAS[aten.roll.default] = _rolled
+METAS[aten.log_sigmoid_forward.default] = _log_sigmoid
 for _op in (
     aten.copysign.Tensor,
     aten.div.Tensor_mode,
@@ -114,7 +116,6 @@ def _composed(op: Any) -> Callable:
 
 DECOMPOSITIONS[aten.native_batch_norm.default] = _formatted(batch_norm, _suggested)
 for _op, _wanted in {
-    aten.log_sigmoid_forward.default: _contiguous,
     aten.channel_shuffle.default: _suggested,
     aten.replication_pad2d.default: _suggested,
     aten.replication_pad3d.default: _suggested,

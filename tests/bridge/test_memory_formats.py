@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import randn
+from eager import Call, randn
 from support.markers import slow_unless
 from torch import nn
 
@@ -106,3 +106,12 @@ def test_batch_norm_of_a_transposed_sequence_can_be_viewed():
             return self.norm(x.transpose(1, 2)).view(x.shape[0], -1)
 
     assert bridge.verify(Model(), randn(4, 5, 3), train=True, steps=2).ok
+
+
+def test_log_sigmoid_is_contiguous():
+    x = torch.randn(2, 3, 4, 5)
+
+    def strides(x):
+        return torch.tensor(F.logsigmoid(x.to(memory_format=torch.channels_last)).stride())
+
+    assert bridge.export(Call(strides))({}, {}, x.numpy())[0].tolist() == strides(x).tolist() == [60, 20, 5, 1]
