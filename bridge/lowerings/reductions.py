@@ -181,7 +181,7 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
         return jnp.where(total == 0, 0, jnp.sqrt(jnp.where(total == 0, 1, total)))
     x = absolute(x)
     if abs(ord) == float("inf"):
-        out = extreme(x, jnp.max if ord > 0 else jnp.min, tuple(d % max(x.ndim, 1) for d in axes), False)
+        out = extreme(x, jnp.max if ord > 0 else jnp.min, tuple(d % max(x.ndim, 1) for d in axes), True)
         return out if keepdim else jnp.squeeze(out, axes)
     if ord == 0:
         return jnp.sum(jax.lax.stop_gradient(x) != 0, axes, keepdims=keepdim).astype(x.dtype)
