@@ -42,8 +42,8 @@ backend_config={"window_config":{"estimated_cycles":"900"}}
 backend_config={"window_config":{"estimated_cycles":"90"}}
   ROOT %t ="""
 FUSED_AGAIN = """%fused_again (c: bf16[97,512], d: bf16[512,512]) -> bf16[97,512] {
-  %c.1 = bf16[97,512]{1,0:T(8,128)(2,1)} parameter(0)
   %d = bf16[512,512]{1,0:T(8,128)(2,1)} parameter(1)
+  %c.1 = bf16[97,512]{1,0:T(8,128)(2,1)} parameter(0), frontend_attributes={kernel_metadata={}}
   ROOT %e = bf16[97,512]{1,0:T(8,128)(2,1)} convolution(%c.1, %d), dim_labels=bf_io->bf
 }
 
@@ -52,7 +52,7 @@ FUSED_AGAIN = """%fused_again (c: bf16[97,512], d: bf16[512,512]) -> bf16[97,512
 
 @pytest.fixture
 def program():
-    """Has two products that are equal but for names, cycles and annotations, and one with other operands."""
+    """Has two products that are equal but for names, cycles, annotations and the order of their text, and one with other operands."""
     return Program(PROGRAM.replace("\n  ROOT %t =", FURTHER, 1).replace("%body (", FUSED_AGAIN, 1))
 
 

@@ -23,10 +23,13 @@ _BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s*(?P<label>[A-Z]{2})?\s*:(?P<depth>
 _EXIT = re.compile(r"cmp\.ge\.s32\.totalorder [^,]+, (?P<trips>\d+) /\* loop exit test")
 _LOOP_BODY = "LB"
 _NO_CONTENT = re.compile(
-    r', (?:metadata|sharding|control-predecessors)=\{[^}]*\}|(?:calls|to_apply)=%[\w.\-]+|"estimated_cycles":"\d+"'
-    r'|"used_scoped_memory_configs":\[[^\]]*\]'
+    r", frontend_attributes=\{kernel_metadata=\{[^}]*\}\}"
+    r'|, (?:metadata|sharding|control-predecessors)=\{[^}]*\}|(?:calls|to_apply)=%[\w.\-]+|"estimated_cycles":"\d+"'
+    r'|"used_scoped_memory_configs":\[[^\]]*\]|(?<= parameter\()\d+'
 )
 """Parts of an instruction that may differ between equal kernels."""
+
+_NAME = re.compile(r"%[\w.\-]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +56,29 @@ class Schedules:
         return self._by_content.get(self._content(instruction))
 
     def _content(self, instruction: Instruction) -> str:
-        """The instruction, its operands in memory and its fusion, with names that do not depend on the place."""
+        """The instruction, its operands in memory and its fusion, with names that do not depend on the place.
+
+        Equal kernels may list the instructions of a fusion in another order, so that of their uses counts.
+        """
         order: dict[str, str] = {}
+        lines = [str(self._program.shapes.get(name, ())) for name in instruction.operands]
 
-        def content(each: Instruction) -> str:
+        def add(each: Instruction) -> None:
+            for name in each.called:
+                part = self._program.computations.get(name, ())
+                visit(next((last for last in part if last.text.lstrip().startswith("ROOT ")), None))
             text = _NO_CONTENT.sub("", each.text.strip().removeprefix("ROOT "))
-            return re.sub(r"%[\w.\-]+", lambda name: order.setdefault(name[0], f"%{len(order)}"), text)
+            lines.append(_NAME.sub(lambda name: order.setdefault(name[0], f"%{len(order)}"), text))
 
-        operands = (self._program.shapes.get(name, ()) for name in instruction.operands)
-        inside = map(content, self._program.inside(instruction))
-        return "\n".join([content(instruction), *map(str, operands), *inside])
+        def visit(each: Instruction | None) -> None:
+            if each is None or f"%{each.name}" in order:
+                return
+            for name in each.operands:
+                visit(self._program.instructions.get(name))
+            add(each)
+
+        add(instruction)
+        return "\n".join(lines)
 
 
 def write_schedules(folder: Path) -> None:
