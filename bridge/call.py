@@ -106,6 +106,7 @@ class Call:
             request.traced,
             fn.int64,
             recording,
+            fn.functions,
         )
         self._state = self._stand_ins(start or {})
         self._flags = {name: tensor.requires_grad for name, tensor in self._state.items()}

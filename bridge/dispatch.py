@@ -55,8 +55,11 @@ class Dispatch(UncompiledDispatchMode):
         traced: bool = True,
         int64: str = "refuse",
         recording: int = NO_GRAPH,
+        functions: Mapping[str, Callable] = types.MappingProxyType({}),
     ):
         super().__init__()
+        self.functions = functions
+        """Names of Python functions -> what the calls of this module run in their place."""
         self.traced = traced
         self.recording = recording
         self.state: list[BridgeTensor] = []
@@ -86,7 +89,15 @@ class Dispatch(UncompiledDispatchMode):
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
-        other = Dispatch(None, self._names, self._off, self._lowerings, int64=self._int64, recording=recording)
+        other = Dispatch(
+            None,
+            self._names,
+            self._off,
+            self._lowerings,
+            int64=self._int64,
+            recording=recording,
+            functions=self.functions,
+        )
         other.is_backward = True
         other._adopted, other.state = self._adopted, self.state
         other.products_of_pytorch = self.products_of_pytorch

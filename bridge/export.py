@@ -44,6 +44,8 @@ class Functional:
     """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
     lowerings: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
     """Names of ops -> lowerings that take the place of the bridge's own."""
+    functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+    """Names of Python functions -> what runs in their place, as `bridge.register_function` has for every module."""
     recompute: tuple[str, ...] = ()
     """Names of submodules whose intermediate results are computed again in the backward pass."""
     int64: Int64 = "refuse"
@@ -120,7 +122,7 @@ class Functional:
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
-        named_functions.install()
+        named_functions.install(self.functions)
         new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
         if new:
             raise BridgeError(
@@ -173,6 +175,7 @@ def export(
     *,
     without_lowerings: tuple[str, ...] = (),
     lowerings: Mapping[str, Callable] | None = None,
+    functions: Mapping[str, Callable] | None = None,
     recompute: str = "",
     int64: Int64 = "refuse",
     name_scopes: bool = False,
@@ -183,7 +186,8 @@ def export(
     buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
     name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
     that shall not use the bridge's own lowering; `lowerings` has functions of arrays that take its place, such as
-    `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `int64`: while JAX has 32-bit integers only, a
+    `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `functions` has replacements as for
+    `bridge.register_function`, for the calls of this module only. `int64`: while JAX has 32-bit integers only, a
     call that may make ones outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit
     types. `name_scopes`: each call of a submodule runs under a `jax.named_scope` such as `layers.0[Block]`, which
     profiles and compiled programs show. Raises `BridgeError` for a name or expression that matches nothing, and for
@@ -201,6 +205,9 @@ def export(
                 f"{name or 'the module'} was compiled by TorchScript, whose state lives in C++; export the module "
                 "that it was made from"
             )
+    functions = dict(functions or {})
+    for name in functions:
+        named_functions.check_name(name)
     state = state_of(module)
     check_kinds(state)
     roots(state)  # refuses what two arrays cannot say
@@ -219,6 +226,7 @@ def export(
         {name: array_of(t) for name, t in state.items() if not t.requires_grad},
         frozenset(without_lowerings),
         lowerings,
+        functions,
         chosen,
         int64,
         name_scopes,

@@ -275,6 +275,7 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.requires_grad_: BridgeTensor.requires_grad_,
     torch.Tensor.detach_: _detach_in_place,
     torch.detach_: _detach_in_place,
+    torch.Tensor.__deepcopy__: BridgeTensor.__deepcopy__,
     torch.Tensor.tolist: BridgeTensor.tolist,
     torch.Tensor.is_inference: lambda tensor: tensor._cell.storage.inference,
     torch.is_inference: lambda tensor: tensor._cell.storage.inference,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bridge.errors import BridgeError
@@ -27,15 +27,20 @@ def register_function(name: str, replacement: Callable[..., Any]) -> None:
 
     Raises `ValueError` for a name of another form; a call raises `BridgeError` if the module has no such function.
     """
-    module, _, path = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
-        raise ValueError(f"{name!r} names no function; use package.module:function")
+    check_name(name)
     _REPLACEMENTS[name] = replacement
 
 
-def install() -> None:
-    """Replace the registered functions of modules that have been imported since the last call."""
-    for name in _REPLACEMENTS:
+def check_name(name: str) -> None:
+    """Raise `ValueError` unless the name has the form of a function's."""
+    module, _, path = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
+        raise ValueError(f"{name!r} names no function; use package.module:function")
+
+
+def install(functions: Iterable[str]) -> None:
+    """Replace the registered functions, and these, of modules that have been imported since the last call."""
+    for name in {**_REPLACEMENTS, **dict.fromkeys(functions)}:
         module, _, path = name.partition(":")
         if module in sys.modules:
             _replace(name, sys.modules[module], path.split("."))
@@ -53,7 +58,9 @@ def _replace(name: str, owner: Any, path: list[str]) -> None:
 
     @functools.wraps(original)
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (original if active() is None else _REPLACEMENTS[name])(*args, **kwargs)
+        dispatch = active()
+        own = {} if dispatch is None else {**_REPLACEMENTS, **dispatch.functions}
+        return own.get(name, original)(*args, **kwargs)
 
     setattr(chosen, "registered_name", name)  # noqa: B010
     setattr(owner, path[-1], chosen)

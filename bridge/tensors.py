@@ -6,6 +6,7 @@ thus decides shape, dtype, strides and which results are views; JAX only compute
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,11 @@ _NO_LEAF = (
 )
 
 
+_NO_DEEPCOPY = (
+    "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  If you "
+    "were attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage, see "
+    "https://github.com/pytorch/pytorch/pull/103001"
+)
 _DETACHED = View(lambda x: x, lambda x, new: new, detached=True)
 
 
@@ -263,16 +269,43 @@ class BridgeTensor(torch.Tensor):
         return self.item().__format__(spec) if spec and not self.dim() else torch.Tensor.__format__(self, spec)
 
     def __copy__(self) -> torch.Tensor:
-        """A leaf over the same memory, as PyTorch's."""
-        return self.detach().requires_grad_(self.requires_grad)
+        """A leaf over the same memory with the same attributes, as PyTorch's."""
+        copied = self.detach().requires_grad_(self.requires_grad)
+        mark_as_parameter(copied, is_parameter(self))
+        copied.__dict__.update(self._attributes())
+        return copied
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
-        """A leaf with memory of its own: a gradient goes to the copy and no further."""
-        if id(self) not in memo:
-            copied = self.detach().clone().requires_grad_(self.requires_grad)
-            mark_as_parameter(copied, is_parameter(self))
-            memo[id(self)] = copied
-        return memo[id(self)]
+        """A leaf with memory of its own: a gradient goes to the copy and no further.
+
+        As in PyTorch, copies of tensors over one memory are over one memory, and have copies of the attributes; a copy
+        of a parameter has neither. Raises PyTorch's `RuntimeError` for the result of an operation.
+        """
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(_NO_DEEPCOPY)
+        if is_parameter(self):
+            copied = self.detach().clone()
+            mark_as_parameter(copied, True)
+        else:
+            copied = self._over_copied_memory(memo)
+        memo[id(self)] = copied.requires_grad_(self.requires_grad)
+        if not is_parameter(self):
+            copied.__dict__.update(copy.deepcopy(self._attributes(), memo))
+        return copied
+
+    def _over_copied_memory(self, memo: dict) -> BridgeTensor:
+        storage = self._cell.storage
+        if id(storage) not in memo:
+            memo[id(storage)] = copied = Storage(stop_gradient(storage.array), storage.layout)
+            copied.overlaps, copied.bounds = storage.overlaps, storage.bounds
+        cell = Cell(memo[id(storage)], memo[id(storage)].array, False, live=False)
+        return BridgeTensor(cell, self._meta, (*self._views, _DETACHED) if self._views else ())
+
+    def _attributes(self) -> dict[str, Any]:
+        """What the code has set on it."""
+        return {name: value for name, value in self.__dict__.items() if name not in INTERNAL}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.reshape(-1)[:1].tolist()  # an `.item()`, with its error

@@ -204,6 +204,21 @@ def test_small_differences_by_nature():
     assert conjugate(torch.tensor([1j])) == 1j and bridge.export(conjugate)({}, {}, np.complex64([1j]))[0] == 0
 
 
+def test_rounding_under_jit_decides_between_equals():
+    """XLA joins the mean's division and the difference, without rounding the quotient: 9 / 36 is no longer 1 / 4."""
+    counts = torch.tensor([[9.0, 10, 8, 9]])
+
+    def balance(x):
+        shares = x / 36
+        return torch.sign(shares.mean() - shares)
+
+    fn = bridge.export(Call(balance))
+    assert balance(counts).tolist() == fn({}, {}, counts.numpy())[0].tolist() == [[0, -1, 1, 0]]
+    compiled = jax.jit(lambda x: fn({}, {}, x)[0])(counts.numpy())
+    by_hand = jax.jit(lambda x: jnp.sign((x / 36).mean() - x / 36))(counts.numpy())
+    assert compiled.tolist() == by_hand.tolist() != [[0, -1, 1, 0]]
+
+
 def test_the_sign_of_a_zero_and_numbers_below_the_normal_ones():
     """docs/bridge.md lists these: XLA leaves out `+ 0`, takes the larger of -0 and 0, and flushes subnormal numbers."""
 

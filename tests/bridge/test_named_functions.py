@@ -59,16 +59,16 @@ def test_a_registered_function_is_pytorch_s_at_every_position(registered):
 
 
 def test_pytorch_runs_the_function_itself(registered):
-    named_functions.install()
+    named_functions.install(())
     assert kernels.written.__wrapped__ is written
     with pytest.raises(RuntimeError, match="a Tensor with 2 elements cannot be converted to Scalar"):
         kernels.written(BUFFER.clone(), NEW, lengths=torch.zeros(1, 2))
-    named_functions.install()
+    named_functions.install(())
     assert kernels.written.__wrapped__ is written, "replaced once"
 
 
 def test_without_the_rule_the_function_cannot_be_traced(registered, monkeypatch):
-    monkeypatch.setattr(named_functions, "install", lambda: None)
+    monkeypatch.setattr(named_functions, "install", lambda functions: None)
     with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
         jax.eval_shape(lambda *inputs: bridge.export(Call(use))({}, {}, *inputs)[0], BUFFER.numpy(), NEW.numpy(), LAST)
 
@@ -82,13 +82,32 @@ def test_the_last_replacement_counts(registered):
     assert total == pytest.approx(2 * BUFFER.sum().item(), rel=1e-5)
 
 
+def test_a_function_of_one_export(registered):
+    """It goes before a registered one, and other modules do not have it."""
+
+    def total(buffer, new, *, lengths):
+        return buffer.sum() + lengths.sum()
+
+    own = bridge.export(Call(use), functions={NAME: total})
+    for _ in range(2):
+        assert own({}, {}, BUFFER.numpy(), NEW.numpy(), LAST)[0][0] == pytest.approx(2 * BUFFER.sum().item() + 8, 1e-5)
+        ours = bridge.export(Call(use))({}, {}, BUFFER.numpy(), NEW.numpy(), LAST)[0][0]
+        assert jnp.allclose(ours, use(BUFFER, NEW, torch.full((2,), 4))[0].numpy(), atol=1e-6)
+    with pytest.raises(ValueError, match="names no function"):
+        bridge.export(Call(use), functions={"written": total})
+    with pytest.raises(bridge.BridgeError, match=r"kernels\.other is not there"):
+        bridge.export(Call(use), functions={f"{__name__}:kernels.other": total})(
+            {}, {}, BUFFER.numpy(), NEW.numpy(), LAST
+        )
+
+
 def test_names(registered):
     for wrong in ("package.module.function", "module:", ":function", "a b:c", "module:a..b"):
         with pytest.raises(ValueError, match=r"names no function; use package\.module:function"):
             bridge.register_function(wrong, written_anywhere)
     bridge.register_function("not_imported.kernels:written", written_anywhere)
     assert "not_imported" not in sys.modules
-    named_functions.install()
+    named_functions.install(())
     bridge.register_function(f"{__name__}:kernels.other", written_anywhere)
     with pytest.raises(bridge.BridgeError, match=r"kernels\.other is not there: .* has no attribute 'other'; correct"):
         bridge.export(Call(torch.sin))({}, {}, LAST)

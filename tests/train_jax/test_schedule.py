@@ -52,7 +52,7 @@ FUSED_AGAIN = """%fused_again (c: bf16[97,512], d: bf16[512,512]) -> bf16[97,512
 
 @pytest.fixture
 def program():
-    """Has two products that are equal but for names, cycles, annotations and the order of their text, and one with other operands."""
+    """Has two products that are equal but for names, cycles, annotations and order of text, and one with others."""
     return Program(PROGRAM.replace("\n  ROOT %t =", FURTHER, 1).replace("%body (", FUSED_AGAIN, 1))
 
 
