@@ -26,11 +26,20 @@ class Block(nn.Module):
         epsilon = self.config.rms_norm_eps
         if self.config.mlp_t:
             # In the published code, this norm is also over positions, not over channels.
-            x = rms_norm(x + self.mlp_t.along_positions(x), epsilon, dim=1)
-        else:
-            mix = self.conv if self.config.convolution_window else self.self_attn
-            x = rms_norm(x + mix(x, cos_sin), epsilon)
-        return rms_norm(x + self.mlp(x), epsilon)
+            return normed_mlp(mix_positions(x, self.mlp_t), self.mlp, epsilon, dim=1)
+        mix = self.conv if self.config.convolution_window else self.self_attn
+        return normed_mlp(x + mix(x, cos_sin), self.mlp, epsilon)
+
+
+def mix_positions(x: Latent, mlp: SwiGLU) -> Latent:
+    """Returns the first half of a block without attention, before its norm: `x` plus its MLP over positions."""
+    return x + mlp.along_positions(x)
+
+
+def normed_mlp(x: Latent, mlp: SwiGLU, epsilon: float, dim: int = -1) -> Latent:
+    """Returns the second half of a block: `x` is normed over `dim`; its MLP is added, and the sum is normed."""
+    x = rms_norm(x, epsilon, dim)
+    return rms_norm(x + mlp(x), epsilon)
 
 
 def attention(config: ArchitectureConfig) -> Attention:

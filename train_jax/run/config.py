@@ -60,6 +60,10 @@ class ComputeConfig:
     attention: Literal["plain", "fused"] = "plain"
     """Attention on a TPU: scores in memory, or a Pallas kernel that keeps none (bfloat16, causal or windowed, heads and
     rows of multiples of 128; others stay plain). No effect on other devices."""
+    mlp: Literal["plain", "fused"] = "plain"
+    """The gated MLP of a TRM or HRM block on a TPU, with its residual sum and norm: operations of XLA, or one Pallas
+    kernel for each pass (bfloat16, sizes of multiples of 128 up to about 512 x 1536; others stay plain). No effect on
+    other devices."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True

@@ -13,13 +13,11 @@ from models_torch import registry
 from train_jax.core.objective import Objective, sparse_tables
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
+from train_jax.run.kernels import kernels
 from train_jax.tasks.task import Task
 
 BLOCKS = r".*\.(layers|h)\.\d+"
 """The layers of the built-in models, by qualified name."""
-
-FUSED = {"aten::scaled_dot_product_attention": bridge.fused_attention}
-"""Lowerings with Pallas kernels for a TPU."""
 
 
 def sized(arch: Any, task: Task, local_batch_size: int) -> Any:
@@ -52,10 +50,9 @@ def build_objective(
     Raises `UserError` if `compute.remat` matches no submodule.
     """
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
-    lowerings = FUSED if config.compute.attention == "fused" and platform == "tpu" else None
     module = build_module(config, task, local_batch_size, stage=stage)
     try:
-        fn = bridge.export(module, recompute=recompute, lowerings=lowerings, name_scopes=True)
+        fn = bridge.export(module, recompute=recompute, name_scopes=True, **kernels(config.compute, platform))
     except (bridge.BridgeError, re.error) as error:
         raise UserError(f"compute.remat: {error}") from error
     return Objective(fn, task, sparse_tables(fn))

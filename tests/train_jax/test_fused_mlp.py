@@ -1,0 +1,181 @@
+"""`--compute.mlp fused`: the Pallas kernels in interpret mode beside the plain path, and what is left to it."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from support.markers import slow_unless
+from support.scripts import run_script
+from torch import nn
+
+import bridge
+from models_torch.blocks import ReasoningModule
+from models_torch.trm import TRMConfig
+from train_jax.core.fused_mixing import examples_of, fused_mix_positions, mix_positions
+from train_jax.core.fused_mlp import Blocks, blocks_of, fused_normed_mlp, normed_mlp
+from train_jax.run.config import ComputeConfig
+from train_jax.run.kernels import kernels
+
+EPSILON = 1e-5
+INTERPRETED = functools.partial(fused_normed_mlp, interpret=True)
+HIDDEN, WIDTH = 128, 256
+
+
+def arrays(batch, positions, dtype=jnp.bfloat16, hidden=HIDDEN, width=WIDTH):
+    rng = np.random.default_rng(0)
+    scales = {(batch, positions, hidden): 1, (2 * width, hidden): hidden**-0.5, (hidden, width): width**-0.5}
+    x, *weights = (jnp.asarray(rng.normal(size=shape) * scale, jnp.float32) for shape, scale in scales.items())
+    return x.astype(dtype), *weights
+
+
+CASES = {
+    "added rows": (3, 97, -1),
+    "over positions": (3, 97, 1),
+    "examples that are not there": (7, 97, 1),
+    "one example in parts": (1, 500, -1),
+    "no added rows": (2, 16, -1),
+}
+
+
+def assert_more_exact(fused, plain, given):
+    """In bfloat16, `fused` is closer to `plain` in float32 than `plain` is, values and gradients."""
+    cotangent = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
+
+    def computed(function, dtype):
+        def call(x, *weights):
+            out = function(x.astype(dtype), *weights).astype(jnp.float32)
+            return jnp.sum(out * cotangent), out
+
+        gradients, out = jax.jit(jax.grad(call, (0, 1, 2), has_aux=True))(*given)
+        return [np.asarray(each, np.float32) for each in (out, *gradients)]
+
+    exact, rounded = (computed(plain, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    for ours, theirs, right in zip(computed(fused, jnp.bfloat16), rounded, exact, strict=True):
+        assert np.linalg.norm(ours - right) < np.linalg.norm(theirs - right) < 0.01 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("case", slow_unless(["over positions"].__contains__, CASES))
+def test_channels_are_more_exact_than_the_plain_path(case):
+    batch, positions, dim = CASES[case]
+
+    def of(function):
+        return lambda *given: function(*given, EPSILON, dim)
+
+    assert_more_exact(of(INTERPRETED), of(normed_mlp), arrays(batch, positions))
+
+
+POSITIONS = {"published": (2, 97, 128, 128), "many": (3, 150, 128, 256), "wide": (1, 16, 256, 128)}
+
+
+def of_positions(batch, positions, hidden, width, dtype=jnp.bfloat16):
+    rng = np.random.default_rng(0)
+    shapes = (batch, positions, hidden), (2 * width, positions), (positions, width)
+    x, *weights = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    return x.astype(dtype), weights[0] * positions**-0.5, weights[1] * width**-0.5
+
+
+@pytest.mark.parametrize("case", slow_unless(["published"].__contains__, POSITIONS))
+def test_positions_are_more_exact_than_the_plain_path(case):
+    given = of_positions(*POSITIONS[case])
+    assert_more_exact(functools.partial(fused_mix_positions, interpret=True), mix_positions, given)
+
+
+@pytest.mark.parametrize("case", [(2, 16, 64, 128), (2, 16, 128, 64), (1, 900, 512, 2560)])
+def test_positions_of_other_sizes_are_the_plain_path(case):
+    for given in (of_positions(*case), of_positions(2, 16, 128, 128, jnp.float32)):
+        assert examples_of(given[0], given[2].shape[1]) == 0
+        np.testing.assert_array_equal(
+            fused_mix_positions(*given).astype(np.float32), mix_positions(*given).astype(np.float32)
+        )
+
+
+OTHERS = {
+    "float32": (arrays(2, 16, jnp.float32), -1),
+    "hidden size": (arrays(2, 16, hidden=64), -1),
+    "width": (arrays(2, 16, width=128), -1),
+    "weights too large": (arrays(1, 8, hidden=1024, width=3072), -1),
+    "norm over more positions than a block has": (arrays(1, 500), 1),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_everything_else_is_the_plain_path(case):
+    given, dim = OTHERS[case]
+    np.testing.assert_array_equal(
+        fused_normed_mlp(*given, EPSILON, dim).astype(np.float32), normed_mlp(*given, EPSILON, dim).astype(np.float32)
+    )
+
+
+def test_blocks():
+    def of(batch, positions, hidden, width):
+        return blocks_of(jax.ShapeDtypeStruct((batch, positions, hidden), jnp.bfloat16), width)
+
+    assert of(192, 97, 512, 1536) == Blocks(3, 97, 104, 64, 1), "the published TRM on a device of a v4-64"
+    assert of(10, 97, 512, 1536) == Blocks(3, 97, 104, 4, 1)
+    assert of(2, 916, 512, 1536) == Blocks(1, 320, 320, 6, 3), "ARC"
+    assert of(192, 97, 1024, 2816) is None
+
+
+class Cycles(nn.Module):
+    """Two passes through the blocks of a TRM; only the last one has gradients."""
+
+    def __init__(self, mlp_t):
+        super().__init__()
+        config = TRMConfig(
+            batch_size=4, seq_len=13, vocab_size=6, num_puzzle_identifiers=2, mlp_t=mlp_t,
+            hidden_size=HIDDEN, num_heads=2, expansion=3.0, mlp_multiple_of=256, pos_encodings="none",
+        )  # fmt: skip
+        self.level = ReasoningModule(config, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            start = self.level(x, None)
+        return self.level(x + start, None)
+
+
+def exported(module, platform):
+    """With the kernels of a platform, in interpret mode."""
+    options = kernels(ComputeConfig(mlp="fused"), platform)
+    interpreted = {name: functools.partial(each, interpret=True) for name, each in options["lowerings"].items()}
+    return bridge.export(module, **options | {"lowerings": interpreted})
+
+
+@pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
+def test_blocks_of_a_model(mlp_t):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Cycles(mlp_t)
+    x = np.random.default_rng(0).normal(size=(4, 29, HIDDEN)).astype(np.float32)
+
+    def computed(fn, dtype):
+        def loss(params, x):
+            return jnp.sum(jnp.square(fn(params, fn.buffers, x.astype(dtype))[0].astype(jnp.float32)[..., :5]))
+
+        gradients = jax.jit(jax.grad(loss, (0, 1)))(fn.params, x)
+        return str(jax.make_jaxpr(jax.grad(loss))(fn.params, x)), jax.tree.leaves(gradients)
+
+    plain = exported(module, "cpu")
+    assert not plain.functions, "kernels are for a TPU"
+    text, ours = computed(exported(module, "tpu"), jnp.bfloat16)
+    _, theirs = computed(plain, jnp.bfloat16)
+    _, exact = computed(plain, jnp.float32)
+    for mine, their, right in zip(ours, theirs, exact, strict=True):
+        assert np.linalg.norm(mine - right) <= 1.1 * np.linalg.norm(their - right) < 0.1 * np.linalg.norm(right)
+    # Of each pass two blocks. Those without gradients have one result, the others keep what the backward pass needs.
+    names = ["normed_mlp", *["mix_positions"] * mlp_t]
+    expected = sorted([*names * 4, *[f"{name}_gradient" for name in names] * 2])
+    assert sorted(re.findall(r"name=((?:normed_mlp|mix_positions)\w*)\n", text)) == expected
+    of_pass = [results.count(":") for results in re.findall(r"([\w:\[\], ]+) = pallas_call", text)]
+    assert sorted(of_pass) == sorted([1, 1, 3, 3, 4, 4, *[1, 1, 2, 2, 3, 3] * mlp_t])
+
+
+@pytest.mark.slow
+def test_the_kernels_fit_the_memory_of_a_tpu():
+    """Compiled in a process of their own, since libtpu changes the environment."""
+    run_script("compile_fused_mlp", "--positions", "192x97x512x512", "12x40x256x256")
+    sizes = [(192, 97, 512, 1536), (7, 97, 512, 1536), (64, 916, 512, 1536), (192, 97, 384, 1024), (8, 97, 640, 1792)]
+    run_script("compile_fused_mlp", *("x".join(map(str, each)) for each in sizes))

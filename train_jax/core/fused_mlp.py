@@ -1,0 +1,352 @@
+"""The gated MLP of a block with its residual sum and both norms, by Pallas kernels for TPU.
+
+XLA computes `rms_norm(y + down(silu(gate(y)) * up(y)))` of `y = rms_norm(x)` and its gradients by about a dozen kernels
+and writes the activations of the hidden width to memory between them. Here the forward pass is one kernel, and so is
+the backward pass. Both keep the weights in the vector memory and go through the rows once. `docs/performance.md` has
+their scheduled bundles.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Latent = Float[Array, "batch positions hidden"]
+
+LANES, SUBLANES = 128, 8
+VECTOR_MEMORY = 15 * 2**20
+"""Bytes of a TPU v4's vector memory that a kernel may plan with; it has 16 MiB."""
+
+
+def normed_mlp(
+    x: Latent,
+    gate_up: Float[Array, "twice_width hidden"],
+    down: Float[Array, "hidden width"],
+    epsilon: float,
+    dim: int = -1,
+) -> Latent:
+    """Returns `rms_norm(y + swiglu(y))` of `y = rms_norm(x, dim)` by operations of JAX."""
+    x = _rms_norm(x, epsilon, dim)
+    gate, up = (jnp.einsum("...h,wh->...w", x, part.astype(x.dtype)) for part in jnp.split(gate_up, 2))
+    return _rms_norm(x + jnp.einsum("...w,hw->...h", jax.nn.silu(gate) * up, down.astype(x.dtype)), epsilon, -1)
+
+
+def _rms_norm(x: Latent, epsilon: float, dim: int) -> Latent:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), dim, keepdims=True) + epsilon)).astype(x.dtype)
+
+
+def fused_normed_mlp(
+    x: Latent,
+    gate_up: Float[Array, "twice_width hidden"],
+    down: Float[Array, "hidden width"],
+    epsilon: float,
+    dim: int = -1,
+    *,
+    interpret: bool = False,
+) -> Latent:
+    """`normed_mlp` by Pallas kernels for TPU, where `blocks_of` has blocks for it; elsewhere by operations of JAX.
+
+    `x` is rounded to bfloat16 before every product, as are the hidden activations; sums, the residual and the norm are
+    float32. The gradients of the weights are summed in float32. The kernels have a gradient, but no `jvp` and no
+    gradient of the gradient. `interpret` runs them on any machine, slowly.
+    """
+    over_positions = dim % x.ndim == 1
+    blocks = blocks_of(x, down.shape[1])
+    if blocks is None or (over_positions and blocks.of_an_example > 1):
+        return normed_mlp(x, gate_up, down, epsilon, dim)
+    return _fused(_Norm(epsilon, over_positions), blocks, interpret, x, gate_up, down)
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """What a step of a kernel computes: some examples whole, or a part of the positions of one.
+
+    A TPU holds the positions of an example in registers of 8 rows. The kernels keep the rows that this adds, as zeros.
+    """
+
+    examples: int
+    positions: int
+    padded: int
+    """Positions of a block with the added rows."""
+    steps: int
+    of_an_example: int
+    """Steps in which one example is computed; 1 where a step has whole ones."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step."""
+        return self.examples * self.padded
+
+
+def blocks_of(x: Any, width: int) -> Blocks | None:
+    """Returns the blocks for inputs of the shape and dtype of `x`; None where the kernels do not serve them.
+
+    They serve bfloat16, hidden sizes of multiples of 128, widths of multiples of 256, and weights that fit into the
+    vector memory of a TPU v4.
+    """
+    if x.ndim != 3 or x.dtype != jnp.bfloat16 or x.shape[2] % LANES or width % (2 * LANES):
+        return None
+    batch, positions, hidden = x.shape
+    most = _most_rows(hidden, width)
+    padded = round_up(positions, SUBLANES)
+    if padded <= most:
+        steps = -(-batch // (most // padded))
+        return Blocks(-(-batch // steps), positions, padded, steps, 1)
+    if most < 2 * SUBLANES:
+        return None
+    parts = -(-positions // most)
+    part = round_up(-(-positions // parts), 2 * SUBLANES)
+    return Blocks(1, part, part, batch * parts, parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Norm:
+    """The norm before the MLP, over positions or over the hidden size."""
+
+    epsilon: float
+    over_positions: bool
+
+    def factor(self, rows: Array, blocks: Blocks) -> Array:
+        """What divides the rows of a block; added rows are zeros."""
+        return jax.lax.rsqrt(self._mean(jnp.square(rows), blocks) + self.epsilon)
+
+    def gradient(self, normed: Array, factor: Array, by_normed: Array, blocks: Blocks) -> Array:
+        """The gradient by the rows."""
+        return factor * (by_normed - normed * self._mean(normed * by_normed, blocks))
+
+    def _mean(self, rows: Array, blocks: Blocks) -> Array:
+        if not self.over_positions:
+            return jnp.mean(rows, -1, keepdims=True)
+        examples = jnp.reshape(rows, (blocks.examples, blocks.padded, rows.shape[1]))
+        means = jnp.sum(examples, 1, keepdims=True) / blocks.positions
+        return jnp.reshape(jnp.broadcast_to(means, examples.shape), rows.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _fused(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: Array, down: Array) -> Latent:
+    return _forward(norm, blocks, interpret, x, gate_up, down, keep=False)[0]
+
+
+def _fused_fwd(norm, blocks, interpret, x, gate_up, down):
+    out, *kept = _forward(norm, blocks, interpret, x, gate_up, down, keep=True)
+    return out, (x, out, *kept, gate_up, down)
+
+
+def _fused_bwd(norm, blocks, interpret, residuals, cotangent):
+    return _backward(norm, blocks, interpret, *residuals, cotangent)
+
+
+_fused.defvjp(_fused_fwd, _fused_bwd)
+
+
+def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: bool):
+    """Returns the result and, with `keep`, the factor of the norm of each row, gate and up, all of them in blocks."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    hidden, width = down.shape
+    chunk = _chunk(width)
+
+    def kernel(x_ref, gate_ref, up_ref, down_ref, out_ref, *rest):
+        *kept, rows_ref = rest
+        total = _rows_of(blocks, pl.program_id(0), x_ref, rows_ref, x.shape)
+        total *= norm.factor(total, blocks)
+        narrow = total.astype(x.dtype)
+        for start in range(0, width, chunk):
+            part = slice(start, start + chunk)
+            gate = dot(narrow, gate_ref[part, :], 1, 1)
+            up = dot(narrow, up_ref[part, :], 1, 1)
+            if keep:
+                _, kept_gate, kept_up = kept
+                kept_gate[0, :, part], kept_up[0, :, part] = gate.astype(x.dtype), up.astype(x.dtype)
+            total += dot((gate * sigmoid(gate) * up).astype(x.dtype), down_ref[:, part], 1, 1)
+        factor = jax.lax.rsqrt(jnp.mean(jnp.square(total), -1, keepdims=True) + norm.epsilon)
+        _write_rows(blocks, total * factor, out_ref)
+        if keep:
+            kept[0][0] = factor
+
+    def weight(shape, at):
+        return pl.BlockSpec(shape, lambda _: at, pipeline_mode=pl.Buffered(1))
+
+    def of_rows(size):
+        return pl.BlockSpec((1, blocks.rows, size), lambda i: (i, 0, 0))
+
+    latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), _place_of(blocks))
+    kept = [(1, jnp.float32), (width, x.dtype), (width, x.dtype)] if keep else []
+    weights = gate_up.astype(x.dtype), down.astype(x.dtype)
+    return pl.pallas_call(
+        kernel,
+        grid=(blocks.steps,),
+        in_specs=[
+            latent,
+            weight((width, hidden), (0, 0)),
+            weight((width, hidden), (1, 0)),
+            weight((hidden, width), (0, 0)),
+        ],
+        out_specs=[latent, *(of_rows(size) for size, _ in kept)],
+        out_shape=[
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            *(jax.ShapeDtypeStruct((blocks.steps, blocks.rows, size), dtype) for size, dtype in kept),
+        ],
+        scratch_shapes=[pltpu.VMEM((blocks.rows, hidden), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=interpret,
+        name="normed_mlp",
+    )(x, weights[0], weights[0], weights[1])
+
+
+def _backward(norm: _Norm, blocks: Blocks, interpret: bool, x, out, factor, gate, up, gate_up, down, cotangent):
+    """Returns the gradients by `x` and by both weights.
+
+    Each half of the hidden width goes through all rows, on a core of its own where a device has two. So each has a part
+    of the gradient by `x`, and whole gradients for its part of the weights.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    hidden, width = down.shape
+    half = width // 2
+
+    def kernel(x_ref, out_ref, by_out_ref, factor_ref, gate_ref, up_ref, wg_ref, wu_ref, wd_ref, *rest):
+        by_x_ref, by_gate_up_ref, by_down_ref, rows_ref = rest
+        step = pl.program_id(1)
+
+        @pl.when(step == 0)
+        def _():
+            by_gate_up_ref[...] = jnp.zeros_like(by_gate_up_ref)
+            by_down_ref[...] = jnp.zeros_like(by_down_ref)
+
+        rows, normed, by_normed = (
+            _rows_of(blocks, step, ref, rows_ref, x.shape) for ref in (x_ref, out_ref, by_out_ref)
+        )
+        rows_factor = norm.factor(rows, blocks)
+        rows *= rows_factor
+        narrow = rows.astype(x.dtype)
+        by_sum = factor_ref[0] * (by_normed - normed * jnp.mean(normed * by_normed, -1, keepdims=True))
+        by_mlp = by_sum.astype(x.dtype)
+        total = 0.5 * by_sum  # the other half of the width adds the other half
+        for start in range(0, half, LANES):
+            part = slice(start, start + LANES)
+            gate, up = (ref[0, :, part].astype(jnp.float32) for ref in (gate_ref, up_ref))
+            by_hidden = dot(by_mlp, wd_ref[:, part], 1, 0)
+            of_gate = sigmoid(gate)
+            silu = gate * of_gate
+            by_up = (by_hidden * silu).astype(x.dtype)
+            by_gate = (by_hidden * up * (of_gate + silu * (1 - of_gate))).astype(x.dtype)
+            total += dot(by_gate, wg_ref[part, :], 1, 0) + dot(by_up, wu_ref[part, :], 1, 0)
+            by_gate_up_ref[0, part, :] += dot(by_gate, narrow, 0, 0)
+            by_gate_up_ref[1, part, :] += dot(by_up, narrow, 0, 0)
+            by_down_ref[part, :] += dot((silu * up).astype(x.dtype), by_mlp, 0, 0)
+        _write_rows(blocks, norm.gradient(rows, rows_factor, total, blocks), by_x_ref.at[0])
+
+    def of_rows(size, at):
+        return pl.BlockSpec((1, blocks.rows, size), at)
+
+    def once(shape, at):
+        return pl.BlockSpec(shape, at, pipeline_mode=pl.Buffered(1))
+
+    place = _place_of(blocks)
+    latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda _, i: place(i))
+    of_half = of_rows(half, lambda core, i: (i, 0, core))
+    weights = gate_up.astype(x.dtype), down.astype(x.dtype)
+    by_x, by_gate_up, by_down = pl.pallas_call(
+        kernel,
+        grid=(2, blocks.steps),
+        in_specs=[
+            *(latent, latent, latent, of_rows(1, lambda _, i: (i, 0, 0)), of_half, of_half),
+            once((half, hidden), lambda core, _: (core, 0)),
+            once((half, hidden), lambda core, _: (2 + core, 0)),
+            once((hidden, half), lambda core, _: (0, core)),
+        ],
+        out_specs=[
+            pl.BlockSpec((1, blocks.examples, blocks.positions, hidden), lambda core, i: (core, *place(i))),
+            once((2, half, hidden), lambda core, _: (0, core, 0)),
+            once((half, hidden), lambda core, _: (core, 0)),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((2, *x.shape), x.dtype),
+            jax.ShapeDtypeStruct((2, width, hidden), jnp.float32),
+            jax.ShapeDtypeStruct((width, hidden), jnp.float32),
+        ],
+        scratch_shapes=[pltpu.VMEM((blocks.rows, hidden), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        interpret=interpret,
+        name="normed_mlp_gradient",
+    )(x, out, cotangent, factor, gate, up, weights[0], weights[0], weights[1])
+    by_x = (by_x[0].astype(jnp.float32) + by_x[1].astype(jnp.float32)).astype(x.dtype)
+    return by_x, by_gate_up.reshape(gate_up.shape).astype(gate_up.dtype), by_down.T.astype(down.dtype)
+
+
+def _place_of(blocks: Blocks) -> Callable[[Any], tuple[Any, Any, int]]:
+    """Returns which block of `(batch, positions, hidden)` a step has."""
+    if blocks.of_an_example == 1:
+        return lambda i: (i, 0, 0)
+    return lambda i: (jax.lax.div(i, blocks.of_an_example), jax.lax.rem(i, blocks.of_an_example), 0)
+
+
+def _rows_of(blocks: Blocks, step: Any, ref: Any, rows_ref: Any, shape: tuple[int, ...]) -> Float[Array, "rows hidden"]:
+    """Returns the block in `ref` by way of `rows_ref`, every example from a multiple of 8 on, with zeros behind it.
+
+    Examples and positions outside of `shape`, which have any content, are zeros as well.
+    """
+    batch, positions, hidden = shape
+    for example in range(blocks.examples):
+        values = ref[example].astype(jnp.float32)
+        if batch % blocks.examples:  # the last block has examples that are not there
+            values = jnp.where(step * blocks.examples + example < batch, values, 0.0)
+        if positions % blocks.positions:  # the last block of an example has positions that are not there
+            first = jax.lax.rem(step, blocks.of_an_example) * blocks.positions
+            place = jax.lax.broadcasted_iota(jnp.int32, (blocks.positions, 1), 0) + first
+            values = jnp.where(place < positions, values, 0.0)
+        start = example * blocks.padded
+        rows_ref[start : start + blocks.positions, :] = values
+        if blocks.padded > blocks.positions:
+            behind = jnp.zeros((blocks.padded - blocks.positions, hidden), jnp.float32)
+            rows_ref[start + blocks.positions : start + blocks.padded, :] = behind
+    return rows_ref[...]
+
+
+def _write_rows(blocks: Blocks, rows: Array, ref: Any) -> None:
+    """Writes the rows of every example into `ref`."""
+    for example in range(blocks.examples):
+        start = example * blocks.padded
+        ref[example] = rows[start : start + blocks.positions].astype(ref.dtype)
+
+
+def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
+    """The product that contracts an axis of each, with a float32 result."""
+    return jax.lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def sigmoid(x: Array) -> Array:
+    """By `tanh`, which a TPU computes in one instruction; `jax.nn.sigmoid` also divides."""
+    return 0.5 * jnp.tanh(0.5 * x) + 0.5
+
+
+def round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _chunk(width: int) -> int:
+    """Returns how many hidden activations of a row the forward pass computes at a time."""
+    return next(size for size in (512, 256, LANES) if width % size == 0)
+
+
+def _most_rows(hidden: int, width: int) -> int:
+    """Returns how many rows of a step fit into the vector memory in both passes."""
+    weights = 3 * hidden * width * 2
+    row = 2 * 2 * (2 * hidden + 2 * width + 2 * LANES) + _temporaries(hidden, _chunk(width))
+    half = width // 2
+    weights_of_half = 3 * hidden * half * (2 + 4)
+    row_of_half = 2 * 2 * (4 * hidden + 2 * half + 2 * LANES) + _temporaries(3 * hidden, LANES)
+    return min(424, (VECTOR_MEMORY - weights) // row, (VECTOR_MEMORY - weights_of_half) // row_of_half)
+
+
+def _temporaries(hidden: int, chunk: int) -> int:
+    """Returns the bytes of a row that are neither an argument nor a result, as the compiler was seen to need them."""
+    return 4 * (3 * hidden // 2 + 4 * chunk)
