@@ -272,7 +272,7 @@ class BridgeTensor(torch.Tensor):
         """A leaf over the same memory with the same attributes, as PyTorch's."""
         copied = self.detach().requires_grad_(self.requires_grad)
         mark_as_parameter(copied, is_parameter(self))
-        copied.__dict__.update(self._attributes())
+        vars(copied).update(self._attributes())
         return copied
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
@@ -292,7 +292,7 @@ class BridgeTensor(torch.Tensor):
             copied = self._over_copied_memory(memo)
         memo[id(self)] = copied.requires_grad_(self.requires_grad)
         if not is_parameter(self):
-            copied.__dict__.update(copy.deepcopy(self._attributes(), memo))
+            vars(copied).update(copy.deepcopy(self._attributes(), memo))
         return copied
 
     def _over_copied_memory(self, memo: dict) -> BridgeTensor:
@@ -305,7 +305,7 @@ class BridgeTensor(torch.Tensor):
 
     def _attributes(self) -> dict[str, Any]:
         """What the code has set on it."""
-        return {name: value for name, value in self.__dict__.items() if name not in INTERNAL}
+        return {name: value for name, value in vars(self).items() if name not in INTERNAL}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.reshape(-1)[:1].tolist()  # an `.item()`, with its error

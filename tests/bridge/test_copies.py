@@ -20,10 +20,10 @@ class Memory(nn.Module):
         self.register_buffer("rows", torch.arange(6.0).view(2, 3))
         self.register_buffer("flat", self.rows.view(-1), persistent=False)
         self.register_buffer("code", torch.tensor([[3, -2, 5]], dtype=torch.int8))
-        self.code.scale = 0.25
+        vars(self.code)["scale"] = 0.25
         self.column = self.rows[:, 0]
         self.w = nn.Parameter(torch.ones(3))
-        self.w.note = 3.0
+        vars(self.w)["note"] = 3.0
 
 
 class Copies(nn.Module):

@@ -11,8 +11,8 @@ import bridge
 from bridge.lowerings.registry import METAS
 from models_torch import blocks
 from models_torch.layers import SwiGLU
-from train_jax.core.fused_mixing import fused_mix_positions, mix_positions
-from train_jax.core.fused_mlp import fused_normed_mlp, normed_mlp
+from train_jax.kernels.mix_positions import fused_mix_positions, mix_positions
+from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
 from train_jax.run.config import ComputeConfig
 
 _ATTENTION = "aten::scaled_dot_product_attention"

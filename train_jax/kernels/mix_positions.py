@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from train_jax.core.fused_mlp import LANES, SUBLANES, VECTOR_MEMORY, Latent, dot, round_up, sigmoid
+from train_jax.kernels.common import LANES, SUBLANES, VECTOR_MEMORY, Latent, dot, round_up, sigmoid
 
 _MOST_EXAMPLES = 4
 
@@ -33,7 +33,7 @@ def fused_mix_positions(
 ) -> Latent:
     """`mix_positions` by Pallas kernels for TPU, where `examples_of` is not 0; elsewhere by operations of JAX.
 
-    Precision, derivatives and `interpret` are those of `train_jax.core.fused_mlp.fused_normed_mlp`.
+    Precision, derivatives and `interpret` are those of `train_jax.kernels.normed_mlp.fused_normed_mlp`.
     """
     if not examples_of(x, down.shape[1]):
         return mix_positions(x, gate_up, down)
@@ -67,7 +67,7 @@ def _fused_fwd(interpret, x, gate_up, down):
 
 
 def _fused_bwd(interpret, residuals, cotangent):
-    return _backward(interpret, *residuals, cotangent)
+    return _backward(interpret, residuals, cotangent)
 
 
 _fused.defvjp(_fused_fwd, _fused_bwd)
@@ -126,11 +126,12 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
     )(x, gates, gates, downs)
 
 
-def _backward(interpret: bool, x, gate, up, gate_up, down, cotangent) -> tuple[Array, Array, Array]:
+def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) -> tuple[Array, Array, Array]:
     """Returns the gradients by `x` and by both weights. Each core has a part of the examples, and sums of its own."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
+    x, gate, up, gate_up, down = residuals
     (batch, positions, hidden), width = x.shape, down.shape[1]
     examples = examples_of(x, width)
     steps = batch // examples

@@ -8,18 +8,13 @@ their scheduled bundles.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Latent = Float[Array, "batch positions hidden"]
-
-LANES, SUBLANES = 128, 8
-VECTOR_MEMORY = 15 * 2**20
-"""Bytes of a TPU v4's vector memory that a kernel may plan with; it has 16 MiB."""
+from train_jax.kernels.blocks import Blocks, blocks_of, chunk_of, place_of, rows_of, write_rows
+from train_jax.kernels.common import LANES, Latent, dot, sigmoid
 
 
 def normed_mlp(
@@ -63,48 +58,6 @@ def fused_normed_mlp(
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
-    """What a step of a kernel computes: some examples whole, or a part of the positions of one.
-
-    A TPU holds the positions of an example in registers of 8 rows. The kernels keep the rows that this adds, as zeros.
-    """
-
-    examples: int
-    positions: int
-    padded: int
-    """Positions of a block with the added rows."""
-    steps: int
-    of_an_example: int
-    """Steps in which one example is computed; 1 where a step has whole ones."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of a step."""
-        return self.examples * self.padded
-
-
-def blocks_of(x: Any, width: int) -> Blocks | None:
-    """Returns the blocks for inputs of the shape and dtype of `x`; None where the kernels do not serve them.
-
-    They serve bfloat16, hidden sizes of multiples of 128, widths of multiples of 256, and weights that fit into the
-    vector memory of a TPU v4.
-    """
-    if x.ndim != 3 or x.dtype != jnp.bfloat16 or x.shape[2] % LANES or width % (2 * LANES):
-        return None
-    batch, positions, hidden = x.shape
-    most = _most_rows(hidden, width)
-    padded = round_up(positions, SUBLANES)
-    if padded <= most:
-        steps = -(-batch // (most // padded))
-        return Blocks(-(-batch // steps), positions, padded, steps, 1)
-    if most < 2 * SUBLANES:
-        return None
-    parts = -(-positions // most)
-    part = round_up(-(-positions // parts), 2 * SUBLANES)
-    return Blocks(1, part, part, batch * parts, parts)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Norm:
     """The norm before the MLP, over positions or over the hidden size."""
 
@@ -138,7 +91,7 @@ def _fused_fwd(norm, blocks, interpret, x, gate_up, down):
 
 
 def _fused_bwd(norm, blocks, interpret, residuals, cotangent):
-    return _backward(norm, blocks, interpret, *residuals, cotangent)
+    return _backward(norm, blocks, interpret, residuals, cotangent)
 
 
 _fused.defvjp(_fused_fwd, _fused_bwd)
@@ -150,11 +103,11 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
     from jax.experimental.pallas import tpu as pltpu
 
     hidden, width = down.shape
-    chunk = _chunk(width)
+    chunk = chunk_of(width)
 
     def kernel(x_ref, gate_ref, up_ref, down_ref, out_ref, *rest):
         *kept, rows_ref = rest
-        total = _rows_of(blocks, pl.program_id(0), x_ref, rows_ref, x.shape)
+        total = rows_of(blocks, pl.program_id(0), x_ref, rows_ref, x.shape)
         total *= norm.factor(total, blocks)
         narrow = total.astype(x.dtype)
         for start in range(0, width, chunk):
@@ -166,7 +119,7 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
                 kept_gate[0, :, part], kept_up[0, :, part] = gate.astype(x.dtype), up.astype(x.dtype)
             total += dot((gate * sigmoid(gate) * up).astype(x.dtype), down_ref[:, part], 1, 1)
         factor = jax.lax.rsqrt(jnp.mean(jnp.square(total), -1, keepdims=True) + norm.epsilon)
-        _write_rows(blocks, total * factor, out_ref)
+        write_rows(blocks, total * factor, out_ref)
         if keep:
             kept[0][0] = factor
 
@@ -176,7 +129,7 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
     def of_rows(size):
         return pl.BlockSpec((1, blocks.rows, size), lambda i: (i, 0, 0))
 
-    latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), _place_of(blocks))
+    latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), place_of(blocks))
     kept = [(1, jnp.float32), (width, x.dtype), (width, x.dtype)] if keep else []
     weights = gate_up.astype(x.dtype), down.astype(x.dtype)
     return pl.pallas_call(
@@ -200,7 +153,7 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
     )(x, weights[0], weights[0], weights[1])
 
 
-def _backward(norm: _Norm, blocks: Blocks, interpret: bool, x, out, factor, gate, up, gate_up, down, cotangent):
+def _backward(norm: _Norm, blocks: Blocks, interpret: bool, residuals: tuple[Array, ...], cotangent: Latent):
     """Returns the gradients by `x` and by both weights.
 
     Each half of the hidden width goes through all rows, on a core of its own where a device has two. So each has a part
@@ -209,6 +162,7 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, x, out, factor, gate
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
+    x, out, factor, gate, up, gate_up, down = residuals
     hidden, width = down.shape
     half = width // 2
 
@@ -222,7 +176,7 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, x, out, factor, gate
             by_down_ref[...] = jnp.zeros_like(by_down_ref)
 
         rows, normed, by_normed = (
-            _rows_of(blocks, step, ref, rows_ref, x.shape) for ref in (x_ref, out_ref, by_out_ref)
+            rows_of(blocks, step, ref, rows_ref, x.shape) for ref in (x_ref, out_ref, by_out_ref)
         )
         rows_factor = norm.factor(rows, blocks)
         rows *= rows_factor
@@ -242,7 +196,7 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, x, out, factor, gate
             by_gate_up_ref[0, part, :] += dot(by_gate, narrow, 0, 0)
             by_gate_up_ref[1, part, :] += dot(by_up, narrow, 0, 0)
             by_down_ref[part, :] += dot((silu * up).astype(x.dtype), by_mlp, 0, 0)
-        _write_rows(blocks, norm.gradient(rows, rows_factor, total, blocks), by_x_ref.at[0])
+        write_rows(blocks, norm.gradient(rows, rows_factor, total, blocks), by_x_ref.at[0])
 
     def of_rows(size, at):
         return pl.BlockSpec((1, blocks.rows, size), at)
@@ -250,7 +204,7 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, x, out, factor, gate
     def once(shape, at):
         return pl.BlockSpec(shape, at, pipeline_mode=pl.Buffered(1))
 
-    place = _place_of(blocks)
+    place = place_of(blocks)
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda _, i: place(i))
     of_half = of_rows(half, lambda core, i: (i, 0, core))
     weights = gate_up.astype(x.dtype), down.astype(x.dtype)
@@ -280,73 +234,3 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, x, out, factor, gate
     )(x, out, cotangent, factor, gate, up, weights[0], weights[0], weights[1])
     by_x = (by_x[0].astype(jnp.float32) + by_x[1].astype(jnp.float32)).astype(x.dtype)
     return by_x, by_gate_up.reshape(gate_up.shape).astype(gate_up.dtype), by_down.T.astype(down.dtype)
-
-
-def _place_of(blocks: Blocks) -> Callable[[Any], tuple[Any, Any, int]]:
-    """Returns which block of `(batch, positions, hidden)` a step has."""
-    if blocks.of_an_example == 1:
-        return lambda i: (i, 0, 0)
-    return lambda i: (jax.lax.div(i, blocks.of_an_example), jax.lax.rem(i, blocks.of_an_example), 0)
-
-
-def _rows_of(blocks: Blocks, step: Any, ref: Any, rows_ref: Any, shape: tuple[int, ...]) -> Float[Array, "rows hidden"]:
-    """Returns the block in `ref` by way of `rows_ref`, every example from a multiple of 8 on, with zeros behind it.
-
-    Examples and positions outside of `shape`, which have any content, are zeros as well.
-    """
-    batch, positions, hidden = shape
-    for example in range(blocks.examples):
-        values = ref[example].astype(jnp.float32)
-        if batch % blocks.examples:  # the last block has examples that are not there
-            values = jnp.where(step * blocks.examples + example < batch, values, 0.0)
-        if positions % blocks.positions:  # the last block of an example has positions that are not there
-            first = jax.lax.rem(step, blocks.of_an_example) * blocks.positions
-            place = jax.lax.broadcasted_iota(jnp.int32, (blocks.positions, 1), 0) + first
-            values = jnp.where(place < positions, values, 0.0)
-        start = example * blocks.padded
-        rows_ref[start : start + blocks.positions, :] = values
-        if blocks.padded > blocks.positions:
-            behind = jnp.zeros((blocks.padded - blocks.positions, hidden), jnp.float32)
-            rows_ref[start + blocks.positions : start + blocks.padded, :] = behind
-    return rows_ref[...]
-
-
-def _write_rows(blocks: Blocks, rows: Array, ref: Any) -> None:
-    """Writes the rows of every example into `ref`."""
-    for example in range(blocks.examples):
-        start = example * blocks.padded
-        ref[example] = rows[start : start + blocks.positions].astype(ref.dtype)
-
-
-def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
-    """The product that contracts an axis of each, with a float32 result."""
-    return jax.lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), preferred_element_type=jnp.float32)
-
-
-def sigmoid(x: Array) -> Array:
-    """By `tanh`, which a TPU computes in one instruction; `jax.nn.sigmoid` also divides."""
-    return 0.5 * jnp.tanh(0.5 * x) + 0.5
-
-
-def round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
-def _chunk(width: int) -> int:
-    """Returns how many hidden activations of a row the forward pass computes at a time."""
-    return next(size for size in (512, 256, LANES) if width % size == 0)
-
-
-def _most_rows(hidden: int, width: int) -> int:
-    """Returns how many rows of a step fit into the vector memory in both passes."""
-    weights = 3 * hidden * width * 2
-    row = 2 * 2 * (2 * hidden + 2 * width + 2 * LANES) + _temporaries(hidden, _chunk(width))
-    half = width // 2
-    weights_of_half = 3 * hidden * half * (2 + 4)
-    row_of_half = 2 * 2 * (4 * hidden + 2 * half + 2 * LANES) + _temporaries(3 * hidden, LANES)
-    return min(424, (VECTOR_MEMORY - weights) // row, (VECTOR_MEMORY - weights_of_half) // row_of_half)
-
-
-def _temporaries(hidden: int, chunk: int) -> int:
-    """Returns the bytes of a row that are neither an argument nor a result, as the compiler was seen to need them."""
-    return 4 * (3 * hidden // 2 + 4 * chunk)

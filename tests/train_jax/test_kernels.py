@@ -15,8 +15,9 @@ from torch import nn
 import bridge
 from models_torch.blocks import ReasoningModule
 from models_torch.trm import TRMConfig
-from train_jax.core.fused_mixing import examples_of, fused_mix_positions, mix_positions
-from train_jax.core.fused_mlp import Blocks, blocks_of, fused_normed_mlp, normed_mlp
+from train_jax.kernels.blocks import Blocks, blocks_of
+from train_jax.kernels.mix_positions import examples_of, fused_mix_positions, mix_positions
+from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
 from train_jax.run.config import ComputeConfig
 from train_jax.run.kernels import kernels
 
@@ -104,9 +105,10 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_everything_else_is_the_plain_path(case):
-    given, dim = OTHERS[case]
+    (x, gate_up, down), dim = OTHERS[case]
+    plain = normed_mlp(x, gate_up, down, EPSILON, dim)
     np.testing.assert_array_equal(
-        fused_normed_mlp(*given, EPSILON, dim).astype(np.float32), normed_mlp(*given, EPSILON, dim).astype(np.float32)
+        fused_normed_mlp(x, gate_up, down, EPSILON, dim).astype(np.float32), plain.astype(np.float32)
     )
 
 
@@ -141,7 +143,7 @@ def exported(module, platform):
     """With the kernels of a platform, in interpret mode."""
     options = kernels(ComputeConfig(mlp="fused"), platform)
     interpreted = {name: functools.partial(each, interpret=True) for name, each in options["lowerings"].items()}
-    return bridge.export(module, **options | {"lowerings": interpreted})
+    return bridge.export(module, lowerings=interpreted, functions=options["functions"])
 
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
@@ -176,6 +178,6 @@ def test_blocks_of_a_model(mlp_t):
 @pytest.mark.slow
 def test_the_kernels_fit_the_memory_of_a_tpu():
     """Compiled in a process of their own, since libtpu changes the environment."""
-    run_script("compile_fused_mlp", "--positions", "192x97x512x512", "12x40x256x256")
+    run_script("compile_kernels", "--positions", "192x97x512x512", "12x40x256x256")
     sizes = [(192, 97, 512, 1536), (7, 97, 512, 1536), (64, 916, 512, 1536), (192, 97, 384, 1024), (8, 97, 640, 1792)]
-    run_script("compile_fused_mlp", *("x".join(map(str, each)) for each in sizes))
+    run_script("compile_kernels", *("x".join(map(str, each)) for each in sizes))

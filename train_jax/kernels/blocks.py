@@ -1,0 +1,109 @@
+"""Which rows a step of the kernels over channels computes: whole examples, or a part of the positions of one."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from train_jax.kernels.common import LANES, SUBLANES, VECTOR_MEMORY, round_up
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """What a step of a kernel computes: some examples whole, or a part of the positions of one.
+
+    A TPU holds the positions of an example in registers of 8 rows. The kernels keep the rows that this adds, as zeros.
+    """
+
+    examples: int
+    positions: int
+    padded: int
+    """Positions of a block with the added rows."""
+    steps: int
+    of_an_example: int
+    """Steps in which one example is computed; 1 where a step has whole ones."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step."""
+        return self.examples * self.padded
+
+
+def blocks_of(x: Any, width: int) -> Blocks | None:
+    """Returns the blocks for inputs of the shape and dtype of `x`; None where the kernels do not serve them.
+
+    They serve bfloat16, hidden sizes of multiples of 128, widths of multiples of 256, and weights that fit into the
+    vector memory of a TPU v4.
+    """
+    if x.ndim != 3 or x.dtype != jnp.bfloat16 or x.shape[2] % LANES or width % (2 * LANES):
+        return None
+    batch, positions, hidden = x.shape
+    most = _most_rows(hidden, width)
+    padded = round_up(positions, SUBLANES)
+    if padded <= most:
+        steps = -(-batch // (most // padded))
+        return Blocks(-(-batch // steps), positions, padded, steps, 1)
+    if most < 2 * SUBLANES:
+        return None
+    parts = -(-positions // most)
+    part = round_up(-(-positions // parts), 2 * SUBLANES)
+    return Blocks(1, part, part, batch * parts, parts)
+
+
+def place_of(blocks: Blocks) -> Callable[[Any], tuple[Any, Any, int]]:
+    """Returns which block of `(batch, positions, hidden)` a step has."""
+    if blocks.of_an_example == 1:
+        return lambda i: (i, 0, 0)
+    return lambda i: (jax.lax.div(i, blocks.of_an_example), jax.lax.rem(i, blocks.of_an_example), 0)
+
+
+def rows_of(blocks: Blocks, step: Any, ref: Any, rows_ref: Any, shape: tuple[int, ...]) -> Float[Array, "rows hidden"]:
+    """Returns the block in `ref` by way of `rows_ref`, every example from a multiple of 8 on, with zeros behind it.
+
+    Examples and positions outside of `shape`, which have any content, are zeros as well.
+    """
+    batch, positions, hidden = shape
+    for example in range(blocks.examples):
+        values = ref[example].astype(jnp.float32)
+        if batch % blocks.examples:  # the last block has examples that are not there
+            values = jnp.where(step * blocks.examples + example < batch, values, 0.0)
+        if positions % blocks.positions:  # the last block of an example has positions that are not there
+            first = jax.lax.rem(step, blocks.of_an_example) * blocks.positions
+            place = jax.lax.broadcasted_iota(jnp.int32, (blocks.positions, 1), 0) + first
+            values = jnp.where(place < positions, values, 0.0)
+        start = example * blocks.padded
+        rows_ref[start : start + blocks.positions, :] = values
+        if blocks.padded > blocks.positions:
+            behind = jnp.zeros((blocks.padded - blocks.positions, hidden), jnp.float32)
+            rows_ref[start + blocks.positions : start + blocks.padded, :] = behind
+    return rows_ref[...]
+
+
+def write_rows(blocks: Blocks, rows: Array, ref: Any) -> None:
+    """Writes the rows of every example into `ref`."""
+    for example in range(blocks.examples):
+        start = example * blocks.padded
+        ref[example] = rows[start : start + blocks.positions].astype(ref.dtype)
+
+
+def chunk_of(width: int) -> int:
+    """Returns how many hidden activations of a row the forward pass computes at a time."""
+    return next(size for size in (512, 256, LANES) if width % size == 0)
+
+
+def _most_rows(hidden: int, width: int) -> int:
+    """Returns how many rows of a step fit into the vector memory in both passes."""
+    weights = 3 * hidden * width * 2
+    row = 2 * 2 * (2 * hidden + 2 * width + 2 * LANES) + _temporaries(hidden, chunk_of(width))
+    half = width // 2
+    weights_of_half = 3 * hidden * half * (2 + 4)
+    row_of_half = 2 * 2 * (4 * hidden + 2 * half + 2 * LANES) + _temporaries(3 * hidden, LANES)
+    return min(424, (VECTOR_MEMORY - weights) // row, (VECTOR_MEMORY - weights_of_half) // row_of_half)
+
+
+def _temporaries(hidden: int, chunk: int) -> int:
+    """Returns the bytes of a row that are neither an argument nor a result, as the compiler was seen to need them."""
+    return 4 * (3 * hidden // 2 + 4 * chunk)

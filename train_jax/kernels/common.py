@@ -1,0 +1,26 @@
+"""What the Pallas kernels share: sizes of a TPU, products, the sigmoid."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Latent = Float[Array, "batch positions hidden"]
+
+LANES, SUBLANES = 128, 8
+"""A vector register of a TPU holds 8 rows of 128 numbers of 32 bits."""
+VECTOR_MEMORY = 15 * 2**20
+"""Bytes of a TPU v4's vector memory that a kernel may plan with; it has 16 MiB."""
+
+
+def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
+    """The product that contracts an axis of each, with a float32 result."""
+    return jax.lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def sigmoid(x: Array) -> Array:
+    """By `tanh`, which a TPU computes in one instruction; `jax.nn.sigmoid` also divides."""
+    return 0.5 * jnp.tanh(0.5 * x) + 0.5
+
+
+def round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
