@@ -49,6 +49,7 @@ class ByHand(Objective):
     """`trm_jnp` as an `Objective`, with the state of the bridged module."""
 
     config: TRMConfig = dataclasses.field(kw_only=True)
+    network: trm_jnp.Network = trm_jnp.level
 
     def initial_carry(self, params: Arrays, buffers: Arrays, batch: Batch) -> Any:
         return trm_jnp.initial_carry(batch, self.config)
@@ -61,7 +62,9 @@ class ByHand(Objective):
         leaf = rows[table.local_weights]
         filled = leaf + jax.lax.stop_gradient(buffers[table.weights][ids] - leaf)
         state = params | {n: b for n, b in buffers.items() if n.endswith("_init")}
-        loss, (carry, metrics) = trm_jnp.loss_fn(state, filled, carry, batch, rng.key, self.config)
+        loss, (carry, metrics) = trm_jnp.loss_fn(
+            state, filled, carry, batch, rng.key, self.config, network=self.network
+        )
         metrics |= halting_histogram(carry, self.config.halt_max_steps)
         return LossSums(loss, None, metrics, carry, buffers | {table.local_ids: ids})
 

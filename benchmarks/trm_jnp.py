@@ -8,6 +8,7 @@ module.
 # ruff: noqa: N815 (z_H is the field's name)
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -110,6 +111,10 @@ def level(z: Latent, injection: Latent, params: Params, config: TRMConfig) -> La
     return z
 
 
+Network = Callable[[Latent, Latent, Params, TRMConfig], Latent]
+"""Computes what `level` does."""
+
+
 def embed(params: Params, puzzle_rows: Array | None, inputs: Int[Array, "batch seq"], config: TRMConfig) -> Latent:
     """The puzzle embedding, padded with zeros to its positions, then the token embeddings."""
     dtype = config.forward_dtype
@@ -127,14 +132,14 @@ def embed(params: Params, puzzle_rows: Array | None, inputs: Int[Array, "batch s
 
 
 def deep_recursion(
-    params: Params, input_embeddings: Latent, z_H: Latent, z_L: Latent, config: TRMConfig
+    params: Params, input_embeddings: Latent, z_H: Latent, z_L: Latent, config: TRMConfig, network: Network = level
 ) -> tuple[Latent, Latent, Float[Array, "batch seq vocab"], PerSequence, PerSequence]:
     """The H-cycles of one ACT step: latents, answer logits, halt and continue logits."""
 
     def h_cycle(z_H: Latent, z_L: Latent, params: Params, input_embeddings: Latent) -> tuple[Latent, Latent]:
         for _ in range(config.L_cycles):
-            z_L = level(z_L, z_H + input_embeddings, params, config)
-        return level(z_H, z_L, params, config), z_L
+            z_L = network(z_L, z_H + input_embeddings, params, config)
+        return network(z_H, z_L, params, config), z_L
 
     constant_params, constant_embeddings = stop_gradient((params, input_embeddings))
     for _ in range(config.H_cycles - 1):
@@ -155,6 +160,7 @@ def act_step(
     key: PRNGKeyArray,
     config: TRMConfig,
     train: bool,
+    network: Network = level,
 ) -> tuple[Carry, dict[str, Array]]:
     """One ACT step for every sequence: the new carry and the outputs by their PyTorch names."""
     data = take_up(carry, batch)
@@ -162,7 +168,7 @@ def act_step(
     z_H = jnp.where(fresh, stop_gradient(params[f"{INNER}H_init"]), carry.z_H).astype(config.forward_dtype)
     z_L = jnp.where(fresh, stop_gradient(params[f"{INNER}L_init"]), carry.z_L).astype(config.forward_dtype)
     input_embeddings = embed(params, puzzle_rows, data["inputs"], config)
-    z_H, z_L, logits, q_halt, q_continue = deep_recursion(params, input_embeddings, z_H, z_L, config)
+    z_H, z_L, logits, q_halt, q_continue = deep_recursion(params, input_embeddings, z_H, z_L, config, network)
     outputs = {"logits": logits, "q_halt_logits": q_halt, "q_continue_logits": q_continue}
 
     steps = jnp.where(carry.halted, 0, carry.steps) + 1
@@ -174,7 +180,7 @@ def act_step(
         minimum_steps = jax.random.randint(minimum_key, steps.shape, 2, config.halt_max_steps + 1)
         halted = (at_limit | wants_to) & (steps >= explores * minimum_steps)
         if not config.no_ACT_continue:
-            *_, next_halt, next_continue = deep_recursion(params, input_embeddings, z_H, z_L, config)
+            *_, next_halt, next_continue = deep_recursion(params, input_embeddings, z_H, z_L, config, network)
             best = jnp.where(at_limit, next_halt, jnp.maximum(next_halt, next_continue))
             outputs["target_q_continue"] = stop_gradient(jax.nn.sigmoid(best))
     return Carry(z_H, z_L, steps, halted, data), outputs
@@ -209,13 +215,14 @@ def loss_fn(
     key: PRNGKeyArray,
     config: TRMConfig,
     train: bool = True,
+    network: Network = level,
 ) -> tuple[Float[Array, ""], tuple[Carry, dict[str, Array]]]:
     """Returns the loss summed over the batch, the new carry, and the metrics as sums and counts.
 
     `params` contains the parameters and the buffers `H_init` and `L_init` (which get no gradient and must not be
     optimized). `puzzle_rows` are the rows of the puzzle table for `take_up(carry, batch)`.
     """
-    carry, outputs = act_step(params, puzzle_rows, carry, batch, key, config, train)
+    carry, outputs = act_step(params, puzzle_rows, carry, batch, key, config, train, network)
     logits, q_halt, labels = outputs["logits"], outputs["q_halt_logits"], carry.data["labels"]
 
     counted = labels != IGNORE_LABEL_ID

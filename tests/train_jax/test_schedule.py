@@ -97,3 +97,9 @@ def test_arguments_of_the_compiler_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--mine=1")
     write_schedules(tmp_path)
     assert os.environ["LIBTPU_INIT_ARGS"].startswith(f"--mine=1 --xla_jf_dump_to={tmp_path} ")
+
+
+def test_loops_without_a_depth_are_refused():
+    """As libtpu writes those of v5e."""
+    with pytest.raises(UserError, match="of another form; leave out --bundles"):
+        schedule("   0x4 LB: { %s2 = sadd.s32 1, %s1 }\n")

@@ -118,6 +118,8 @@ def schedule(text: str) -> Schedule:
         # An empty bundle is printed without its depth.
         depth = len(loops) - 1 if bundle["empty"] else bundle["depth"].count(">")
         starts = bundle["label"] == _LOOP_BODY and not bundle["empty"]
+        if starts and not depth:
+            raise UserError("the scheduled bundles of this chip are text of another form; leave out --bundles")
         while len(loops) - 1 > depth - starts:
             close()
         while len(loops) - 1 < depth:

@@ -1,0 +1,119 @@
+"""The train step of the published TRM compiled for a TPU slice: the bridge beside hand-written JAX.
+
+    python -m benchmarks.pod [--variants attention mixer] [--sides bridge-fused by-hand-fused …] [--json FILE]
+
+Nothing runs on a TPU. Cycles are the compiler's estimate, with the bundles of Pallas kernels, which it does not
+estimate; bundles are the scheduled instructions of all kernels. `by-hand` is the program that `benchmarks.overhead`
+measures, `by-hand-tuned` has all that makes the bridge's program fast, and `-fused` the Pallas kernels of
+`--compute.mlp fused`. Each program is compiled in a process of its own, in one to two minutes on two cores.
+`trm compile-pod` shows one program in detail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from benchmarks import tables
+
+Side = Literal["by-hand", "by-hand-tuned", "by-hand-fused", "bridge", "bridge-fused"]
+SIDES: tuple[Side, ...] = ("by-hand", "by-hand-tuned", "by-hand-fused", "bridge", "bridge-fused")
+Variant = Literal["attention", "mixer"]
+TITLES = ("variant", "side", "estimated Mcycles", "Mbundles", "HBM GB", "temporaries GB", "compiled in, s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(tables.Files):
+    """Compile the published train step for a TPU slice, by the bridge and by hand."""
+
+    variants: tuple[Variant, ...] = ("attention", "mixer")
+    """What mixes positions."""
+    sides: tuple[Side, ...] = SIDES
+    """Programs to compile."""
+    topology: str = "v4:2x4x4"
+    """Chip and axes of the slice."""
+    megacore: bool = True
+    """Whether the two cores of a chip are one device."""
+    global_batch_size: int = 6144
+    """Examples of a step on all devices."""
+    bundles: bool = True
+    """Also count scheduled bundles, which libtpu writes for v4."""
+    here: bool = False
+    """Compile the only variant and side in this process, and write nothing but the JSON file."""
+
+
+def main() -> int:
+    options = tyro.cli(Options, description=__doc__)
+    if options.here:
+        _compile(options)
+        return 0
+    before = tables.figures_before(options)
+    print(tables.header(TITLES), flush=True)
+    figures: dict[str, float] = {}
+    for variant in options.variants:
+        for side in options.sides:
+            cycles, bundles, size, temporaries, seconds = _in_a_process(options, variant, side)
+            figures |= {f"{variant}, {side}, Mcycles": cycles, f"{variant}, {side}, HBM GB": size}
+            cells = f"{cycles:.1f}", f"{bundles:.1f}" if bundles else "-", f"{size:.2f}", f"{temporaries:.2f}"
+            print(tables.row((variant, side, *cells, f"{seconds:.0f}")), flush=True)
+    return tables.finish(options, figures, before, options.topology)
+
+
+def _in_a_process(options: Options, variant: Variant, side: Side) -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "figures.json")
+        arguments = ["--here", "--variants", variant, "--sides", side, "--json", str(result)]
+        arguments += ["--topology", options.topology, "--global-batch-size", str(options.global_batch_size)]
+        arguments += [] if options.megacore else ["--no-megacore"]
+        arguments += [] if options.bundles else ["--no-bundles"]
+        subprocess.run([sys.executable, "-m", "benchmarks.pod", *arguments], check=True)
+        return json.loads(result.read_text())
+
+
+def _compile(options: Options) -> None:
+    # Imported here: libtpu and JAX are for the processes that compile.
+    from benchmarks import trm_jnp, trm_tuned
+    from benchmarks.overhead import ByHand
+    from train_jax.core.objective import Objective
+    from train_jax.pod import topology as topologies
+    from train_jax.pod.compile import compile_train_step, training_for
+    from train_jax.pod.schedule import read_schedules, write_schedules
+    from train_jax.pod.yardsticks import yardsticks
+    from train_jax.run.presets import preset
+    from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
+
+    (variant,), (side,), file = options.variants, options.sides, options.json
+    assert file is not None
+    topologies.use_host_backend()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.bundles:
+            write_schedules(Path(folder))
+        topology = topologies.topology(options.topology, megacore=options.megacore)
+        config = preset("sudoku-extreme")
+        attends = variant == "attention"
+        arch = dataclasses.replace(config.arch, mlp_t=not attends, pos_encodings="rope" if attends else "none")
+        compute = dataclasses.replace(config.compute, mlp="fused" if side == "bridge-fused" else "plain")
+        config = dataclasses.replace(config, arch=arch, compute=compute, global_batch_size=options.global_batch_size)
+        training: Any = training_for(config, UnbuiltPuzzles(config), topology)
+        if side.startswith("by-hand"):
+            objective = training.objective
+            fields = {field.name: getattr(objective, field.name) for field in dataclasses.fields(Objective)}
+            network = trm_jnp.level if side == "by-hand" else trm_tuned.network(fused=side == "by-hand-fused")
+            sized = objective.fn.module.model.config
+            training = dataclasses.replace(training, objective=ByHand(**fields, config=sized, network=network))
+        compiled = compile_train_step(training)
+        schedules = read_schedules(Path(folder), compiled.program) if options.bundles else None
+        total = yardsticks(compiled.program, schedules, compiled.products.by_name).total
+        sizes = total.hbm_bytes / 1e9, compiled.memory.temporaries / 1e9
+        file.write_text(json.dumps([total.cycles / 1e6, total.bundles / 1e6, *sizes, compiled.compile_seconds]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
