@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from train_jax.kernels.common import LANES, SUBLANES, VECTOR_MEMORY, round_up
+from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY, round_up
 
 
 @dataclasses.dataclass(frozen=True)

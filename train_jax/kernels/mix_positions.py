@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from train_jax.kernels.common import LANES, SUBLANES, VECTOR_MEMORY, Latent, dot, round_up, sigmoid
+from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY, Latent, dot, round_up, sigmoid
 
 _MOST_EXAMPLES = 4
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from train_jax.kernels.blocks import Blocks, blocks_of, chunk_of, place_of, rows_of, write_rows
-from train_jax.kernels.common import LANES, Latent, dot, sigmoid
+from train_jax.kernels.registers import LANES, Latent, dot, sigmoid
 
 
 def normed_mlp(
