@@ -36,8 +36,10 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     """`function.apply(*args)`: values from its forward, gradients from its backward."""
     if dispatch.recording and recorded(args):
         raise dispatch.error(
-            f"the module asks PyTorch's engine for a gradient, and {function.__name__} may be part of its graph",
-            "write it in operations of PyTorch, or take the gradient outside of the module with jax.grad",
+            "the module asks PyTorch's engine for a gradient (torch.autograd.grad, backward() or the function that "
+            f"torch.func.vjp returns), and {function.__name__} may be part of its graph",
+            "take that gradient by torch.func.grad or torch.func.jacrev, or outside of the module with jax.grad; or "
+            f"write {function.__name__} in operations of PyTorch",
         )
     adopted = functools.partial(_adopted, dispatch)
     given, args = args, tuple(map(adopted, args))

@@ -243,6 +243,23 @@ def test_a_custom_function_in_the_graph_is_refused():
         fn(fn.params, fn.buffers, jnp.ones((3, 4)))
 
 
+def test_the_gradient_that_asks_the_engine_is_named():
+    """What `torch.func.vjp` returns does; `torch.func.grad` and `jacrev` of the same do not, and are PyTorch's."""
+
+    def by_vjp(module, x):
+        return torch.func.vjp(torch.tanh, Doubled.apply(module(x)))[1](torch.ones(3, 4))[0]
+
+    fn = bridge.export(Call(by_vjp, small()))
+    message = r"torch\.func\.vjp returns\), and Doubled may be part of its graph.*Remedy: .*torch\.func\.grad"
+    with pytest.raises(bridge.BridgeError, match=message):
+        fn(fn.params, fn.buffers, jnp.ones((3, 4)))
+
+    def by_grad(module, x):
+        return torch.func.grad(lambda z: torch.tanh(z).sum())(Doubled.apply(module(x)))
+
+    compare(Call(by_grad, small()), [randn(3, 4)])
+
+
 def test_pytorch_s_own_errors_stay():
     """A result that a later write has changed cannot be differentiated."""
 
