@@ -73,9 +73,15 @@ def _is_setting(value: Any) -> bool:
 
 
 def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
-    """`jax.tree.map` over whatever the code passes around; dataclasses not met before are registered on the way."""
+    """`jax.tree.map` over whatever the code passes around; dataclasses not met before are registered on the way.
+
+    Dicts keep their order.
+    """
 
     def visit(value: Any) -> Any:
+        if type(value) is dict:  # JAX would sort it
+            _check_keys(value)
+            return {key: convert(item, leaf) for key, item in value.items()}
         if _is_named_result(value):
             _register_named_result(type(value))
         elif _makes_itself(value):
@@ -88,11 +94,13 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
         # Also of a class that another value has registered on the way.
         return convert(value, leaf) if type(value) in _REGISTERED else leaf(value)
 
+    return jax.tree.map(visit, tree, is_leaf=_is_unregistered)
+
+
+def _check_keys(value: dict) -> None:
     try:
-        return jax.tree.map(visit, tree, is_leaf=_is_unregistered)
-    except ValueError as error:
-        if "sorting pytree dictionary keys" not in str(error):
-            raise
+        sorted(value)
+    except TypeError as error:
         raise BridgeError(
             "a dict has keys of several types, which JAX cannot bring into an order; use keys of one type, such as str"
         ) from error
@@ -100,7 +108,8 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:
 
 def _is_unregistered(value: Any) -> bool:
     return (
-        _is_named_result(value)
+        type(value) is dict
+        or _is_named_result(value)
         or _makes_itself(value)
         or (dataclasses.is_dataclass(value) and type(value) not in _REGISTERED)
     )

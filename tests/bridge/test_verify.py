@@ -151,7 +151,7 @@ def test_integers_are_equal_or_not():
 
 
 def test_the_order_of_a_dict_is_the_users_in_pytorch():
-    """JAX sorts the keys of a dict: a module that goes through them in turn is another one there, and that is seen."""
+    """JAX's transformations sort the keys of a dict: a module that goes through them in turn is seen to be another."""
     module = Applied(lambda inputs, w: torch.cat(list(inputs.values())) * w)
     assert not bridge.verify(module, {"b": X, "a": 2 * X}).ok
     assert bridge.verify(module, {"a": X, "b": 2 * X}).ok

@@ -48,30 +48,27 @@ class ComputeConfig:
     accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
     """Parts in which a device processes its examples one after the other: less memory, the same gradients."""
     steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
-    """Optimizer steps in one dispatch to the devices."""
+    """Optimizer steps in one dispatch."""
     reduction: Reduction = "flat"
-    """Sum of gradients over devices: one collective for all parameters, or one per parameter (large models)."""
+    """Sum of gradients: one collective for all parameters, or one each."""
     shard_optimizer: bool = False
-    """Each device keeps and updates only a share of parameters, averages and optimizer state (large models). Gradients
-    are summed by reduce-scatter, parameters collected by all-gather."""
+    """Each device keeps and updates a share of parameters, averages and optimizer state.
+    For large models: gradients are summed by reduce-scatter."""
     remat: str = ""
     """Submodules whose activations are recomputed in the backward pass: `blocks` for the layers of the built-in models,
     or a regular expression for qualified names."""
     attention: Literal["plain", "fused"] = "plain"
-    """Attention on a TPU: scores in memory, or a Pallas kernel that keeps none (bfloat16, causal or windowed, heads and
-    rows of multiples of 128; others stay plain). No effect on other devices."""
+    """Attention on a TPU: operations of XLA, or a Pallas kernel (bfloat16, causal or windowed, multiples of 128)."""
     mlp: Literal["plain", "fused"] = "plain"
-    """The gated MLP of a TRM or HRM block on a TPU, with its residual sum and norm: operations of XLA, or one Pallas
-    kernel for each pass (bfloat16, sizes of multiples of 128 up to about 512 x 1536; others stay plain). No effect on
-    other devices."""
+    """MLPs of TRM and HRM blocks on a TPU, as attention (bfloat16)."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True
     """Keep compiled programs for later runs with equal shapes, in the folder JAX_COMPILATION_CACHE_DIR, by default that
     of the user's caches or, for several processes, `compiled` beside the run folder."""
     load: str = ""
-    """File that `trm compile-pod --save` wrote, or gs://bucket/file: its train step is not compiled again. Needs
-    runner shard_map."""
+    """File that `trm compile-pod --save` wrote, or gs://bucket/file, instead of compiling. Needs runner
+    shard_map."""
 
     def __post_init__(self):
         _check(self, "compute.")
