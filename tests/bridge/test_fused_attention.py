@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.markers import slow_unless
 from torch import nn
 
 import bridge
@@ -47,7 +48,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_unless(["causal", "shared heads"].__contains__, CASES))
 def test_values_and_gradients_are_as_exact_as_those_of_the_plain_path(case):
     module, given = CASES[case]
     cotangent = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
