@@ -26,6 +26,7 @@ from benchmarks import tables
 Side = Literal["by-hand", "by-hand-tuned", "by-hand-fused", "bridge", "bridge-fused"]
 SIDES: tuple[Side, ...] = ("by-hand", "by-hand-tuned", "by-hand-fused", "bridge", "bridge-fused")
 Variant = Literal["attention", "mixer"]
+_IN_OVERHEAD: dict[Variant, str] = {"attention": "attention", "mixer": "MLP mixer"}
 TITLES = ("variant", "side", "estimated Mcycles", "Mbundles", "HBM GB", "temporaries GB", "compiled in, s")
 
 
@@ -80,8 +81,7 @@ def _in_a_process(options: Options, variant: Variant, side: Side) -> list[float]
 def _compile(options: Options) -> None:
     # Imported here: libtpu and JAX are for the processes that compile.
     from benchmarks import trm_jnp, trm_tuned
-    from benchmarks.overhead import ByHand
-    from train_jax.core.objective import Objective
+    from benchmarks.overhead import VARIANTS, by_hand
     from train_jax.pod import topology as topologies
     from train_jax.pod.compile import compile_train_step, training_for
     from train_jax.pod.schedule import read_schedules, write_schedules
@@ -97,17 +97,13 @@ def _compile(options: Options) -> None:
             write_schedules(Path(folder))
         topology = topologies.topology(options.topology, megacore=options.megacore)
         config = preset("sudoku-extreme")
-        attends = variant == "attention"
-        arch = dataclasses.replace(config.arch, mlp_t=not attends, pos_encodings="rope" if attends else "none")
+        arch = dataclasses.replace(config.arch, **VARIANTS[_IN_OVERHEAD[variant]])
         compute = dataclasses.replace(config.compute, mlp="fused" if side == "bridge-fused" else "plain")
         config = dataclasses.replace(config, arch=arch, compute=compute, global_batch_size=options.global_batch_size)
         training: Any = training_for(config, UnbuiltPuzzles(config), topology)
         if side.startswith("by-hand"):
-            objective = training.objective
-            fields = {field.name: getattr(objective, field.name) for field in dataclasses.fields(Objective)}
             network = trm_jnp.level if side == "by-hand" else trm_tuned.network(fused=side == "by-hand-fused")
-            sized = objective.fn.module.model.config
-            training = dataclasses.replace(training, objective=ByHand(**fields, config=sized, network=network))
+            training = by_hand(training, training.objective.fn.module.model.config, network)
         compiled = compile_train_step(training)
         schedules = read_schedules(Path(folder), compiled.program) if options.bundles else None
         total = yardsticks(compiled.program, schedules, compiled.products.by_name).total

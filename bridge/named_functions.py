@@ -59,8 +59,10 @@ def _replace(name: str, owner: Any, path: list[str]) -> None:
     @functools.wraps(original)
     def chosen(*args: Any, **kwargs: Any) -> Any:
         dispatch = active()
-        own = {} if dispatch is None else {**_REPLACEMENTS, **dispatch.functions}
-        return own.get(name, original)(*args, **kwargs)
+        function: Any = original
+        if dispatch is not None:
+            function = dispatch.functions.get(name) or _REPLACEMENTS.get(name, original)
+        return function(*args, **kwargs)
 
     setattr(chosen, "registered_name", name)  # noqa: B010
     setattr(owner, path[-1], chosen)

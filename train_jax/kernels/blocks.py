@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY, round_up
+from models_torch.layers import round_up
+from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY
 
 
 @dataclasses.dataclass(frozen=True)

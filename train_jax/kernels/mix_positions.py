@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY, Latent, dot, round_up, sigmoid
+from models_torch.layers import round_up
+from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY, Latent, dot, gated, gated_gradients
 
 _MOST_EXAMPLES = 4
 
@@ -94,7 +95,7 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
                 gate, up = dot(gate_ref[...], values, 1, 0), dot(up_ref[...], values, 1, 0)
                 for ref, value in zip(kept, (gate, up), strict=False):
                     ref[example, :, part] = value.astype(x.dtype)
-                added = dot(down_ref[...], (gate * sigmoid(gate) * up).astype(x.dtype), 1, 0)
+                added = dot(down_ref[...], gated(gate, up).astype(x.dtype), 1, 0)
                 out_ref[example, :, part] = (filled_ref[:positions, part] + added[:positions]).astype(x.dtype)
 
     def of_examples(size):
@@ -153,10 +154,7 @@ def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) 
                 values, by_out = (ref[:, part].astype(x.dtype) for ref in filled_refs)
                 gate, up = (ref[example, :, part].astype(jnp.float32) for ref in (gate_ref, up_ref))
                 by_hidden = dot(wd_ref[...], by_out, 1, 0)
-                of_gate = sigmoid(gate)
-                silu = gate * of_gate
-                by_up = (by_hidden * silu).astype(x.dtype)
-                by_gate = (by_hidden * up * (of_gate + silu * (1 - of_gate))).astype(x.dtype)
+                by_up, by_gate, silu = gated_gradients(gate, up, by_hidden, x.dtype)
                 by_weights_ref[0, 0] += dot(by_gate, values, 1, 1)
                 by_weights_ref[0, 1] += dot(by_up, values, 1, 1)
                 by_weights_ref[0, 2] += dot((silu * up).astype(x.dtype), by_out, 1, 1)

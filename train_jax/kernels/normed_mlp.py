@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from train_jax.kernels.blocks import Blocks, blocks_of, chunk_of, place_of, rows_of, write_rows
-from train_jax.kernels.registers import LANES, Latent, dot, sigmoid
+from train_jax.kernels.registers import LANES, Latent, dot, gated, gated_gradients
 
 
 def normed_mlp(
@@ -117,7 +117,7 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
             if keep:
                 _, kept_gate, kept_up = kept
                 kept_gate[0, :, part], kept_up[0, :, part] = gate.astype(x.dtype), up.astype(x.dtype)
-            total += dot((gate * sigmoid(gate) * up).astype(x.dtype), down_ref[:, part], 1, 1)
+            total += dot(gated(gate, up).astype(x.dtype), down_ref[:, part], 1, 1)
         factor = jax.lax.rsqrt(jnp.mean(jnp.square(total), -1, keepdims=True) + norm.epsilon)
         write_rows(blocks, total * factor, out_ref)
         if keep:
@@ -188,10 +188,7 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, residuals: tuple[Arr
             part = slice(start, start + LANES)
             gate, up = (ref[0, :, part].astype(jnp.float32) for ref in (gate_ref, up_ref))
             by_hidden = dot(by_mlp, wd_ref[:, part], 1, 0)
-            of_gate = sigmoid(gate)
-            silu = gate * of_gate
-            by_up = (by_hidden * silu).astype(x.dtype)
-            by_gate = (by_hidden * up * (of_gate + silu * (1 - of_gate))).astype(x.dtype)
+            by_up, by_gate, silu = gated_gradients(gate, up, by_hidden, x.dtype)
             total += dot(by_gate, wg_ref[part, :], 1, 0) + dot(by_up, wu_ref[part, :], 1, 0)
             by_gate_up_ref[0, part, :] += dot(by_gate, narrow, 0, 0)
             by_gate_up_ref[1, part, :] += dot(by_up, narrow, 0, 0)

@@ -1,4 +1,6 @@
-"""What the Pallas kernels share: sizes of a TPU, products, the sigmoid."""
+"""What the Pallas kernels share: sizes of a TPU, products, the gate of an MLP."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,5 +24,15 @@ def sigmoid(x: Array) -> Array:
     return 0.5 * jnp.tanh(0.5 * x) + 0.5
 
 
-def round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+def gated(gate: Array, up: Array) -> Array:
+    """Returns `silu(gate) * up`."""
+    return gate * sigmoid(gate) * up
+
+
+def gated_gradients(gate: Array, up: Array, by_gated: Array, dtype: Any) -> tuple[Array, Array, Array]:
+    """Returns the gradients of `silu(gate) * up` by `up` and by `gate` in `dtype`, and `silu(gate)`."""
+    of_gate = sigmoid(gate)
+    silu = gate * of_gate
+    by_up = (by_gated * silu).astype(dtype)
+    by_gate = (by_gated * up * (of_gate + silu * (1 - of_gate))).astype(dtype)
+    return by_up, by_gate, silu

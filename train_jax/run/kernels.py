@@ -9,7 +9,6 @@ import torch
 
 import bridge
 from bridge.lowerings.registry import METAS
-from models_torch import blocks
 from models_torch.layers import SwiGLU
 from train_jax.kernels.mix_positions import fused_mix_positions, mix_positions
 from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
@@ -36,14 +35,11 @@ def kernels(config: ComputeConfig, platform: str) -> dict[str, Any]:
     return {"lowerings": lowerings, "functions": functions}
 
 
-def _as_one_operation(plain: Callable[..., torch.Tensor], operation: Any) -> Callable[..., torch.Tensor]:
+def _as_one_operation(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A function of `x`, an MLP and numbers as one operation, which a lowering can serve as a whole."""
 
     def call(x: torch.Tensor, mlp: SwiGLU, *args: Any, **kwargs: Any) -> torch.Tensor:
-        gate_up, down = mlp.gate_up_proj, mlp.down_proj
-        if gate_up.bias is not None or down.bias is not None:
-            return plain(x, mlp, *args, **kwargs)
-        tensors = x, gate_up.weight, down.weight
+        tensors = x, mlp.gate_up_proj.weight, mlp.down_proj.weight
         if not torch.is_grad_enabled():  # the kernel then keeps nothing for a backward pass
             tensors = tuple(each.detach() for each in tensors)
         return operation(*tensors, *args, **kwargs)
@@ -52,6 +48,6 @@ def _as_one_operation(plain: Callable[..., torch.Tensor], operation: Any) -> Cal
 
 
 _AS_ONE_OPERATION = {
-    "normed_mlp": _as_one_operation(blocks.normed_mlp, lambda *args, dim=-1: _NORMED_MLP(*args, dim)),
-    "mix_positions": _as_one_operation(blocks.mix_positions, _MIX_POSITIONS),
+    "normed_mlp": _as_one_operation(lambda *args, dim=-1: _NORMED_MLP(*args, dim)),
+    "mix_positions": _as_one_operation(_MIX_POSITIONS),
 }
