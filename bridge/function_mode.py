@@ -116,7 +116,7 @@ class Functions(TorchFunctionMode):
         return self._plain(func, args, kwargs) if averaged is None else averaged
 
     def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        raise self._dispatch.error(f"`{func.__name__}` asks PyTorch's engine for a gradient", _HOOK_REMEDY)
+        raise self._dispatch.error(f"`{func.__name__}` needs the gradients of PyTorch's engine", _HOOK_REMEDY)
 
     def _engine(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """A gradient inside of the call, by PyTorch's own engine."""

@@ -26,17 +26,24 @@ _FUNCTIONAL = torch.nn.functional.__file__
 _DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
 _CHECKS = ("__init__", "_validate_sample", "check", "_mvdigamma")
 """Functions of `torch.distributions` that ask for a value only to raise if it is false."""
+_WISHART = os.path.join(_DISTRIBUTIONS, "wishart.py"), "__init__"
+_UNCHECKED = "validate_args=False, or Distribution.set_default_validate_args(False) for those that another one makes"
 
 
-def answer_to_a_check() -> bool | None:
-    """What Python code of PyTorch wants to hear that asks for a value only to raise; None if it is not such code."""
+def answer_to_a_check() -> tuple[bool, str, str] | None:
+    """What Python code of PyTorch wants to hear that asks for a value only to raise; None if it is not such code.
+
+    With it, what is not checked, and how not to ask; empty if there is no way.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
         if path.startswith(_DISTRIBUTIONS):
-            return True if frame.f_code.co_name in _CHECKS else None
+            if (path, frame.f_code.co_name) == _WISHART:
+                return False, "the degrees of freedom of a Wishart distribution", ""  # it asks for small ones
+            return (True, "the values of a distribution", _UNCHECKED) if frame.f_code.co_name in _CHECKS else None
         if path == _FUNCTIONAL and frame.f_code.co_name == "gaussian_nll_loss":
-            return False  # it asks for a negative variance
+            return False, "the variances", ""  # it asks for a negative one
         if not is_framework(path):
             return None
         frame = frame.f_back
@@ -63,9 +70,9 @@ def number_of(dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> Any:
             return bool(known) if value.dtype == bool else known
         answer = answer_to_a_check()
         if answer is not None:
-            what = "the values of a distribution" if answer else "the variances"
-            dispatch.warn(f"{what} are traced and not checked", "validate_args=False" if answer else "")
-            return answer
+            expected, what, remedy = answer
+            dispatch.warn(f"{what} are traced and not checked", remedy)
+            return expected
         if asks_for_counter():
             return 1  # `cumulative_average.batch_norm` takes the traced one
         how = "a branch, `.item()`, `int()` or a loop bound"

@@ -135,6 +135,22 @@ def take_along_dim(x, indices, dim=None):
     return x.expand(wide[0]).gather(dim, indices.expand(wide[1]).to(torch.int64))
 
 
+@decomposes(aten.cov.default)
+def cov(x, *, correction=1, fweights=None, aweights=None):
+    """Taken whole: PyTorch asks for the values of weights, to refuse some and to divide by zero at least."""
+    weights = [w for w in (fweights, aweights) if w is not None]
+    if not any(isinstance(w, BridgeTensor) and isinstance(w.value, Tracer) for w in weights):
+        return aten.cov.default(x, correction=correction, fweights=fweights, aweights=aweights)
+    weight = weights[0] if len(weights) == 1 else fweights * aweights
+    total = weight.sum()
+    lost = correction if aweights is None or not correction else correction * (weight * aweights).sum() / total
+    rows = x.reshape(1, -1) if x.dim() < 2 else x
+    centred = rows - ((rows * weight).sum(1) / total).unsqueeze(1)
+    products, freedom = centred @ (centred * weight).mT.conj(), total - lost
+    return (products / torch.where(freedom <= 0, 0, freedom)).squeeze()
+
+
+FUNCTIONS[torch.cov] = FUNCTIONS[torch.Tensor.cov] = aten.cov.default
 FUNCTIONS[F.one_hot] = aten.one_hot.default
 FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.take_along_dim.default
 

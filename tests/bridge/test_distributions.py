@@ -75,6 +75,29 @@ def test_no_warning_without_validation():
     assert not said(jax.jit(lambda x: fn({}, {}, x)[0]), jnp.ones(3))
 
 
+def test_the_remedy_holds_for_a_distribution_inside_another():
+    fn = bridge.export(Call(lambda x: d.StudentT(x.exp(), validate_args=False).log_prob(x)))
+    (text,) = said(jax.jit(lambda x: fn({}, {}, x)[0]), jnp.ones(3))  # StudentT makes a Chi2 without the argument
+    assert "Distribution.set_default_validate_args(False)" in text
+    d.Distribution.set_default_validate_args(False)
+    try:
+        assert not said(jax.jit(lambda x: fn({}, {}, x)[0]), jnp.ones(3))
+    finally:
+        d.Distribution.set_default_validate_args(True)
+
+
+def test_a_check_that_is_made_without_validation_too():
+    wishart = Call(
+        lambda x: d.Wishart(x.exp() + 2, scale_tril=torch.eye(3), validate_args=False).log_prob(torch.eye(3))
+    )
+    compare(wishart, [randn(2)], 5e-5)
+    fn = bridge.export(wishart)
+    said_of_it = said(jax.jit(lambda x: fn({}, {}, x)[0]), jnp.ones(2))
+    assert any("degrees of freedom" in text for text in said_of_it)
+    with pytest.raises(ValueError, match="expected to be greater than ndim"):
+        fn({}, {}, jnp.full(2, -jnp.inf))
+
+
 def test_a_branch_of_one_s_own_is_still_refused():
     fn = bridge.export(Call(lambda x: x if (x > 0).all() else d.Normal(x, 1.0).mean))
     with pytest.raises(bridge.BridgeError, match="value of a traced tensor"):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -199,6 +200,14 @@ def test_inspect_lists_it():
 def test_complex128_is_announced():
     module = Applied(lambda m, x: x.to(torch.complex128) * 2)
     with pytest.warns(bridge.BridgeWarning, match=r"torch.complex128 is computed as complex64"):
+        bridge.export(module)({"table": jnp.zeros((97, 4))}, {}, jnp.ones(3))
+
+
+def test_a_python_number_is_not_announced_as_float64():
+    """Its derivative is zero, which PyTorch makes in float64."""
+    module = Applied(lambda m, x: torch.func.jvp(lambda s: s + 0.25, (x,), (x,))[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", bridge.BridgeWarning)
         bridge.export(module)({"table": jnp.zeros((97, 4))}, {}, jnp.ones(3))
 
 

@@ -49,6 +49,14 @@ CASES = {
         F.adaptive_avg_pool2d(x[None], (2, 2)),
     ),
     "order": lambda x, y: (*torch.kthvalue(x, 2, 0), torch.kthvalue(y + x.argmax(1) * 3, 2, keepdim=True)[0]),
+    "cov": lambda x, y: (
+        torch.cov(x, aweights=x[0].detach().exp()),
+        torch.cov(x[1], correction=0, fweights=y + 1),
+        x.cov(fweights=y + 1, aweights=x[2].exp(), correction=2),
+        torch.cov(torch.complex(x, x.flip(0)), aweights=x[3].exp()).abs(),
+        torch.cov(x, fweights=y * 0 + 1, correction=9) > 0,
+        torch.cov(x, aweights=torch.tensor([1.0, 2.0, 0.0, 1.0])),
+    ),
     "bucketize": lambda x, y: (
         torch.bucketize(y, torch.tensor([0, 1])),
         torch.bucketize(x, x[0].detach().sort().values, right=True),
