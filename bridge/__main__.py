@@ -7,6 +7,7 @@ arguments, `keywords` a dict of them.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import io
@@ -49,6 +50,8 @@ class Verify:
     """Method of the module to call."""
     input_gradients: bool = True
     """Compare the gradients of floating inputs, too."""
+    double: bool = False
+    """Run PyTorch in float64, too, and allow JAX 8 times the rounding of PyTorch's float32 where that is more."""
     json: bool = False
     """Print the report as JSON."""
     html: str = ""
@@ -80,6 +83,7 @@ def verify(config: Verify) -> int:
         jitter=config.jitter,
         known_zero=config.known_zero,
         input_gradients=config.input_gradients,
+        double=copy.deepcopy(module).double() if config.double else None,
         **kwargs,
     )
     if config.html:

@@ -18,7 +18,7 @@ from bridge.errors import BridgeError
 from bridge.inlining import cast
 from bridge.integers import REMEDY, RangeError, fitting
 from bridge.internals import decomposition, torchax_lowering
-from bridge.lowerings import LOWERINGS
+from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.broadcasting import broadcast
 from bridge.metas import listed, map_tensors
 from bridge.operations import takes_dimension
@@ -61,6 +61,9 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     replaced = _narrowed(func, args, kwargs, inputs, outs) or _broadcast(func, args, kwargs, inputs, outs)
     arrays, array_kwargs = replaced or (arrays, array_kwargs)
     arrays, array_kwargs = fitting(func, arrays, array_kwargs, any(differentiable(t.dtype) for t in inputs))
+    by_layout = BY_LAYOUT.get(func)
+    if by_layout is not None and lowering is LOWERINGS.get(func):
+        array_kwargs = array_kwargs | by_layout(*args, **kwargs)
     bounds = _bounds(dispatch, func, args, kwargs, outs)
     if random:
         values = drawn_numbers(

@@ -139,6 +139,17 @@ class Dispatch(UncompiledDispatchMode):
             return type(value)(self._adopt_all(v) for v in value)
         return value
 
+    def _with_stand_ins(self, value: Any) -> Any:
+        """`value` with the traced tensors of those that are traced; constants stay what they are.
+
+        What PyTorch has kept for its backward may be a real tensor that traced values were written into.
+        """
+        if isinstance(value, torch.Tensor):
+            return self.adopt(value) if self.is_traced(value) else value
+        if type(value) in (list, tuple):
+            return type(value)(self._with_stand_ins(v) for v in value)
+        return value
+
     # The dispatcher.
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -174,6 +185,8 @@ class Dispatch(UncompiledDispatchMode):
         args = self._adopted.without_values(func, args, kwargs) or args
         if self._is_constant(func, args, kwargs):
             return self._in_pytorch(func, args, kwargs)
+        if self.recording or func in DECOMPOSITIONS:
+            args, kwargs = self._with_stand_ins(args), {k: self._with_stand_ins(v) for k, v in kwargs.items()}
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested and rule.applies(*args, **kwargs):
             return apply_rule(rule, self.replay, func, args, kwargs, self.where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,15 @@ from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
-from bridge.indexing import is_traced_number, is_traced_place, is_whole, is_window, places_of, selected
+from bridge.indexing import (
+    conditions_among,
+    is_traced_number,
+    is_traced_place,
+    is_whole,
+    is_window,
+    places_of,
+    selected,
+)
 from bridge.internals import (
     Tracer,
     below_modes,
@@ -165,6 +174,9 @@ class Functions(TorchFunctionMode):
         """`x[i] = value`, likewise."""
         tensor, index, value = args
         places = places_of(index)
+        conditions = conditions_among(places)
+        if conditions and self._can_select():
+            return self._set_if(func, tensor, places, conditions, value)
         if not any(is_traced_number(i) or self._is_window(i) for i in places):
             return func(*args, **kwargs)
         if not all(is_traced_place(i) or is_whole(i) for i in places):
@@ -177,6 +189,16 @@ class Functions(TorchFunctionMode):
         value = torch.as_tensor(value, dtype=tensor.dtype) if not isinstance(value, torch.Tensor) else value
         places = [None if is_whole(i) else i for i in places]
         torch.ops.aten.index_put_(tensor, places, value.to(tensor.dtype))
+
+    def _set_if(self, func: Any, tensor: Any, places: tuple, conditions: list[BridgeTensor], value: Any) -> None:
+        """`x[…, condition, …] = value`: the value where all conditions hold, otherwise what is there."""
+        rest = tuple(i for i in places if all(i is not condition for condition in conditions))
+        value = torch.as_tensor(value, dtype=tensor.dtype)
+        before = None if any(map(is_mask, rest)) else self._get_item(torch.Tensor.__getitem__, (tensor, rest), {})
+        if before is None or value.dim() > before.dim():
+            return func(tensor, places, value)
+        all_hold = functools.reduce(torch.logical_and, conditions)
+        self._set_item(func, (tensor, rest, torch.where(all_hold, value, before)), {})
 
     def _can_select(self) -> bool:
         """Whether no layer of PyTorch's has to see the operation."""

@@ -33,6 +33,12 @@ def is_traced_number(index: Any) -> bool:
     return is_traced_place(index) and isinstance(index.value, Tracer)
 
 
+def conditions_among(places: tuple) -> list[BridgeTensor]:
+    """The traced bools without dimensions: `x[…] = value` writes all or nothing by each of them."""
+    bools = (i for i in places if isinstance(i, BridgeTensor) and not i.shape and i.dtype == torch.bool)
+    return [i for i in bools if isinstance(i.value, Tracer)]
+
+
 def is_window(index: Any, positions: Positions) -> bool:
     """Whether an index is `i : i + n` with a traced i and a number n."""
     if not isinstance(index, slice) or index.step not in (None, 1):

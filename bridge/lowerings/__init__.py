@@ -13,6 +13,7 @@ from bridge.lowerings import (
     ctc,
     derivatives,
     elementwise,
+    embedding_bags,
     extremes,
     fourier,
     gathering,
@@ -33,9 +34,10 @@ from bridge.lowerings import (
     special,
     values,
 )
-from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
+from bridge.lowerings.registry import BY_LAYOUT, DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
 
 __all__ = [
+    "BY_LAYOUT",
     "DECOMPOSITIONS",
     "FUNCTIONS",
     "LOWERINGS",
@@ -49,6 +51,7 @@ __all__ = [
     "ctc",
     "derivatives",
     "elementwise",
+    "embedding_bags",
     "extremes",
     "fourier",
     "gathering",

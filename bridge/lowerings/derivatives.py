@@ -48,10 +48,16 @@ def convolution_backward(gradient, x, weight, bias_sizes, *settings):
     return _masked([*gradients, to_bias], mask)
 
 
-@decomposes(aten.grid_sampler_2d_backward.default)
-def grid_sampler_2d_backward(gradient, x, grid, *settings):
-    *settings, mask = settings
-    return _masked(_pullback(lambda x, g: aten.grid_sampler_2d.default(x, g, *settings), gradient, x, grid), mask)
+def _of_grid_sampler(forward: Any) -> Callable:
+    def backward(gradient, x, grid, *settings):
+        *settings, mask = settings
+        return _masked(_pullback(lambda x, grid: forward(x, grid, *settings), gradient, x, grid), mask)
+
+    return backward
+
+
+for _op in ("grid_sampler_2d", "grid_sampler_3d"):
+    DECOMPOSITIONS[getattr(aten, f"{_op}_backward").default] = _of_grid_sampler(getattr(aten, _op).default)
 
 
 def _without_gradient_at_borders(grid: torch.Tensor, size: int, reflects: bool, align_corners: bool) -> torch.Tensor:
@@ -133,6 +139,46 @@ for _kind, _names in {
 @decomposes(aten._cdist_backward.default)
 def cdist_backward(gradient, x, y, p, _distances):
     return _pullback(lambda x: aten._cdist_forward.default(x, y, p, None), gradient, x)[0]
+
+
+@decomposes(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
+def ctc_loss_backward(gradient, log_probs, targets, input_lengths, target_lengths, _losses, _table, *settings):
+    op = aten._ctc_loss.default if isinstance(input_lengths, list) else aten._ctc_loss.Tensor
+    lengths = input_lengths, target_lengths
+    return _pullback(lambda x: op(x, targets, *lengths, *settings)[0], gradient, log_probs)[0]
+
+
+@decomposes(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def attention_backward(gradient, query, key, value, _out, _logsumexp, *settings, **named):
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    return tuple(_pullback(lambda *heads: op(*heads, *settings, **named)[0], gradient, query, key, value))
+
+
+@decomposes(aten.mkldnn_rnn_layer_backward.default)
+def lstm_layer_backward(
+    x, w_input, w_hidden, b_input, b_hidden, h, c, _output, _h, _c, to_output, to_h, to_c,
+    reverse, mode, size, layers, has_biases, train, bidirectional, batch_sizes, batch_first, _workspace,
+):  # fmt: skip
+    settings = reverse, batch_sizes, mode, size, layers, has_biases, bidirectional, batch_first, train
+    gradients = [to_output, to_h, to_c]
+
+    def weighed(*tensors: torch.Tensor) -> torch.Tensor:
+        results = aten.mkldnn_rnn_layer.default(*tensors, *settings)[:3]
+        weighed_each = (out * g for out, g in zip(results, gradients, strict=True) if g is not None)
+        return sum((each.sum() for each in weighed_each), torch.zeros(()))
+
+    return tuple(_pullback(weighed, torch.ones(()), x, w_input, w_hidden, b_input, b_hidden, h, c))
+
+
+@decomposes(aten.multi_margin_loss_backward.default)
+def multi_margin_loss_backward(gradient, x, *settings):
+    return _pullback(lambda x: aten.multi_margin_loss.default(x, *settings), gradient, x)[0]
+
+
+@decomposes(aten.multilabel_margin_loss_backward.default)
+def multilabel_margin_loss_backward(gradient, x, labels, reduction, _is_target):
+    op = aten.multilabel_margin_loss_forward.default
+    return _pullback(lambda x: op(x, labels, reduction)[0], gradient, x)[0]
 
 
 @decomposes(aten._pdist_backward.default)

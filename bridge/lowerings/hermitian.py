@@ -68,6 +68,11 @@ def _first_minor(a: jax.Array, upper: bool) -> jax.Array:
     return jax.lax.fori_loop(0, a.shape[-1], step, (a, jnp.zeros(a.shape[:-2], jnp.int32)))[1]
 
 
+@decomposes(aten.cholesky.default)
+def cholesky_of_old(a, upper=False):
+    return torch.linalg.cholesky(a, upper=upper)
+
+
 @lowers(aten.cholesky_solve.default)
 def cholesky_solve(b, factor, upper=False):
     """One triangle of the factor decides the value; PyTorch's gradient is that of the product of the whole factor."""

@@ -8,7 +8,7 @@ import torch
 
 from bridge.errors import refusal
 from bridge.inlining import inlined
-from bridge.lowerings.registry import FUNCTIONS, decomposes, lowers, widened
+from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, decomposes, lowers, widened
 
 aten = torch.ops.aten
 
@@ -115,14 +115,23 @@ def lstsq(a, b, rcond=None, *, driver=None):
 
 
 @lowers(aten._linalg_det.default)
-def determinant(a):
-    return (jnp.linalg.det(a) if a.size else jnp.ones(a.shape[:-2], a.dtype), *_lu(a))
+def determinant(a, *, factors_transposed=False):
+    det = jnp.linalg.det(a) if a.size else jnp.ones(a.shape[:-2], a.dtype)
+    return (det, *_lu(jnp.swapaxes(a, -1, -2) if factors_transposed else a))
 
 
 @lowers(aten._linalg_slogdet.default)
-def log_determinant(a):
+def log_determinant(a, *, factors_transposed=False):
     sign, logarithm = jnp.linalg.slogdet(a)
-    return (sign, logarithm, *_lu(a))
+    return (sign, logarithm, *_lu(jnp.swapaxes(a, -1, -2) if factors_transposed else a))
+
+
+def _factors_transposed(a: torch.Tensor) -> dict[str, bool]:
+    """Of which matrix PyTorch's formula for the gradient takes the factors to be."""
+    return {"factors_transposed": a.is_contiguous() and not a.is_complex()}
+
+
+BY_LAYOUT[aten._linalg_det.default] = BY_LAYOUT[aten._linalg_slogdet.default] = _factors_transposed
 
 
 @lowers(aten._linalg_solve_ex.default)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bridge.cells import regraft
-from bridge.lowerings.registry import lowers, widened
+from bridge.lowerings.registry import LOWERINGS, METAS, lowers, widened
 
 aten = torch.ops.aten
 
@@ -70,10 +70,30 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
     return values, indices
 
 
-@lowers(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
-def max_pool_backward(gradient, x, kernel, stride, padding, dilation, ceil_mode, indices):
-    """As an operation of its own; the gradient of `max_pool` does not come by here."""
-    n = 2 if indices.ndim - len(kernel) <= 2 and len(kernel) <= 2 else 3
+def _max_pool_backward(n: int, indices_at: int) -> Callable[..., jax.Array]:
+    """Of `n` spatial dimensions, as an operation of its own: the gradient of `max_pool` does not come by here."""
+
+    def lowering(gradient, x, *rest):
+        return _to_indices(gradient, x, rest[indices_at], n)
+
+    return lowering
+
+
+LOWERINGS |= {
+    aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2, 5),
+    aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3, 5),
+    aten.adaptive_max_pool2d_backward.default: _max_pool_backward(2, 0),
+    aten.adaptive_max_pool3d_backward.default: _max_pool_backward(3, 0),
+    aten.fractional_max_pool2d_backward.default: _max_pool_backward(2, 2),
+    aten.fractional_max_pool3d_backward.default: _max_pool_backward(3, 2),
+}
+
+
+METAS[aten.fractional_max_pool3d_backward.default] = lambda _, x, *__: torch.empty_like(x)
+
+
+def _to_indices(gradient: jax.Array, x: jax.Array, indices: jax.Array, n: int) -> jax.Array:
+    """Each entry of the gradient at its index into the last `n` dimensions of `x`; those at one place are added."""
     rows, size = math.prod(x.shape[:-n]), math.prod(x.shape[-n:])
     at = (jnp.arange(rows)[:, None], jnp.reshape(indices, (rows, -1)))
     gradient = widened(jnp.reshape(gradient, (rows, -1)))

@@ -12,6 +12,9 @@ LOWERINGS: dict[Any, Callable] = {}
 DECOMPOSITIONS: dict[Any, Callable] = {}
 """ATen op -> the same in simpler torch operations, where PyTorch's own op hides an in-place write."""
 
+BY_LAYOUT: dict[Any, Callable] = {}
+"""ATen op -> a function of its tensors that gives more keyword arguments of its lowering, which depend on strides."""
+
 METAS: dict[Any, Callable] = {}
 """ATen op -> its result on the meta device, where PyTorch's answer depends on the kernel it picks."""
 

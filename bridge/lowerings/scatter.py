@@ -215,55 +215,13 @@ def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None,
     return jnp.reshape(found, (*rows, values.shape[-1]))
 
 
-@decomposes(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-def embedding_bag(
-    weight,
-    indices,
-    offsets,
-    scale_grad_by_freq=False,
-    mode=0,
-    sparse=False,
-    per_sample_weights=None,
-    include_last_offset=False,
-    padding_idx=-1,
-):
-    if scale_grad_by_freq:
-        raise NotImplementedError("scale_grad_by_freq is not followed")
-    starts = offsets[:-1] if include_last_offset else offsets
-    bag = torch.searchsorted(starts, torch.arange(indices.numel()), right=True) - 1
-    keep = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
-    rows = weight[indices].to(torch.promote_types(weight.dtype, torch.float32))
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.unsqueeze(1)
-    count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
-    if mode == 2:
-        out = _largest_in_bags(rows, bag, keep, count)
-    else:
-        out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows * keep.unsqueeze(1))
-        if mode == 1:
-            out = out / count.clamp(min=1).unsqueeze(1)
-    return out.to(weight.dtype), bag, count, count
-
-
-def _largest_in_bags(rows: torch.Tensor, bag: torch.Tensor, keep: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The first of equals has the whole gradient; nan counts only where it comes first in its bag."""
-    size = rows.shape[0]
-    if not size:
-        return rows.new_zeros(count.shape[0], rows.shape[1])
-
-    def first(chosen: torch.Tensor) -> torch.Tensor:
-        places = torch.where(chosen, torch.arange(size, dtype=torch.int32).unsqueeze(1), size - 1)
-        last = torch.full((count.shape[0], chosen.shape[1]), size - 1, dtype=torch.int32)
-        return last.index_reduce(0, bag, places, "amin")
-
-    with torch.no_grad():
-        kept = keep.unsqueeze(1)
-        leads = torch.arange(size).unsqueeze(1) == first(kept)[bag]
-        key = torch.where(rows.isnan(), torch.where(leads, float("inf"), float("-inf")), rows)
-        key = key.masked_fill(~kept, float("-inf"))
-        largest = key.new_zeros(count.shape[0], rows.shape[1]).index_reduce(0, bag, key, "amax", include_self=False)
-        places = first(kept & (key == largest[bag]))
-    return torch.where((count == 0).unsqueeze(1), 0, rows.gather(0, places.to(torch.int64)))
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
+    """torchax takes matrices only."""
+    moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    place = jnp.arange(source.shape[-1])
+    moved = moved.at[..., place + max(-offset, 0), place + max(offset, 0)].set(source.astype(x.dtype))
+    return jnp.moveaxis(moved, (-2, -1), (dim1, dim2))
 
 
 @lowers(aten.put.default)

@@ -141,7 +141,7 @@ def cov(x, *, correction=1, fweights=None, aweights=None):
     weights = [w for w in (fweights, aweights) if w is not None]
     if not any(isinstance(w, BridgeTensor) and isinstance(w.value, Tracer) for w in weights):
         return aten.cov.default(x, correction=correction, fweights=fweights, aweights=aweights)
-    weight = weights[0] if len(weights) == 1 else fweights * aweights
+    weight = weights[0] if len(weights) == 1 else weights[0] * weights[1]
     total = weight.sum()
     lost = correction if aweights is None or not correction else correction * (weight * aweights).sum() / total
     rows = x.reshape(1, -1) if x.dim() < 2 else x

@@ -27,6 +27,8 @@ class Leaf(NamedTuple):
     """Why it may be zero on both sides, if something says so."""
 
 
+_MAY_BE_ROUNDING = "small beside the largest: perhaps rounding of what is zero, which `double` (--double) would tell"
+
 Leaves = dict[str, dict[str, Leaf]]
 """kind -> name -> leaf"""
 
@@ -111,6 +113,8 @@ def _row(row: Row, expected: Leaf | None, actual: Leaf | None, exact: Leaf | Non
     zero = bool(expected.values.size) and not expected.values.any() and not actual.values.any()
     unproved = zero and expected.values.dtype.kind in "fc" and not expected.reason
     note = expected.reason if zero else ""
+    if tolerance < error < 1 and exact is None and _magnitude(expected.values) < scale:
+        note = _MAY_BE_ROUNDING
     return dataclasses.replace(row, error=error, tolerance=tolerance, zero=unproved, note=note)
 
 

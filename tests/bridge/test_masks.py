@@ -17,6 +17,14 @@ def written(base, place, value):
     return out
 
 
+def conditional(x):
+    """By masks without dimensions."""
+    yes, no = x[0, 0] > -9, x[0, 0] < -9
+    places = [yes, no, (..., yes, 2), (slice(None), no, 2), (yes, slice(1)), (1, yes, no), (None, yes, slice(1, 3))]
+    made = [written(x, place, value) for place in places for value in (3.0, x[0, 0], x[1, :1])]
+    return [*made, written(torch.zeros(3, 4), yes, x[0]), written(x > 0, no, True), written(x, (yes, x.argmax()), 1)]
+
+
 def values_of_known_shape(x):
     cube, rows, mask = torch.stack([x, x + 1]), x[:, 0] > 0, x > 0
     return [
@@ -32,6 +40,7 @@ def values_of_known_shape(x):
         written(x, rows, x[:1]),
         written(torch.stack([cube, cube], 1), x[:2, 0] < 9, x[0]),
         torch.ops.aten.index_put(x * 2, [None, x[0] > 0], x[:, :1], True),
+        *conditional(x),
     ]
 
 

@@ -85,6 +85,17 @@ def test_jitter_is_the_same_for_the_module_in_float64():
     assert not module.b.weight.any(), "the module itself is not changed"
 
 
+def test_rounding_of_a_gradient_that_is_zero():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    x = torch.randn(16, 4)
+    strict = {"train": True, "tolerance": 1e-9}
+    row = rows(bridge.verify(module, x, **strict), "gradient")["0.bias"]
+    assert row.verdict == "beyond tolerance" and "`double`" in row.note
+    row = rows(bridge.verify(module, x, double=copy.deepcopy(module).double(), **strict), "gradient")["0.bias"]
+    assert row.verdict == "equal" and not row.note
+
+
 def test_one_step_in_which_a_leaf_speaks_proves_it():
     class Late(nn.Module):
         def __init__(self):

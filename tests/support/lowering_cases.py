@@ -36,6 +36,11 @@ CASES = {
     aten.scaled_dot_product_attention.default: [((numbers(2, 3, 5, 8), numbers(2, 3, 6, 8), numbers(2, 3, 6, 8)), {})],
     aten._to_copy.default: [((X,), {"dtype": torch.int32}), ((X,), {})],
     aten.clone.default: [((X,), {})],
+    aten.diagonal_scatter.default: [
+        ((X, numbers(3)), {}),
+        ((SQUARE, numbers(4, 2), -2, 2, 0), {}),
+        ((SQUARE, numbers(2, 3), 1, -1, -2), {}),
+    ],
     aten.lift_fresh_copy.default: [((X,), {})],
     aten.fake_quantize_per_tensor_affine_cachemask.default: [((X, 0.25, 2, -5, 6), {})],
     aten.copy.default: [((X.int(), torch.arange(4)), {})],
@@ -272,6 +277,10 @@ ELSEWHERE = {
     aten.cholesky_inverse.default,
     aten.max_pool2d_with_indices_backward.default,
     aten.max_pool3d_with_indices_backward.default,
+    aten.adaptive_max_pool2d_backward.default,  # these: test_gradients_inside.py
+    aten.adaptive_max_pool3d_backward.default,
+    aten.fractional_max_pool2d_backward.default,
+    aten.fractional_max_pool3d_backward.default,
 }
 """Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
 `test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`,
