@@ -109,6 +109,12 @@ class Adopted:
             return True
         return tensor.layout is torch.strided and (tensor.requires_grad or storage_id(tensor) in self._owners)
 
+    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The real tensor that a traced one stands for; itself if it is real."""
+        if not isinstance(tensor, BridgeTensor):
+            return tensor
+        return next((real for real, _, known in self._known.values() if known is tensor), None)
+
     def any_traced(self, *values: Any) -> bool:
         return any(self.is_traced(t) for t in tensors_in(values))
 

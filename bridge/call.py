@@ -158,8 +158,6 @@ class Call:
                 raise dispatch.error("the call returns an iterator, whose code would run after it", "return a list")
             if isinstance(value, torch.Tensor):
                 return dispatch.adopt(value).value
-            if isinstance(value, torch.Size):  # no pytree, and no number of JAX
-                return tuple(value)
             if tensor_inside(value):
                 what = f"the call returns a tensor inside {type(value).__name__}, which is no pytree"
                 raise dispatch.error(what, RESULT_REMEDY)

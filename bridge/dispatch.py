@@ -128,6 +128,10 @@ class Dispatch(UncompiledDispatchMode):
         """Whether it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
         return self._adopted.is_traced(tensor)
 
+    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The real tensor that a traced one stands for; None if there is none."""
+        return self._adopted.real_of(tensor)
+
     def may_write(self, real: torch.Tensor) -> bool:
         """Whether the memory of the real tensor is the call's own."""
         return self._adopted.may_write(real)

@@ -204,6 +204,18 @@ class Functions(TorchFunctionMode):
         """Whether no layer of PyTorch's has to see the operation."""
         return not in_transform() and not self._dispatch.recording
 
+    def _base(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
+        """`x._base`. Operations see the stand-in of a real tensor; which tensor owns the memory, the real one knows."""
+        (tensor,) = args
+        base = func(tensor)
+        real = self._dispatch.real_of(tensor if base is None else base)
+        owner = base if real is None else real if real._base is None and base is not None else real._base
+        # The code holds constants themselves, and stand-ins of the state.
+        return owner if owner is None or self._dispatch.may_write(owner) else self._dispatch.adopt(owner)
+
+    def _is_view(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        return self._base(_GET_BASE, args, kwargs) is not None
+
     def _istft(self, func: Any, args: tuple, kwargs: dict) -> Any:
         self._dispatch.is_istft = True
         try:
@@ -286,6 +298,7 @@ _DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIs
 _GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_IS_LEAF = torch.Tensor.is_leaf.__get__  # pyright: ignore[reportAttributeAccessIssue]
+_GET_BASE = torch.Tensor._base.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_GRAD_FN = torch.Tensor.grad_fn.__get__  # pyright: ignore
 _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data.__get__: lambda tensor: tensor.data,  # pyright: ignore[reportAttributeAccessIssue]
@@ -314,6 +327,8 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
     F.batch_norm: Functions._batch_norm,
+    _GET_BASE: Functions._base,
+    torch.Tensor._is_view: Functions._is_view,
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 

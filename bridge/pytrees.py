@@ -187,4 +187,19 @@ def _known_numbers(sizes: Any) -> tuple[int, ...] | None:
         return tuple(value.tolist())
 
 
+def _register_size() -> None:
+    """Its numbers are children, as those of a tuple: under `jax.jit` they are arrays, and it is a plain tuple then."""
+
+    def unflatten(_, numbers):
+        numbers = tuple(numbers)
+        return torch.Size(numbers) if all(type(n) is int for n in numbers) else numbers
+
+    def flatten_with_keys(size):
+        return [(jax.tree_util.SequenceKey(i), n) for i, n in enumerate(size)], None
+
+    jax.tree_util.register_pytree_with_keys(torch.Size, flatten_with_keys, unflatten)
+    _REGISTERED.add(torch.Size)
+
+
 _register_packed_sequence()
+_register_size()

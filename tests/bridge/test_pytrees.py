@@ -35,3 +35,15 @@ def test_a_call_keeps_the_order_of_dicts():
     assert jnp.allclose(ours["z"], expected["z"].numpy())
     assert [*ours] == [*expected] == ["z", "a"] and [*ours["a"][0]] == ["n", "m"]
     assert jnp.allclose(jax.jit(call)(jnp.zeros(2))["z"], expected["z"].numpy())
+
+
+def test_a_size_among_the_results():
+    class Sized(nn.Module):
+        def forward(self, x):
+            return x * 2, x.shape
+
+    out = bridge.export(Sized())({}, {}, jnp.ones((2, 3)))[0]
+    assert out[1] == torch.Size([2, 3]) and type(out[1]) is torch.Size
+    compiled = jax.jit(lambda x: bridge.export(Sized())({}, {}, x)[0])(jnp.ones((2, 3)))
+    assert tuple(map(int, compiled[1])) == (2, 3)
+    assert bridge.verify(Sized(), torch.ones(2, 3)).ok

@@ -130,3 +130,39 @@ def test_a_node_of_pytorch_s_graph_is_refused(name, recorded):
     fn = bridge.export(Call(call, linear()))
     with pytest.raises(bridge.BridgeError, match=rf"`grad_fn.{name}`.*test_tensor_attributes.py.*autograd.Function"):
         fn(fn.params, fn.buffers, jnp.ones((3, 4)))
+
+
+class Views(nn.Module):
+    """Which tensor owns the memory of a view, asked before and after traced values are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.buf = nn.Buffer(torch.zeros(3, 4))
+        self.row = nn.Buffer(self.buf[0])
+        self.w = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x):
+        state = self.buf[1]
+        state.add_(x)
+        said = [state._base is self.buf, state._is_view(), self.row._base is self.buf, self.row._is_view()]
+        said += [self.w[0]._base is self.w, self.w.detach()._base is None, (x * 2)._is_view(), x._base is None]
+        made = torch.zeros(3, 4)
+        before, other = made[1], made.view(-1)[2:6].view(2, 2)
+        said += [before._base is made, before._is_view()]
+        other[0] += x[:2]
+        said += [view._base is made for view in (before, other, made[2])]
+        said += [before._is_view(), other._is_view(), made._is_view(), made._base is None]
+        slot = torch.zeros(3, 4)[-1]
+        slot.copy_(x)
+        assert slot._base is not None
+        slot._base.sub_(1.0)
+        return slot._base * 1, said
+
+
+def test_which_tensor_owns_the_memory():
+    module, x = Views(), torch.arange(4.0)
+    fn = bridge.export(module)
+    (ours, said), _ = fn(fn.params, fn.buffers, jnp.asarray(x.numpy()))
+    theirs, expected = module(x)
+    assert said == expected
+    np.testing.assert_array_equal(ours, theirs.detach())
