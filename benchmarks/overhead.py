@@ -69,10 +69,10 @@ class ByHand(Objective):
         return LossSums(loss, None, metrics, carry, buffers | {table.local_ids: ids})
 
 
-def trainings(config: TRMConfig, **fields: Any) -> dict[str, Training]:
+def trainings(config: TRMConfig, devices: int = 1, **fields: Any) -> dict[str, Training]:
     """Both sides of a run with `config`; `fields` are those of its `RunConfig`."""
     run = example_run("trm", config, steps=1000, **fields)
-    bridged = start(run, ExamplePuzzles(run), Devices(1))
+    bridged = start(run, ExamplePuzzles(run), Devices(devices))
     return {"bridge": bridged, "by hand": by_hand(bridged, config)}
 
 

@@ -71,6 +71,8 @@ class Options(tables.Files):
     """Approximate length of a turn; at least one step."""
     batch_size: int = 0
     """Examples in a step; 0 uses that of the size."""
+    cpu_devices: int = 8
+    """Virtual devices of the JAX sides on a CPU, as in the preset sudoku9."""
 
 
 @dataclasses.dataclass
@@ -124,7 +126,7 @@ def measure(size: Size, phase: Phase, options: Options) -> list[Result]:
     """Measures all sides of one step."""
     fields, batch_size = SIZES[size]
     batch_size = options.batch_size or batch_size
-    case = Case(fields | {"batch_size": batch_size}, {"lr": 1e-4, "warmup_steps": 0}, batch_size)
+    case = Case(fields | {"batch_size": batch_size}, {"lr": 1e-4, "warmup_steps": 0}, batch_size, options.cpu_devices)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "case.json").write_text(json.dumps(dataclasses.asdict(case)))

@@ -38,6 +38,8 @@ class Case:
     optim: dict[str, Any]
     """Fields of `OptimConfig` that differ from its defaults."""
     batch_size: int
+    cpu_devices: int = 1
+    """Virtual devices of the JAX sides on a CPU."""
 
     def config(self) -> Any:
         return config_class("trm")(**self.arch)
@@ -125,11 +127,14 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
 
     from benchmarks.overhead import trainings
     from train_jax.pod.counted import product_flops
+    from train_jax.runtime import backend
     from train_jax.runtime.performance import PEAK_BF16_FLOPS
     from train_jax.tasks.puzzles.eval_step import make_eval_step
 
+    backend.use("auto", several=False, cpu_devices=case.cpu_devices)
     fields = {"optim": case.optimizer(), "init_from": str(folder / START)}
-    training = trainings(case.config(), **fields)["bridge" if bridged else "by hand"]
+    count = jax.local_device_count() if jax.default_backend() == "cpu" else 1
+    training = trainings(case.config(), count, **fields)["bridge" if bridged else "by hand"]
     devices, batch = training.devices, training.batches.at(0)
     initial = training.initial_state()
     state, key = devices.replicate(initial), devices.random_key(0)
@@ -153,7 +158,8 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
             return step(state, shares)[0]["lm_loss"]
 
     device = jax.devices()[0]
-    running = Running(lambda: _Loss(dispatch()), device.device_kind, product_flops(jaxpr))
+    kind = device.device_kind if count == 1 else f"{count} devices: {device.device_kind}"
+    running = Running(lambda: _Loss(dispatch()), kind, count * product_flops(jaxpr))
     running.peak_flops = PEAK_BF16_FLOPS.get(device.device_kind, 0.0)
     if device.platform != "cpu":
         running.memory = lambda: (device.memory_stats() or {})["peak_bytes_in_use"]

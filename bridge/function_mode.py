@@ -298,7 +298,7 @@ _DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIs
 _GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_IS_LEAF = torch.Tensor.is_leaf.__get__  # pyright: ignore[reportAttributeAccessIssue]
-_GET_BASE = torch.Tensor._base.__get__  # pyright: ignore[reportAttributeAccessIssue]
+_GET_BASE = torch.Tensor._base.__get__  # pyright: ignore
 _GET_GRAD_FN = torch.Tensor.grad_fn.__get__  # pyright: ignore
 _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data.__get__: lambda tensor: tensor.data,  # pyright: ignore[reportAttributeAccessIssue]

@@ -130,3 +130,22 @@ def ndtri(x):
 @lowers(aten.special_i1.default, aten.special_modified_bessel_i1.default)
 def bessel_i1(x):
     return _bessel_i1(widened(x))
+
+
+@lowers(aten.igamma.default)
+def igamma(a, x):
+    return _at_ends(a, x, jax.scipy.special.gammainc(a, x), 0)
+
+
+@lowers(aten.igammac.default)
+def igammac(a, x):
+    return _at_ends(a, x, jax.scipy.special.gammaincc(a, x), 1)
+
+
+def _at_ends(a: jax.Array, x: jax.Array, value: jax.Array, at_zero: int) -> jax.Array:
+    """JAX has nan, or another value, where an argument is zero or infinite. `at_zero`: the value at `x = 0`."""
+    value = jnp.where(jnp.isinf(x), 1 - at_zero, value)
+    value = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, at_zero), value)
+    value = jnp.where(x == 0, at_zero, value)
+    value = jnp.where(a == 0, jnp.where(x > 0, 1 - at_zero, jnp.nan), value)
+    return jnp.where((a < 0) | (x < 0), jnp.nan, value).astype(jnp.result_type(a, x))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call
+from eager import Call, compare, randn
 
 import bridge
 
@@ -93,3 +93,13 @@ def test_polynomials(polynomial):
     fn = bridge.export(Call(lambda x: polynomial(x, 9) * x))
     value, gradient = jax.value_and_grad(lambda x: fn({}, {}, x)[0])(0.3)
     np.testing.assert_allclose(gradient, value / 0.3, rtol=1e-5)
+
+
+def test_incomplete_gamma_functions_where_an_argument_is_zero_or_infinite():
+    numbers = torch.tensor([0.0, 0.3, 1.0, 2.5, 40.0, float("inf"), -1.0, float("nan")])
+    a, x = (t.flatten() for t in torch.meshgrid(numbers, numbers, indexing="ij"))
+    module = Call(lambda a, x: (torch.igamma(a, x), torch.igammac(a, x)))
+    fn = bridge.export(module)
+    for ours, theirs in zip(fn({}, {}, a.numpy(), x.numpy())[0], module(a, x), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    compare(Call(lambda x: torch.igamma(torch.tensor(2.5), x.exp())), [randn(4)])

@@ -210,3 +210,18 @@ def test_strangers_do_not_disturb_the_meeting():
     meeting.start()
     meeting.join(60)
     assert [each["platform"] for each in results[0]] == ["p0", "p1"]
+
+
+def test_virtual_devices_of_a_cpu(alone, configured, monkeypatch):
+    def devices_by(wanted):
+        configured.jax_num_cpu_devices = configured.jax_platforms = None
+        backend.use(wanted, several=False, cpu_devices=8)
+        return configured.jax_num_cpu_devices
+
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert devices_by("auto") == devices_by("cpu") == 8
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    assert devices_by("cpu") is None, "the user's flag counts"
+    monkeypatch.delenv("XLA_FLAGS")
+    (alone / "accel0").touch()
+    assert devices_by("auto") is None

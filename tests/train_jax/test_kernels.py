@@ -140,10 +140,11 @@ class Cycles(nn.Module):
 
 
 def exported(module, platform):
-    """With the kernels of a platform, in interpret mode."""
+    """With the kernels of a platform, those of a TPU in interpret mode."""
     options = kernels(ComputeConfig(mlp="fused"), platform)
-    interpreted = {name: functools.partial(each, interpret=True) for name, each in options["lowerings"].items()}
-    return bridge.export(module, lowerings=interpreted, functions=options["functions"])
+    if platform == "tpu":
+        options["lowerings"] = {n: functools.partial(f, interpret=True) for n, f in options["lowerings"].items()}
+    return bridge.export(module, **options)
 
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
@@ -160,8 +161,8 @@ def test_blocks_of_a_model(mlp_t):
         gradients = jax.jit(jax.grad(loss, (0, 1)))(fn.params, x)
         return str(jax.make_jaxpr(jax.grad(loss))(fn.params, x)), jax.tree.leaves(gradients)
 
-    plain = exported(module, "cpu")
-    assert not plain.functions, "kernels are for a TPU"
+    plain = exported(module, "gpu")
+    assert not plain.functions, "there are none for a GPU"
     text, ours = computed(exported(module, "tpu"), jnp.bfloat16)
     _, theirs = computed(plain, jnp.bfloat16)
     _, exact = computed(plain, jnp.float32)
@@ -173,6 +174,30 @@ def test_blocks_of_a_model(mlp_t):
     assert sorted(re.findall(r"name=((?:normed_mlp|mix_positions)\w*)\n", text)) == expected
     of_pass = [results.count(":") for results in re.findall(r"([\w:\[\], ]+) = pallas_call", text)]
     assert sorted(of_pass) == sorted([1, 3, 4, *[1, 2, 3] * mlp_t])
+
+
+@pytest.mark.parametrize("mlp_t", [True, False])
+def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Cycles(mlp_t)
+    x = np.random.default_rng(0).normal(size=(4, 29, HIDDEN)).astype(np.float32)
+
+    def computed(platform):
+        fn = exported(module, platform)
+
+        def loss(params):
+            out = fn(params, fn.buffers, x)[0]
+            return jnp.sum(jnp.square(out[..., :5])), out
+
+        slopes, out = jax.grad(loss, has_aux=True)(fn.params)
+        return str(jax.make_jaxpr(loss)(fn.params)).count("dot_general"), {**slopes, "out": out}
+
+    (products, ours), (separate, theirs) = computed("cpu"), computed("gpu")
+    assert separate - products == (4 if mlp_t else 2)
+    for name, expected in theirs.items():
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(ours[name], expected, atol=2e-6 * scale, rtol=0, err_msg=name)
 
 
 @pytest.mark.slow

@@ -25,12 +25,12 @@ def normed_mlp(
     dim: int = -1,
 ) -> Latent:
     """Returns `rms_norm(y + swiglu(y))` of `y = rms_norm(x, dim)` by operations of JAX."""
-    x = _rms_norm(x, epsilon, dim)
+    x = rms_norm(x, epsilon, dim)
     gate, up = (jnp.einsum("...h,wh->...w", x, part.astype(x.dtype)) for part in jnp.split(gate_up, 2))
-    return _rms_norm(x + jnp.einsum("...w,hw->...h", jax.nn.silu(gate) * up, down.astype(x.dtype)), epsilon, -1)
+    return rms_norm(x + jnp.einsum("...w,hw->...h", jax.nn.silu(gate) * up, down.astype(x.dtype)), epsilon, -1)
 
 
-def _rms_norm(x: Latent, epsilon: float, dim: int) -> Latent:
+def rms_norm(x: Latent, epsilon: float, dim: int) -> Latent:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), dim, keepdims=True) + epsilon)).astype(x.dtype)
 

@@ -45,6 +45,8 @@ class ComputeConfig:
 
     runner: Literal["pmap", "shard_map"] = "pmap"
     """JAX transformation that runs a step on all devices."""
+    cpu_devices: Annotated[int, Range(0, 1024)] = 0
+    """Virtual devices that share a CPU; 0 for those of XLA_FLAGS, or one."""
     accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
     """Parts in which a device processes its examples one after the other: less memory, the same gradients."""
     steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
@@ -52,20 +54,19 @@ class ComputeConfig:
     reduction: Reduction = "flat"
     """Sum of gradients: one collective for all parameters, or one each."""
     shard_optimizer: bool = False
-    """Each device keeps and updates a share of parameters, averages and optimizer state.
-    For large models: gradients are summed by reduce-scatter."""
+    """Each device keeps and updates a share of parameters and optimizer state; for large models."""
     remat: str = ""
-    """Submodules whose activations are recomputed in the backward pass: `blocks` for the layers of the built-in models,
-    or a regular expression for qualified names."""
+    """Submodules to recompute in the backward pass: `blocks` of the built-in models, or a pattern
+    for qualified names."""
     attention: Literal["plain", "fused"] = "plain"
     """Attention on a TPU: operations of XLA, or a Pallas kernel (bfloat16, causal or windowed, multiples of 128)."""
     mlp: Literal["plain", "fused"] = "plain"
-    """MLPs of TRM and HRM blocks on a TPU, as attention (bfloat16)."""
+    """MLPs of TRM and HRM: as written, or kernels on a TPU (bfloat16), fewer products on a CPU."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True
-    """Keep compiled programs for later runs with equal shapes, in the folder JAX_COMPILATION_CACHE_DIR, by default that
-    of the user's caches or, for several processes, `compiled` beside the run folder."""
+    """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, by default a folder of the user's caches,
+    for several processes `compiled` beside the run folder."""
     load: str = ""
     """File that `trm compile-pod --save` wrote, or gs://bucket/file, instead of compiling. Needs runner
     shard_map."""

@@ -1,4 +1,4 @@
-"""The Pallas kernels that a run may compute its model with on a TPU, as arguments of `bridge.export`."""
+"""The Pallas kernels that a run may compute its model with, as arguments of `bridge.export`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bridge.lowerings.registry import METAS
 from models_torch.layers import SwiGLU
 from train_jax.kernels.mix_positions import fused_mix_positions, mix_positions
 from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
+from train_jax.kernels.on_cpu import joined_mix_positions, joined_normed_mlp
 from train_jax.run.config import ComputeConfig
 
 _ATTENTION = "aten::scaled_dot_product_attention"
@@ -19,18 +20,23 @@ _LIBRARY = torch.library.Library("trm", "DEF")
 _LIBRARY.define("normed_mlp(Tensor x, Tensor gate_up, Tensor down, float epsilon, int dim) -> Tensor")
 _LIBRARY.define("mix_positions(Tensor x, Tensor gate_up, Tensor down) -> Tensor")
 
+_MLPS = {
+    "tpu": (fused_normed_mlp, fused_mix_positions),
+    "cpu": (joined_normed_mlp, joined_mix_positions),
+}
 _NORMED_MLP, _MIX_POSITIONS = torch.ops.trm.normed_mlp.default, torch.ops.trm.mix_positions.default
 bridge.LOWERINGS[_NORMED_MLP], bridge.LOWERINGS[_MIX_POSITIONS] = normed_mlp, mix_positions
 METAS[_NORMED_MLP] = METAS[_MIX_POSITIONS] = lambda x, *_: torch.empty_like(x)
 
 
 def kernels(config: ComputeConfig, platform: str) -> dict[str, Any]:
-    """Returns the arguments of `bridge.export` for the kernels that the run asks for; none but on a TPU."""
+    """Returns the arguments of `bridge.export` for the kernels that the run asks for; none on a GPU."""
     lowerings, functions = {}, {}
     if platform == "tpu" and config.attention == "fused":
         lowerings[_ATTENTION] = bridge.fused_attention
-    if platform == "tpu" and config.mlp == "fused":
-        lowerings |= {_NORMED_MLP.name(): fused_normed_mlp, _MIX_POSITIONS.name(): fused_mix_positions}
+    if platform in _MLPS and config.mlp == "fused":
+        normed_mlp, mix_positions = _MLPS[platform]
+        lowerings |= {_NORMED_MLP.name(): normed_mlp, _MIX_POSITIONS.name(): mix_positions}
         functions = {f"models_torch.blocks:{name}": replacement for name, replacement in _AS_ONE_OPERATION.items()}
     return {"lowerings": lowerings, "functions": functions}
 

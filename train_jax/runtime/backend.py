@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,11 +59,12 @@ def chosen() -> Choice | None:
     return _chosen
 
 
-def use(wanted: Platform, *, several: bool) -> Choice:
+def use(wanted: Platform, *, several: bool, cpu_devices: int = 0) -> Choice:
     """Makes JAX use the chosen platform, and returns it; call it before anything is computed.
 
     Where a TPU is chosen, and with several processes, a backend that cannot be initialized is an error: nothing falls
     back to the CPU. `auto` leaves one process on a machine with a GPU to JAX, which may not be installed for it.
+    A chosen CPU is divided into `cpu_devices` virtual devices, unless that is 0 or XLA_FLAGS gives their number.
     """
     global _chosen
     _chosen = choice = choose(wanted)
@@ -70,6 +72,8 @@ def use(wanted: Platform, *, several: bool) -> Choice:
         config: Any = jax.config
         if choice.platform != (config.jax_platforms or "").partition(",")[0]:
             config.update("jax_platforms", _JAX_NAMES[choice.platform])
+    if choice.platform == "cpu" and cpu_devices and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
     return choice
 
 

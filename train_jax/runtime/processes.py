@@ -31,7 +31,7 @@ def peers() -> Peers | None:
 
 
 def join_processes(
-    platform: Platform = "auto", timeout_seconds: float = JOIN_SECONDS
+    platform: Platform = "auto", timeout_seconds: float = JOIN_SECONDS, cpu_devices: int = 0
 ) -> contextlib.AbstractContextManager[Peers | None]:
     """Initializes `jax.distributed` if this is one of several processes, and makes JAX use the platform.
 
@@ -41,7 +41,7 @@ def join_processes(
     """
     global _peers
     cluster = this_cluster(backend.choose(platform).platform, timeout_seconds)
-    choice = backend.use(platform, several=cluster is not None and cluster.count > 1)
+    choice = backend.use(platform, several=cluster is not None and cluster.count > 1, cpu_devices=cpu_devices)
     if cluster is None:
         return contextlib.nullcontext()
     present = roll_call(cluster, choice.platform, timeout_seconds)
