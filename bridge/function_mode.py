@@ -25,7 +25,10 @@ from bridge.indexing import (
     selected,
 )
 from bridge.internals import (
+    GET_BASE,
+    IS_VIEW,
     Tracer,
+    base_of,
     below_modes,
     casts_under_autocast,
     engine_requires_grad,
@@ -209,12 +212,14 @@ class Functions(TorchFunctionMode):
         (tensor,) = args
         base = func(tensor)
         real = self._dispatch.real_of(tensor if base is None else base)
-        owner = base if real is None else real if real._base is None and base is not None else real._base
+        owner = base if real is None else base_of(real)
+        if real is not None and owner is None and base is not None:
+            owner = real
         # The code holds constants themselves, and stand-ins of the state.
         return owner if owner is None or self._dispatch.may_write(owner) else self._dispatch.adopt(owner)
 
     def _is_view(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        return self._base(_GET_BASE, args, kwargs) is not None
+        return self._base(GET_BASE, args, kwargs) is not None
 
     def _istft(self, func: Any, args: tuple, kwargs: dict) -> Any:
         self._dispatch.is_istft = True
@@ -298,7 +303,6 @@ _DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIs
 _GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_IS_LEAF = torch.Tensor.is_leaf.__get__  # pyright: ignore[reportAttributeAccessIssue]
-_GET_BASE = torch.Tensor._base.__get__  # pyright: ignore
 _GET_GRAD_FN = torch.Tensor.grad_fn.__get__  # pyright: ignore
 _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data.__get__: lambda tensor: tensor.data,  # pyright: ignore[reportAttributeAccessIssue]
@@ -327,8 +331,8 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
     F.batch_norm: Functions._batch_norm,
-    _GET_BASE: Functions._base,
-    torch.Tensor._is_view: Functions._is_view,
+    GET_BASE: Functions._base,
+    IS_VIEW: Functions._is_view,
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 

@@ -105,6 +105,8 @@ _NAMES = {
         "ops.aten.add.Tensor._schema",
         "ops.aten.add.Tensor._overloadname",
         "Tensor._backward_hooks",
+        "Tensor._base.__get__",
+        "Tensor._is_view",
         "autograd.functional._grad_preprocess",
     ),
     torchax: (
@@ -126,6 +128,16 @@ _NAMES = {
     ),
 }
 """Package -> names that `check` looks up in it."""
+
+
+GET_BASE: Any = torch.Tensor._base.__get__  # pyright: ignore
+"""Of each look-up another object, equal to the others."""
+IS_VIEW: Any = torch.Tensor._is_view
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that owns the memory of a view."""
+    return tensor._base
 
 
 def check() -> None:

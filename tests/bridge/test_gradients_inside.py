@@ -104,7 +104,7 @@ def test_by_the_engine(name):
     compare(Call(slope), [IMAGES if name in OF_IMAGES else MATRICES], 2e-4)
 
 
-@pytest.mark.parametrize("name", slow_unless(["det", "convolution"].__contains__, OPERATIONS))
+@pytest.mark.parametrize("name", slow_unless(["convolution"].__contains__, OPERATIONS))
 def test_by_torch_func(name):
     def slope(x):
         return torch.func.grad(lambda x: weighed(name, x))(x.detach())

@@ -176,7 +176,7 @@ def test_blocks_of_a_model(mlp_t):
     assert sorted(of_pass) == sorted([1, 3, 4, *[1, 2, 3] * mlp_t])
 
 
-@pytest.mark.parametrize("mlp_t", [True, False])
+@pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
 def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
     with torch.random.fork_rng():
         torch.manual_seed(0)
