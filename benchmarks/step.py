@@ -72,7 +72,7 @@ class Options(tables.Files):
     batch_size: int = 0
     """Examples in a step; 0 uses that of the size."""
     cpu_devices: int = 8
-    """Virtual devices of the JAX sides on a CPU, as in the preset sudoku9."""
+    """Virtual devices of the JAX sides on a CPU."""
 
 
 @dataclasses.dataclass

@@ -170,9 +170,7 @@ def result_of(dispatch: Dispatch, func: Any, value: Any, meta: Any, tracked: boo
         )
     if value.dtype != jax_dtype(meta.dtype):
         value = cast(value, jax_dtype(meta.dtype))
-    if (
-        func is not aten._efficientzerotensor.default
-    ):  # its zeros are exact, and float64 where PyTorch adds a Python number
+    if func is not aten._efficientzerotensor.default:  # exact, and float64 where PyTorch adds a Python number
         _notice_narrowing(dispatch, meta.dtype, value)
     if stopped:
         value, live = stop_gradient(value), False

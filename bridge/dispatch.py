@@ -136,22 +136,12 @@ class Dispatch(UncompiledDispatchMode):
         """Whether the memory of the real tensor is the call's own."""
         return self._adopted.may_write(real)
 
-    def _adopt_all(self, value: Any) -> Any:
+    def _adopt_all(self, value: Any, *, constants: bool = True) -> Any:
+        """`value` with the traced tensors of those in it, `constants` or only of those that are traced."""
         if isinstance(value, torch.Tensor):
-            return self.adopt(value)
+            return self.adopt(value) if constants or self.is_traced(value) else value
         if type(value) in (list, tuple):
-            return type(value)(self._adopt_all(v) for v in value)
-        return value
-
-    def _with_stand_ins(self, value: Any) -> Any:
-        """`value` with the traced tensors of those that are traced; constants stay what they are.
-
-        What PyTorch has kept for its backward may be a real tensor that traced values were written into.
-        """
-        if isinstance(value, torch.Tensor):
-            return self.adopt(value) if self.is_traced(value) else value
-        if type(value) in (list, tuple):
-            return type(value)(self._with_stand_ins(v) for v in value)
+            return type(value)(self._adopt_all(v, constants=constants) for v in value)
         return value
 
     # The dispatcher.
@@ -190,7 +180,9 @@ class Dispatch(UncompiledDispatchMode):
         if self._is_constant(func, args, kwargs):
             return self._in_pytorch(func, args, kwargs)
         if self.recording or func in DECOMPOSITIONS:
-            args, kwargs = self._with_stand_ins(args), {k: self._with_stand_ins(v) for k, v in kwargs.items()}
+            # What PyTorch has kept for its backward may be a real tensor that traced values were written into.
+            args = self._adopt_all(args, constants=False)
+            kwargs = {k: self._adopt_all(v, constants=False) for k, v in kwargs.items()}
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested and rule.applies(*args, **kwargs):
             return apply_rule(rule, self.replay, func, args, kwargs, self.where)

@@ -213,7 +213,7 @@ class Functions(TorchFunctionMode):
         base = func(tensor)
         real = self._dispatch.real_of(tensor if base is None else base)
         owner = base if real is None else base_of(real)
-        if real is not None and owner is None and base is not None:
+        if owner is None and base is not None:
             owner = real
         # The code holds constants themselves, and stand-ins of the state.
         return owner if owner is None or self._dispatch.may_write(owner) else self._dispatch.adopt(owner)

@@ -49,15 +49,13 @@ def convolution_backward(gradient, x, weight, bias_sizes, *settings):
 
 
 def _of_grid_sampler(forward: Any) -> Callable:
+    """`backward(gradient, input, grid, *settings, mask)` of `forward(input, grid, *settings)`."""
+
     def backward(gradient, x, grid, *settings):
         *settings, mask = settings
         return _masked(_pullback(lambda x, grid: forward(x, grid, *settings), gradient, x, grid), mask)
 
     return backward
-
-
-for _op in ("grid_sampler_2d", "grid_sampler_3d"):
-    DECOMPOSITIONS[getattr(aten, f"{_op}_backward").default] = _of_grid_sampler(getattr(aten, _op).default)
 
 
 def _without_gradient_at_borders(grid: torch.Tensor, size: int, reflects: bool, align_corners: bool) -> torch.Tensor:
@@ -124,8 +122,9 @@ def _of_resizing(forward: Any) -> Callable:
 for _kind, _names in {
     _of_one_input: (
         "avg_pool2d", "avg_pool3d", "hardshrink", "softshrink", "replication_pad1d", "replication_pad2d",
-        "replication_pad3d",
+        "replication_pad3d", "multi_margin_loss",
     ),
+    _of_grid_sampler: ("grid_sampler_2d", "grid_sampler_3d"),
     _of_output_size: ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
     _of_resizing: (
         "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
@@ -168,11 +167,6 @@ def lstm_layer_backward(
         return sum((each.sum() for each in weighed_each), torch.zeros(()))
 
     return tuple(_pullback(weighed, torch.ones(()), x, w_input, w_hidden, b_input, b_hidden, h, c))
-
-
-@decomposes(aten.multi_margin_loss_backward.default)
-def multi_margin_loss_backward(gradient, x, *settings):
-    return _pullback(lambda x: aten.multi_margin_loss.default(x, *settings), gradient, x)[0]
 
 
 @decomposes(aten.multilabel_margin_loss_backward.default)

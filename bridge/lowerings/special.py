@@ -148,4 +148,4 @@ def _at_ends(a: jax.Array, x: jax.Array, value: jax.Array, at_zero: int) -> jax.
     value = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, at_zero), value)
     value = jnp.where(x == 0, at_zero, value)
     value = jnp.where(a == 0, jnp.where(x > 0, 1 - at_zero, jnp.nan), value)
-    return jnp.where((a < 0) | (x < 0), jnp.nan, value).astype(jnp.result_type(a, x))
+    return jnp.where((a < 0) | (x < 0), jnp.nan, value)

@@ -17,10 +17,6 @@ def made(kind, *sizes, **options):
     return kind(*sizes, **options)
 
 
-def first(module):
-    return lambda x: module(x)[0]
-
-
 def unpooled(x):
     return F.max_unpool2d(*F.max_pool2d(x, 2, 2, return_indices=True), 2)
 

@@ -139,6 +139,14 @@ class Cycles(nn.Module):
         return self.level(x + start, None)
 
 
+def cycles(mlp_t):
+    """The module, and an input for it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Cycles(mlp_t)
+    return module, np.random.default_rng(0).normal(size=(4, 29, HIDDEN)).astype(np.float32)
+
+
 def exported(module, platform):
     """With the kernels of a platform, those of a TPU in interpret mode."""
     options = kernels(ComputeConfig(mlp="fused"), platform)
@@ -149,10 +157,7 @@ def exported(module, platform):
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
 def test_blocks_of_a_model(mlp_t):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = Cycles(mlp_t)
-    x = np.random.default_rng(0).normal(size=(4, 29, HIDDEN)).astype(np.float32)
+    module, x = cycles(mlp_t)
 
     def computed(fn, dtype):
         def loss(params, x):
@@ -178,10 +183,7 @@ def test_blocks_of_a_model(mlp_t):
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
 def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = Cycles(mlp_t)
-    x = np.random.default_rng(0).normal(size=(4, 29, HIDDEN)).astype(np.float32)
+    module, x = cycles(mlp_t)
 
     def computed(platform):
         fn = exported(module, platform)

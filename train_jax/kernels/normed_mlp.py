@@ -23,14 +23,31 @@ def normed_mlp(
     down: Float[Array, "hidden width"],
     epsilon: float,
     dim: int = -1,
+    *,
+    joined: bool = False,
 ) -> Latent:
-    """Returns `rms_norm(y + swiglu(y))` of `y = rms_norm(x, dim)` by operations of JAX."""
-    x = rms_norm(x, epsilon, dim)
-    gate, up = (jnp.einsum("...h,wh->...w", x, part.astype(x.dtype)) for part in jnp.split(gate_up, 2))
-    return rms_norm(x + jnp.einsum("...w,hw->...h", jax.nn.silu(gate) * up, down.astype(x.dtype)), epsilon, -1)
+    """Returns `rms_norm(y + swiglu(y))` of `y = rms_norm(x, dim)` by operations of JAX; `joined` as in `swiglu`."""
+    x = _rms_norm(x, epsilon, dim)
+    return _rms_norm(x + swiglu(x, gate_up, down, joined=joined), epsilon, -1)
 
 
-def rms_norm(x: Latent, epsilon: float, dim: int) -> Latent:
+def swiglu(
+    x: Float[Array, "*batch features"],
+    gate_up: Float[Array, "twice_width features"],
+    down: Float[Array, "features width"],
+    *,
+    joined: bool = False,
+) -> Float[Array, "*batch features"]:
+    """Returns `down(silu(gate) * up)`, with gate and up as two products or, `joined`, as the halves of one."""
+
+    def product(weight: Array) -> Array:
+        return jnp.einsum("...h,wh->...w", x, weight.astype(x.dtype))
+
+    gate, up = jnp.split(product(gate_up), 2, axis=-1) if joined else map(product, jnp.split(gate_up, 2))
+    return jnp.einsum("...w,hw->...h", jax.nn.silu(gate) * up, down.astype(x.dtype))
+
+
+def _rms_norm(x: Latent, epsilon: float, dim: int) -> Latent:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), dim, keepdims=True) + epsilon)).astype(x.dtype)
 

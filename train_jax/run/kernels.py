@@ -1,4 +1,7 @@
-"""The Pallas kernels that a run may compute its model with, as arguments of `bridge.export`."""
+"""What a run may compute parts of its model with, as arguments of `bridge.export`.
+
+Pallas kernels on a TPU, and on a CPU the same operations in an order that suits it.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ _LIBRARY = torch.library.Library("trm", "DEF")
 _LIBRARY.define("normed_mlp(Tensor x, Tensor gate_up, Tensor down, float epsilon, int dim) -> Tensor")
 _LIBRARY.define("mix_positions(Tensor x, Tensor gate_up, Tensor down) -> Tensor")
 
-_MLPS = {
-    "tpu": (fused_normed_mlp, fused_mix_positions),
-    "cpu": (joined_normed_mlp, joined_mix_positions),
-}
 _NORMED_MLP, _MIX_POSITIONS = torch.ops.trm.normed_mlp.default, torch.ops.trm.mix_positions.default
 bridge.LOWERINGS[_NORMED_MLP], bridge.LOWERINGS[_MIX_POSITIONS] = normed_mlp, mix_positions
 METAS[_NORMED_MLP] = METAS[_MIX_POSITIONS] = lambda x, *_: torch.empty_like(x)
+_MLPS = {
+    "tpu": {_NORMED_MLP.name(): fused_normed_mlp, _MIX_POSITIONS.name(): fused_mix_positions},
+    "cpu": {_NORMED_MLP.name(): joined_normed_mlp, _MIX_POSITIONS.name(): joined_mix_positions},
+}
+"""Platform -> the lowerings of `--compute.mlp fused`."""
 
 
 def kernels(config: ComputeConfig, platform: str) -> dict[str, Any]:
@@ -35,8 +39,7 @@ def kernels(config: ComputeConfig, platform: str) -> dict[str, Any]:
     if platform == "tpu" and config.attention == "fused":
         lowerings[_ATTENTION] = bridge.fused_attention
     if platform in _MLPS and config.mlp == "fused":
-        normed_mlp, mix_positions = _MLPS[platform]
-        lowerings |= {_NORMED_MLP.name(): normed_mlp, _MIX_POSITIONS.name(): mix_positions}
+        lowerings |= _MLPS[platform]
         functions = {f"models_torch.blocks:{name}": replacement for name, replacement in _AS_ONE_OPERATION.items()}
     return {"lowerings": lowerings, "functions": functions}
 
