@@ -73,6 +73,8 @@ class Options(tables.Files):
     """Examples in a step; 0 uses that of the size."""
     cpu_devices: int = 8
     """Virtual devices of the JAX sides on a CPU."""
+    mlp: Literal["plain", "fused"] = "fused"
+    """`--compute.mlp` of the bridge."""
 
 
 @dataclasses.dataclass
@@ -126,7 +128,13 @@ def measure(size: Size, phase: Phase, options: Options) -> list[Result]:
     """Measures all sides of one step."""
     fields, batch_size = SIZES[size]
     batch_size = options.batch_size or batch_size
-    case = Case(fields | {"batch_size": batch_size}, {"lr": 1e-4, "warmup_steps": 0}, batch_size, options.cpu_devices)
+    case = Case(
+        arch=fields | {"batch_size": batch_size},
+        optim={"lr": 1e-4, "warmup_steps": 0},
+        batch_size=batch_size,
+        cpu_devices=options.cpu_devices,
+        mlp=options.mlp,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "case.json").write_text(json.dumps(dataclasses.asdict(case)))

@@ -40,6 +40,8 @@ class Case:
     batch_size: int
     cpu_devices: int = 1
     """Virtual devices of the JAX sides on a CPU."""
+    mlp: Literal["plain", "fused"] = "plain"
+    """How the bridge computes MLPs."""
 
     def config(self) -> Any:
         return config_class("trm")(**self.arch)
@@ -127,12 +129,14 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
 
     from benchmarks.overhead import trainings
     from train_jax.pod.counted import product_flops
+    from train_jax.run.config import ComputeConfig
     from train_jax.runtime import backend
     from train_jax.runtime.performance import PEAK_BF16_FLOPS
     from train_jax.tasks.puzzles.eval_step import make_eval_step
 
     backend.use("auto", several=False, cpu_devices=case.cpu_devices)
-    fields = {"optim": case.optimizer(), "init_from": str(folder / START)}
+    compute = ComputeConfig(mlp=case.mlp if bridged else "plain")
+    fields = {"optim": case.optimizer(), "init_from": str(folder / START), "compute": compute}
     count = jax.local_device_count() if jax.default_backend() == "cpu" else 1
     training = trainings(case.config(), count, **fields)["bridge" if bridged else "by hand"]
     devices, batch = training.devices, training.batches.at(0)

@@ -4,7 +4,7 @@ import dataclasses
 
 from models_torch.trm import TRMConfig
 from train_jax.optim.config import OptimConfig
-from train_jax.run.config import RunConfig
+from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.tasks.puzzles.config import PuzzleConfig
 
 
@@ -38,10 +38,11 @@ def _small_sudoku(
         steps=steps,
         global_batch_size=32,
         eval_every_steps=eval_every_steps,
-        eval_batch_size=250,
+        eval_batch_size=256,
         eval_examples=250,
         checkpoint_every_steps=200,
         log_every_steps=25,
+        compute=ComputeConfig(cpu_devices=8, mlp="fused"),
     )
 
 
@@ -92,6 +93,7 @@ def _study() -> RunConfig:
         arch=dataclasses.replace(base.arch, hidden_size=64, puzzle_emb_ndim=64),
         optim=dataclasses.replace(base.optim, lr=4e-3, lr_min_ratio=1.0, warmup_steps=30, ema_decay=0.95),
         checkpoint_every_steps=300,
+        compute=ComputeConfig(),
     )
 
 
