@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,16 @@ class Functions(TorchFunctionMode):
         view, rest = selected(tensor, places, dispatch.positions, dispatch.error)
         return func(view, rest) if rest else view
 
+    def _masked_select(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """`x[mask]`, where both are broadcast."""
+        tensor, mask = itertools.chain(args, (kwargs[name] for name in ("input", "mask") if name in kwargs))
+        if not is_mask(mask) or not self._can_select() or "out" in kwargs:
+            return func(*args, **kwargs)
+        if tensor.shape != mask.shape:
+            tensor, mask = torch.broadcast_tensors(tensor, mask)
+        rows = rows_by_mask(tensor, mask, self._dispatch.where())
+        return func(*args, **kwargs) if rows is None else rows
+
     def _is_window(self, place: Any) -> bool:
         return is_window(place, self._dispatch.positions)
 
@@ -227,6 +238,12 @@ class Functions(TorchFunctionMode):
             return self._plain(func, args, kwargs)
         finally:
             self._dispatch.is_istft = False
+
+    def _tensor_split(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Where to split may be a tensor, whose memory PyTorch reads."""
+        others = args[1:], {name: value for name, value in kwargs.items() if name != "input"}
+        more, named = tree_map_only(BridgeTensor, lambda places: torch.tensor(places.tolist()), others)
+        return torch.tensor_split(args[0] if args else kwargs["input"], *more, **named)
 
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(holds_traced, args)):
@@ -328,6 +345,8 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(SIZED, Functions._sized),
     **dict.fromkeys(_MEMORY, Functions._memory),
     **dict.fromkeys((torch.istft, torch.Tensor.istft), Functions._istft),
+    **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), Functions._tensor_split),
+    **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
     F.batch_norm: Functions._batch_norm,

@@ -174,8 +174,19 @@ def below_modes() -> Iterator[None]:
         yield
 
 
-below_dispatch = torch._C._DisableTorchDispatch
-"""As `below_modes`, for code that calls operations and no Python functions."""
+@contextlib.contextmanager
+def below_dispatch() -> Iterator[None]:
+    """As `below_modes`, for code that calls operations and no Python functions, on tensors without tangents.
+
+    Where it looks for an overload, PyTorch may print the arguments, and then asks for their tangents.
+    """
+    level, forward_ad._current_level = forward_ad._current_level, -1
+    try:
+        with torch._C._DisableTorchDispatch():
+            yield
+    finally:
+        forward_ad._current_level = level
+
 
 NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
 """The `__torch_function__` of a class whose tensors need none."""
@@ -194,7 +205,10 @@ def make_wrapper(cls: type, *args: Any, **kwargs: Any) -> Any:
     return wrapper
 
 
-NO_MEMORY = "Cannot access data pointer of Tensor"
+NO_MEMORY = (
+    "Cannot access data pointer of Tensor",
+    "The tensor has a non-zero number of elements, but its data is not allocated yet",
+)
 """How PyTorch's `RuntimeError` begins."""
 
 

@@ -40,6 +40,12 @@ def clone(x, **_layout):
     return x
 
 
+@lowers(aten.permute_copy.default)
+def permute_copy(x, dims):
+    """A tensor without dimensions comes with one, as to every operation with a `dim`."""
+    return jnp.transpose(x, dims) if dims else x
+
+
 @lowers(aten.copy.default)
 def copy(destination, source, non_blocking=False):
     return _cast(jnp.broadcast_to(source, destination.shape), destination.dtype)

@@ -1,5 +1,6 @@
 """Reductions into places given by an index, with PyTorch's gradients where several entries meet."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +232,12 @@ def put(x, index, source, accumulate=False):
         return put(x.astype(jnp.int32), index, source.astype(jnp.int32), True).astype(bool)
     place, source = jnp.reshape(x, -1).at[jnp.reshape(index, -1)], jnp.reshape(source, -1)
     return jnp.reshape(place.add(source) if accumulate else place.set(source), x.shape)
+
+
+@lowers(aten.masked_scatter_backward.default)
+def masked_scatter_backward(gradient, mask, sizes):
+    """The gradient of the source, whose first elements went to the true places of the mask, in order."""
+    flat = jnp.reshape(jnp.broadcast_to(mask, gradient.shape), -1)
+    size = math.prod(sizes)
+    place = jnp.where(flat, jnp.cumsum(flat, dtype=jnp.int32) - 1, size)
+    return jnp.reshape(jnp.zeros(size, gradient.dtype).at[place].set(jnp.reshape(gradient, -1), mode="drop"), sizes)

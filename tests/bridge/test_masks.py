@@ -79,6 +79,16 @@ def sums_and_means(x):
     return x[mask].sum(), (x[mask] ** 2).mean(), x[x[:, 0] > 0].mean(), counts[mask].sum(), waves[mask].mean().abs()
 
 
+def masked_select(x):
+    mask, of_columns = x > 0, x[0] > 0
+    return (
+        torch.masked_select(x, mask).sum(),
+        x.masked_select(mask=mask).exp().mean(),
+        (x.masked_select(of_columns) * 2).sum(),
+        torch.masked_select(mask=mask, input=x[0]).mean(),
+    )
+
+
 def computed_twice(x):
     """Each mask is computed again on the right side, by the same operations on the same tensors."""
     y, shifted = x * 1, x + torch.arange(4)
@@ -98,7 +108,7 @@ def computed_twice_beside_a_write(x):
     return y
 
 
-CASES = (values_of_known_shape, elementwise, rows_and_columns, sums_and_means, computed_twice)
+CASES = (values_of_known_shape, elementwise, rows_and_columns, sums_and_means, masked_select, computed_twice)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -125,6 +125,7 @@ FUNCTIONS = {
     "attention under vmap": lambda x: vmap(attention)(x.reshape(2, 1, 3, 4)),
     "causal attention under vmap": lambda x: vmap(lambda x: attention(x, is_causal=True))(x.reshape(2, 1, 3, 4)),
     "attention under grad": lambda x: grad(lambda x: attention(x).sin().sum())(x.reshape(1, 2, 3, 4)),
+    "quantile under jvp": lambda x: jvp(lambda x: x.quantile(0.3), (x.detach(),), (x.cos(),)),
     "attention under jvp": lambda x: jvp(attention, (x.reshape(1, 2, 3, 4),), (torch.ones(1, 2, 3, 4),)),
     "layer norm": lambda x: vmap(grad(lambda x: F.layer_norm(x, (3, 4)).sin().sum()))(x),
     "softmax": lambda x: vmap(jacrev(lambda x: x.softmax(-1)))(x.reshape(6, 4)),

@@ -42,6 +42,8 @@ CASES = {
         ((SQUARE, numbers(2, 3), 1, -1, -2), {}),
     ],
     aten.lift_fresh_copy.default: [((X,), {})],
+    aten.permute_copy.default: [((X, [1, 0]), {}), ((numbers(2, 3, 4), [0, -1, 1]), {}), ((X[0, 0], []), {})],
+    aten.masked_scatter_backward.default: [((X, X > 0, [2, 5]), {}), ((X, X[0] > 0, [13]), {})],
     aten.fake_quantize_per_tensor_affine_cachemask.default: [((X, 0.25, 2, -5, 6), {})],
     aten.copy.default: [((X.int(), torch.arange(4)), {})],
     aten.angle.default: [((X,), {})],
