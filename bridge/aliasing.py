@@ -55,7 +55,9 @@ def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -
     """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
     target = args[0]
     if schema_name(func) == "aten::set_":
-        raise NotImplementedError("it gives a tensor the memory of another one")
+        raise NotImplementedError("it gives a tensor the memory of another one; `x.data = y` does")
+    if schema_name(func) == "aten::as_strided_":
+        raise NotImplementedError("PyTorch's gradient of it is wrong where the memory is written later; use as_strided")
     _refuse_write_into_leaf(target)
     _refuse_write_into_view(target, [])
     if schema_name(func) in ("aten::resize_", "aten::resize_as_"):
@@ -81,6 +83,7 @@ def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> 
     for each in inputs:
         if each is not target and each._cell.storage is target._cell.storage:
             refuse_overlap(target._meta, each._meta)
+    target.renew_views()
     check_write(func, target, args, kwargs)
     raise_if_not_cast(func, args, kwargs)
     into_out = has_out(func)

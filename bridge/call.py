@@ -26,6 +26,7 @@ from bridge.final_state import (
     refuse_changed_sharing,
     refuse_lost_sharing,
     refuse_parted,
+    refuse_removed,
     refuse_stale_arrays,
 )
 from bridge.generators import CallGenerator
@@ -45,6 +46,7 @@ from bridge.slots import fill, place_of, state_of, value_in
 from bridge.tensors import BridgeTensor, blank, fresh
 from bridge.tracing import tracing
 from bridge.untranslated import Survey
+from bridge.written_arguments import Arguments, refuse_shared
 
 if TYPE_CHECKING:
     from bridge.export import Functional
@@ -145,6 +147,9 @@ class Call:
         """What the run has changed besides parameters and buffers."""
         self.written: list[str] = []
         """Parameters that the run has written."""
+        self._inputs: list[tuple[Any, BridgeTensor]] = []
+        self.changed_arguments: list[str] = []
+        """The names of arguments that the run has changed and does not return."""
 
     def run(self) -> Result:
         return self._attributes.context.run(self._run)
@@ -163,6 +168,8 @@ class Call:
                 raise dispatch.error(what, RESULT_REMEDY)
             return value
 
+        method = method_of(self._module, request.method)
+        arguments = Arguments(method, args, kwargs)
         before = self._versions()
         writes = {name: storage.version for name, storage in self._memory.items()}
         try:
@@ -170,12 +177,13 @@ class Call:
             with tracing(dispatch):
                 try:
                     with placed(dispatch.where):
-                        outputs = method_of(self._module, request.method)(*args, **kwargs)
+                        outputs = method(*args, **kwargs)
                 finally:  # PyTorch's own error about one that the call registered says nothing of that
                     refuse_gradient_hooks(self._module)
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
                 final = {name: value_in(name, *place) for name, place in self._slots.items()}
                 refuse_changed_contexts(dispatch, final.values())
+                refuse_removed(final)
                 memory = {n: memory_of(dispatch, t) for n, t in final.items() if isinstance(t, torch.Tensor)}
                 refuse_changed_sharing(self._memory, memory, final)
                 self._fn.shared_slots.update(
@@ -185,6 +193,8 @@ class Call:
                 left = changed_flags({n: (self._state[n], self._flags[n], final[n]) for n in self._fn.buffers})
                 left |= changed_layouts({n: self._metas[n] for n in self._fn.buffers}, final)
                 left |= self._parted(memory, final)
+                self.changed_arguments = arguments.changed(outputs)
+                refuse_shared(self._inputs)
                 outputs = convert(outputs, to_jax)
                 arrays = {name: to_jax(value) for name, value in final.items()}
             self.changes = self._attributes.changes() | left
@@ -193,9 +203,9 @@ class Call:
             refuse_lost_sharing(self._fn.shared_slots & self._fn.written_slots)
             self.written = [name for name in self._fn.params if now[name] != before[name]]
             changing = [*self._fn.params, *(n for n in self._fn.buffers if now[n] != before[n])]
-            refuse_stale_arrays(self._attributes.arrays, self._fn.module, changing)
         finally:
             self._attributes.restore()
+        refuse_stale_arrays(self._attributes.arrays, self._fn.module, changing)
         return Result(
             outputs,
             {name: arrays[name] for name in self._fn.buffers},
@@ -217,6 +227,7 @@ class Call:
         tensor = fresh(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
         if integers is not None:
             integers.input(tensor)
+        self._inputs.append((value, tensor))
         return start_graph(tensor, self.recording)
 
     def _stand_ins(self, start: Mapping[Place, Any]) -> dict[str, BridgeTensor]:

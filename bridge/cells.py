@@ -225,3 +225,5 @@ class View:
     """Whether that was in inference mode."""
     detached: bool = False
     """Whether it starts over: for PyTorch's rules the views before it do not count."""
+    renew: Callable[[], None] | None = None
+    """To be called before a write through it, where PyTorch then takes the view of another tensor: the base of all."""

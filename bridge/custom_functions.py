@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -76,6 +77,9 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
             "which of them nobody used",
             "leave the call out and take zeros for the gradient of an unused result",
         )
+    enclosed = _enclosed(function)
+    if enclosed:
+        ctx.__dict__[ENCLOSED] = enclosed
     kept = _keep(dispatch, function, ctx)
     state = dispatch.state if _calls_modules(ctx.__dict__) or _calls_modules(function.backward) else []
     notes = Notes(dispatch, function, ctx, [args[i] for i in places], [listed[i] for i in free], state)
@@ -91,6 +95,43 @@ def apply(dispatch: Dispatch, function: type[Any], args: tuple) -> Any:
     notes.watch([listed[i] for i in free], {id(a): b for a, b in zip(args, given, strict=True) if a is not b})
     dispatch.contexts.append((function.__name__, kept, notes))
     return tuple(listed) if several else listed[0]
+
+
+ENCLOSED = "variables that the backward encloses"
+"""Where a context has the traced ones, so that the backward finds them as they are in its own trace."""
+
+
+def _enclosed(function: type[Any]) -> dict[str, Any]:
+    return {name: cell.cell_contents for name, cell in _cells(function) if _holds_traced(cell)}
+
+
+def _cells(function: type[Any]) -> list[tuple[str, Any]]:
+    backward = inspect.unwrap(function.backward)
+    if not inspect.isfunction(backward):
+        return []
+    return list(zip(backward.__code__.co_freevars, backward.__closure__ or (), strict=True))
+
+
+def _holds_traced(cell: Any) -> bool:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return False
+    leaves = jax.tree.leaves(value) if isinstance(value, (list, tuple, dict)) else [value]
+    return any(map(_may_be_differentiated, leaves))
+
+
+@contextlib.contextmanager
+def _enclosing(function: type[Any], values: dict[str, Any]) -> Iterator[None]:
+    """The backward encloses these values instead of those of the forward's trace."""
+    cells = [(cell, values[name], cell.cell_contents) for name, cell in _cells(function) if name in values]
+    for cell, value, _ in cells:
+        cell.cell_contents = value
+    try:
+        yield
+    finally:
+        for cell, _, before in cells:
+            cell.cell_contents = before
 
 
 def _keep(dispatch: Dispatch, function: type[Any], ctx: Context) -> KeptOnContext:
@@ -190,9 +231,11 @@ class _Backward:
                 None if meta is None else fresh(_conjugate(given.get(i, _zeros(meta))), meta)
                 for i, meta in enumerate(self._metas)
             ]
+            enclosed = ctx.__dict__.pop(ENCLOSED, {})
             kept = KeptOnContext(ctx.__dict__, modules=True)
             try:
-                returned = self._function.backward(ctx, *grads)
+                with _enclosing(self._function, enclosed):
+                    returned = self._function.backward(ctx, *grads)
             except RuntimeError as error:
                 if "appears to not have been used in the graph" not in str(error):
                     raise

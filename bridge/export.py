@@ -19,7 +19,7 @@ from bridge.call import Call, Request, Result, refuse_gradient_hooks
 from bridge.errors import BridgeError
 from bridge.integers import Int64, check_policy, check_values, checked
 from bridge.internals import is_script
-from bridge.lost_state import check_left
+from bridge.lost_state import check_left, warn_of_arguments
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng
@@ -144,6 +144,8 @@ class Functional:
                 return other.run(), other
 
             check_left(self.module, request, call.changes, trace)
+        if call.changed_arguments:
+            warn_of_arguments(self.module, call.changed_arguments)
         return result, call.written
 
     def reached(self, method: str) -> Reached:

@@ -81,6 +81,7 @@ def comparable(constant: Any) -> Any:
     if isinstance(constant, Tracer):
         return id(constant)
     if jnp.issubdtype(getattr(constant, "dtype", np.dtype(object)), jax.dtypes.prng_key):
-        constant = jax.random.key_data(constant)
+        with jax.ensure_compile_time_eval():  # under `jit`, too
+            constant = jax.random.key_data(constant)
     array = np.asarray(constant)
     return array.shape, str(array.dtype), array.tobytes()

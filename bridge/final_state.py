@@ -31,6 +31,15 @@ def refuse_parted(
             )
 
 
+def refuse_removed(final: Mapping[str, Any]) -> None:
+    for name, value in final.items():
+        if value is None:
+            raise BridgeError(
+                f"the call sets {name} to None, from which the next one cannot start: a buffer stays an array; keep a "
+                "flag in another buffer, or zeros in this one"
+            )
+
+
 def refuse_changed_sharing(before: Mapping[str, Any], after: Mapping[str, Any], final: Mapping[str, Any]) -> None:
     """Two names that share memory before a call, or after it, and not at the other time.
 

@@ -133,7 +133,7 @@ class Functions(TorchFunctionMode):
 
     def _engine(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """A gradient inside of the call, by PyTorch's own engine."""
-        if in_transform():
+        if in_transform() and (self._dispatch.recording or not _is_of_what_came_before(args, kwargs)):
             return func(*args, **kwargs)
         needed = what_is_needed(self._dispatch.recording, func, args, kwargs)
         if needed > self._dispatch.recording:
@@ -291,6 +291,13 @@ class Functions(TorchFunctionMode):
         if func == _DATA_SET:  # each access makes another wrapper
             return isinstance(args[1], BridgeTensor)
         return bool(next(iter((*args[1:], *kwargs.values())), True))
+
+
+def _is_of_what_came_before(args: tuple, kwargs: dict) -> bool:
+    """Whether `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
+    outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
+    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    return all(isinstance(t, BridgeTensor) for t in outputs)
 
 
 def _under_autocast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

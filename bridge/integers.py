@@ -136,7 +136,7 @@ class Integers:
         """A part of `target`, or all of it, now holds `source`."""
         if target.dtype in _TYPES:
             old = target._cell.storage.bounds
-            both = union(range_of(target), range_of(source))
+            both = range_of(source) if not target._views else union(range_of(target), range_of(source))
             wide = target.dtype == torch.int64 or (old is not None and old.wide)
             target._cell.storage.bounds = Bounds(both, wide, is_known(target) and is_known(source))
         elif target.dtype.is_floating_point and target.dtype == source.dtype and not target._views:

@@ -290,7 +290,10 @@ def overload_name(op: Any) -> str:
 def storage_id(tensor: torch.Tensor) -> int:
     """The same for all tensors that share memory."""
     with torch._C.DisableTorchFunction():  # which is on where PyTorch's C++ comes here by itself, as from `x.real = …`
-        return tensor.untyped_storage()._cdata
+        try:
+            return tensor.untyped_storage()._cdata
+        except NotImplementedError:  # of a transformation of `torch.func`, or one without memory
+            return id(tensor)
 
 
 def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:

@@ -53,7 +53,8 @@ def check_left(module: nn.Module, request: Request, changes: Mapping[Place, Any]
             f"the call draws random numbers from {_listed(drawn)}, which was seeded before it: they would be constants "
             "of the program; draw with torch, pass the numbers as an argument, or seed the generator in the call"
         )
-    kept = [p for p, value in changes.items() if isinstance(value, Kept)]
+    # A parameter is trained, so it matters where it stays even if every call that makes it would make the same.
+    kept = [p for p, v in changes.items() if isinstance(v, Kept) or (isinstance(v, nn.Parameter) and p not in left)]
     if kept or (before != after and not _makes_no_difference(trace, request)):
         readers = [p for p in changes if _program(trace, _started({p: changes[p]}))[0] != before]
         raise BridgeError(
@@ -69,6 +70,17 @@ def check_left(module: nn.Module, request: Request, changes: Mapping[Place, Any]
         if said:
             what = f"the call writes {_listed(said)}, which is lost with it: the module keeps what it had"
             warnings.warn(BridgeWarning(what), stacklevel=2)
+
+
+def warn_of_arguments(module: nn.Module, names: list[str]) -> None:
+    """Warn once of arguments that a call changes and does not return."""
+    warned = _WARNED.setdefault(module, set())
+    new = [name for name in names if f"argument {name}" not in warned]
+    warned |= {f"argument {name}" for name in new}
+    if new:
+        listed = ", ".join(f"`{name}`" for name in new)
+        what = f"the call changes its argument {listed}, and the caller's own stays as it was; return it from the call"
+        warnings.warn(BridgeWarning(what), stacklevel=2)
 
 
 def _makes_no_difference(trace: Trace, request: Request) -> bool:
@@ -139,6 +151,7 @@ class _Numbers:
 
 def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
     registry, key = places[0][0].rpartition(".")[2], places[0][1]
+    registries = {path.rpartition(".")[2] for path, name in changes if name == key}
     how_it_works = (isinstance(key, str) and key in ("__class__", "training")) or isinstance(changes[places[0]], CODE)
     if how_it_works or key is ORDER or registry.endswith("_hooks"):
         return "make the change before `export`, or undo it within the call"
@@ -148,8 +161,8 @@ def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
         return "assign it contiguous(), or laid out as before"
     if registry == "_buffers":
         return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
-    if registry in REGISTRIES:
-        return "register it in `__init__` and leave it there"
+    if registries & {"_parameters", "_modules"}:
+        return "register it in `__init__` and leave it there, or call the module once before `export`"
     return "make it a buffer, or pass it in and return it"
 
 

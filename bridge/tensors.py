@@ -112,6 +112,15 @@ class BridgeTensor(torch.Tensor):
             REGION.note(self)
         return self._cache[1]
 
+    def renew_views(self) -> None:
+        """What PyTorch does with the views before it writes through them."""
+        renewing = [view.renew for view in self._views if view.renew is not None]
+        for renew in renewing:
+            renew()
+        tensor: BridgeTensor | None = self if renewing else None
+        while tensor is not None:
+            tensor._cache, tensor = None, tensor._parent
+
     def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Write through the views into the cell's base."""
         if self._cell.storage.overlaps:

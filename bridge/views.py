@@ -1,5 +1,6 @@
 """How each of PyTorch's view operations reads its base and writes back to it."""
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -103,7 +104,13 @@ def _bits(old: torch.dtype, new: torch.dtype) -> View:
     here, there = jnp.dtype(jax_dtype(old)), jnp.dtype(jax_dtype(new))
     if (here.itemsize, there.itemsize) != (old.itemsize, new.itemsize):
         raise NotImplementedError("the bits of 64-bit numbers, which JAX stores as 32-bit ones while x64 is off")
-    return View(lambda x: _bitcast(stop_gradient(x), there), lambda x, value: _bitcast(stop_gradient(value), here))
+    # XLA takes two casts in a row together, and fails where three sizes are involved.
+    there, back = (functools.partial(_bitcast_alone, dtype=dtype) for dtype in (there, here))
+    return View(there, lambda x, value: back(value))
+
+
+def _bitcast_alone(x: jax.Array, dtype: Any) -> jax.Array:
+    return _bitcast(lax.optimization_barrier(stop_gradient(x)), dtype)
 
 
 def _bitcast(x: jax.Array, dtype: Any) -> jax.Array:
@@ -172,7 +179,8 @@ def _index_maps(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -
 def _as_strided(base: BridgeTensor, out: torch.Tensor) -> View:
     """It counts in memory, not in the tensor it is called on, so it starts from the cell's whole base.
 
-    The gradient reaches the elements of the tensor it is called on only, as in PyTorch.
+    The gradient reaches the elements of the tensor it is called on only, as in PyTorch. Once something was written into
+    the memory, PyTorch takes the view of the base, and it reaches all.
     """
     layout = base._cell.storage.layout
     assert layout is not None
@@ -185,7 +193,13 @@ def _as_strided(base: BridgeTensor, out: torch.Tensor) -> View:
     own = np.isin(positions(out), positions(base._meta))
     if own.all():
         return view
-    return View(lambda x: jnp.where(own, view.get(x), stop_gradient(view.get(x))), view.put, view.repeats)
+    storage, versions = base._cell.storage, [base._cell.version]
+
+    def get(x: jax.Array) -> jax.Array:
+        as_it_was = storage.version in versions
+        return jnp.where(own, view.get(x), stop_gradient(view.get(x))) if as_it_was else view.get(x)
+
+    return dataclasses.replace(view, get=get, renew=versions.clear)
 
 
 def _gather(index: np.ndarray) -> View:

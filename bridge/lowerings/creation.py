@@ -65,6 +65,9 @@ def plain_zeros_meta(size, *, dtype=None, **_placement):
 METAS[aten._efficientzerotensor.default] = plain_zeros_meta
 
 
+METAS[aten.view_copy.default] = lambda x, size: x.clone(memory_format=torch.contiguous_format).view(size)
+
+
 @lowers(aten.ones.default)
 def ones(size, *, dtype=None, **_placement):
     return jnp.ones(tuple(size), jax_dtype(dtype or torch.get_default_dtype()))

@@ -18,16 +18,17 @@ from torch import nn
 
 from bridge.arrays import array_of
 from bridge.attributes import arrays_in
-from bridge.call import method_of
+from bridge.call import method_of, refuse_gradient_hooks
 from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
-from bridge.internals import DispatchMode
+from bridge.internals import DispatchMode, storage_id
 from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
 from bridge.shadow import with_copies
+from bridge.written_arguments import SHARED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +54,21 @@ class TorchSide:
     def step(self, args: tuple, kwargs: dict, draws: list | None = None) -> tuple[Any, Leaves]:
         for tensor in self._trained.values():
             tensor.grad = None
+        given = [t for t in jax.tree.leaves(named_inputs(args, kwargs)[1]) if torch.is_tensor(t)]
         args, kwargs, inputs = self._inputs(args, kwargs)
+        copies = [(t, t._version) for t in jax.tree.leaves(named_inputs(args, kwargs)[1]) if torch.is_tensor(t)]
         before = snapshot(self._state())
         with drawing(draws) as self.draws:
             outputs = method_of(self.module, self.call.method)(*args, **kwargs)
-        # Before the backward pass, which adds to a `grad` that the module returns.
+        memory = [storage_id(t) for t in given if t.layout is torch.strided]
+        if len(set(memory)) < len(memory) and any(t._version != version for t, version in copies):
+            raise BridgeError(SHARED)
+        # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
         detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v)
         loss = self.call.loss
         objective = loss(outputs) if loss else projection(outputs, torch.is_tensor, torch_weigh)
+        for tensor in (*self._trained.values(), *inputs.values()):
+            tensor.grad = None
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
         state = self._state()  # after the call: a buffer may have been assigned anew
@@ -264,6 +272,7 @@ def copied(module: nn.Module) -> nn.Module:
 
     A tensor that a hook made of parameters (pruning, weight norm) is copied as its values: PyTorch copies no results.
     """
+    refuse_gradient_hooks(module)  # a copy would not have them
     results = [v for m in module.modules() for v in vars(m).values() if torch.is_tensor(v) and not v.is_leaf]
     known: dict[int, Any] = {id(t): t.detach().clone() for t in results}
     try:

@@ -118,9 +118,21 @@ def detached(module, x):
     return torch.autograd.grad((y * z).sum(), h, create_graph=True)[0]
 
 
+def forward_mode(module, x):
+    jacobian = torch.autograd.functional.jacobian
+    return jacobian(lambda x: module(x).sum(0), x, strategy="forward-mode", vectorize=True)
+
+
+def vmapped(module, x):
+    """A known recipe for Jacobians."""
+    y = module(x)[0]
+    rows = torch.vmap(lambda v: torch.autograd.grad(y, module[0].weight, v, retain_graph=True)[0])(torch.eye(len(y)))
+    return module(x).sum() * rows
+
+
 CALLS = [
     forces, forces_of_an_input, penalty, inner_loop, first_order, adversarial, saved_results, in_place_and_views,
-    convolution, attention, unused, leaf_backward, under_checkpoint, detached,
+    convolution, attention, unused, leaf_backward, under_checkpoint, detached, vmapped, forward_mode,
 ]  # fmt: skip
 
 

@@ -121,6 +121,11 @@ LET_THROUGH = {
     "32 bits of a mask": lambda m, ids: (ids > 2).int().cumsum(-1) * (ids > 2).int() * 7,
     "sizes written into a table": lambda m, ids: sizes_of_levels().prod(1).cumsum(0) + ids[0, 0] % 2,
     "in place": lambda m, ids: (ids % 100).mul_(3).add_(1),
+    "clamped in place": lambda m, ids: (
+        ids.clone().clamp_(0, 1000) * 1000,
+        (ids * 1).remainder_(50) * 1000,
+        torch.clamp(ids, 0, 9, out=torch.empty_like(ids)) * 1000,
+    ),
     "bits": lambda m, ids: ((ids & 255) << 8) | (ids & 15),
     "small types": lambda m, ids: ids.to(torch.uint8) * torch.tensor(1000) + (ids.to(torch.int16).long() << 8),
     "int32 wraps in PyTorch, too": lambda m, ids: torch.tensor([3], dtype=torch.int32) * torch.tensor([2**30, 5]).int(),
