@@ -69,16 +69,15 @@ def _range_of_values(values: torch.Tensor | np.ndarray | np.generic) -> Range | 
 
 
 def fitting(func: Any, args: tuple, kwargs: dict, floating: bool) -> tuple[tuple, dict]:
-    """The arguments, Python's integers beyond 32 bits as JAX takes them: floats beside floats, otherwise wrapped."""
-    if jax.config.read("jax_enable_x64") or all(
-        type(v) is not int or _within((v, v)) for v in (*args, *kwargs.values())
-    ):
+    """The arguments, Python's integers beyond JAX's as it takes them: floats beside floats, otherwise wrapped."""
+    limit = 2**63 if jax.config.read("jax_enable_x64") else 2**31
+    if all(type(v) is not int or -limit <= v < limit for v in (*args, *kwargs.values())):
         return args, kwargs
 
     def fit(argument: Any, value: Any) -> Any:
-        if type(value) is not int or _within((value, value)) or "int" in str(argument.type):
+        if type(value) is not int or -limit <= value < limit or "int" in str(argument.type):
             return value
-        return float(value) if floating else (value - INT32[0]) % 2**32 + INT32[0]
+        return float(value) if floating else (value + limit) % (2 * limit) - limit
 
     declared = {a.name: a for a in arguments_of(func)}
     fitted = tuple(fit(argument, value) for argument, value in zip(declared.values(), args, strict=False))

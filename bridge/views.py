@@ -103,7 +103,10 @@ def _bits(old: torch.dtype, new: torch.dtype) -> View:
         raise NotImplementedError("the bits of complex numbers; use view_as_real and view_as_complex")
     here, there = jnp.dtype(jax_dtype(old)), jnp.dtype(jax_dtype(new))
     if (here.itemsize, there.itemsize) != (old.itemsize, new.itemsize):
-        raise NotImplementedError("the bits of 64-bit numbers, which JAX stores as 32-bit ones while x64 is off")
+        raise NotImplementedError(
+            "the bits of 64-bit numbers, which JAX stores as 32-bit ones while x64 is off; an integer input of 32 bits "
+            "counts as one of 64, and `x.to(torch.int32)` has 32"
+        )
     # XLA takes two casts in a row together, and fails where three sizes are involved.
     there, back = (functools.partial(_bitcast_alone, dtype=dtype) for dtype in (there, here))
     return View(there, lambda x, value: back(value))

@@ -66,3 +66,11 @@ def wide_beside_numbers(x, y):
     if isinstance(x, (int, float)) and isinstance(y, jax.Array):
         return x, _wide_if_floating(y)
     return (_wide_if_floating(x), y) if isinstance(y, (int, float)) and isinstance(x, jax.Array) else (x, y)
+
+
+@lowers(aten.gcd.default)
+def gcd(x, y):
+    """Without signs: the smallest integer of a type has no absolute value in it, and JAX's loop does not end there."""
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    unsigned = jnp.dtype(f"uint{8 * dtype.itemsize}")
+    return jnp.gcd(*(jnp.abs(v.astype(dtype)).astype(unsigned) for v in (x, y))).astype(dtype)

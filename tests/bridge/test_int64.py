@@ -170,6 +170,18 @@ def test_verify_sees_floats_that_32_bit_integers_do_not_hold():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
+def test_python_integers_beyond_those_of_jax_beside_floats(x64):
+    with jax.enable_x64(x64):
+        for function in (
+            lambda m, x: x / 2**63,
+            lambda m, x: 2**63 - x,
+            lambda m, x: x * 2**63 + (2**63 + 2**40),
+            lambda m, x: x > 2**63,
+        ):
+            assert bridge.verify(Applied(function), torch.linspace(-1, 2, 4)).ok
+
+
 def test_exact_needs_64_bits():
     with pytest.raises(bridge.BridgeError, match="int64='exact' needs JAX's 64-bit types: set JAX_ENABLE_X64=1"):
         bridge.export(Applied(hashed), int64="exact")

@@ -57,6 +57,10 @@ CASES = {
         ((numbers(2, 4, 5, 6), numbers(4, 3, 3, 3), numbers(6), [2], [1], [2], True, [1], 2), {}),
         ((numbers(2, 4, 7), numbers(4, 2, 4), None, [3], [2], [1], True, [2], 1), {}),
     ],
+    aten.gcd.default: [
+        ((torch.tensor([-128, 8, 0, -12], dtype=torch.int8), torch.tensor([12, -128, -128, 18], dtype=torch.int8)), {}),
+        ((torch.tensor([[-(2**31)], [84]], dtype=torch.int32), torch.tensor([36, -(2**31)], dtype=torch.int32)), {}),
+    ],
     aten.fmod.Tensor: [((X, Y), {}), ((torch.tensor([2**30 + 1, -7]), torch.tensor([4, 3])), {})],
     aten.fmod.Scalar: [((X, 0.7), {}), (LARGE, {})],
     aten.zeros.default: [(SIZED, {}), (SIZED, {"dtype": torch.int64})],
