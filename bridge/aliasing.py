@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+GIVES_MEMORY = "it gives a tensor the memory of another one; `x.data = y` does"
 _IN_DTYPE_OF_OUT = {aten.sum, aten.nansum, aten.mean, aten.prod, aten.cumsum, aten.cumprod}
 """Operations that compute in the dtype of `out=` where they are told none."""
 
@@ -55,7 +56,7 @@ def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -
     """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
     target = args[0]
     if schema_name(func) == "aten::set_":
-        raise NotImplementedError("it gives a tensor the memory of another one; `x.data = y` does")
+        raise NotImplementedError(GIVES_MEMORY)
     if schema_name(func) == "aten::as_strided_":
         raise NotImplementedError("PyTorch's gradient of it is wrong where the memory is written later; use as_strided")
     _refuse_write_into_leaf(target)

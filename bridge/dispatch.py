@@ -16,14 +16,22 @@ from typing import Any
 import torch
 
 from bridge.adoption import Adopted
-from bridge.aliasing import make_view, reshape_in_place, write_in_place
+from bridge.aliasing import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
 from bridge.argument_checks import ORDINARY, raise_if_refused
 from bridge.computation import compute
 from bridge.draws import seeded_generator
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
 from bridge.integers import REMEDY, Integers, RangeError, checked
-from bridge.internals import HigherOrderOperator, Tracer, UncompiledDispatchMode, is_composite, returns, schema_name
+from bridge.internals import (
+    HigherOrderOperator,
+    Tracer,
+    UncompiledDispatchMode,
+    is_composite,
+    is_without_memory,
+    returns,
+    schema_name,
+)
 from bridge.kernel_checks import as_said_by_kernel
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule
@@ -208,6 +216,8 @@ class Dispatch(UncompiledDispatchMode):
 
     def _in_pytorch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on constants."""
+        if any(isinstance(a, torch.UntypedStorage) and is_without_memory(a) for a in args):
+            raise NotImplementedError(GIVES_MEMORY)
         for target in written_arguments(func, args, kwargs):
             if not self.may_write(target):
                 self.take_over(target)  # which is an error

@@ -53,6 +53,7 @@ _MEMORY = (
     torch.Tensor.numpy,
     torch.Tensor.__array__,
     torch.Tensor.data_ptr,
+    torch.Tensor.untyped_storage,
     torch.Tensor.__dlpack__,
     torch.Tensor.__dlpack_device__,
 )

@@ -296,6 +296,15 @@ def storage_id(tensor: torch.Tensor) -> int:
             return id(tensor)
 
 
+def is_without_memory(storage: torch.UntypedStorage) -> bool:
+    """Whether it is that of a tensor of `make_wrapper`, which PyTorch's kernels would read all the same."""
+    try:
+        storage.data_ptr()
+    except RuntimeError:
+        return True
+    return False
+
+
 def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
     """What `isinstance(tensor, nn.Parameter)` reads of a subclass."""
     tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]

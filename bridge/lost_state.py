@@ -63,6 +63,7 @@ def check_left(module: nn.Module, request: Request, changes: Mapping[Place, Any]
         )
     appended = {path for path, key in left if isinstance(key, int)}
     lost = [p for p, value in changes.items() if _holds_traced(value) or p in left or p[0] in appended]
+    lost += _unread(trace, changes, [p for p in changes if p not in lost], after)
     warned = _WARNED.setdefault(module, set())
     if not set(map(_name, lost)) <= warned:
         said = [p for p in lost if p[0] in appended or not _is_of_state(trace, request, p)]
@@ -70,6 +71,33 @@ def check_left(module: nn.Module, request: Request, changes: Mapping[Place, Any]
         if said:
             what = f"the call writes {_listed(said)}, which is lost with it: the module keeps what it had"
             warnings.warn(BridgeWarning(what), stacklevel=2)
+
+
+def _unread(trace: Trace, changes: Mapping[Place, Any], places: list[Place], program: Any) -> list[Place]:
+    """Those whose values a call like this one does not read, so that another kind of call may: of another mode, say.
+
+    `program`: that of a later call. One that does read them finds what it would write again, such as a cached table.
+    """
+
+    def reads(some: list[Place]) -> bool:
+        return _program(trace, _started(changes) | dict.fromkeys(some, _UNREADABLE))[0] != program
+
+    if not places or not reads(places):
+        return places
+    return [place for place in places if not reads([place])] if len(places) > 1 else []
+
+
+class _Unreadable:
+    """In the place of a value: what asks anything of it fails."""
+
+    def _fail(self, *_: Any) -> Any:
+        raise LookupError("a value of an earlier call was read")
+
+    __bool__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __index__ = __len__ = __iter__ = __call__ = _fail
+    __getattr__ = __getitem__ = __setitem__ = __contains__ = __hash__ = _fail
+
+
+_UNREADABLE = _Unreadable()
 
 
 def warn_of_arguments(module: nn.Module, names: list[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from bridge.cells import REGION, Cell, Storage
 from bridge.internals import replace_checkpoint
+from bridge.pytrees import convert
 from bridge.tensors import BridgeTensor
 from bridge.tracing import active
 
@@ -76,6 +77,25 @@ def _check_reentrant(args: tuple) -> None:
         raise dispatch.error(what, "pass use_reentrant=False")
 
 
+def _check_reentrant_results(outputs: Any) -> None:
+    dispatch = active()
+    if dispatch is None or not torch.is_grad_enabled():
+        return
+    for each in outputs if isinstance(outputs, tuple) else (outputs,):
+        if isinstance(each, (dict, list, tuple)) and _holds_gradient(each):
+            raise dispatch.error(
+                "the function of `checkpoint(use_reentrant=True)` returns a tensor inside of a container, which has no "
+                "gradient in PyTorch",
+                "return a tensor or a tuple of tensors, or pass use_reentrant=False",
+            )
+
+
+def _holds_gradient(value: Any) -> bool:
+    """Whether a tensor that may have a gradient is among the leaves."""
+    leaves = jax.tree.leaves(convert(value, lambda v: v), is_leaf=lambda v: isinstance(v, torch.Tensor))
+    return any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in leaves)
+
+
 def install() -> None:
     """Take part in `torch.utils.checkpoint.checkpoint`; outside a traced call it is PyTorch's own."""
 
@@ -92,6 +112,9 @@ def install() -> None:
     ) -> Any:
         if use_reentrant:
             _check_reentrant(args)
-        return recomputed(function, *args, **kwargs)
+        outputs = recomputed(function, *args, **kwargs)
+        if use_reentrant:
+            _check_reentrant_results(outputs)
+        return outputs
 
     replace_checkpoint(lambda: active() is not None, checkpoint)

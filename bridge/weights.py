@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.errors import BridgeError
@@ -68,7 +69,8 @@ def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, j
 
     Raises `BridgeError` with the whole list of differences when a name is missing or surplus or a shape differs.
     """
-    slots = fn.module.state_dict(keep_vars=True)
+    slots = _tensors_of(fn.module)
+    state = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     problems = [f"missing   {n} {tuple(t.shape)}" for n, t in slots.items() if n not in state]
     problems += [f"surplus   {n} {tuple(t.shape)}" for n, t in state.items() if n not in slots]
     for name, tensor in state.items():
@@ -85,14 +87,23 @@ def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, j
     return params, buffers
 
 
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict without what `get_extra_state` adds."""
+    own = set(map(id, state_of(module).values()))
+    return {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) in own}
+
+
 def state_dict(
     fn: Functional, params: Mapping[str, jax.Array], buffers: Mapping[str, jax.Array]
 ) -> dict[str, torch.Tensor]:
-    """A PyTorch state dict: persistent tensors only, a tied weight under each of its names."""
+    """A PyTorch state dict: persistent tensors only, a tied weight under each of its names.
+
+    What `get_extra_state` gives is no tensor of a call and is left out.
+    """
     first_names, reals = _first_names(fn.module), state_of(fn.module)
     windows = roots(reals)
     state = {}
-    for name, slot in fn.module.state_dict(keep_vars=True).items():
+    for name, slot in _tensors_of(fn.module).items():
         home = first_names[id(slot)]
         array = params[home] if home in params else buffers[home]
         tensor = tensor_of(array)

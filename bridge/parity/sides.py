@@ -22,6 +22,7 @@ from bridge.call import method_of, refuse_gradient_hooks
 from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
+from bridge.held_objects import WEAK
 from bridge.internals import DispatchMode, storage_id
 from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
@@ -293,6 +294,12 @@ def _refer_to_copies(module: nn.Module, copies: dict[int, Any]) -> None:
     for each in module.modules():
         for contents in (vars(each), *[v for v in vars(each).values() if isinstance(v, dict)]):
             contents.update({k: with_copies(copies, v) for k, v in contents.items() if isinstance(v, _FUNCTIONS)})
+            contents.update({k: _weak_copy(copies, v) for k, v in contents.items() if isinstance(v, WEAK)})
+
+
+def _weak_copy(copies: dict[int, Any], value: Any) -> Any:
+    """The dict with what was copied in the places of the originals, which `deepcopy` keeps in it."""
+    return type(value)({copies.get(id(k), k): copies.get(id(v), v) for k, v in value.items()})
 
 
 _FUNCTIONS = (types.FunctionType, functools.partial)

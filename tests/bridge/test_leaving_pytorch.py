@@ -135,6 +135,7 @@ REFUSED = {
     "numpy": lambda x: torch.from_numpy(x.detach().numpy()),
     "np.asarray": lambda x: torch.from_numpy(np.asarray(x.detach())),
     "a function of NumPy": lambda x: torch.as_tensor(np.sin(x.detach())),
+    "storage": lambda x: x * (x.untyped_storage() is x[1:].untyped_storage()),
     "data_ptr": lambda x: x * (x.data_ptr() % 2),
     "from_dlpack": lambda x: torch.from_dlpack(x.detach()).mul(2),
     "to_dlpack": lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)),
@@ -146,6 +147,12 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_memory_of_a_traced_tensor_is_refused(name):
     assert "asks for the memory of a traced tensor" in said(REFUSED[name])
+
+
+@pytest.mark.parametrize("use", [lambda y: y.clone(), lambda y: y * 2, lambda y: y.tolist()])
+def test_memory_that_a_tensor_is_set_to_is_refused(use):
+    """PyTorch would read it from where no memory is."""
+    assert "it gives a tensor the memory of another one" in said(lambda x: use(torch.empty(0).set_(x, 1, (2,), (1,))))
 
 
 def test_the_value_of_a_traced_tensor_is_refused():

@@ -146,7 +146,13 @@ def added_up(self, x):
     return x @ self.w
 
 
+def shape_noted(self, x):
+    self.shape = tuple(x.shape)
+    return x.reshape(-1).reshape(self.shape)
+
+
 LOST = [
+    (shape_noted, {}, "`shape`"),
     (written, {}, "`last`"),
     (written_into_object, {"box": Box()}, "`box.last`"),
     (collected, {"list": []}, "`list"),
@@ -186,11 +192,6 @@ def memo(self, x):
     return x * self.dict[len(x)]
 
 
-def shape_noted(self, x):
-    self.shape = tuple(x.shape)
-    return x.reshape(-1).reshape(self.shape)
-
-
 def mask_of_inputs_shape(self, x):
     if self.table is None:
         self.table = x.new_ones(3, 3).tril()
@@ -222,7 +223,6 @@ def weight_of_parameters(self, x):
         (cached_table, {"table": None}),
         (large_cached_table, {"table": None}),
         (memo, {"dict": {}}),
-        (shape_noted, {}),
         (mask_of_inputs_shape, {"table": None}),
         (grown_from_a_buffer, {"n": 0}),
         (registered_when_grown, {"n": 0}),

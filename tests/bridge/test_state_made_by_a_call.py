@@ -75,3 +75,27 @@ def test_a_weak_set_beside_an_array():
     module = Module(lambda self, x: self.layer(x), layer=nn.Linear(3, 3), array=np.ones(3))
     module.weak = weakref.WeakSet([module.layer])
     assert bridge.verify(module, torch.ones(2, 3)).ok
+
+
+def prefill(self, x):
+    if len(x) > 1:
+        self.start = len(x)
+        return x @ self.w
+    return x * self.start
+
+
+def table_for_another_mode(self, x):
+    if self.training:
+        self.table = torch.arange(3.0)
+        return x * self.table
+    return x if self.table is None else x * self.table
+
+
+@pytest.mark.parametrize(("forward", "name", "value"), [(prefill, "start", 1), (table_for_another_mode, "table", None)])
+def test_what_another_kind_of_call_would_read_is_one_warning(forward, name, value):
+    """This kind of call does not read it: it would write the same again."""
+    fn = bridge.export(Module(forward, **{name: value}))
+    with pytest.warns(bridge.BridgeWarning, match=f"writes `{name}`, which is lost") as seen:
+        for _ in range(2):
+            fn(fn.params, {}, jnp.ones((3, 3)))
+    assert len(seen) == 1

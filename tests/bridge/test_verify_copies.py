@@ -1,5 +1,7 @@
 """`verify` works on copies, which have to be what the module is."""
 
+import weakref
+
 import pytest
 import torch
 from eager import Call
@@ -26,3 +28,18 @@ def test_gradient_hooks_of_parameters_are_refused():
         getattr(layer.weight, method)(lambda gradient: None)
         with pytest.raises(bridge.BridgeError, match="parameter weight has a gradient hook"):
             bridge.verify(layer, X)
+
+
+def test_dicts_of_weak_references_hold_the_copies():
+    assert bridge.verify(Held(), torch.randn(5, 3), train=True).ok
+
+
+class Held(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.by_name = weakref.WeakValueDictionary({"norm": self.norm})
+        self.names = weakref.WeakKeyDictionary({self.norm: "norm"})
+
+    def forward(self, x):
+        return self.by_name[self.names[self.norm]](x) * 2

@@ -86,6 +86,25 @@ def test_every_difference_is_listed(module):
     ]
 
 
+class WithSettings(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.momentum = nn.Linear(2, 2), 0.9
+
+    def get_extra_state(self):
+        return {"momentum": self.momentum}
+
+    def set_extra_state(self, state):
+        self.momentum = state["momentum"]
+
+
+def test_extra_state_is_no_weight():
+    module = WithSettings()
+    fn = bridge.export(module)
+    assert [*bridge.state_dict(fn, fn.params, fn.buffers)] == ["layer.weight", "layer.bias"]
+    assert [*bridge.into(fn, module.state_dict())[0]] == [*fn.params]
+
+
 def test_files_that_are_no_weights(tmp_path):
     with pytest.raises(bridge.BridgeError, match="no weights at"):
         bridge.load_weights(tmp_path / "absent.pt")
