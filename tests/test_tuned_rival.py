@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from support.markers import slow_unless
 
 from benchmarks import trm_jnp, trm_tuned
 from models_torch.trm import TRMConfig
@@ -11,7 +10,8 @@ from models_torch.trm import TRMConfig
 HIDDEN, EXPANDED, POSITIONS = 64, 128, 9
 
 
-@pytest.mark.parametrize("mlp_t", slow_unless(bool, [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mlp_t", [False, True])
 def test_it_is_the_same_network(mlp_t):
     config = TRMConfig(
         seq_len=9, hidden_size=HIDDEN, num_heads=4, puzzle_emb_ndim=0, puzzle_emb_len=0, L_layers=2, mlp_t=mlp_t,

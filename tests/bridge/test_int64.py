@@ -182,6 +182,7 @@ def test_python_integers_beyond_those_of_jax_beside_floats(x64):
             assert bridge.verify(Applied(function), torch.linspace(-1, 2, 4)).ok
 
 
+@pytest.mark.slow
 def test_exact_needs_64_bits():
     with pytest.raises(bridge.BridgeError, match="int64='exact' needs JAX's 64-bit types: set JAX_ENABLE_X64=1"):
         bridge.export(Applied(hashed), int64="exact")

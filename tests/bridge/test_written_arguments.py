@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 from eager import Call
+from support.markers import slow_unless
 
 import bridge
 
@@ -63,7 +64,7 @@ def warned(function, *args, jit=False):
     return [str(w.message) for w in caught if issubclass(w.category, bridge.BridgeWarning)]
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", slow_unless(False.__eq__, [False, True]))
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_changed_argument_is_one_warning(name, jit):
     function, state, argument = CHANGED[name]

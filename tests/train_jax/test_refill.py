@@ -143,6 +143,7 @@ def test_the_command_gives_the_answers_of_early_halting(capsys, finished_run, tm
         assert (answers[0][name] == answers[1][name]).all()
 
 
+@pytest.mark.slow
 def test_the_command_with_trajectories_that_stop(capsys, finished_run, tmp_path):
     run = RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
     line = ["evaluate", str(run.path), "--trajectories", "2", "--noise", "0.1", "--depth", "6"]

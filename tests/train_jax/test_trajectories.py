@@ -51,6 +51,7 @@ def results(result):
     return [result.evaluation.predictions, result.evaluation.q_halt_logits, result.solved, *result.shares.values()]
 
 
+@pytest.mark.slow
 def test_noise_depends_on_the_seed_and_the_puzzle_alone():
     options = TrajectoryOptions(4, 0.8, 5, "vote", seed=3)
     first = evaluate_trajectories(ALL * 2, 14, Devices(1), options)
