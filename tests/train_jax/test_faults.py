@@ -30,14 +30,18 @@ def test_a_run_that_is_killed_while_it_starts_ends_as_one_that_is_not(
 ):
     """At a random moment: while it imports, restores or compiles."""
     folder, out = tmp_path / "run", tmp_path / "run.npz"
-    shutil.copytree(finished_run, folder)
-    (folder / "FINISHED").unlink()
-    shutil.rmtree(folder / "checkpoints" / "60")
     command = script("train_tiny", data_dir, 1, folder, out, *finished_fields)
-    killed = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL)
-    time.sleep(random.uniform(1, 5))
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    seconds, ended = random.uniform(1, 5), True
+    while ended:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(finished_run, folder)
+        (folder / "FINISHED").unlink()
+        shutil.rmtree(folder / "checkpoints" / "60")
+        killed = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL)
+        time.sleep(seconds)
+        killed.kill()
+        killed.wait()
+        seconds, ended = seconds / 2, (folder / "checkpoints" / "60").exists()  # before the kill, on a fast machine
     assert "continuing at step 50" in run_script("train_tiny", data_dir, 1, folder, out, *finished_fields)
     expected, arrays = dict(np.load(f"{finished_run}.npz")), dict(np.load(out))
     for name in expected:
@@ -56,7 +60,9 @@ def test_a_run_that_is_killed_ten_times_ends_as_one_that_is_not(tmp_path, data_d
     for phase in ["compiling", "training", "restoring", "saving", "evaluating"] * 2:
         run.start()
         run.wait_for_phase(phase, 1)
-        time.sleep(random.uniform(0, 3 if phase == "compiling" else 0.05))  # or the run ends before the tenth
+        moment = time.monotonic() + random.uniform(0, 3 if phase == "compiling" else 0.05)
+        while time.monotonic() < moment and not (phase == "compiling" and "phase training" in run.text(0)):
+            time.sleep(0.005)  # not into the training after a fast compilation, or the run ends before the tenth kill
         run.kill()
     run.start()
     run.finish()
