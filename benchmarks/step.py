@@ -71,8 +71,10 @@ class Options(tables.Files):
     """Approximate length of a turn; at least one step."""
     batch_size: int = 0
     """Examples in a step; 0 uses that of the size."""
-    cpu_devices: int = 8
-    """Virtual devices of the JAX sides on a CPU."""
+    cpu_examples: int = 4
+    """`--compute.cpu-examples` of the JAX sides, on a CPU."""
+    cpu_devices: int = 0
+    """Virtual devices of the JAX sides on a CPU; 0 for one, or with `--cpu-examples` one for each core."""
     mlp: Literal["plain", "fused"] = "fused"
     """`--compute.mlp` of the bridge."""
 
@@ -132,6 +134,7 @@ def measure(size: Size, phase: Phase, options: Options) -> list[Result]:
         arch=fields | {"batch_size": batch_size},
         optim={"lr": 1e-4, "warmup_steps": 0},
         batch_size=batch_size,
+        cpu_examples=options.cpu_examples,
         cpu_devices=options.cpu_devices,
         mlp=options.mlp,
     )
@@ -153,18 +156,22 @@ def measure(size: Size, phase: Phase, options: Options) -> list[Result]:
                 result.memory = turn["memory"]
         for process in processes:
             process.end()
-    check_losses(results, 2e-2 if case.arch["forward_dtype"] == "bfloat16" else 1e-3)
+    exact = phase == "train" and case.arch["forward_dtype"] == "float32"
+    check_losses(results, 1e-3 if exact else 2e-2, 2e-2)
     return results
 
 
-def check_losses(results: Sequence[Result], tolerance: float) -> None:
-    """Raises SystemExit if a side does not compute what the first one does."""
+def check_losses(results: Sequence[Result], of_first_step: float, of_others: float) -> None:
+    """Raises SystemExit if a side does not compute what the first one does, to these relative differences.
+
+    The MLP mixer makes rounding differences ten times as large in two steps, so later losses agree less, and so do
+    those of an evaluation, which is many ACT steps.
+    """
     first = results[0]
     for result in results[1:]:
-        for one, other in zip(
-            [first.facts["first_loss"], *first.losses], [result.facts["first_loss"], *result.losses], strict=True
-        ):
-            if not abs(one - other) <= tolerance * abs(one):
+        ours, theirs = ([each.facts["first_loss"], *each.losses] for each in (first, result))
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if not abs(one - other) <= (of_others if index else of_first_step) * abs(one):
                 raise SystemExit(f"{result.name}: loss {other:.6g}, {first.side} has {one:.6g}")
 
 

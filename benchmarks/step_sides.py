@@ -38,8 +38,10 @@ class Case:
     optim: dict[str, Any]
     """Fields of `OptimConfig` that differ from its defaults."""
     batch_size: int
-    cpu_devices: int = 1
-    """Virtual devices of the JAX sides on a CPU."""
+    cpu_examples: int = 0
+    """Of the JAX sides on a CPU, as `--compute.cpu-examples`."""
+    cpu_devices: int = 0
+    """Virtual devices of the JAX sides on a CPU; 0 for one, or with `cpu_examples` one for each core."""
     mlp: Literal["plain", "fused"] = "plain"
     """How the bridge computes MLPs."""
 
@@ -127,6 +129,7 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
     """JAX: the steps of the trainer, with the module through the bridge or with `benchmarks.trm_jnp`."""
     import jax
 
+    from benchmarks.example_puzzles import example_run
     from benchmarks.overhead import trainings
     from train_jax.pod.counted import product_flops
     from train_jax.run.config import ComputeConfig
@@ -134,9 +137,12 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
     from train_jax.runtime.performance import PEAK_BF16_FLOPS
     from train_jax.tasks.puzzles.eval_step import make_eval_step
 
-    backend.use("auto", several=False, cpu_devices=case.cpu_devices)
-    compute = ComputeConfig(mlp=case.mlp if bridged else "plain")
+    compute = ComputeConfig(
+        mlp=case.mlp if bridged else "plain", cpu_examples=case.cpu_examples, cpu_devices=case.cpu_devices
+    )
     fields = {"optim": case.optimizer(), "init_from": str(folder / START), "compute": compute}
+    run = example_run("trm", case.config(), eval_batch_size=case.batch_size, **fields)
+    backend.use("auto", several=False, cpu_devices=run.cpu_devices)
     count = jax.local_device_count() if jax.default_backend() == "cpu" else 1
     training = trainings(case.config(), count, **fields)["bridge" if bridged else "by hand"]
     devices, batch = training.devices, training.batches.at(0)

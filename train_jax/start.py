@@ -96,7 +96,7 @@ class Training:
             global_batch_size=config.global_batch_size,
             device_count=self.devices.count,
             scales_loss=scales_loss(config),
-            accumulation_steps=config.compute.accumulation_steps,
+            accumulation_steps=part_count(config, self.devices),
             sharding=self.placement.sharding,
             overrides=self.task.overrides(objective.fn.module, self.total_steps),
         )
@@ -192,13 +192,22 @@ def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Pla
 
 def part_size(config: RunConfig, devices: Devices) -> int:
     """Returns the number of examples that a device processes at once."""
-    local_batch, parts = devices.local_batch_size(config.global_batch_size), config.compute.accumulation_steps
-    if local_batch % parts:
+    return devices.local_batch_size(config.global_batch_size) // part_count(config, devices)
+
+
+def part_count(config: RunConfig, devices: Devices) -> int:
+    """Returns the number of parts in which a device processes its examples one after the other."""
+    local_batch, least = devices.local_batch_size(config.global_batch_size), config.compute.accumulation_steps
+    if local_batch % least:
         raise UserError(
-            f"compute.accumulation_steps {parts} does not divide the {local_batch} examples on a device; "
+            f"compute.accumulation_steps {least} does not divide the {local_batch} examples on a device; "
             f"use a divisor of {local_batch}"
         )
-    return local_batch // parts
+    at_once = config.compute.cpu_examples
+    if devices.platform != "cpu" or not at_once or config.debug_nans:  # which repeats a step in one part
+        return least
+    counts = range(least, local_batch + 1, least)
+    return next(count for count in counts if local_batch % count == 0 and local_batch // count <= at_once)
 
 
 def scales_loss(config: RunConfig) -> bool:

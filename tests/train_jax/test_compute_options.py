@@ -15,6 +15,7 @@ FIELDS = (
 OPTIONS = {
     "shard_map": ("runner='shard_map'",),
     "accumulation": ("accumulation_steps=2",),
+    "few examples at a time": ("cpu_examples=2",),
     "several steps in a dispatch": ("steps_per_dispatch=5",),
     "exploration as an input": ("halt_exploration_end=0.5",),
     "remat": ("remat='blocks'",),
@@ -52,7 +53,7 @@ def worst(a, b):
 )
 def test_options_do_not_change_what_is_learned(tmp_path, data_dir, names):
     """Four accumulated parts equal one batch. Less exploration does change the result, and the comparison shows it."""
-    options = {name: (4, *OPTIONS[name]) for name in names} | {FOUR: (1, "accumulation_steps=4")}
+    options = {name: (4, *OPTIONS[name]) for name in names} | {FOUR: (1, "accumulation_steps=2", "cpu_examples=4")}
     runs = {"plain": (4,), ANNEALED: (4, "halt_exploration_end=0.0")} | options
     learned = train(tmp_path, data_dir, runs)
     plain = learned.pop("plain")

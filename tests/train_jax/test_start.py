@@ -18,7 +18,7 @@ from train_jax.loop import train
 from train_jax.run.presets import preset
 from train_jax.run.restore import initial_weights, restore
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
+from train_jax.start import part_count, part_size, start
 
 IDENTIFIERS = 6
 """Of `data_dir`."""
@@ -125,6 +125,48 @@ def test_leaf_by_leaf_reduction_is_the_same_sum():
     for name in tree:
         np.testing.assert_array_equal(sums["flat"][name], sums["leaves"][name])
         assert sums["flat"][name].dtype == sums["leaves"][name].dtype
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, 1),
+        ({"accumulation_steps": 2}, 2),
+        ({"cpu_examples": 4}, 4),
+        ({"cpu_examples": 5}, 4),
+        ({"cpu_examples": 16}, 1),
+        ({"cpu_examples": 4, "accumulation_steps": 8}, 8),
+        ({"cpu_examples": 1}, 16),
+        ({"cpu_examples": 4, "debug_nans": True}, 1),
+    ],
+)
+def test_parts_of_the_examples_of_a_cpu(config, fields, count):
+    changed = with_fields(config, fields)
+    assert (part_count(changed, Devices(1)), part_size(changed, Devices(1))) == (count, 16 // count)
+
+
+def test_other_platforms_have_one_part(config):
+    class Elsewhere(Devices):
+        platform = "tpu"
+
+    assert part_count(with_fields(config, {"cpu_examples": 4}), Elsewhere(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("core_count", "fields", "devices"),
+    [
+        (2, {}, 0),
+        (2, {"cpu_devices": 3}, 3),
+        (2, {"cpu_examples": 4}, 2),
+        (2, {"cpu_examples": 4, "cpu_devices": 8}, 8),
+        (3, {"cpu_examples": 4, "global_batch_size": 48}, 2),  # 3 does not divide an evaluation batch of 8
+        (64, {"cpu_examples": 4}, 4),  # of 4 examples each
+        (2, {"cpu_examples": 32}, 1),
+    ],
+)
+def test_virtual_devices_are_at_most_one_for_each_core(config, monkeypatch, core_count, fields, devices):
+    monkeypatch.setattr("train_jax.run.config.cores", lambda: core_count)
+    assert with_fields(config, fields).cpu_devices == devices
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
@@ -17,6 +18,7 @@ from train_jax.help_pages import HelpPage
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
 from train_jax.runtime.backend import Platform
+from train_jax.runtime.cores import cores
 from train_jax.tasks.task import TaskConfig, task_class, task_config_class
 
 Steps = Annotated[int, Range(0, 10**12)]
@@ -47,6 +49,8 @@ class ComputeConfig:
     """JAX transformation that runs a step on all devices."""
     cpu_devices: Annotated[int, Range(0, 1024)] = 0
     """Virtual devices that share a CPU; 0 for those of XLA_FLAGS, or one."""
+    cpu_examples: Annotated[int, Range(0, 2**24)] = 0
+    """Examples at a time on a CPU, which then is one device for each core; 0 for all."""
     accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
     """Parts in which a device processes its examples one after the other: less memory, the same gradients."""
     steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
@@ -56,8 +60,7 @@ class ComputeConfig:
     shard_optimizer: bool = False
     """Each device keeps and updates a share of parameters and optimizer state; for large models."""
     remat: str = ""
-    """Submodules to recompute in the backward pass: `blocks` of the built-in models, or a pattern
-    for qualified names."""
+    """Submodules to recompute in the backward pass: `blocks`, or a pattern for qualified names."""
     attention: Literal["plain", "fused"] = "plain"
     """Attention on a TPU: operations of XLA, or a Pallas kernel (bfloat16, causal or windowed, multiples of 128)."""
     mlp: Literal["plain", "fused"] = "plain"
@@ -68,8 +71,7 @@ class ComputeConfig:
     """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, by default a folder of the user's caches,
     for several processes `compiled` beside the run folder."""
     load: str = ""
-    """File that `trm compile-pod --save` wrote, or gs://bucket/file, instead of compiling. Needs runner
-    shard_map."""
+    """File that `trm compile-pod --save` wrote, or gs://bucket/file. Needs runner shard_map."""
 
     def __post_init__(self):
         _check(self, "compute.")
@@ -170,6 +172,16 @@ class RunConfig:
         "logging": HelpPage("evaluation during training, checkpoints, metrics, debugging", LOGGING_FIELDS),
     }
     """Pages of `trm train --help`; fields that are on none of them are on the first page."""
+
+    @property
+    def cpu_devices(self) -> int:
+        """Virtual devices of a CPU; 0 for those of XLA_FLAGS, or one."""
+        compute = self.compute
+        if compute.cpu_devices or not compute.cpu_examples:
+            return compute.cpu_devices
+        most = min(cores(), max(1, self.global_batch_size // compute.cpu_examples))
+        divided = math.gcd(self.global_batch_size, self.eval_batch_size)
+        return max(count for count in range(1, most + 1) if divided % count == 0)
 
     def __post_init__(self):
         _check(self, "")

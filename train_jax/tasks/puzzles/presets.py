@@ -38,11 +38,11 @@ def _small_sudoku(
         steps=steps,
         global_batch_size=32,
         eval_every_steps=eval_every_steps,
-        eval_batch_size=256,
+        eval_batch_size=64,
         eval_examples=250,
         checkpoint_every_steps=200,
         log_every_steps=25,
-        compute=ComputeConfig(cpu_devices=8, mlp="fused"),
+        compute=ComputeConfig(cpu_examples=4, mlp="fused"),
     )
 
 
