@@ -15,9 +15,11 @@ from train_jax.core.reduction import sum_over_devices
 from train_jax.errors import UserError
 from train_jax.experiments.table import RECURSION
 from train_jax.loop import train
+from train_jax.run.config import ComputeConfig
 from train_jax.run.presets import preset
 from train_jax.run.restore import initial_weights, restore
 from train_jax.runtime.devices import Devices
+from train_jax.stages import evaluate
 from train_jax.start import part_count, part_size, start
 
 IDENTIFIERS = 6
@@ -167,6 +169,18 @@ def test_other_platforms_have_one_part(config):
 def test_virtual_devices_are_at_most_one_for_each_core(config, monkeypatch, core_count, fields, devices):
     monkeypatch.setattr("train_jax.run.config.cores", lambda: core_count)
     assert with_fields(config, fields).cpu_devices == devices
+
+
+def test_an_evaluation_has_the_devices_of_the_run(data_dir, tmp_path, monkeypatch):
+    class Stopped(Exception): ...
+
+    def stop(_platform, *, cpu_devices):
+        raise Stopped(cpu_devices)
+
+    run = write_run(tmp_path / "run", data_dir, act_steps=1, step=1, compute=ComputeConfig(cpu_devices=4))
+    monkeypatch.setattr(evaluate, "join_processes", stop)
+    with pytest.raises(Stopped, match="4"):
+        evaluate.main(evaluate.Evaluate(run_dir=run))
 
 
 @pytest.mark.parametrize(
