@@ -141,8 +141,9 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
         mlp=case.mlp if bridged else "plain", cpu_examples=case.cpu_examples, cpu_devices=case.cpu_devices
     )
     fields = {"optim": case.optimizer(), "init_from": str(folder / START), "compute": compute}
-    run = example_run("trm", case.config(), eval_batch_size=case.batch_size, **fields)
-    backend.use("auto", several=False, cpu_devices=run.cpu_devices)
+    fields["eval_batch_size"] = case.batch_size
+    run = example_run("trm", case.config(), **fields)
+    backend.use("auto", several=False, cpu_devices=run.virtual_devices(1))
     count = jax.local_device_count() if jax.default_backend() == "cpu" else 1
     training = trainings(case.config(), count, **fields)["bridge" if bridged else "by hand"]
     devices, batch = training.devices, training.batches.at(0)

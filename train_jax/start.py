@@ -204,7 +204,7 @@ def part_count(config: RunConfig, devices: Devices) -> int:
             f"use a divisor of {local_batch}"
         )
     at_once = config.compute.cpu_examples
-    if devices.platform != "cpu" or not at_once or config.debug_nans:  # which repeats a step in one part
+    if devices.platform != "cpu" or not at_once or config.debug_nans:  # debug_nans repeats a step as one part
         return least
     counts = range(least, local_batch + 1, least)
     return next(count for count in counts if local_batch % count == 0 and local_batch // count <= at_once)

@@ -223,5 +223,11 @@ def test_virtual_devices_of_a_cpu(alone, configured, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     assert devices_by("cpu") is None, "the user's flag counts"
     monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    assert devices_by("cpu") is None
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    (alone / "nvidia0").touch()
+    assert (devices_by("auto"), devices_by("gpu")) == (8, None), "auto may fall back to the CPU"
+    (alone / "nvidia0").unlink()
     (alone / "accel0").touch()
     assert devices_by("auto") is None

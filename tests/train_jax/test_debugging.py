@@ -50,6 +50,6 @@ def test_it_repeats_single_steps(config):
     compute = ComputeConfig(accumulation_steps=2)
     with pytest.raises(UserError, match=r"compute.accumulation_steps is 2; use 1"):
         train(dataclasses.replace(config, debug_nans=True, compute=compute))
-    compute = ComputeConfig(cpu_examples=2)  # which has no effect here, because presets have it
+    compute = ComputeConfig(cpu_examples=2)  # ignored: presets set it, and a user need not reset it
     with pytest.raises(UserError, match=r"in model.log \(Logarithm\)"):
         train(dataclasses.replace(config, debug_nans=True, compute=compute))

@@ -15,11 +15,11 @@ from train_jax.core.reduction import sum_over_devices
 from train_jax.errors import UserError
 from train_jax.experiments.table import RECURSION
 from train_jax.loop import train
-from train_jax.run.config import ComputeConfig
 from train_jax.run.presets import preset
 from train_jax.run.restore import initial_weights, restore
 from train_jax.runtime.devices import Devices
-from train_jax.stages import evaluate
+from train_jax.stages import preflight
+from train_jax.stages import train as train_stage
 from train_jax.start import part_count, part_size, start
 
 IDENTIFIERS = 6
@@ -155,32 +155,36 @@ def test_other_platforms_have_one_part(config):
 
 
 @pytest.mark.parametrize(
-    ("core_count", "fields", "devices"),
+    ("core_count", "processes", "fields", "devices"),
     [
-        (2, {}, 0),
-        (2, {"cpu_devices": 3}, 3),
-        (2, {"cpu_examples": 4}, 2),
-        (2, {"cpu_examples": 4, "cpu_devices": 8}, 8),
-        (3, {"cpu_examples": 4, "global_batch_size": 48}, 2),  # 3 does not divide an evaluation batch of 8
-        (64, {"cpu_examples": 4}, 4),  # of 4 examples each
-        (2, {"cpu_examples": 32}, 1),
+        (2, 1, {}, 0),
+        (2, 1, {"cpu_devices": 3}, 3),
+        (2, 1, {"cpu_examples": 4}, 2),
+        (2, 1, {"cpu_examples": 4, "cpu_devices": 8}, 8),
+        (3, 1, {"cpu_examples": 4, "global_batch_size": 48}, 2),  # 3 does not divide an evaluation batch of 8
+        (64, 1, {"cpu_examples": 4}, 4),  # of 4 examples each
+        (2, 1, {"cpu_examples": 32}, 1),
+        (2, 2, {"cpu_examples": 4}, 0),  # hosts may have different numbers of cores
+        (2, 2, {"cpu_examples": 4, "cpu_devices": 8}, 8),
     ],
 )
-def test_virtual_devices_are_at_most_one_for_each_core(config, monkeypatch, core_count, fields, devices):
+def test_virtual_devices_are_at_most_one_for_each_core(config, monkeypatch, core_count, processes, fields, devices):
     monkeypatch.setattr("train_jax.run.config.cores", lambda: core_count)
-    assert with_fields(config, fields).cpu_devices == devices
+    assert with_fields(config, fields).virtual_devices(processes) == devices
 
 
-def test_an_evaluation_has_the_devices_of_the_run(data_dir, tmp_path, monkeypatch):
-    class Stopped(Exception): ...
+def test_the_commands_divide_a_cpu(config, monkeypatch):
+    class StoppedError(Exception): ...
 
-    def stop(_platform, *, cpu_devices):
-        raise Stopped(cpu_devices)
+    def stop(*_args, cpu_devices, **_options):
+        raise StoppedError(cpu_devices(1), cpu_devices(2))
 
-    run = write_run(tmp_path / "run", data_dir, act_steps=1, step=1, compute=ComputeConfig(cpu_devices=4))
-    monkeypatch.setattr(evaluate, "join_processes", stop)
-    with pytest.raises(Stopped, match="4"):
-        evaluate.main(evaluate.Evaluate(run_dir=run))
+    config = with_fields(config, {"cpu_examples": 4, "compile_cache": False})
+    monkeypatch.setattr("train_jax.run.config.cores", lambda: 2)
+    for stage, command in ((train_stage, config), (preflight, preflight.Command(preflight.Preflight("tiny"), config))):
+        monkeypatch.setattr(stage, "join_processes", stop)
+        with pytest.raises(StoppedError, match=r"\(2, 0\)"):
+            stage.main(command)
 
 
 @pytest.mark.parametrize(

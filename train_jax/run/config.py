@@ -48,9 +48,9 @@ class ComputeConfig:
     runner: Literal["pmap", "shard_map"] = "pmap"
     """JAX transformation that runs a step on all devices."""
     cpu_devices: Annotated[int, Range(0, 1024)] = 0
-    """Virtual devices that share a CPU; 0 for those of XLA_FLAGS, or one."""
+    """Virtual devices of a CPU; 0 for those of XLA_FLAGS, or by cpu_examples."""
     cpu_examples: Annotated[int, Range(0, 2**24)] = 0
-    """Examples at a time on a CPU, which then is one device for each core; 0 for all."""
+    """Most examples at a time on a CPU with a device for each core; 0 for all."""
     accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
     """Parts in which a device processes its examples one after the other: less memory, the same gradients."""
     steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
@@ -60,7 +60,7 @@ class ComputeConfig:
     shard_optimizer: bool = False
     """Each device keeps and updates a share of parameters and optimizer state; for large models."""
     remat: str = ""
-    """Submodules to recompute in the backward pass: `blocks`, or a pattern for qualified names."""
+    """Submodules to recompute in the backward pass: `blocks` of TRM and its like, or a pattern for names."""
     attention: Literal["plain", "fused"] = "plain"
     """Attention on a TPU: operations of XLA, or a Pallas kernel (bfloat16, causal or windowed, multiples of 128)."""
     mlp: Literal["plain", "fused"] = "plain"
@@ -71,7 +71,7 @@ class ComputeConfig:
     """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, by default a folder of the user's caches,
     for several processes `compiled` beside the run folder."""
     load: str = ""
-    """File that `trm compile-pod --save` wrote, or gs://bucket/file. Needs runner shard_map."""
+    """File of `trm compile-pod --save`, or gs://bucket/file, to load instead of compiling. Needs runner shard_map."""
 
     def __post_init__(self):
         _check(self, "compute.")
@@ -173,11 +173,13 @@ class RunConfig:
     }
     """Pages of `trm train --help`; fields that are on none of them are on the first page."""
 
-    @property
-    def cpu_devices(self) -> int:
-        """Virtual devices of a CPU; 0 for those of XLA_FLAGS, or one."""
+    def virtual_devices(self, processes: int) -> int:
+        """Returns into how many devices each process divides its CPU; 0 for those of XLA_FLAGS, or one.
+
+        With `cpu_examples`, the CPU of a single process is at most one device for each core, as its batches divide.
+        """
         compute = self.compute
-        if compute.cpu_devices or not compute.cpu_examples:
+        if compute.cpu_devices or not compute.cpu_examples or processes > 1:
             return compute.cpu_devices
         most = min(cores(), max(1, self.global_batch_size // compute.cpu_examples))
         divided = math.gcd(self.global_batch_size, self.eval_batch_size)

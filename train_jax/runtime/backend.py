@@ -64,7 +64,8 @@ def use(wanted: Platform, *, several: bool, cpu_devices: int = 0) -> Choice:
 
     Where a TPU is chosen, and with several processes, a backend that cannot be initialized is an error: nothing falls
     back to the CPU. `auto` leaves one process on a machine with a GPU to JAX, which may not be installed for it.
-    A chosen CPU is divided into `cpu_devices` virtual devices, unless that is 0 or XLA_FLAGS gives their number.
+    A chosen CPU, and one that `auto` may fall back to, is divided into `cpu_devices` virtual devices, unless that is 0
+    or XLA_FLAGS or JAX_NUM_CPU_DEVICES gives their number.
     """
     global _chosen
     _chosen = choice = choose(wanted)
@@ -72,7 +73,8 @@ def use(wanted: Platform, *, several: bool, cpu_devices: int = 0) -> Choice:
         config: Any = jax.config
         if choice.platform != (config.jax_platforms or "").partition(",")[0]:
             config.update("jax_platforms", _JAX_NAMES[choice.platform])
-    if choice.platform == "cpu" and cpu_devices and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    given = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "") or "JAX_NUM_CPU_DEVICES" in os.environ
+    if (choice.platform == "cpu" or choice.may_fall_back) and cpu_devices and not given:
         jax.config.update("jax_num_cpu_devices", cpu_devices)
     return choice
 

@@ -31,17 +31,21 @@ def peers() -> Peers | None:
 
 
 def join_processes(
-    platform: Platform = "auto", timeout_seconds: float = JOIN_SECONDS, cpu_devices: int = 0
+    platform: Platform = "auto",
+    timeout_seconds: float = JOIN_SECONDS,
+    cpu_devices: Callable[[int], int] = lambda processes: 0,
 ) -> contextlib.AbstractContextManager[Peers | None]:
     """Initializes `jax.distributed` if this is one of several processes, and makes JAX use the platform.
 
     Must run before anything else asks JAX for devices. Everything that uses several processes belongs into the returned
     context: a process that ends it is no longer missed by the others. Raises `UserError` for an incomplete set of
     variables, or if a process computes on another platform; `LostProcessError` if a process does not come in time.
+    `cpu_devices` returns the `cpu_devices` of `backend.use` for a number of processes.
     """
     global _peers
     cluster = this_cluster(backend.choose(platform).platform, timeout_seconds)
-    choice = backend.use(platform, several=cluster is not None and cluster.count > 1, cpu_devices=cpu_devices)
+    count = 1 if cluster is None else cluster.count
+    choice = backend.use(platform, several=count > 1, cpu_devices=cpu_devices(count))
     if cluster is None:
         return contextlib.nullcontext()
     present = roll_call(cluster, choice.platform, timeout_seconds)

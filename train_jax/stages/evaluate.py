@@ -9,7 +9,6 @@ from train_jax.errors import UserError
 from train_jax.help_pages import HelpPage
 from train_jax.report.terminal import progress
 from train_jax.run.choice import NEWEST
-from train_jax.run.folder import read_run
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
@@ -33,8 +32,7 @@ def main(config: Evaluate) -> None:
     if config.weights is not None and config.step != NEWEST:
         raise UserError(f"--weights and --step {config.step} both select weights; give only one of them")
     config.refuse_conflicts()
-    _, trained = read_run(config.run_dir)
-    with join_processes(config.platform, cpu_devices=trained.cpu_devices):
+    with join_processes(config.platform):
         devices = Devices()
         run = restore(config.run_dir, step=config.step)
         load(results_of(run.config.task).evaluate)(config, run, devices, Console(print, progress))

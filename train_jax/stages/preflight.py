@@ -74,7 +74,7 @@ def _result(options: Preflight, config: RunConfig) -> Result:
     )
     choice = backend.choose(config.platform)
     try:
-        context = join_processes(config.platform, options.timeout, config.cpu_devices)
+        context = join_processes(config.platform, options.timeout, cpu_devices=config.virtual_devices)
     except LostProcessError as error:
         return one_failure("processes", error)
     except backend.PlatformError as error:

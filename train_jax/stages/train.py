@@ -20,7 +20,7 @@ from train_jax.tasks.task import task_class
 
 
 def main(config: RunConfig) -> None:
-    with join_processes(config.platform, cpu_devices=config.cpu_devices):
+    with join_processes(config.platform, cpu_devices=config.virtual_devices):
         shared = path_of(config.run_dir).parent / "compiled" if place()[1] > 1 else None
         without_cache = use_compile_cache(config.compute.compile_cache, shared)
         if without_cache and is_main_process():

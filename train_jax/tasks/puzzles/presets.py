@@ -92,6 +92,7 @@ def _study() -> RunConfig:
         task_config=PuzzleConfig(augment=True),
         arch=dataclasses.replace(base.arch, hidden_size=64, puzzle_emb_ndim=64),
         optim=dataclasses.replace(base.optim, lr=4e-3, lr_min_ratio=1.0, warmup_steps=30, ema_decay=0.95),
+        eval_batch_size=250,
         checkpoint_every_steps=300,
         compute=ComputeConfig(),
     )
