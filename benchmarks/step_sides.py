@@ -129,23 +129,32 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
     """JAX: the steps of the trainer, with the module through the bridge or with `benchmarks.trm_jnp`."""
     import jax
 
-    from benchmarks.example_puzzles import example_run
-    from benchmarks.overhead import trainings
+    from benchmarks.example_puzzles import ExamplePuzzles, example_run
+    from benchmarks.overhead import by_hand
     from train_jax.pod.counted import product_flops
     from train_jax.run.config import ComputeConfig
     from train_jax.runtime import backend
+    from train_jax.runtime.devices import Devices
     from train_jax.runtime.performance import PEAK_BF16_FLOPS
+    from train_jax.start import start
     from train_jax.tasks.puzzles.eval_step import make_eval_step
 
     compute = ComputeConfig(
         mlp=case.mlp if bridged else "plain", cpu_examples=case.cpu_examples, cpu_devices=case.cpu_devices
     )
-    fields = {"optim": case.optimizer(), "init_from": str(folder / START), "compute": compute}
-    fields["eval_batch_size"] = case.batch_size
-    run = example_run("trm", case.config(), **fields)
+    run = example_run(
+        "trm",
+        case.config(),
+        steps=1000,
+        eval_batch_size=case.batch_size,
+        optim=case.optimizer(),
+        init_from=str(folder / START),
+        compute=compute,
+    )
     backend.use("auto", several=False, cpu_devices=run.virtual_devices(1))
     count = jax.local_device_count() if jax.default_backend() == "cpu" else 1
-    training = trainings(case.config(), count, **fields)["bridge" if bridged else "by hand"]
+    training = start(run, ExamplePuzzles(run), Devices(count))
+    training = training if bridged else by_hand(training, case.config())
     devices, batch = training.devices, training.batches.at(0)
     initial = training.initial_state()
     state, key = devices.replicate(initial), devices.random_key(0)
