@@ -5,7 +5,7 @@
 Nothing runs on a TPU. Cycles are the compiler's estimate, with the bundles of Pallas kernels, which it does not
 estimate; bundles are the scheduled instructions of all kernels. `by-hand` is the program that `benchmarks.overhead`
 measures, `by-hand-tuned` has all that makes the bridge's program fast, and `-fused` the Pallas kernels of
-`--compute.mlp fused`. Each program is compiled in a process of its own, in one to two minutes on two cores.
+`--compute.mlp fused --compute.attention fused`. Each program is compiled in a process of its own, in one to two minutes on two cores.
 `trm compile-pod` shows one program in detail.
 """
 
@@ -98,7 +98,8 @@ def _compile(options: Options) -> None:
         topology = topologies.topology(options.topology, megacore=options.megacore)
         config = preset("sudoku-extreme")
         arch = dataclasses.replace(config.arch, **VARIANTS[_IN_OVERHEAD[variant]])
-        compute = dataclasses.replace(config.compute, mlp="fused" if side == "bridge-fused" else "plain")
+        kernels = "fused" if side == "bridge-fused" else "plain"
+        compute = dataclasses.replace(config.compute, mlp=kernels, attention=kernels)
         config = dataclasses.replace(config, arch=arch, compute=compute, global_batch_size=options.global_batch_size)
         training: Any = training_for(config, UnbuiltPuzzles(config), topology)
         if side.startswith("by-hand"):

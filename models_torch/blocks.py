@@ -27,13 +27,19 @@ class Block(nn.Module):
         if self.config.mlp_t:
             # In the published code, this norm is also over positions, not over channels.
             return normed_mlp(mix_positions(x, self.mlp_t), self.mlp, epsilon, dim=1)
-        mix = self.conv if self.config.convolution_window else self.self_attn
-        return normed_mlp(x + mix(x, cos_sin), self.mlp, epsilon)
+        if self.config.convolution_window:
+            return normed_mlp(x + self.conv(x, cos_sin), self.mlp, epsilon)
+        return normed_mlp(mix_by_attention(x, self.self_attn, cos_sin), self.mlp, epsilon)
 
 
 def mix_positions(x: Latent, mlp: SwiGLU) -> Latent:
     """Returns the first half of a block without attention, before its norm: `x` plus its MLP over positions."""
     return x + mlp.along_positions(x)
+
+
+def mix_by_attention(x: Latent, attention: Attention, cos_sin: CosSin | None) -> Latent:
+    """Returns the first half of a block with attention, before its norm: `x` plus its attention."""
+    return x + attention(x, cos_sin)
 
 
 def normed_mlp(x: Latent, mlp: SwiGLU, epsilon: float, dim: int = -1) -> Latent:

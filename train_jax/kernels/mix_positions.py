@@ -74,6 +74,7 @@ def _fused_bwd(interpret, residuals, cotangent):
 _fused.defvjp(_fused_fwd, _fused_bwd)
 
 
+@functools.partial(jax.jit, static_argnums=(0,), static_argnames=("keep",))
 def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: bool) -> list[Array]:
     """Returns the result and, with `keep`, gate and up `(batch, width, hidden)`."""
     from jax.experimental import pallas as pl
@@ -127,6 +128,7 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
     )(x, gates, gates, downs)
 
 
+@functools.partial(jax.jit, static_argnums=(0,))
 def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) -> tuple[Array, Array, Array]:
     """Returns the gradients by `x` and by both weights. Each core has a part of the examples, and sums of its own."""
     from jax.experimental import pallas as pl

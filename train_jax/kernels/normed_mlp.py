@@ -114,6 +114,7 @@ def _fused_bwd(norm, blocks, interpret, residuals, cotangent):
 _fused.defvjp(_fused_fwd, _fused_bwd)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames=("keep",))
 def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: bool):
     """Returns the result and, with `keep`, the factor of the norm of each row, gate and up, all of them in blocks."""
     from jax.experimental import pallas as pl
@@ -170,6 +171,7 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
     )(x, weights[0], weights[0], weights[1])
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _backward(norm: _Norm, blocks: Blocks, interpret: bool, residuals: tuple[Array, ...], cotangent: Latent):
     """Returns the gradients by `x` and by both weights.
 
