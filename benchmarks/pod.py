@@ -5,8 +5,8 @@
 Nothing runs on a TPU. Cycles are the compiler's estimate, with the bundles of Pallas kernels, which it does not
 estimate; bundles are the scheduled instructions of all kernels. `by-hand` is the program that `benchmarks.overhead`
 measures, `by-hand-tuned` has all that makes the bridge's program fast, and `-fused` the Pallas kernels of
-`--compute.mlp fused --compute.attention fused`. Each program is compiled in a process of its own, in one to two minutes on two cores.
-`trm compile-pod` shows one program in detail.
+`--compute.mlp fused --compute.attention fused`. Each program is compiled in a process of its own, in one to two minutes
+on two cores. `trm compile-pod` shows one program in detail.
 """
 
 from __future__ import annotations

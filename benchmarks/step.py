@@ -29,7 +29,7 @@ import torch
 import tyro
 
 from benchmarks import tables
-from benchmarks.step_sides import START, Case, Phase, Side
+from benchmarks.step_sides import START, Case, Compiled, Phase, Side
 from models_torch.registry import build
 from models_torch.trm import TRMConfig
 
@@ -77,6 +77,8 @@ class Options(tables.Files):
     """Virtual devices of the JAX sides on a CPU; 0 for one, or with `--cpu-examples` one for each core."""
     mlp: Literal["plain", "fused"] = "fused"
     """`--compute.mlp` of the bridge."""
+    torch_compile: Compiled = "module"
+    """What `torch.compile` compiles: the module, or the stack of blocks that it calls again and again."""
 
 
 @dataclasses.dataclass
@@ -137,6 +139,7 @@ def measure(size: Size, phase: Phase, options: Options) -> list[Result]:
         cpu_examples=options.cpu_examples,
         cpu_devices=options.cpu_devices,
         mlp=options.mlp,
+        torch_compile=options.torch_compile,
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -25,6 +25,7 @@ from train_jax.optim.config import OptimConfig
 
 Side = Literal["eager", "compiled", "by hand", "bridge"]
 Phase = Literal["train", "evaluate"]
+Compiled = Literal["module", "blocks"]
 START = "start.pt"
 """The state dict from which all sides start."""
 
@@ -44,6 +45,8 @@ class Case:
     """Virtual devices of the JAX sides on a CPU; 0 for one, or with `cpu_examples` one for each core."""
     mlp: Literal["plain", "fused"] = "plain"
     """How the bridge computes MLPs."""
+    torch_compile: Compiled = "module"
+    """What `torch.compile` compiles."""
 
     def config(self) -> Any:
         return config_class("trm")(**self.arch)
@@ -84,7 +87,11 @@ def in_torch(case: Case, folder: Path, phase: Phase, compiled: bool) -> Running:
     module.load_state_dict(torch.load(folder / START, weights_only=True))
     module.to(device)
     batch = {name: tensor.to(device) for name, tensor in example_batch(config, case.batch_size, seed=0).items()}
-    forward = torch.compile(module) if compiled else module
+    forward = module
+    if compiled and case.torch_compile == "module":
+        forward = torch.compile(module)
+    elif compiled:
+        module.model.inner.L_level.compile()
     params, table = list(module.parameters()), module.model.inner.puzzle_emb
     ema = [parameter.detach().clone() for parameter in params]
     betas = optim.beta1, optim.beta2

@@ -122,8 +122,8 @@ def backward(
             part = slice(start, start + LANES)
             by_attended = dot(by_out, output_ref[:, part], 1, 0)
             by_weights_ref[0, 3, :, part] += dot(by_out_columns, attended_ref[0, :, part], 1, 0)
-            given = (ref[0, :, part].astype(jnp.float32) for ref in (query_ref, key_ref, value_ref))
-            by_query, by_key, by_value = of_group(*given, by_attended)
+            query, key, value = (ref[0, :, part].astype(jnp.float32) for ref in (query_ref, key_ref, value_ref))
+            by_query, by_key, by_value = of_group(query, key, value, by_attended)
             by_query, by_key = _rotated_back(by_query * heads.scale, tables_ref), _rotated_back(by_key, tables_ref)
             for i, (gradient, ref) in enumerate([(by_query, q_ref), (by_key, k_ref), (by_value, v_ref)]):
                 narrow = gradient.astype(x.dtype)
@@ -137,23 +137,23 @@ def backward(
         def of_heads(rows, by_halves):
             return [heads.head(rows, *each, by_halves=by_halves).astype(x.dtype) for each in heads.each()]
 
-        def products(rows, others, axes):
-            return [dot(one, other, *axes) for one, other in zip(rows, others, strict=True)]
+        def products(rows, others, of_row, of_other):
+            return [dot(one, other, of_row, of_other) for one, other in zip(rows, others, strict=True)]
 
         keys, values = (
             [heads.example(rows, example).astype(x.dtype) for example, _ in heads.each()] for rows in (key, value)
         )
         queries, by_means = of_heads(query, by_halves), of_heads(by_attended, False)
-        scores, by_weights = products(keys, queries, (1, 1)), products(values, by_means, (1, 1))
+        scores, by_weights = products(keys, queries, 1, 1), products(values, by_means, 1, 1)
         scores = [heads.without_added_keys(each) for each in scores]
         weights = [jnp.exp(each - jnp.max(each, 0, keepdims=True)) for each in scores]
         weights = [each / jnp.sum(each, 0, keepdims=True) for each in weights]
         both = list(zip(weights, by_weights, strict=True))
         means = [jnp.sum(each * by, 0, keepdims=True) for each, by in both]
         by_scores = [(each * (by - mean)).astype(x.dtype) for (each, by), mean in zip(both, means, strict=True)]
-        by_value = products([each.astype(x.dtype) for each in weights], by_means, (1, 0))
-        by_key = products(by_scores, queries, (1, 0))
-        by_query = products(by_scores, of_heads(key, by_halves), (0, 0))
+        by_value = products([each.astype(x.dtype) for each in weights], by_means, 1, 0)
+        by_key = products(by_scores, queries, 1, 0)
+        by_query = products(by_scores, of_heads(key, by_halves), 0, 0)
         return [joined(each) for each in (by_query, by_key, by_value)]
 
     def joined(of_heads: list[Rows]) -> Rows:

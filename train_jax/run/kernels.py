@@ -19,7 +19,6 @@ from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
 from train_jax.kernels.on_cpu import joined_mix_positions, joined_normed_mlp
 from train_jax.run.config import ComputeConfig
 
-_ATTENTION = "aten::scaled_dot_product_attention"
 _LIBRARY = torch.library.Library("trm", "DEF")
 _LIBRARY.define("normed_mlp(Tensor x, Tensor gate_up, Tensor down, float epsilon, int dim) -> Tensor")
 _LIBRARY.define("mix_positions(Tensor x, Tensor gate_up, Tensor down) -> Tensor")
@@ -54,9 +53,7 @@ def kernels(config: ComputeConfig, platform: str) -> dict[str, Any]:
         functions["models_torch.blocks:mix_by_attention"] = _attention_as_one_operation
     if platform in _MLPS and config.mlp == "fused":
         lowerings |= _MLPS[platform]
-        functions |= {
-            f"models_torch.blocks:{name}": replacement for name, replacement in _MLPS_AS_ONE_OPERATION.items()
-        }
+        functions |= {f"models_torch.blocks:{name}": function for name, function in _MLPS_AS_ONE_OPERATION.items()}
     return {"lowerings": lowerings, "functions": functions}
 
 
@@ -76,7 +73,7 @@ _MLPS_AS_ONE_OPERATION = {
 
 
 def _attention_as_one_operation(x: torch.Tensor, attention: Attention, cos_sin: CosSin | None) -> torch.Tensor:
-    """`models_torch.blocks.mix_by_attention` as one operation, for full attention with a key head for each query head."""
+    """`models_torch.blocks.mix_by_attention` as one operation, if all heads of the query have their own keys."""
     if type(attention) is not Attention or attention.num_key_value_heads != attention.num_heads:
         return x + attention(x, cos_sin)
     weights = attention.qkv_proj.weight, attention.o_proj.weight

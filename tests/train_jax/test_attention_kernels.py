@@ -1,0 +1,199 @@
+"""`--compute.attention fused` of TRM: the Pallas kernels in interpret mode beside the plain path and PyTorch."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from support.markers import slow_unless
+from support.scripts import run_script
+from torch import nn
+
+import bridge
+from models_torch.blocks import ReasoningModule, mix_by_attention
+from models_torch.layers import Attention, RotaryEmbedding
+from models_torch.trm import TRMConfig
+from train_jax.kernels import attention, heads
+from train_jax.run.config import ComputeConfig
+from train_jax.run.kernels import kernels
+
+INTERPRETED = functools.partial(attention.fused_mix_by_attention, interpret=True)
+
+
+def arrays(batch, positions, hidden, head_dim, rotary, scale=1.5):
+    """`x`, both weights, cosines and sines; scores have a standard deviation of `scale` squared."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(batch, positions, hidden)), jnp.float32)
+    scales = np.repeat([scale, scale, 1], hidden)[:, None] * hidden**-0.5
+    qkv, output = rng.normal(size=(3 * hidden, hidden)) * scales, rng.normal(size=(hidden, hidden)) * hidden**-0.5
+    tables = [jnp.asarray(each.numpy()) for each in RotaryEmbedding(head_dim, positions, 10_000.0)()]
+    return x, jnp.asarray(qkv, jnp.float32), jnp.asarray(output, jnp.float32), *(tables if rotary else (None, None))
+
+
+def computed(function, dtype, given, head_dim):
+    """Values and the gradients by `x` and both weights."""
+    *arguments, cos, sin = given
+    cotangent = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
+
+    def call(x, *weights):
+        out = function(x.astype(dtype), *weights, cos, sin, head_dim).astype(jnp.float32)
+        return jnp.sum(out * cotangent), out
+
+    gradients, out = jax.jit(jax.grad(call, (0, 1, 2), has_aux=True))(*arguments)
+    return [np.asarray(each, np.float32) for each in (out, *gradients)]
+
+
+def errors(given, head_dim):
+    """Relative errors in bfloat16 against float32: those of the kernels, and those of the plain path."""
+    exact, plain = (computed(attention.mix_by_attention, each, given, head_dim) for each in (jnp.float32, jnp.bfloat16))
+    ours = computed(INTERPRETED, jnp.bfloat16, given, head_dim)
+    return [
+        [np.linalg.norm(each - right) / np.linalg.norm(right) for each, right in zip(side, exact, strict=True)]
+        for side in (ours, plain)
+    ]
+
+
+CASES = {
+    "published": (2, 97, 128, 64, True),
+    "examples that are not there": (4, 24, 128, 64, True),
+    "no rotation": (2, 29, 128, 32, False),
+    "four heads in a group": (2, 29, 256, 32, True),
+    "one head in a group": (2, 20, 256, 128, True),
+    "no added rows": (1, 128, 128, 16, True),
+}
+
+
+@pytest.mark.parametrize("case", slow_unless(["examples that are not there"].__contains__, CASES))
+def test_as_exact_as_the_plain_path(case):
+    *shape, head_dim, _ = CASES[case]
+    assert heads.heads_of(jax.ShapeDtypeStruct(shape, jnp.bfloat16), np.empty((3 * shape[2], shape[2])), head_dim)
+    for ours, theirs in zip(*errors(arrays(*CASES[case]), head_dim), strict=True):
+        assert ours < 1.1 * theirs < 0.02
+
+
+def test_scores_far_below_zero():
+    """Added keys have a score of zero; none of their weight may show."""
+    x, qkv, output, *tables = arrays(2, 13, 128, 64, False)
+    x = jnp.abs(x)
+    query, key, value = jnp.split(qkv, 3)
+    qkv = jnp.concatenate([jnp.abs(query), -jnp.abs(key), value])
+    for ours, theirs in zip(*errors((x, qkv, output, *tables), 64), strict=True):
+        assert ours < 1.1 * theirs < 0.2
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+def test_the_plain_path_is_that_of_the_module(rotary):
+    x, qkv, output, cos, sin = arrays(2, 13, 128, 32, rotary)
+    module = Attention(128, 32, 4, 4)
+    with torch.no_grad():
+        module.qkv_proj.weight.copy_(torch.tensor(np.asarray(qkv)))
+        module.o_proj.weight.copy_(torch.tensor(np.asarray(output)))
+    given = torch.tensor(np.asarray(x), requires_grad=True)
+    tables = (torch.tensor(np.asarray(cos)), torch.tensor(np.asarray(sin))) if rotary else None
+    out = mix_by_attention(given, module, tables)
+    cotangent = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
+    (out * torch.tensor(cotangent)).sum().backward()
+    expected = out.detach(), given.grad, module.qkv_proj.weight.grad, module.o_proj.weight.grad
+    ours = computed(attention.mix_by_attention, jnp.float32, (x, qkv, output, cos, sin), 32)
+    for mine, theirs in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=0, atol=2e-6 * np.abs(mine).max())
+
+
+OTHERS = {
+    "float32": ((2, 16, 128), jnp.float32, 384, 64),
+    "hidden size": ((2, 16, 192), jnp.bfloat16, 576, 64),
+    "more than 128 positions": ((2, 129, 128), jnp.bfloat16, 384, 64),
+    "shared keys": ((2, 16, 128), jnp.bfloat16, 256, 32),
+    "width of a head": ((2, 16, 384), jnp.bfloat16, 1152, 96),
+    "weights too large": ((2, 16, 1024), jnp.bfloat16, 3072, 64),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_everything_else_is_the_plain_path(case):
+    shape, dtype, rows, head_dim = OTHERS[case]
+    assert heads.heads_of(jax.ShapeDtypeStruct(shape, dtype), np.empty((rows, shape[2])), head_dim) is None
+
+
+def test_a_shape_without_kernels():
+    given = arrays(2, 129, 128, 64, True)
+    ours, plain = (computed(each, jnp.bfloat16, given, 64) for each in (INTERPRETED, attention.mix_by_attention))
+    for mine, expected in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+class Cycles(nn.Module):
+    """Two passes through the blocks of a TRM; only the last one has gradients."""
+
+    def __init__(self, **fields):
+        super().__init__()
+        config = TRMConfig(
+            batch_size=2, seq_len=16, vocab_size=6, num_puzzle_identifiers=2, mlp_t=False,
+            hidden_size=128, expansion=1.0, **{"num_heads": 2} | fields,
+        )  # fmt: skip
+        self.rope = RotaryEmbedding(config.head_dim, config.positions, 10_000.0)
+        self.level = ReasoningModule(config, 1)
+
+    def forward(self, x):
+        with torch.no_grad():
+            start = self.level(x, self.rope())
+        return self.level(x + start, self.rope())
+
+
+def gradients(fused, **fields):
+    """The text of a step and its gradients, with a `platform`'s kernels in interpret mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Cycles(**fields)
+    options = kernels(ComputeConfig(attention="fused" if fused else "plain"), "tpu")
+    if fused:
+        name = "trm::attention"
+        options["lowerings"][name] = functools.partial(options["lowerings"][name], interpret=True)
+    fn = bridge.export(module, **options)
+    x = np.random.default_rng(0).normal(size=(2, module.level.layers[0].config.positions, 128)).astype(np.float32)
+
+    def loss(params, x, dtype):
+        return jnp.sum(jnp.square(fn(params, fn.buffers, x.astype(dtype))[0].astype(jnp.float32)[..., :5]))
+
+    text = str(jax.make_jaxpr(jax.grad(loss), static_argnums=2)(fn.params, x, jnp.bfloat16))
+    sides = (jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)(fn.params, x, d) for d in (jnp.bfloat16, jnp.float32))
+    return text, *(jax.tree.leaves(each) for each in sides)
+
+
+def test_blocks_of_a_model():
+    text, ours, _ = gradients(True)
+    _, theirs, exact = gradients(False)
+    for mine, their, right in zip(ours, theirs, exact, strict=True):
+        assert np.linalg.norm(mine - right) <= 1.1 * np.linalg.norm(their - right) < 0.1 * np.linalg.norm(right)
+    names = re.findall(r"name=(attention\w*)\n", text)
+    assert sorted(names) == ["attention", "attention", "attention_gradient"]
+    results = [each.count(":") for each in re.findall(r"((?:\w+:[\w\[\],]+\s+)+)= pallas_call", text)]
+    assert sorted(results) == [1, 2, 5], "the pass without gradients keeps nothing"
+
+
+def test_heads_that_no_kernel_serves():
+    """As those of the published transformer, 12 of 42 channels with a hidden size of 512."""
+    text, *ours = gradients(True, num_heads=3)
+    _, *theirs = gradients(False, num_heads=3)
+    assert "pallas_call" not in text
+    for mine, expected in zip(ours[1], theirs[1], strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("fields", [{"attention_window": 3}, {"convolution_window": 3}])
+def test_other_blocks_are_as_written(fields):
+    text, ours, _ = gradients(True, **fields)
+    _, theirs, _ = gradients(False, **fields)
+    assert "pallas_call" not in text
+    for mine, their in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, their)
+
+
+@pytest.mark.slow
+def test_the_kernels_fit_the_memory_of_a_tpu():
+    """Compiled in a process of their own, since libtpu changes the environment."""
+    sizes = ["192x97x512x64", "7x97x512x64", "16x128x512x128", "12x40x256x32", "5x97x640x64", "4x17x128x16"]
+    run_script("compile_kernels", "--attention", *sizes)
