@@ -46,7 +46,31 @@ def fused_attention(
         key, value = (repeated(each, query.shape[1] // each.shape[1]) for each in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     query = (query.astype(jnp.float32) * scale).astype(query.dtype)
-    return jax.vmap(_kernel(allowed, query.shape[1], interpret))(query, key, value)
+    return _in_default_precision(jax.vmap(_kernel(allowed, query.shape[1], interpret)))(query, key, value)
+
+
+def _in_default_precision(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`function` with its derivative, traced without `jax.default_matmul_precision`.
+
+    Under `jax.checkpoint`, the kernel for the forward pass is traced after the lowering has returned, where products have
+    PyTorch's precision for float32. Mosaic refuses bfloat16 with it.
+    """
+
+    @jax.custom_vjp
+    def call(*arrays: jax.Array) -> jax.Array:
+        with jax.default_matmul_precision(None):
+            return function(*arrays)
+
+    def forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:
+        with jax.default_matmul_precision(None):
+            return jax.vjp(function, *arrays)
+
+    def backward(pullback: Any, cotangent: jax.Array) -> Any:
+        with jax.default_matmul_precision(None):
+            return pullback(cotangent)
+
+    call.defvjp(forward, backward)
+    return call
 
 
 def _fits(query: jax.Array, key: jax.Array, value: jax.Array) -> bool:

@@ -71,6 +71,18 @@ def test_values_and_gradients_are_as_exact_as_those_of_the_plain_path(case):
         assert np.linalg.norm(ours - right) <= 1.25 * np.linalg.norm(theirs - right) < 0.02 * np.linalg.norm(right)
 
 
+def test_products_of_a_kernel_that_is_computed_again():
+    """Mosaic refuses bfloat16 with PyTorch's precision for float32, which the call has outside of operations."""
+    fn = bridge.export(nn.ModuleDict({"inner": Attention()})["inner"], lowerings={NAME: INTERPRETED}, recompute=r".*")
+
+    def loss(*given):
+        return jnp.sum(fn({}, {}, *given)[0].astype(jnp.float32))
+
+    text = str(jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*arrays()))
+    assert "remat" in text and "pallas_call" in text
+    assert "HIGHEST" not in text
+
+
 OTHERS = {
     "float32": (arrays(dtype=jnp.float32), {"is_causal": True}),
     "narrow": (arrays(width=64), {"is_causal": True}),

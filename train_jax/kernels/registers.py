@@ -15,8 +15,12 @@ VECTOR_MEMORY = 15 * 2**20
 
 
 def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
-    """The product that contracts an axis of each, with a float32 result."""
-    return jax.lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), preferred_element_type=jnp.float32)
+    """The product of bfloat16 arrays that contracts an axis of each, with a float32 result.
+
+    Mosaic refuses them with a higher precision, which the bridge asks for as PyTorch does for float32.
+    """
+    axes = (((of_a,), (of_b,)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
 
 
 def sigmoid(x: Array) -> Array:

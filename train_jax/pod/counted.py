@@ -57,7 +57,8 @@ def product_flops(program: core.ClosedJaxpr) -> float:
     """Returns the FLOPs of every matrix product and convolution, two for a multiplication and addition.
 
     Loops count as often as they run. A `while`, whose length is not known, counts once, as the longest branch of a
-    `cond` does. A Pallas kernel counts for its whole grid, but for the blocks that splash attention skips.
+    `cond` does. A Pallas kernel counts for its whole grid, but for the blocks that splash attention skips, unless
+    `jax.checkpoint` hides which these are.
     """
     return sum(_by_name(program, [], "").values())
 
@@ -102,7 +103,7 @@ def _computed_share(name: str, params: Mapping[str, Any], arguments: list[Any]) 
     if name != "pallas_call" or not str(params.get("name")).startswith("splash") or len(arguments) < 2:
         return 1
     blocks = arguments[1] if params["grid_mapping"].num_index_operands >= 2 else None
-    return 1 if blocks is None else np.count_nonzero(blocks) / blocks.size
+    return 1 if blocks is None or isinstance(blocks, jax.core.Tracer) else np.count_nonzero(blocks) / blocks.size
 
 
 def _of_dot(equation: Any) -> float:
