@@ -52,8 +52,8 @@ def fused_attention(
 def _in_default_precision(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`function` with its derivative, traced without `jax.default_matmul_precision`.
 
-    Under `jax.checkpoint`, the kernel for the forward pass is traced after the lowering has returned, where products have
-    PyTorch's precision for float32. Mosaic refuses bfloat16 with it.
+    Under `jax.checkpoint`, the kernel for the forward pass is traced after the lowering has returned, where products
+    have PyTorch's precision for float32. Mosaic refuses bfloat16 with it.
     """
 
     @jax.custom_vjp

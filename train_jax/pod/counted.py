@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend import core
 
 from train_jax.pod.yardsticks import module_of
@@ -103,7 +104,7 @@ def _computed_share(name: str, params: Mapping[str, Any], arguments: list[Any]) 
     if name != "pallas_call" or not str(params.get("name")).startswith("splash") or len(arguments) < 2:
         return 1
     blocks = arguments[1] if params["grid_mapping"].num_index_operands >= 2 else None
-    return 1 if blocks is None or isinstance(blocks, jax.core.Tracer) else np.count_nonzero(blocks) / blocks.size
+    return 1 if blocks is None or isinstance(blocks, Tracer) else np.count_nonzero(blocks) / blocks.size
 
 
 def _of_dot(equation: Any) -> float:
