@@ -11,8 +11,10 @@ HIDDEN, EXPANDED, POSITIONS = 64, 128, 9
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("mlp_t", [False, True])
-def test_it_is_the_same_network(mlp_t):
+def test_it_is_the_same_network(mlp_t, fused):
+    """The kernels leave float32 to operations of JAX."""
     config = TRMConfig(
         seq_len=9, hidden_size=HIDDEN, num_heads=4, puzzle_emb_ndim=0, puzzle_emb_len=0, L_layers=2, mlp_t=mlp_t,
         pos_encodings="none" if mlp_t else "rope", forward_dtype="float32",
@@ -36,7 +38,7 @@ def test_it_is_the_same_network(mlp_t):
 
     expected = jax.value_and_grad(loss(trm_jnp.level))(params)
     for ours, theirs in zip(
-        jax.tree.leaves(jax.value_and_grad(loss(trm_tuned.network(fused=False)))(params)),
+        jax.tree.leaves(jax.value_and_grad(loss(trm_tuned.network(fused=fused)))(params)),
         jax.tree.leaves(expected),
         strict=True,
     ):

@@ -1,7 +1,7 @@
 """Compiles the kernels of `--compute.mlp fused` and `--compute.attention fused` for a TPU.
 
 Arguments are `batchxpositionsxhiddenxwidth`, with `--positions` before them those of the MLP over positions. With
-`--attention` they are `batchxpositionsxhiddenxhead_dim`.
+`--attention` or `--attention-without-rotation` they are `batchxpositionsxhiddenxhead_dim`.
 """
 
 import functools
@@ -39,15 +39,19 @@ def mlp_over_positions(x, width):
     return fused_mix_positions, array(2 * width, positions), array(positions, width)
 
 
-def attention(x, head_dim):
+def attention(x, head_dim, rotated=True):
     hidden = x.shape[2]
     qkv = array(3 * hidden, hidden)
     assert heads_of(x, qkv, head_dim)
-    tables = [np.ones((x.shape[1], head_dim // 2), np.float32)] * 2
+    tables = [np.ones((x.shape[1], head_dim // 2), np.float32) if rotated else None] * 2
     return lambda *given: fused_mix_by_attention(*given, *tables, head_dim), qkv, array(hidden, hidden)
 
 
-kinds = {"--positions": mlp_over_positions, "--attention": attention}
+kinds = {
+    "--positions": mlp_over_positions,
+    "--attention": attention,
+    "--attention-without-rotation": functools.partial(attention, rotated=False),
+}
 kind = kinds.get(sys.argv[1], mlp)
 for size in sys.argv[1 + (sys.argv[1] in kinds) :]:
     *shape, last = map(int, size.split("x"))

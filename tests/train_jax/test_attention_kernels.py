@@ -58,15 +58,16 @@ def errors(given, head_dim):
 
 CASES = {
     "published": (2, 97, 128, 64, True),
-    "examples that are not there": (4, 24, 128, 64, True),
+    "examples that are not there": (5, 24, 128, 64, True),
     "no rotation": (2, 29, 128, 32, False),
     "four heads in a group": (2, 29, 256, 32, True),
     "one head in a group": (2, 20, 256, 128, True),
+    "few positions": (2, 5, 128, 64, True),
     "no added rows": (1, 128, 128, 16, True),
 }
 
 
-@pytest.mark.parametrize("case", slow_unless(["examples that are not there"].__contains__, CASES))
+@pytest.mark.parametrize("case", slow_unless(["examples that are not there", "few positions"].__contains__, CASES))
 def test_as_exact_as_the_plain_path(case):
     *shape, head_dim, _ = CASES[case]
     assert heads.heads_of(jax.ShapeDtypeStruct(shape, jnp.bfloat16), np.empty((3 * shape[2], shape[2])), head_dim)
@@ -113,9 +114,48 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_everything_else_is_the_plain_path(case):
+def test_what_the_kernels_do_not_serve(case):
     shape, dtype, rows, head_dim = OTHERS[case]
     assert heads.heads_of(jax.ShapeDtypeStruct(shape, dtype), np.empty((rows, shape[2])), head_dim) is None
+
+
+def test_examples_of_a_step():
+    def of(batch, positions=97, hidden=512):
+        blocks = heads.heads_of(
+            jax.ShapeDtypeStruct((batch, positions, hidden), jnp.bfloat16), np.empty((3 * hidden, hidden)), 64
+        ).blocks
+        return blocks.examples, blocks.steps
+
+    assert of(192) == (3, 64), "the published TRM on a device of a v4-64"
+    assert of(96) == (3, 32) and of(128) == (2, 64), "an even number of steps keeps both cores busy"
+    assert of(4) == (2, 2) and of(7) == (2, 4) and of(1) == (1, 1) and of(3) == (2, 2)
+    assert of(192, hidden=640) == (1, 192)
+    assert heads.heads_of(jax.ShapeDtypeStruct((0, 97, 128), jnp.bfloat16), np.empty((384, 128)), 64) is None
+
+
+def test_tables_of_another_length_are_an_error_as_on_the_plain_path():
+    x, qkv, output, cos, sin = arrays(2, 16, 128, 64, True)
+    with pytest.raises(ValueError, match="broadcast"):
+        INTERPRETED(x.astype(jnp.bfloat16), qkv, output, cos[:5], sin[:5], 64)
+
+
+def test_nan_in_one_example_stays_there():
+    *given, cos, sin = arrays(3, 16, 128, 64, True)
+    x = given[0].astype(jnp.bfloat16)
+    clean, hit = (INTERPRETED(each, *given[1:], cos, sin, 64) for each in (x, x.at[1, 2, 3].set(jnp.nan)))
+    assert jnp.isnan(hit[1]).any()
+    np.testing.assert_array_equal(np.asarray(clean[::2], np.float32), np.asarray(hit[::2], np.float32))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_only_a_tpu_has_them(platform):
+    assert kernels(ComputeConfig(attention="fused"), platform) == {"lowerings": {}, "functions": {}}
+
+
+def test_shared_keys_are_as_written():
+    module, x = Attention(128, 32, 4, 2), torch.randn(2, 5, 128)
+    replacement = kernels(ComputeConfig(attention="fused"), "tpu")["functions"]["models_torch.blocks:mix_by_attention"]
+    torch.testing.assert_close(replacement(x, module, None), mix_by_attention(x, module, None), rtol=0, atol=0)
 
 
 def test_a_shape_without_kernels():
@@ -177,7 +217,8 @@ def test_blocks_of_a_model():
 def test_recomputed_blocks():
     text, ours, _ = gradients(True, recompute=r"level\.layers\.\d+")
     _, theirs, _ = gradients(True)
-    assert "remat" in text and "HIGHEST" not in text, "Mosaic refuses bfloat16 with a precision for float32"
+    assert "remat" in text and "pallas_call" in text
+    assert "HIGHEST" not in text, "Mosaic refuses bfloat16 with a precision for float32"
     for mine, expected in zip(ours, theirs, strict=True):
         assert np.linalg.norm(mine - expected) <= 1e-2 * np.linalg.norm(expected)
 
@@ -203,5 +244,6 @@ def test_other_blocks_are_as_written(fields):
 @pytest.mark.slow
 def test_the_kernels_fit_the_memory_of_a_tpu():
     """Compiled in a process of their own, since libtpu changes the environment."""
-    sizes = ["192x97x512x64", "7x97x512x64", "16x128x512x128", "12x40x256x32", "5x97x640x64", "4x17x128x16"]
+    sizes = ["192x97x512x64", "16x128x512x128", "12x40x256x32", "5x97x640x64", "4x17x128x16"]
     run_script("compile_kernels", "--attention", *sizes)
+    run_script("compile_kernels", "--attention-without-rotation", "4x5x128x64")

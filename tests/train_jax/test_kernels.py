@@ -112,6 +112,15 @@ def test_everything_else_is_the_plain_path(case):
     )
 
 
+def test_examples_of_the_kernel_over_positions():
+    def of(batch):
+        return examples_of(jax.ShapeDtypeStruct((batch, 97, 512), jnp.bfloat16), 512)
+
+    assert of(192) == 2
+    assert of(6) == 1, "an even number of steps, for two cores"
+    assert of(3) == 1
+
+
 def test_blocks():
     def of(batch, positions, hidden, width):
         return blocks_of(jax.ShapeDtypeStruct((batch, positions, hidden), jnp.bfloat16), width)

@@ -61,22 +61,24 @@ def fused_mix_by_attention(
     """`mix_by_attention` by Pallas kernels for TPU, where `heads_of` has a result; elsewhere by operations of JAX.
 
     Rotated queries and keys, values, weights of attention and what they make of the values are rounded to bfloat16
-    before the next product; scores and sums are float32. `cos` and `sin` are constants. Derivatives and `interpret` are
-    those of `train_jax.kernels.normed_mlp.fused_normed_mlp`.
+    before the next product; scores and sums are float32. The kernels give `cos` and `sin` no gradient. For derivatives
+    and `interpret`, see `train_jax.kernels.normed_mlp.fused_normed_mlp`.
     """
     heads = heads_of(x, qkv, head_dim)
-    if heads is None:
+    of_table = x.shape[1], head_dim // 2
+    fit = output.shape == (x.shape[2],) * 2 and all(each is None or each.shape == of_table for each in (cos, sin))
+    if heads is None or not fit:
         return mix_by_attention(x, qkv, output, cos, sin, head_dim)
     if cos is None or sin is None:
         return _fused(heads, interpret, x, qkv, output, None)
     tables = _tables(heads, *jax.lax.stop_gradient((cos, sin)))
-    return _fused(heads, interpret, x, _by_halves(heads, qkv), output, tables)
+    return _fused(heads, interpret, x, _halves_first(heads, qkv), output, tables)
 
 
-def _by_halves(heads: Heads, qkv: Array) -> Array:
-    """The weights with, in every 128 channels of queries and keys, the first halves of the heads before the second.
+def _halves_first(heads: Heads, qkv: Array) -> Array:
+    """Reorders the weights of queries and keys: in each 128 channels, first halves of all heads, then second halves.
 
-    Then a rotation by 64 channels meets the other channel of each pair. Scores do not depend on the order.
+    Then a roll by 64 channels pairs each channel with its partner. Scores do not depend on the order.
     """
     hidden = qkv.shape[1]
     parts = qkv.reshape(3, hidden // LANES, heads.in_a_group, 2, heads.head_dim // 2, hidden)

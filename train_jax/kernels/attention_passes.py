@@ -23,18 +23,17 @@ Tables = Float[Array, "two rows lanes"]
 def forward(
     heads: Heads, interpret: bool, x: Latent, qkv: Array, output: Array, tables: Tables | None, *, keep: bool
 ) -> list[Array]:
-    """Returns the result and, with `keep`, what the backward pass needs of each row.
-
-    These are rotated queries (scaled) and keys, values, and the weighted means of the values.
+    """Returns the result and, with `keep`, what the backward pass needs: the rotated and scaled queries, the rotated
+    keys, the values and the attended values, with the added rows.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
     blocks, hidden = heads.blocks, x.shape[2]
-    by_halves = tables is not None
+    halves_first = tables is not None
 
     def kernel(x_ref, q_ref, k_ref, v_ref, output_ref, *rest):
-        (tables_ref, *rest) = rest if by_halves else (None, *rest)
+        (tables_ref, *rest) = rest if halves_first else (None, *rest)
         out_ref, *kept, rows_ref = rest
         total = rows_of(blocks, pl.program_id(0), x_ref, rows_ref, x.shape)
         narrow = total.astype(x.dtype)
@@ -49,7 +48,7 @@ def forward(
         write_rows(blocks, total, out_ref)
 
     def of_group(query: Rows, key: Rows, value: Rows) -> Rows:
-        queries = [heads.head(query, *each, by_halves=by_halves).astype(x.dtype) for each in heads.each()]
+        queries = [heads.head(query, *each, halves_first=halves_first).astype(x.dtype) for each in heads.each()]
         keys = [heads.example(key, example).astype(x.dtype) for example in range(blocks.examples)]
         values = [heads.example(value, example).T.astype(x.dtype) for example in range(blocks.examples)]
         scores = [dot(keys[example], mine, 1, 1) for (example, _), mine in zip(heads.each(), queries, strict=True)]
@@ -102,12 +101,12 @@ def backward(
 
     x, *kept, qkv, output, tables = residuals
     blocks, hidden = heads.blocks, x.shape[2]
-    by_halves = tables is not None
+    halves_first = tables is not None
     cores = 2 if blocks.steps % 2 == 0 else 1
     steps = blocks.steps // cores
 
     def kernel(x_ref, by_out_ref, query_ref, key_ref, value_ref, attended_ref, q_ref, k_ref, v_ref, output_ref, *rest):
-        (tables_ref, *rest) = rest if by_halves else (None, *rest)
+        (tables_ref, *rest) = rest if halves_first else (None, *rest)
         by_x_ref, by_weights_ref, rows_ref = rest
         step = pl.program_id(0) * steps + pl.program_id(1)
 
@@ -134,8 +133,8 @@ def backward(
     def of_group(query: Rows, key: Rows, value: Rows, by_attended: Rows) -> list[Rows]:
         """Returns the gradients by rotated queries and keys, and by values."""
 
-        def of_heads(rows, by_halves):
-            return [heads.head(rows, *each, by_halves=by_halves).astype(x.dtype) for each in heads.each()]
+        def masked(rows, halves_first):
+            return [heads.head(rows, *each, halves_first=halves_first).astype(x.dtype) for each in heads.each()]
 
         def products(rows, others, of_row, of_other):
             return [dot(one, other, of_row, of_other) for one, other in zip(rows, others, strict=True)]
@@ -143,7 +142,7 @@ def backward(
         keys, values = (
             [heads.example(rows, example).astype(x.dtype) for example, _ in heads.each()] for rows in (key, value)
         )
-        queries, by_means = of_heads(query, by_halves), of_heads(by_attended, False)
+        queries, by_means = masked(query, halves_first), masked(by_attended, False)
         scores, by_weights = products(keys, queries, 1, 1), products(values, by_means, 1, 1)
         scores = [heads.without_added_keys(each) for each in scores]
         weights = [jnp.exp(each - jnp.max(each, 0, keepdims=True)) for each in scores]
@@ -153,7 +152,7 @@ def backward(
         by_scores = [(each * (by - mean)).astype(x.dtype) for (each, by), mean in zip(both, means, strict=True)]
         by_value = products([each.astype(x.dtype) for each in weights], by_means, 1, 0)
         by_key = products(by_scores, queries, 1, 0)
-        by_query = products(by_scores, of_heads(key, by_halves), 0, 0)
+        by_query = products(by_scores, masked(key, halves_first), 0, 0)
         return [joined(each) for each in (by_query, by_key, by_value)]
 
     def joined(of_heads: list[Rows]) -> Rows:

@@ -1,7 +1,7 @@
-"""How the kernels of attention lay out heads: 128 channels at a time, which a register of a TPU holds, are a group.
+"""How the attention kernels lay out heads: in groups of 128 channels, as many as a TPU register is wide.
 
-A product with the channels of one head multiplies all 128 and takes zeros for those of the others. The matrix unit does
-that many in any case, and no register is taken apart.
+A product with one head multiplies all 128 channels, with zeros for those of the other heads. The matrix unit does that
+many anyway, and no register has to be taken apart.
 """
 
 import dataclasses
@@ -9,15 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from models_torch.layers import round_up
 from train_jax.kernels.blocks import Blocks
 from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY
 
 _MOST_EXAMPLES = 3
+"""Examples of a step. Two take 3 % more bundles in the forward pass; four do not fit at the published size."""
 Rows = Float[Array, "rows lanes"]
-Keys = Float[Array, "keys queries"]
+Scores = Float[Array, "keys queries"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Heads:
 
     @property
     def scale(self) -> float:
-        """What multiplies the product of a query and a key."""
+        """The factor on the product of a query and a key."""
         return self.head_dim**-0.5
 
     def each(self) -> list[tuple[int, int]]:
@@ -45,36 +46,33 @@ class Heads:
         """The rows of an example."""
         return rows[example * self.blocks.padded : (example + 1) * self.blocks.padded]
 
-    def head(self, rows: Rows, example: int, head: int, *, by_halves: bool) -> Rows:
+    def head(self, rows: Rows, example: int, head: int, *, halves_first: bool) -> Rows:
         """The rows of an example, with zeros in the channels of other heads than `head`.
 
-        `by_halves` says that the first halves of all heads come before the second.
+        `halves_first` says that the first halves of all heads come before the second halves.
         """
-        lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
-        if by_halves:
-            of_head = jax.lax.div(jax.lax.rem(lane, LANES // 2), self.head_dim // 2)
-        else:
-            of_head = jax.lax.div(lane, self.head_dim)
-        return jnp.where(of_head == head, self.example(rows, example), 0.0)
+        channel, width = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1), self.head_dim
+        if halves_first:
+            channel, width = channel & (LANES // 2 - 1), width // 2
+        mine = (channel >= head * width) & (channel < (head + 1) * width)
+        return jnp.where(mine, self.example(rows, example), 0.0)
 
-    def without_added_keys(self, scores: Keys) -> Keys:
+    def without_added_keys(self, scores: Scores) -> Scores:
         """The scores, with those of added keys -inf."""
         if self.blocks.padded == self.blocks.positions:
             return scores
-        last = self.blocks.padded - SUBLANES
-        there: Bool[Array, "sublanes 1"] = (
-            jax.lax.broadcasted_iota(jnp.int32, (SUBLANES, 1), 0) < self.blocks.positions - last
-        )
-        return jnp.concatenate([scores[:last], jnp.where(there, scores[last:], -jnp.inf)])
+        key = jax.lax.broadcasted_iota(jnp.int32, (self.blocks.padded, 1), 0)
+        return jnp.where(key < self.blocks.positions, scores, -jnp.inf)
 
 
 def heads_of(x: Any, qkv: Any, head_dim: int) -> Heads | None:
     """Returns the layout for inputs of the shapes and dtype of `x` and `qkv`; None where the kernels do not serve them.
 
     They serve bfloat16, hidden sizes of multiples of 128, as many heads for keys as for queries, heads of 16, 32, 64 or
-    128 channels, up to 128 positions, and weights that fit into the vector memory of a TPU v4.
+    128 channels, and up to 128 positions. Weights, their float32 gradients and the rows of an example have to fit into
+    the vector memory of a TPU v4: at 97 positions, hidden sizes up to 640 do.
     """
-    if x.ndim != 3 or x.dtype != jnp.bfloat16 or x.shape[2] % LANES or x.shape[1] > LANES:
+    if x.ndim != 3 or x.dtype != jnp.bfloat16 or x.shape[2] % LANES or x.shape[1] > LANES or not x.size:
         return None
     batch, positions, hidden = x.shape
     if qkv.shape != (3 * hidden, hidden) or head_dim not in (16, 32, 64, 128):
@@ -83,5 +81,21 @@ def heads_of(x: Any, qkv: Any, head_dim: int) -> Heads | None:
     weights = 4 * hidden * hidden * (2 + 4)
     row = 2 * 2 * 7 * hidden + 4 * (4 * hidden + 12 * LANES)  # the temporaries as the compiler was seen to need them
     fitting = max(0, VECTOR_MEMORY - weights) // (row * padded)
-    examples = min(fitting, _MOST_EXAMPLES, batch)
-    return Heads(Blocks(examples, positions, padded, -(-batch // examples), 1), head_dim) if examples else None
+    if not fitting:
+        return None
+    examples, steps = _divided(batch, min(fitting, _MOST_EXAMPLES))
+    return Heads(Blocks(examples, positions, padded, steps, 1), head_dim)
+
+
+def _divided(batch: int, most: int) -> tuple[int, int]:
+    """Returns examples of a step and steps, such that the busier core computes as few examples as possible.
+
+    The backward pass divides an even number of steps between two cores, and takes one core for an odd number.
+    """
+
+    def of_a_core(divided: tuple[int, int]) -> int:
+        examples, steps = divided
+        return examples * steps // (2 - steps % 2)
+
+    steps = {-(-batch // examples) for examples in range(1, most + 1)}
+    return min(((-(-batch // count), count) for count in sorted(steps)), key=of_a_core)

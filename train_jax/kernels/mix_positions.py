@@ -54,7 +54,9 @@ def examples_of(x: Any, width: int) -> int:
     weights = 2 * 3 * width * filled * (2 + 2 + 4) + 4 * 2 * filled * hidden + 4 * 8 * width * 2 * LANES
     example = 2 * 2 * hidden * (3 * round_up(positions, 2 * SUBLANES) + 2 * width)
     fitting = max(0, VECTOR_MEMORY - weights) // example
-    return next((count for count in range(min(fitting, _MOST_EXAMPLES), 0, -1) if batch % count == 0), 0)
+    counts = [count for count in range(min(fitting, _MOST_EXAMPLES), 0, -1) if batch % count == 0]
+    of_two_cores = [count for count in counts if batch % (2 * count) == 0]
+    return next(iter(of_two_cores or counts), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -62,7 +62,7 @@ class ComputeConfig:
     remat: str = ""
     """Submodules to recompute in the backward pass: `blocks` of TRM and its like, or a pattern for names."""
     attention: Literal["plain", "fused"] = "plain"
-    """Attention on a TPU: operations of XLA, or Pallas kernels (bfloat16; up to 128 positions of TRM, or causal)."""
+    """Attention on a TPU: as written, or kernels (bfloat16; TRM and HRM up to 128 positions, causal, windowed)."""
     mlp: Literal["plain", "fused"] = "plain"
     """MLPs of TRM and HRM: as written, or kernels on a TPU (bfloat16), fewer products on a CPU."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2

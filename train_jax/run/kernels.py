@@ -73,7 +73,7 @@ _MLPS_AS_ONE_OPERATION = {
 
 
 def _attention_as_one_operation(x: torch.Tensor, attention: Attention, cos_sin: CosSin | None) -> torch.Tensor:
-    """`models_torch.blocks.mix_by_attention` as one operation, if all heads of the query have their own keys."""
+    """`models_torch.blocks.mix_by_attention` as one operation, if every query head has a key head."""
     if type(attention) is not Attention or attention.num_key_value_heads != attention.num_heads:
         return x + attention(x, cos_sin)
     weights = attention.qkv_proj.weight, attention.o_proj.weight
