@@ -6,7 +6,8 @@ Nothing runs on a TPU. Cycles are the compiler's estimate, with the bundles of P
 estimate; bundles are the scheduled instructions of all kernels. `by-hand` is the program that `benchmarks.overhead`
 measures, `by-hand-tuned` has all that makes the bridge's program fast, and `-fused` the Pallas kernels of
 `--compute.mlp fused --compute.attention fused`. Each program is compiled in a process of its own, in one to two minutes
-on two cores. `trm compile-pod` shows one program in detail.
+on two cores. A second table has the same by kind of work, by pass and, of the bridge, by PyTorch class.
+`trm compile-pod` shows one program in detail.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ SIDES: tuple[Side, ...] = ("by-hand", "by-hand-tuned", "by-hand-fused", "bridge"
 Variant = Literal["attention", "mixer"]
 _IN_OVERHEAD: dict[Variant, str] = {"attention": "attention", "mixer": "MLP mixer"}
 TITLES = ("variant", "side", "estimated Mcycles", "Mbundles", "HBM GB", "temporaries GB", "compiled in, s")
+PARTS = ("variant", "by", "of", "side", "estimated Mcycles", "Mbundles", "HBM GB")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +60,30 @@ def main() -> int:
     before = tables.figures_before(options)
     print(tables.header(TITLES), flush=True)
     figures: dict[str, float] = {}
+    parts: dict[tuple[str, ...], tuple[str, ...]] = {}
     for variant in options.variants:
         for side in options.sides:
-            cycles, bundles, size, temporaries, seconds = _in_a_process(options, variant, side)
+            compiled = _in_a_process(options, variant, side)
+            cycles, _, size = compiled["total"]
             figures |= {f"{variant}, {side}, Mcycles": cycles, f"{variant}, {side}, HBM GB": size}
-            cells = f"{cycles:.1f}", f"{bundles:.1f}" if bundles else "-", f"{size:.2f}", f"{temporaries:.2f}"
-            print(tables.row((variant, side, *cells, f"{seconds:.0f}")), flush=True)
-    return tables.finish(options, figures, before, options.topology)
+            rest = f"{compiled['temporaries']:.2f}", f"{compiled['seconds']:.0f}"
+            print(tables.row((variant, side, *_cells(compiled["total"]), *rest)), flush=True)
+            for split, costs in compiled["splits"].items():
+                parts |= {(variant, split, name, side): _cells(cost) for name, cost in costs.items()}
+    places = {key[:length]: place for length in (2, 3) for place, key in reversed(list(enumerate(parts)))}
+    rows = sorted(parts, key=lambda key: (places[key[:2]], places[key[:3]]))  # the sides of a part together
+    print("\n" + tables.header(PARTS))
+    print("\n".join(tables.row((*key, *parts[key])) for key in rows))
+    return tables.finish(options, figures, before, options.topology, parts=[[*key, *parts[key]] for key in rows])
 
 
-def _in_a_process(options: Options, variant: Variant, side: Side) -> list[float]:
+def _cells(cost: list[float]) -> tuple[str, ...]:
+    """Of Mcycles, Mbundles and gigabytes."""
+    cycles, bundles, size = cost
+    return f"{cycles:.1f}", f"{bundles:.1f}" if bundles else "-", f"{size:.2f}"
+
+
+def _in_a_process(options: Options, variant: Variant, side: Side) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "figures.json")
         arguments = ["--here", "--variants", variant, "--sides", side, "--json", str(result)]
@@ -107,9 +123,19 @@ def _compile(options: Options) -> None:
             training = by_hand(training, training.objective.fn.module.model.config, network)
         compiled = compile_train_step(training)
         schedules = read_schedules(Path(folder), compiled.program) if options.bundles else None
-        total = yardsticks(compiled.program, schedules, compiled.products.by_name).total
-        sizes = total.hbm_bytes / 1e9, compiled.memory.temporaries / 1e9
-        file.write_text(json.dumps([total.cycles / 1e6, total.bundles / 1e6, *sizes, compiled.compile_seconds]))
+        costs = yardsticks(compiled.program, schedules)
+
+    def of(cost: Any) -> list[float]:
+        return [cost.cycles / 1e6, cost.bundles / 1e6, cost.hbm_bytes / 1e9]
+
+    splits = {
+        split: {name: of(cost) for name, cost in parts.items() if name and max(of(cost)) >= 0.05}
+        for split, parts in costs.splits.items()
+        if split != "module"
+    }
+    memory, seconds = compiled.memory.temporaries / 1e9, compiled.compile_seconds
+    facts = {"total": of(costs.total), "temporaries": memory, "seconds": seconds, "splits": splits}
+    file.write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":
