@@ -76,13 +76,17 @@ def swiglu(x: Array, params: Params, name: str) -> Array:
     return linear(jax.nn.silu(gate) * up, params[f"{name}.down_proj.weight"])
 
 
+def rotary_tables(seq: int, head_dim: int, theta: float) -> tuple[Array, Array]:
+    """Returns the cosines and sines of the angles, both `(seq, head_dim / 2)`."""
+    frequencies = 1 / theta ** (jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = jnp.outer(jnp.arange(seq, dtype=jnp.float32), frequencies)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
 def rotate(x: Float[Array, "batch seq heads head_dim"], theta: float) -> Float[Array, "batch seq heads head_dim"]:
     """Rotary positions: channel i is rotated with channel i + head_dim / 2."""
-    seq, head_dim = x.shape[1], x.shape[3]
-    frequencies = 1 / theta ** (jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angles = jnp.outer(jnp.arange(seq, dtype=jnp.float32), frequencies)[:, None, :]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    cos, sin = (table[:, None, :] for table in rotary_tables(x.shape[1], x.shape[3], theta))
     turned = jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
     return turned.astype(x.dtype)
 
