@@ -60,7 +60,7 @@ def main() -> int:
     before = tables.figures_before(options)
     print(tables.header(TITLES), flush=True)
     figures: dict[str, float] = {}
-    parts: dict[tuple[str, ...], tuple[str, ...]] = {}
+    parts: dict[tuple[str, str], dict[str, dict[str, tuple[str, ...]]]] = {}
     for variant in options.variants:
         for side in options.sides:
             compiled = _in_a_process(options, variant, side)
@@ -69,12 +69,16 @@ def main() -> int:
             rest = f"{compiled['temporaries']:.2f}", f"{compiled['seconds']:.0f}"
             print(tables.row((variant, side, *_cells(compiled["total"]), *rest)), flush=True)
             for split, costs in compiled["splits"].items():
-                parts |= {(variant, split, name, side): _cells(cost) for name, cost in costs.items()}
-    places = {key[:length]: place for length in (2, 3) for place, key in reversed(list(enumerate(parts)))}
-    rows = sorted(parts, key=lambda key: (places[key[:2]], places[key[:3]]))  # the sides of a part together
-    print("\n" + tables.header(PARTS))
-    print("\n".join(tables.row((*key, *parts[key])) for key in rows))
-    return tables.finish(options, figures, before, options.topology, parts=[[*key, *parts[key]] for key in rows])
+                for name, cost in costs.items():
+                    parts.setdefault((variant, split), {}).setdefault(name, {})[side] = _cells(cost)
+    rows = [
+        (*key, name, side, *cells)
+        for key, names in parts.items()
+        for name, sides in names.items()
+        for side, cells in sides.items()
+    ]
+    print("\n".join(["", tables.header(PARTS), *map(tables.row, rows)]))
+    return tables.finish(options, figures, before, options.topology, parts=rows)
 
 
 def _cells(cost: list[float]) -> tuple[str, ...]:
