@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from train_jax.kernels.blocks import rows_of, write_rows
-from train_jax.kernels.heads import Heads, Rows
-from train_jax.kernels.registers import LANES, Latent, dot
+from train_jax.kernels.heads import Heads, Rows, Scores
+from train_jax.kernels.registers import LANES, Latent, dot, once
 
 Tables = Float[Array, "two rows lanes"]
 
@@ -48,25 +48,18 @@ def forward(
         write_rows(blocks, total, out_ref)
 
     def of_group(query: Rows, key: Rows, value: Rows) -> Rows:
-        queries = [heads.head(query, *each, halves_first=halves_first).astype(x.dtype) for each in heads.each()]
-        keys = [heads.example(key, example).astype(x.dtype) for example in range(blocks.examples)]
+        queries = heads.masked(query, x.dtype, halves_first=halves_first)
         values = [heads.example(value, example).T.astype(x.dtype) for example in range(blocks.examples)]
-        scores = [dot(keys[example], mine, 1, 1) for (example, _), mine in zip(heads.each(), queries, strict=True)]
-        scores = [heads.without_added_keys(each) for each in scores]
-        weights = [jnp.exp(each - jnp.max(each, 0, keepdims=True)).astype(x.dtype) for each in scores]
+        weights = [each.astype(x.dtype) for each in _exponentials(heads, key, queries)]
         divisors = [jnp.sum(each.astype(jnp.float32), 0, keepdims=True) for each in weights]
         of_heads = []
         for (example, head), each, divisor in zip(heads.each(), weights, divisors, strict=True):
             channels = slice(head * heads.head_dim, (head + 1) * heads.head_dim)
             of_heads.append(dot(values[example][channels], each, 1, 0) / divisor)
-        of_examples = (of_heads[i : i + heads.in_a_group] for i in range(0, len(of_heads), heads.in_a_group))
-        return jnp.concatenate([jnp.concatenate(each).T for each in of_examples])
+        return jnp.concatenate([jnp.concatenate(each).T for each in heads.by_example(of_heads)])
 
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda i: (i, 0, 0))
     of_rows = pl.BlockSpec((1, blocks.rows, hidden), lambda i: (i, 0, 0))
-
-    def once(shape, *at):
-        return pl.BlockSpec(shape, lambda _: at, pipeline_mode=pl.Buffered(1))
 
     weights, constants = qkv.astype(x.dtype), [] if tables is None else [tables]
     kept = 4 if keep else 0
@@ -75,9 +68,9 @@ def forward(
         grid=(blocks.steps,),
         in_specs=[
             latent,
-            *(once((hidden, hidden), third, 0) for third in range(3)),
-            once((hidden, hidden), 0, 0),
-            *(once(each.shape, 0, 0, 0) for each in constants),
+            *(once((hidden, hidden), (third, 0)) for third in range(3)),
+            once((hidden, hidden), (0, 0)),
+            *(once(each.shape, (0, 0, 0)) for each in constants),
         ],
         out_specs=[latent, *[of_rows] * kept],
         out_shape=[
@@ -133,38 +126,28 @@ def backward(
     def of_group(query: Rows, key: Rows, value: Rows, by_attended: Rows) -> list[Rows]:
         """Returns the gradients by rotated queries and keys, and by values."""
 
-        def masked(rows, halves_first):
-            return [heads.head(rows, *each, halves_first=halves_first).astype(x.dtype) for each in heads.each()]
-
         def products(rows, others, of_row, of_other):
             return [dot(one, other, of_row, of_other) for one, other in zip(rows, others, strict=True)]
 
-        keys, values = (
-            [heads.example(rows, example).astype(x.dtype) for example, _ in heads.each()] for rows in (key, value)
-        )
-        queries, by_means = masked(query, halves_first), masked(by_attended, False)
-        scores, by_weights = products(keys, queries, 1, 1), products(values, by_means, 1, 1)
-        scores = [heads.without_added_keys(each) for each in scores]
-        weights = [jnp.exp(each - jnp.max(each, 0, keepdims=True)) for each in scores]
-        weights = [each / jnp.sum(each, 0, keepdims=True) for each in weights]
+        queries = heads.masked(query, x.dtype, halves_first=halves_first)
+        by_means = heads.masked(by_attended, x.dtype, halves_first=False)
+        values = [heads.example(value, example).astype(x.dtype) for example, _ in heads.each()]
+        weights = [each / jnp.sum(each, 0, keepdims=True) for each in _exponentials(heads, key, queries)]
+        by_weights = products(values, by_means, 1, 1)
         both = list(zip(weights, by_weights, strict=True))
         means = [jnp.sum(each * by, 0, keepdims=True) for each, by in both]
         by_scores = [(each * (by - mean)).astype(x.dtype) for (each, by), mean in zip(both, means, strict=True)]
         by_value = products([each.astype(x.dtype) for each in weights], by_means, 1, 0)
         by_key = products(by_scores, queries, 1, 0)
-        by_query = products(by_scores, masked(key, halves_first), 0, 0)
+        by_query = products(by_scores, heads.masked(key, x.dtype, halves_first=halves_first), 0, 0)
         return [joined(each) for each in (by_query, by_key, by_value)]
 
     def joined(of_heads: list[Rows]) -> Rows:
         """The sums over the heads of each example; each head has its channels, and zeros elsewhere."""
-        of_examples = (of_heads[i : i + heads.in_a_group] for i in range(0, len(of_heads), heads.in_a_group))
-        return jnp.concatenate([sum(rest, first) for first, *rest in of_examples])
+        return jnp.concatenate([sum(rest, first) for first, *rest in heads.by_example(of_heads)])
 
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda core, i: (core * steps + i, 0, 0))
     of_rows = pl.BlockSpec((1, blocks.rows, hidden), lambda core, i: (core * steps + i, 0, 0))
-
-    def once(shape, *at):
-        return pl.BlockSpec(shape, lambda *_: at, pipeline_mode=pl.Buffered(1))
 
     weights, constants = qkv.astype(x.dtype), [] if tables is None else [tables]
     by_x, by_weights = pl.pallas_call(
@@ -173,13 +156,13 @@ def backward(
         in_specs=[
             *[latent] * 2,
             *[of_rows] * 4,
-            *(once((hidden, hidden), third, 0) for third in range(3)),
-            once((hidden, hidden), 0, 0),
-            *(once(each.shape, 0, 0, 0) for each in constants),
+            *(once((hidden, hidden), (third, 0)) for third in range(3)),
+            once((hidden, hidden), (0, 0)),
+            *(once(each.shape, (0, 0, 0)) for each in constants),
         ],
         out_specs=[
             latent,
-            pl.BlockSpec((1, 4, hidden, hidden), lambda core, _: (core, 0, 0, 0), pipeline_mode=pl.Buffered(1)),
+            once((1, 4, hidden, hidden), lambda core, _: (core, 0, 0, 0)),
         ],
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -192,6 +175,14 @@ def backward(
     )(x, cotangent, *kept, weights, weights, weights, output.astype(x.dtype), *constants)
     *by_qkv, by_output = jnp.sum(by_weights, 0)
     return by_x, jnp.concatenate([each.T for each in by_qkv]).astype(qkv.dtype), by_output.astype(output.dtype)
+
+
+def _exponentials(heads: Heads, key: Rows, queries: list[Rows]) -> list[Scores]:
+    """Returns the weights of attention of each example and head of a group, not yet divided by their sums."""
+    keys = [heads.example(key, example).astype(queries[0].dtype) for example in range(heads.blocks.examples)]
+    scores = [dot(keys[example], query, 1, 1) for (example, _), query in zip(heads.each(), queries, strict=True)]
+    scores = [heads.without_added_keys(each) for each in scores]
+    return [jnp.exp(each - jnp.max(each, 0, keepdims=True)) for each in scores]
 
 
 def _rotated(rows: Rows, tables: Any) -> Rows:

@@ -46,11 +46,18 @@ class Heads:
         """The rows of an example."""
         return rows[example * self.blocks.padded : (example + 1) * self.blocks.padded]
 
-    def head(self, rows: Rows, example: int, head: int, *, halves_first: bool) -> Rows:
-        """The rows of an example, with zeros in the channels of other heads than `head`.
+    def by_example(self, of_heads: list[Array]) -> list[list[Array]]:
+        """What belongs to the pairs of `each`, in a list for each example."""
+        return [of_heads[i : i + self.in_a_group] for i in range(0, len(of_heads), self.in_a_group)]
+
+    def masked(self, rows: Rows, dtype: Any, *, halves_first: bool) -> list[Rows]:
+        """For each example and head of a group, the rows in `dtype` with zeros in the channels of other heads.
 
         `halves_first` says that the first halves of all heads come before the second halves.
         """
+        return [self._head(rows, *each, halves_first).astype(dtype) for each in self.each()]
+
+    def _head(self, rows: Rows, example: int, head: int, halves_first: bool) -> Rows:
         channel, width = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1), self.head_dim
         if halves_first:
             channel, width = channel & (LANES // 2 - 1), width // 2

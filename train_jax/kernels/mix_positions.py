@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models_torch.layers import round_up
-from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY, Latent, dot, gated, gated_gradients
+from train_jax.kernels.registers import LANES, SUBLANES, VECTOR_MEMORY, Latent, dot, gated, gated_gradients, once
 
 _MOST_EXAMPLES = 4
 
@@ -104,9 +104,6 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
     def of_examples(size):
         return pl.BlockSpec((examples, size, hidden), lambda i: (i, 0, 0))
 
-    def weight(shape, at):
-        return pl.BlockSpec(shape, lambda _: at, pipeline_mode=pl.Buffered(1))
-
     gates, downs = _filled(gate_up, (2 * width, filled), x.dtype), _filled(down, (rows, width), x.dtype)
     kept = 2 if keep else 0
     return pl.pallas_call(
@@ -114,9 +111,9 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
         grid=(batch // examples,),
         in_specs=[
             of_examples(positions),
-            weight((width, filled), (0, 0)),
-            weight((width, filled), (1, 0)),
-            weight((rows, width), (0, 0)),
+            once((width, filled), (0, 0)),
+            once((width, filled), (1, 0)),
+            once((rows, width), (0, 0)),
         ],
         out_specs=[of_examples(positions), *[of_examples(width)] * kept],
         out_shape=[
@@ -168,22 +165,19 @@ def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) 
     def of_examples(size):
         return pl.BlockSpec((examples, size, hidden), lambda core, i: (core * (steps // cores) + i, 0, 0))
 
-    def weight(shape, at):
-        return pl.BlockSpec(shape, lambda *_: at, pipeline_mode=pl.Buffered(1))
-
     gates, downs = _filled(gate_up.T, (rows, 2 * width), x.dtype), _filled(down.T, (width, filled), x.dtype)
     by_x, by_weights = pl.pallas_call(
         kernel,
         grid=(cores, steps // cores),
         in_specs=[
             *(of_examples(size) for size in (positions, positions, width, width)),
-            weight((rows, width), (0, 0)),
-            weight((rows, width), (0, 1)),
-            weight((width, filled), (0, 0)),
+            once((rows, width), (0, 0)),
+            once((rows, width), (0, 1)),
+            once((width, filled), (0, 0)),
         ],
         out_specs=[
             of_examples(positions),
-            pl.BlockSpec((1, 3, width, filled), lambda core, _: (core, 0, 0, 0), pipeline_mode=pl.Buffered(1)),
+            once((1, 3, width, filled), lambda core, _: (core, 0, 0, 0)),
         ],
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),

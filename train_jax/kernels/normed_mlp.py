@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from train_jax.kernels.blocks import Blocks, blocks_of, chunk_of, place_of, rows_of, write_rows
-from train_jax.kernels.registers import LANES, Latent, dot, gated, gated_gradients
+from train_jax.kernels.registers import LANES, Latent, dot, gated, gated_gradients, once
 
 
 def normed_mlp(
@@ -141,9 +141,6 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
         if keep:
             kept[0][0] = factor
 
-    def weight(shape, at):
-        return pl.BlockSpec(shape, lambda _: at, pipeline_mode=pl.Buffered(1))
-
     def of_rows(size):
         return pl.BlockSpec((1, blocks.rows, size), lambda i: (i, 0, 0))
 
@@ -155,9 +152,9 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
         grid=(blocks.steps,),
         in_specs=[
             latent,
-            weight((width, hidden), (0, 0)),
-            weight((width, hidden), (1, 0)),
-            weight((hidden, width), (0, 0)),
+            once((width, hidden), (0, 0)),
+            once((width, hidden), (1, 0)),
+            once((hidden, width), (0, 0)),
         ],
         out_specs=[latent, *(of_rows(size) for size, _ in kept)],
         out_shape=[
@@ -216,9 +213,6 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, residuals: tuple[Arr
 
     def of_rows(size, at):
         return pl.BlockSpec((1, blocks.rows, size), at)
-
-    def once(shape, at):
-        return pl.BlockSpec(shape, at, pipeline_mode=pl.Buffered(1))
 
     place = place_of(blocks)
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda _, i: place(i))

@@ -1,5 +1,6 @@
 """What the Pallas kernels share: sizes of a TPU, products, the gate of an MLP."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,13 @@ LANES, SUBLANES = 128, 8
 """A vector register of a TPU holds 8 rows of 128 numbers of 32 bits."""
 VECTOR_MEMORY = 15 * 2**20
 """Bytes of a TPU v4's vector memory that a kernel may plan with; it has 16 MiB."""
+
+
+def once(shape: tuple[int, ...], at: tuple[int, ...] | Callable[..., tuple[Any, ...]]) -> Any:
+    """A block with one buffer, for what stays in the vector memory; `at` is its place or a function of the step."""
+    from jax.experimental import pallas as pl
+
+    return pl.BlockSpec(shape, at if callable(at) else lambda *_: at, pipeline_mode=pl.Buffered(1))
 
 
 def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
