@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from support.block_kernels import cycles, exported, text_and_gradients, values_and_gradients
 from support.markers import slow_unless
 from support.scripts import run_script
-from torch import nn
 
-import bridge
-from models_torch.blocks import ReasoningModule, mix_by_attention
+from models_torch.blocks import mix_by_attention
 from models_torch.layers import Attention, RotaryEmbedding
-from models_torch.trm import TRMConfig
 from train_jax.kernels import attention, heads
 from train_jax.run.config import ComputeConfig
 from train_jax.run.kernels import kernels
@@ -36,14 +34,7 @@ def arrays(batch, positions, hidden, head_dim, rotary, scale=1.5):
 def computed(function, dtype, given, head_dim):
     """Values and the gradients by `x` and both weights."""
     *arguments, cos, sin = given
-    cotangent = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
-
-    def call(x, *weights):
-        out = function(x.astype(dtype), *weights, cos, sin, head_dim).astype(jnp.float32)
-        return jnp.sum(out * cotangent), out
-
-    gradients, out = jax.jit(jax.grad(call, (0, 1, 2), has_aux=True))(*arguments)
-    return [np.asarray(each, np.float32) for each in (out, *gradients)]
+    return values_and_gradients(lambda *each: function(*each, cos, sin, head_dim), dtype, arguments)
 
 
 def errors(given, head_dim):
@@ -165,42 +156,12 @@ def test_a_shape_without_kernels():
         np.testing.assert_array_equal(mine, expected)
 
 
-class Cycles(nn.Module):
-    """Two passes through the blocks of a TRM; only the last one has gradients."""
-
-    def __init__(self, **fields):
-        super().__init__()
-        config = TRMConfig(
-            batch_size=2, seq_len=16, vocab_size=6, num_puzzle_identifiers=2, mlp_t=False,
-            hidden_size=128, expansion=1.0, **{"num_heads": 2} | fields,
-        )  # fmt: skip
-        self.rope = RotaryEmbedding(config.head_dim, config.positions, 10_000.0)
-        self.level = ReasoningModule(config, 1)
-
-    def forward(self, x):
-        with torch.no_grad():
-            start = self.level(x, self.rope())
-        return self.level(x + start, self.rope())
-
-
 def gradients(fused, recompute="", **fields):
     """The text of a step in bfloat16, its gradients, and those in float32, with the kernels in interpret mode."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = Cycles(**fields)
-    options = kernels(ComputeConfig(attention="fused" if fused else "plain"), "tpu")
-    if fused:
-        name = "trm::attention"
-        options["lowerings"][name] = functools.partial(options["lowerings"][name], interpret=True)
-    fn = bridge.export(module, recompute=recompute, **options)
-    x = np.random.default_rng(0).normal(size=(2, module.level.layers[0].config.positions, 128)).astype(np.float32)
-
-    def loss(params, x, dtype):
-        return jnp.sum(jnp.square(fn(params, fn.buffers, x.astype(dtype))[0].astype(jnp.float32)[..., :5]))
-
-    text = str(jax.make_jaxpr(jax.grad(loss), static_argnums=2)(fn.params, x, jnp.bfloat16))
-    sides = (jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)(fn.params, x, d) for d in (jnp.bfloat16, jnp.float32))
-    return text, *(jax.tree.leaves(each) for each in sides)
+    module, x = cycles(batch_size=2, seq_len=16, mlp_t=False, expansion=1.0, **fields)
+    fn = exported(module, "tpu", recompute, attention="fused" if fused else "plain")
+    text, narrow = text_and_gradients(fn, x, jnp.bfloat16)
+    return text, narrow, text_and_gradients(fn, x, jnp.float32)[1]
 
 
 def test_blocks_of_a_model():

@@ -7,19 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
+from support.block_kernels import cycles, exported, text_and_gradients, values_and_gradients
 from support.markers import slow_unless
 from support.scripts import run_script
-from torch import nn
 
-import bridge
-from models_torch.blocks import ReasoningModule
-from models_torch.trm import TRMConfig
 from train_jax.kernels.blocks import Blocks, blocks_of
 from train_jax.kernels.mix_positions import examples_of, fused_mix_positions, mix_positions
 from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
-from train_jax.run.config import ComputeConfig
-from train_jax.run.kernels import kernels
 
 EPSILON = 1e-5
 INTERPRETED = functools.partial(fused_normed_mlp, interpret=True)
@@ -44,18 +38,9 @@ CASES = {
 
 def assert_more_exact(fused, plain, given):
     """In bfloat16, `fused` is closer to `plain` in float32 than `plain` is, values and gradients."""
-    cotangent = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
-
-    def computed(function, dtype):
-        def call(x, *weights):
-            out = function(x.astype(dtype), *weights).astype(jnp.float32)
-            return jnp.sum(out * cotangent), out
-
-        gradients, out = jax.jit(jax.grad(call, (0, 1, 2), has_aux=True))(*given)
-        return [np.asarray(each, np.float32) for each in (out, *gradients)]
-
-    exact, rounded = (computed(plain, dtype) for dtype in (jnp.float32, jnp.bfloat16))
-    for ours, theirs, right in zip(computed(fused, jnp.bfloat16), rounded, exact, strict=True):
+    exact, rounded = (values_and_gradients(plain, dtype, given) for dtype in (jnp.float32, jnp.bfloat16))
+    fused_values = values_and_gradients(fused, jnp.bfloat16, given)
+    for ours, theirs, right in zip(fused_values, rounded, exact, strict=True):
         assert np.linalg.norm(ours - right) < np.linalg.norm(theirs - right) < 0.01 * np.linalg.norm(right)
 
 
@@ -131,55 +116,19 @@ def test_blocks():
     assert of(192, 97, 1024, 2816) is None
 
 
-class Cycles(nn.Module):
-    """Two passes through the blocks of a TRM; only the last one has gradients."""
-
-    def __init__(self, mlp_t):
-        super().__init__()
-        config = TRMConfig(
-            batch_size=4, seq_len=13, vocab_size=6, num_puzzle_identifiers=2, mlp_t=mlp_t,
-            hidden_size=HIDDEN, num_heads=2, expansion=3.0, mlp_multiple_of=256, pos_encodings="none",
-        )  # fmt: skip
-        self.level = ReasoningModule(config, 1)
-
-    def forward(self, x):
-        with torch.no_grad():
-            start = self.level(x, None)
-        return self.level(x + start, None)
-
-
-def cycles(mlp_t):
-    """The module, and an input for it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = Cycles(mlp_t)
-    return module, np.random.default_rng(0).normal(size=(4, 29, HIDDEN)).astype(np.float32)
-
-
-def exported(module, platform):
-    """With the kernels of a platform, those of a TPU in interpret mode."""
-    options = kernels(ComputeConfig(mlp="fused"), platform)
-    if platform == "tpu":
-        options["lowerings"] = {n: functools.partial(f, interpret=True) for n, f in options["lowerings"].items()}
-    return bridge.export(module, **options)
+small = functools.partial(
+    cycles, batch_size=4, seq_len=13, expansion=3.0, mlp_multiple_of=256, pos_encodings="none"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
 def test_blocks_of_a_model(mlp_t):
-    module, x = cycles(mlp_t)
-
-    def computed(fn, dtype):
-        def loss(params, x):
-            return jnp.sum(jnp.square(fn(params, fn.buffers, x.astype(dtype))[0].astype(jnp.float32)[..., :5]))
-
-        gradients = jax.jit(jax.grad(loss, (0, 1)))(fn.params, x)
-        return str(jax.make_jaxpr(jax.grad(loss))(fn.params, x)), jax.tree.leaves(gradients)
-
-    plain = exported(module, "gpu")
+    module, x = small(mlp_t=mlp_t)
+    plain = exported(module, "gpu", mlp="fused")
     assert not plain.functions, "there are none for a GPU"
-    text, ours = computed(exported(module, "tpu"), jnp.bfloat16)
-    _, theirs = computed(plain, jnp.bfloat16)
-    _, exact = computed(plain, jnp.float32)
+    text, ours = text_and_gradients(exported(module, "tpu", mlp="fused"), x, jnp.bfloat16)
+    _, theirs = text_and_gradients(plain, x, jnp.bfloat16)
+    _, exact = text_and_gradients(plain, x, jnp.float32)
     for mine, their, right in zip(ours, theirs, exact, strict=True):
         assert np.linalg.norm(mine - right) <= 1.1 * np.linalg.norm(their - right) < 0.1 * np.linalg.norm(right)
     # Of each pass one block. The one without gradients has one result, the other keeps what the backward pass needs.
@@ -192,10 +141,10 @@ def test_blocks_of_a_model(mlp_t):
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
 def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
-    module, x = cycles(mlp_t)
+    module, x = small(mlp_t=mlp_t)
 
     def computed(platform):
-        fn = exported(module, platform)
+        fn = exported(module, platform, mlp="fused")
 
         def loss(params):
             out = fn(params, fn.buffers, x)[0]
