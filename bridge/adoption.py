@@ -18,7 +18,7 @@ import torch
 from bridge.arrays import array_of
 from bridge.cells import REGION, Cell, View
 from bridge.errors import BridgeError
-from bridge.internals import below_modes, storage_id
+from bridge.internals import below_modes, is_view_of, storage_id
 from bridge.memory import elements, positions, what_is_special
 from bridge.metas import listed, meta_of, meta_of_strided, tensors_in
 from bridge.operations import is_random, kind_of
@@ -232,7 +232,9 @@ class Adopted:
                 "a tensor shares memory with a parameter or buffer and reaches beyond it",
                 "register the whole tensor as one parameter or buffer, or clone it",
             )
-        return window(owner, real, differentiable=real.requires_grad)
+        root = self.real_of(owner)
+        differentiable = real.requires_grad or (root is not None and is_view_of(real, root))
+        return window(owner, real, differentiable=differentiable)
 
     def _constant(self, host: Host, real: torch.Tensor) -> BridgeTensor:
         if real.requires_grad and real.grad_fn is not None:

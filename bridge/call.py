@@ -15,38 +15,28 @@ from torch import nn
 
 from bridge.adoption import window
 from bridge.arrays import jax_dtype, torch_dtype
-from bridge.attributes import Attributes, Place
 from bridge.custom_functions import refuse_changed_contexts
 from bridge.dispatch import Dispatch
+from bridge.effects import Place, Shapes, Snapshot
 from bridge.errors import BridgeError, placed
-from bridge.final_state import (
-    changed_flags,
-    changed_layouts,
-    memory_of,
-    refuse_changed_sharing,
-    refuse_lost_sharing,
-    refuse_parted,
-    refuse_removed,
-    refuse_stale_arrays,
-)
 from bridge.generators import CallGenerator
 from bridge.integers import check_values
-from bridge.internals import Tracer, gradient_hooks, mark_as_parameter, storage_id
+from bridge.internals import Tracer, gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.memory import has_overlap, roots
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
-from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
+from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, restarted, start_graph
 from bridge.results import REMEDY as RESULT_REMEDY
 from bridge.results import tensor_inside
 from bridge.scopes import name_calls
 from bridge.shadow import shadow
-from bridge.slots import fill, place_of, state_of, value_in
+from bridge.state import Start, check_final, check_tied, fill, slot_of, state_of, value_in
 from bridge.tensors import BridgeTensor, blank, fresh
 from bridge.tracing import tracing
 from bridge.untranslated import Survey
-from bridge.written_arguments import Arguments, refuse_shared
+from bridge.written_arguments import Arguments
 
 if TYPE_CHECKING:
     from bridge.export import Functional
@@ -83,20 +73,10 @@ class Request:
 
 
 class Call:
-    """A copy of the module, ready to run once.
+    """A copy of the module, ready to run."""
 
-    `start` are values of attributes that the copy shall start with, as the call `first` left them.
-    """
-
-    def __init__(
-        self,
-        fn: Functional,
-        request: Request,
-        start: Mapping[Place, Any] | None = None,
-        recording: int = NO_GRAPH,
-        first: Call | None = None,
-    ):
-        self._fn, self._request, self.recording = fn, request, recording
+    def __init__(self, fn: Functional, request: Request, recording: int = NO_GRAPH):
+        self._fn, self.recording = fn, recording
         original = fn.module
         names = {id(m): name for name, m in original.named_modules()}
         self._dispatch = Dispatch(
@@ -110,107 +90,121 @@ class Call:
             recording,
             fn.functions,
         )
-        self._state = self._stand_ins(start or {})
-        self._flags = {name: tensor.requires_grad for name, tensor in self._state.items()}
-        self._memory = {name: tensor._cell.storage for name, tensor in self._state.items()}
-        self._metas = {name: tensor._meta for name, tensor in self._state.items()}
+        self._state = self._stand_ins(request)
+        self._start = {name: Start.of(tensor) for name, tensor in self._state.items()}
         self._dispatch.state = list(self._state.values())
         tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
-        self._module, copies, replaced = shadow(original, tensors)
-        names |= {id(copies[id(m)]): name for name, m in original.named_modules()}
+        self._module, copies, self._replaced = shadow(original, tensors)
+        self._modules = {name: copies[id(m)] for name, m in original.named_modules()}
+        names |= {id(m): name for name, m in self._modules.items()}
         for name in fn.recompute:
-            twin = copies[id(original.get_submodule(name))]
+            twin = self._modules[name]
             twin.__dict__["forward"] = functools.update_wrapper(
                 functools.partial(recomputed, twin.forward), twin.forward
             )
         if fn.name_scopes:
-            name_calls({name: copies[id(m)] for name, m in original.named_modules()})
-        tree = list(copies.values())
+            name_calls(self._modules)
         for name, number in request.overrides.items():
             tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
-            override(self._module, tree, name, start_graph(tensor, recording))
+            override(self._module, [*self._modules.values()], name, start_graph(tensor, recording))
         self._slots = fill(original, copies, tensors)
-        self._second_slots = {name: place_of(self._module, name) for name in fn.second_names}
+        self._second_slots = {name: slot_of(self._module, name) for name in fn.second_names}
         if request.train is not None:
-            self._set_mode(tree, request.train)
-        self._attributes = Attributes(
-            {name: copies[id(m)] for name, m in original.named_modules()},
-            self._state,
-            {(id(owner), slot) for owner, slot in self._slots.values()},
-            replaced,
-            fn.reached(request.method),
-        )
-        self._own = [*tree, *self._state.values()]
-        if start and first is not None:
-            self._attributes.set(start, {id(a): b for a, b in zip(first._own, self._own, strict=True)})
+            self._set_mode(request.train)
         self.changes: dict[Place, Any] = {}
         """What the run has changed besides parameters and buffers."""
-        self.written: list[str] = []
-        """Parameters that the run has written."""
-        self._inputs: list[tuple[Any, BridgeTensor]] = []
         self.changed_arguments: list[str] = []
         """The names of arguments that the run has changed and does not return."""
 
-    def run(self) -> Result:
-        return self._attributes.context.run(self._run)
+    def run(self, request: Request) -> Result:
+        """One call, after which objects of the user that are not copied are as they were."""
+        snapshot = self._snapshot()
+        try:
+            result = self._run(request)
+            self.changes = snapshot.changes()
+            if any(self._start[name].memory is not memory for name, memory in self._final.items()):
+                self.changes |= snapshot.holders(self._has_parted)
+        finally:
+            snapshot.restore()
+        return result
 
-    def _run(self) -> Result:
-        request, dispatch = self._request, self._dispatch
+    def run_twice(self, first: Request, second: Request, hidden: Place | None) -> tuple[Result, Result, dict]:
+        """Two calls on this copy, the second one on the buffers that the first one leaves.
+
+        The second one cannot read what is at the `hidden` place. Returns both results, and what the second one changes.
+        """
+        snapshot = self._snapshot()
+        try:
+            before = self._run(first)
+            self._dispatch.rng, self._dispatch.draws = second.rng, 0
+            for name, array in second.params.items():  # as an optimizer does between the calls
+                tensor = value_in(name, self._slots[name])
+                self._dispatch.adopt(tensor).write(array, tracked=False, grad_enabled=False)
+            start = self._snapshot()
+            if hidden is not None:
+                start.hide(hidden)
+            after = self._run(second, check=False)
+            return before, after, start.changes()
+        finally:
+            snapshot.restore()
+
+    def _has_parted(self, tensor: torch.Tensor) -> bool:
+        """True if the tensor is over memory that a parameter or buffer had before the call, and has no longer.
+
+        In PyTorch that memory lives on; in a later call, the tensor would be over the new one.
+        """
+        memory = self._memory_of(tensor)
+        return memory not in self._final.values() and any(memory is start.memory for start in self._start.values())
+
+    def _snapshot(self) -> Snapshot:
+        registries = (
+            (vars(owner)[kind], key) for owner, key in self._slots.values() for kind in ("_parameters", "_buffers")
+        )
+        slots = frozenset((id(registry), key) for registry, key in registries)
+        return Snapshot(self._modules, slots, self._replaced)
+
+    def _run(self, request: Request, check: bool = True) -> Result:
+        dispatch = self._dispatch
         args, kwargs = convert((request.args, request.kwargs), self._to_torch)
-
-        def to_jax(value: Any) -> Any:
-            if isinstance(value, Iterator):
-                raise dispatch.error("the call returns an iterator, whose code would run after it", "return a list")
-            if isinstance(value, torch.Tensor):
-                return dispatch.adopt(value).value
-            if tensor_inside(value):
-                what = f"the call returns a tensor inside {type(value).__name__}, which is no pytree"
-                raise dispatch.error(what, RESULT_REMEDY)
-            return value
-
         method = method_of(self._module, request.method)
         arguments = Arguments(method, args, kwargs)
-        before = self._versions()
-        writes = {name: storage.version for name, storage in self._memory.items()}
-        try:
-            self._attributes.start()
-            with tracing(dispatch):
-                try:
-                    with placed(dispatch.where):
-                        outputs = method(*args, **kwargs)
-                finally:  # PyTorch's own error about one that the call registered says nothing of that
-                    refuse_gradient_hooks(self._module)
-                # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
-                final = {name: value_in(name, *place) for name, place in self._slots.items()}
-                refuse_changed_contexts(dispatch, final.values())
-                refuse_removed(final)
-                memory = {n: memory_of(dispatch, t) for n, t in final.items() if isinstance(t, torch.Tensor)}
-                refuse_changed_sharing(self._memory, memory, final)
-                self._fn.shared_slots.update(
-                    n for n in memory if not dispatch.is_traced(final[n]) and not dispatch.may_write(final[n])
-                )
-                refuse_parted(self._fn.second_names, self._second_slots, final)
-                left = changed_flags({n: (self._state[n], self._flags[n], final[n]) for n in self._fn.buffers})
-                left |= changed_layouts({n: self._metas[n] for n in self._fn.buffers}, final)
-                left |= self._parted(memory, final)
-                self.changed_arguments = arguments.changed(outputs)
-                refuse_shared(self._inputs)
-                outputs = convert(outputs, to_jax)
-                arrays = {name: to_jax(value) for name, value in final.items()}
-            self.changes = self._attributes.changes() | left
-            now = self._versions()
-            self._fn.written_slots.update(n for n, version in writes.items() if self._memory[n].version != version)
-            refuse_lost_sharing(self._fn.shared_slots & self._fn.written_slots)
-            self.written = [name for name in self._fn.params if now[name] != before[name]]
-            changing = [*self._fn.params, *(n for n in self._fn.buffers if now[n] != before[n])]
-        finally:
-            self._attributes.restore()
-        refuse_stale_arrays(self._attributes.arrays, self._fn.module, changing)
+        with tracing(dispatch):
+            try:
+                with placed(dispatch.where):
+                    outputs = method(*args, **kwargs)
+            finally:  # PyTorch's own error about one that the call registered says nothing of that
+                refuse_gradient_hooks(self._module)
+            # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
+            final = {name: value_in(name, slot) for name, slot in self._slots.items()}
+            refuse_changed_contexts(dispatch, final.values())
+            if check:
+                self._final = check_final(self._start, final, self._memory_of)
+                check_tied(self._fn.second_names, self._second_slots, final)
+            self.changed_arguments = arguments.changed(outputs)
+            outputs = convert(outputs, self._to_jax)
+            arrays = {name: self._to_jax(value) for name, value in final.items()}
+        self.written = [name for name in self._fn.params if self._start[name].written(final[name])]
         return Result(
             outputs,
             {name: arrays[name] for name in self._fn.buffers},
             {name: arrays[name] for name in self._fn.params},
         )
+
+    def _to_jax(self, value: Any) -> Any:
+        if isinstance(value, Iterator):
+            what = "the call returns an iterator, whose code would run after it"
+            raise self._dispatch.error(what, "return a list")
+        if isinstance(value, torch.Tensor):
+            return self._dispatch.adopt(value).value
+        if tensor_inside(value):
+            what = f"the call returns a tensor inside {type(value).__name__}, which is no pytree"
+            raise self._dispatch.error(what, RESULT_REMEDY)
+        return value
+
+    def _memory_of(self, tensor: torch.Tensor) -> Any:
+        """What tensors that share memory have in common."""
+        tensor = self._dispatch.adopt(tensor) if self._dispatch.is_traced(tensor) else tensor
+        return tensor._cell.storage if isinstance(tensor, BridgeTensor) else storage_id(tensor)
 
     def _to_torch(self, value: Any) -> Any:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
@@ -227,12 +221,11 @@ class Call:
         tensor = fresh(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
         if integers is not None:
             integers.input(tensor)
-        self._inputs.append((value, tensor))
         return start_graph(tensor, self.recording)
 
-    def _stand_ins(self, start: Mapping[Place, Any]) -> dict[str, BridgeTensor]:
+    def _stand_ins(self, request: Request) -> dict[str, BridgeTensor]:
         """The traced tensor of each parameter and buffer."""
-        request, state = self._request, {}
+        state: dict[str, BridgeTensor] = {}
         reals = state_of(self._fn.module)
         windows = roots(reals)
         for name, real in sorted(reals.items(), key=lambda item: item[0] in windows):
@@ -240,15 +233,12 @@ class Call:
             array = jnp.asarray(request.params[name] if trained else request.buffers[name])
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
             if name in windows:  # written into the memory that it shows, as `load_state_dict` does
-                tensor = window(state[windows[name]], real, differentiable=False)
+                tensor = window(state[windows[name]], real, differentiable=is_view_of(real, reals[windows[name]]))
                 if windows[name] not in self._fn.params:  # a parameter may have been updated since, and decides
                     tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
             else:
-                stride = start.get((name, "layout"))
-                offset = int(real.storage_offset()) if stride is None else 0
-                meta = blank(real.shape, real.stride() if stride is None else stride, dtype, offset)
-                grad = start.get((name, "requires_grad"))  # of a buffer
-                tensor = fresh(array, meta, tracked=trained or bool(grad), leaf=grad != "result")
+                meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
+                tensor = fresh(array, meta, tracked=trained, leaf=True)
                 tensor._cell.storage.overlaps = has_overlap(meta)
             state[name] = tensor
             vars(tensor).update({key: value for key, value in vars(real).items() if key not in vars(tensor)})
@@ -256,52 +246,71 @@ class Call:
             self._dispatch.stand_in(real, start_graph(tensor, self.recording))
         return state
 
-    def _parted(self, memory: Mapping[str, Any], final: Mapping[str, Any]) -> dict[Place, Any]:
-        """Where the module keeps a tensor over the memory that a parameter or buffer had before the call gave it other.
-
-        In PyTorch that memory lives on; in a later call, the kept tensor would be over the memory at that time.
-        """
-        moved = {name for name, at in memory.items() if at is not self._memory[name]}
-        if not moved:
-            return {}
-        reals = state_of(self._fn.module)
-        storages = {storage_id(reals[name]) for name in moved} | {id(self._memory[name]) for name in moved}
-        replaced = {id(self._state[name]) for name in moved if final[name] is not self._state[name]}
-
-        def is_kept(tensor: torch.Tensor) -> bool:
-            if isinstance(tensor, BridgeTensor):
-                return id(tensor) in replaced or (
-                    id(tensor._cell.storage) in storages and all(tensor is not t for t in self._state.values())
-                )
-            return tensor.layout is torch.strided and storage_id(tensor) in storages
-
-        return self._attributes.kept(is_kept, lambda tensor: fresh(self._dispatch.adopt(tensor).value))
-
-    def _versions(self) -> dict[str, tuple]:
-        """What is in each parameter's and buffer's place, and how often it was written."""
-        versions = {}
-        for name, (owner, slot) in self._slots.items():
-            now = value_in(name, owner, slot)
-            cell = now._cell if isinstance(now, BridgeTensor) else self._state[name]._cell
-            versions[name] = id(now), id(cell.storage), cell.version
-        return versions
-
-    def _set_mode(self, tree: list[nn.Module], train: bool) -> None:
+    def _set_mode(self, train: bool) -> None:
         """`module.train(train)` on the copy, by the modules' own methods where one has its own."""
-        if all(type(m).train is nn.Module.train and "train" not in vars(m) for m in tree):
-            for m in tree:
+        if all(type(m).train is nn.Module.train and "train" not in vars(m) for m in self._modules.values()):
+            for m in self._modules.values():
                 m.training = train
             return
-        before = self._versions()
         with tracing(self._dispatch):
             self._module.train(train)
-        now = self._versions()
-        for name, version in before.items():
-            if now[name] != version:
+        for name, slot in self._slots.items():
+            if self._start[name].written(value_in(name, slot)):
                 raise BridgeError(
                     f"train({train}) writes {name}, and what else it keeps would be lost with the call; "
                     f"call module.train({train}) before export, and leave train=None"
                 )
+
+
+def run_call(fn: Functional, request: Request) -> tuple[Result, list[str]]:
+    """What the call leaves behind, and the parameters that it has written.
+
+    Raises `BridgeError` for an effect on the module that a later call would miss; warns of what is only lost.
+    """
+
+    def attempt(recording: int) -> tuple[Call, Result]:
+        call = Call(fn, request, recording)
+        return call, call.run(request)
+
+    call, result = restarted(attempt)
+    if call.changes and request.survey is None:
+        numbers = _Numbers(request)
+
+        def second_call(first: list, second: list, hidden: Place | None = None) -> tuple:
+            one, two = numbers.put(first), numbers.put(second)
+            before, *after = Call(fn, one, call.recording).run_twice(one, two, hidden)
+            two = dataclasses.replace(two, buffers=before.buffers)
+            alone = Call(fn, two, call.recording)
+            return after, (alone.run(two), alone.changes)
+
+        kind = request.method, request.train, numbers.signature
+        fn.verdicts.check(call.changes, kind, second_call, numbers.shapes)
+    if call.changed_arguments:
+        what = "the call changes its argument {}, and the caller's own stays as it was; return it from the call"
+        fn.verdicts.warn(call.changed_arguments, what)
+    return result, call.written
+
+
+class _Numbers:
+    """The arrays in a request but its overrides, and requests with others in their place."""
+
+    def __init__(self, request: Request):
+        self._request = request
+        parts = [dict(request.params), dict(request.buffers), request.args, request.kwargs, request.rng]
+        self._leaves, self._structure = jax.tree.flatten(convert(parts, lambda v: v))
+        self._places = [i for i, leaf in enumerate(self._leaves) if is_array(leaf)]
+        state = len(request.params) + len(request.buffers)
+        self.shapes = Shapes([jax.typeof(jnp.asarray(self._leaves[i])) for i in self._places], state)
+        others = [repr(leaf) for leaf in self._leaves if not is_array(leaf)]
+        self.signature = str(self._structure), tuple(others), tuple(map(str, self.shapes.leaves))
+
+    def put(self, arrays: list) -> Request:
+        leaves = [*self._leaves]
+        for place, array in zip(self._places, arrays, strict=True):
+            leaves[place] = array
+        params, buffers, args, kwargs, rng = jax.tree.unflatten(self._structure, leaves)
+        given = {"params": params, "buffers": buffers, "args": args, "kwargs": kwargs, "rng": rng}
+        return dataclasses.replace(self._request, **given)
 
 
 def method_of(module: nn.Module, name: str) -> Callable[..., Any]:

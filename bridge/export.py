@@ -14,18 +14,15 @@ from torch import nn
 
 from bridge import named_functions
 from bridge.arrays import array_of
-from bridge.attributes import Place
-from bridge.call import Call, Request, Result, refuse_gradient_hooks
+from bridge.call import Request, Result, refuse_gradient_hooks, run_call
+from bridge.effects import Verdicts
 from bridge.errors import BridgeError
 from bridge.integers import Int64, check_policy, check_values, checked
 from bridge.internals import is_script
-from bridge.lost_state import check_left, warn_of_arguments
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng
-from bridge.reachable import Reached, reached_by
-from bridge.recording import restarted
-from bridge.slots import second_names, state_of
+from bridge.state import second_names, state_of
 from bridge.untranslated import Survey
 
 
@@ -54,11 +51,8 @@ class Functional:
     """Whether the operations of JAX have the names of the submodules that they come from."""
     second_names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     """Further names of a parameter or buffer -> the first one."""
-    shared_slots: set[str] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
-    """Buffers that a call has set to a tensor from before it, which is no parameter or buffer."""
-    written_slots: set[str] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
-    """Parameters and buffers that a call has written in place."""
-    _reached: dict[str, Reached] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+    verdicts: Verdicts = dataclasses.field(default_factory=Verdicts, init=False, repr=False, compare=False)
+    """What is known of effects that calls have on the module."""
 
     def __call__(
         self,
@@ -130,29 +124,7 @@ class Functional:
                 "export it again"
             )
 
-        def attempt(recording: int) -> tuple[Call, Result]:
-            call = Call(self, request, recording=recording)
-            return call, call.run()
-
-        call, result = restarted(attempt)
-        if call.changes and request.survey is None:
-
-            def trace(
-                start: Mapping[Place, Any], first: Call | None = None, given: Request | None = None
-            ) -> tuple[Result, Call]:
-                other = Call(self, given or request, start, call.recording, first or call)
-                return other.run(), other
-
-            check_left(self.module, request, call.changes, trace)
-        if call.changed_arguments:
-            warn_of_arguments(self.module, call.changed_arguments)
-        return result, call.written
-
-    def reached(self, method: str) -> Reached:
-        """The user's code that a call of the method may run, gathered at the first one."""
-        if method not in self._reached:
-            self._reached[method] = reached_by(self.module, method)
-        return self._reached[method]
+        return run_call(self, request)
 
     def _check(self, given: Mapping[str, Any], expected: Mapping[str, jax.Array], what: str) -> None:
         missing = [name for name in expected if name not in given]

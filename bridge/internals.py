@@ -140,6 +140,12 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor._base
 
 
+def is_view_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if autograd follows a write into `other` to `tensor`: it is a view of it, or both are views of a third."""
+    base = base_of(tensor)
+    return base is not None and (base is other or base is base_of(other))
+
+
 def check() -> None:
     """Raise `BridgeError` if a private name is gone; warn about a release that the tests were not run with."""
     for package, names in _NAMES.items():

@@ -16,7 +16,7 @@ from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.memory import elements, positions, roots
-from bridge.slots import state_of
+from bridge.state import state_of
 
 _WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DataParallel put in front of every name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import jax
 import torch
 
-from bridge.errors import BridgeError
 from bridge.pytrees import convert
 from bridge.tensors import BridgeTensor
 
@@ -19,99 +17,70 @@ class Arguments:
     """What the arguments of a call hold before it."""
 
     def __init__(self, method: Callable, args: tuple, kwargs: dict):
-        self._containers: list[tuple[str, Any, Any]] = []
-        self._tensors: list[tuple[str, BridgeTensor, Any, int]] = []
-        for name, value in _named(method, args, kwargs):
-            self._visit(name, value)
-
-    def _visit(self, name: str, value: Any) -> None:
-        if isinstance(value, BridgeTensor):
-            self._tensors.append((name, value, value._cell.storage, value._cell.version))
-            return
-        items = _items(value)
-        if items is not None:
-            self._containers.append((name, value, items))
-            for item in items.values():
-                self._visit(name, item)
+        self._containers: list[tuple[Any, Any, dict]] = []
+        self._tensors: list[tuple[Any, BridgeTensor, Any, int]] = []
+        self._given = method, args, kwargs
+        todo: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
+        while todo:
+            name, value = todo.pop(0)
+            if isinstance(value, BridgeTensor):
+                self._tensors.append((name, value, value._cell.storage, value._cell.version))
+                continue
+            items = _items(value)
+            if items is not None:
+                self._containers.append((name, value, items))
+                todo += [(name, item) for item in items.values()]
 
     def changed(self, outputs: Any) -> list[str]:
         """The names of those that the call has changed and does not return."""
-        containers, storages = _contents(outputs)
-        names = [
-            name
-            for name, value, before in self._containers
-            if id(value) not in containers and not _same(_items(value), before)
+        places = [(n, {id(v)}) for n, v, before in self._containers if not _same(_items(v), before)]
+        places += [
+            (n, {id(storage), id(tensor._cell.storage)})
+            for n, tensor, storage, version in self._tensors
+            if storage.version != version
         ]
-        names += [
-            name
-            for name, tensor, storage, version in self._tensors
-            if storage.version != version and not {id(storage), id(tensor._cell.storage)} & storages
-        ]
-        return list(dict.fromkeys(names))
+        if not places:
+            return []
+        returned = _contents(outputs)
+        names: dict[Any, str] = dict(enumerate(_names(*self._given)))
+        return list(dict.fromkeys(names.get(n, str(n)) for n, ids in places if not ids & returned))
 
 
-def refuse_shared(inputs: list[tuple[Any, BridgeTensor]]) -> None:
-    """`inputs`: (array, what the code got for it). PyTorch's arguments may share memory, and arrays do not.
-
-    Under `jit` each argument is a tracer of its own, so what is seen here is not seen there.
-    """
-    seen: dict[int, BridgeTensor] = {}
-    for array, tensor in inputs:
-        first = seen.setdefault(id(array), tensor)
-        if first is not tensor and (first._cell.version or tensor._cell.version):
-            raise BridgeError(SHARED)
-
-
-SHARED = (
-    "two arguments are one array and the call writes into it, but each argument has memory of its own here; pass a copy"
-)
-
-
-def _named(method: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
-    """The arguments by their names in the signature; tuples and dicts that only the call holds are taken apart."""
-    function = getattr(method, "forward", method)
+def _names(method: Callable, args: tuple, kwargs: dict) -> Iterator[str]:
+    """The names of the positional arguments in the signature."""
     try:
-        parameters = inspect.signature(function).parameters
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # the call itself says what does not fit
-        yield from ((f"argument {i}", value) for i, value in enumerate(args))
-        yield from kwargs.items()
-        return
-    for name, value in given.items():
-        if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
-            yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
-        elif parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            yield from value.items()
-        else:
-            yield name, value
+        parameters = [*inspect.signature(getattr(method, "forward", method)).parameters.values()]
+    except (TypeError, ValueError):
+        parameters = []
+    for i in range(len(args)):
+        known = i < len(parameters) and parameters[i].kind is not inspect.Parameter.VAR_POSITIONAL
+        yield parameters[i].name if known else f"argument {i}"
 
 
 def _items(value: Any) -> dict | None:
     """What a container holds, by key; None for anything else."""
     if isinstance(value, dict):
-        return dict(value)
-    if isinstance(value, (list, tuple)):
-        return dict(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dict(getattr(value, "__dict__", {}))
-    return None
+        return dict.copy(value)
+    if isinstance(value, list):
+        return dict(enumerate(list.__iter__(value)))
+    if isinstance(value, tuple):
+        return dict(enumerate(tuple.__iter__(value)))
+    return dict(vars(value)) if hasattr(value, "__dict__") and hasattr(type(value), "__dataclass_fields__") else None
 
 
 def _same(now: dict | None, before: dict) -> bool:
     return now is not None and [*now] == [*before] and all(now[key] is before[key] for key in now)
 
 
-def _contents(outputs: Any) -> tuple[set[int], set[int]]:
+def _contents(outputs: Any) -> set[int]:
     """The identities of the containers among the results, and of the memory of the tensors."""
-    containers: set[int] = set()
-
-    def visit(value: Any) -> None:
+    found: set[int] = set()
+    todo = [outputs]
+    while todo:
+        value = todo.pop()
         items = _items(value)
-        if items is not None and id(value) not in containers:
-            containers.add(id(value))
-            for item in items.values():
-                visit(item)
-
-    visit(outputs)
+        if items is not None and id(value) not in found:
+            found.add(id(value))
+            todo += items.values()
     leaves = jax.tree.leaves(convert(outputs, lambda v: v), is_leaf=lambda v: isinstance(v, torch.Tensor))
-    return containers, {id(t._cell.storage) for t in leaves if isinstance(t, BridgeTensor)}
+    return found | {id(t._cell.storage) for t in leaves if isinstance(t, BridgeTensor)}

@@ -17,19 +17,16 @@ import torch
 from torch import nn
 
 from bridge.arrays import array_of
-from bridge.attributes import arrays_in
 from bridge.call import method_of, refuse_gradient_hooks
 from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
 from bridge.held_objects import WEAK
-from bridge.internals import DispatchMode, storage_id
-from bridge.memory import array_over, shares_memory
+from bridge.internals import DispatchMode
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
 from bridge.shadow import with_copies
-from bridge.written_arguments import SHARED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +52,10 @@ class TorchSide:
     def step(self, args: tuple, kwargs: dict, draws: list | None = None) -> tuple[Any, Leaves]:
         for tensor in self._trained.values():
             tensor.grad = None
-        given = [t for t in jax.tree.leaves(named_inputs(args, kwargs)[1]) if torch.is_tensor(t)]
         args, kwargs, inputs = self._inputs(args, kwargs)
-        copies = [(t, t._version) for t in jax.tree.leaves(named_inputs(args, kwargs)[1]) if torch.is_tensor(t)]
         before = snapshot(self._state())
         with drawing(draws) as self.draws:
             outputs = method_of(self.module, self.call.method)(*args, **kwargs)
-        memory = [storage_id(t) for t in given if t.layout is torch.strided]
-        if len(set(memory)) < len(memory) and any(t._version != version for t, version in copies):
-            raise BridgeError(SHARED)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
         detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v)
         loss = self.call.loss
@@ -278,7 +270,6 @@ def copied(module: nn.Module) -> nn.Module:
     known: dict[int, Any] = {id(t): t.detach().clone() for t in results}
     try:
         _copy_parameters(module, known)
-        _copy_arrays(module, known)
         twin = copy.deepcopy(module, known)
         _refer_to_copies(twin, known)
         return twin
@@ -312,15 +303,6 @@ def _copy_parameters(module: nn.Module, known: dict[int, Any]) -> None:
             values = copy.deepcopy(parameter.detach(), known)
             known[id(parameter)] = twin = nn.Parameter(values, parameter.requires_grad)
             vars(twin).update(copy.deepcopy(vars(parameter), known))
-
-
-def _copy_arrays(module: nn.Module, known: dict[int, Any]) -> None:
-    """Put copies of NumPy arrays over the memory of parameters and buffers into the memo: these share memory, too."""
-    for array in arrays_in(module):
-        for tensor in [*module.parameters(), *module.buffers()]:
-            if shares_memory(array, tensor):
-                twin = array_over(copy.deepcopy(tensor, known), array, tensor)
-                known |= {} if twin is None else {id(array): twin}
 
 
 def jitter(modules: list[nn.Module], scale: float) -> None:

@@ -33,36 +33,6 @@ def test_buffers_that_share_memory_after_a_call_are_refused(value):
         fn.run({}, fn.buffers, jnp.ones(2))
 
 
-def set_to_a_constant(m, x):
-    m.a += 1
-    y = x * m.a
-    m.a = m.other
-    return y
-
-
-def test_a_buffer_that_shares_memory_with_another_tensor_and_is_written_is_refused():
-    module = Slots(set_to_a_constant)
-    module.other = torch.zeros(2)
-    fn = bridge.export(module)
-    with pytest.raises(bridge.BridgeError, match=r"sets a to a tensor that was there before.*assign a clone"):
-        fn.run({}, fn.buffers, jnp.ones(2))
-
-
-def test_a_buffer_that_is_set_in_one_method_and_written_in_another_is_refused():
-    class Resets(Slots):
-        def reset(self):
-            self.a = self.other
-
-    module = Resets(lambda m, x: m.a.add_(x) * 1)
-    module.other = torch.zeros(2)
-    for first, second in (("reset", "forward"), ("forward", "reset")):
-        fn = bridge.export(module)
-        args = {"reset": (), "forward": (jnp.ones(2),)}
-        fn.run({}, fn.buffers, *args[first], method=first)
-        with pytest.raises(bridge.BridgeError, match="sets a to a tensor that was there before"):
-            fn.run({}, fn.buffers, *args[second], method=second)
-
-
 def test_two_buffers_set_to_one_constant_are_refused():
     def forward(m, x):
         m.a = m.b = torch.zeros(2)
@@ -81,33 +51,6 @@ def test_a_buffer_that_is_set_to_a_constant_and_only_read():
     module = Slots(forward)
     module.other = torch.full((2,), 3.0)
     assert bridge.verify(module, torch.ones(2), steps=2).ok
-
-
-def leaf(m, x):
-    factor = 1 if m.a.requires_grad else 2
-    m.a = x.detach().clone().requires_grad_()
-    return x * factor
-
-
-def result(m, x):
-    factor = 2 if m.a.is_leaf else 1
-    m.a = m.a * 0.5 + m.w * x
-    return x * factor
-
-
-def written_leaf(m, x):
-    m.a += x.detach()  # of which PyTorch says that it is a leaf, from the second call on
-    m.a = x.detach().clone().requires_grad_()
-    return x
-
-
-@pytest.mark.parametrize("forward", [leaf, result, written_leaf])
-def test_whether_a_buffer_requires_grad_is_refused_where_the_next_call_would_see_it(forward):
-    module = Slots(forward)
-    module.w = nn.Parameter(torch.ones(2))
-    fn = bridge.export(module)
-    with pytest.raises(bridge.BridgeError, match=r"changes `a.requires_grad` and a later call would read it"):
-        fn.run(fn.params, fn.buffers, jnp.ones(2))
 
 
 def deleted(m, x):
@@ -172,3 +115,19 @@ def test_equal_indices_in_an_assignment_give_the_gradient_to_the_value_that_is_k
     fn = bridge.export(Assigned())
     gradient = jax.grad(lambda v: fn({}, {}, jnp.zeros(3), v)[0].sum())(jnp.ones(2))
     assert sorted(gradient.tolist()) == [0, 1]
+
+
+def test_calls_before_do_not_decide_whether_a_call_is_an_error():
+    """A buffer set to another tensor in one method and written in another: PyTorch would write both tensors."""
+
+    class Resets(Slots):
+        def reset(self):
+            self.a = self.other
+
+    module = Resets(lambda m, x: m.a.add_(x) * 1)
+    module.other = torch.zeros(2)
+    args = {"reset": (), "forward": (jnp.ones(2),)}
+    for order in (("reset", "forward"), ("forward", "reset"), ("forward",)):
+        fn = bridge.export(module)
+        results = {method: fn.run({}, fn.buffers, *args[method], method=method) for method in order}
+        assert results["forward"].buffers["a"].tolist() == [1, 1]

@@ -1,7 +1,5 @@
 """Parameters, buffers and modules held by objects, closures and classes of the user's own: the call's own ones."""
 
-import contextvars
-import dataclasses
 import functools
 import types
 import weakref
@@ -23,39 +21,11 @@ class Helper:
         self.__dict__.update(attributes)
 
 
-class Slotted:
-    __slots__ = ("inner", "w")
-
-    def __init__(self, w, inner):
-        self.w, self.inner = w, inner
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    params: tuple
-    rates: dict
-
-
 class Rates(dict):
     """A dict that is no plain one."""
 
 
-class Scaled:
-    """A descriptor that keeps its values by instance."""
-
-    def __init__(self):
-        self.values = weakref.WeakKeyDictionary()
-
-    def __get__(self, instance, owner=None):
-        return self.values.get(instance, 1.0)
-
-    def __set__(self, instance, value):
-        self.values[instance] = value
-
-
 class Module(nn.Module):
-    scale = Scaled()
-
     def __init__(self, call, holder):
         super().__init__()
         self.l, self.b, self.drop = nn.Linear(3, 3), nn.Buffer(torch.ones(3)), nn.Dropout(0.5)
@@ -64,10 +34,6 @@ class Module(nn.Module):
 
     def forward(self, x):
         return self.call(self, x)
-
-
-CONTEXT = contextvars.ContextVar("context")
-NOTES = {}
 
 
 def in_a_closure(m):
@@ -99,15 +65,6 @@ def by_default(m):
     return test
 
 
-def noted(m):
-    NOTES["w"], NOTES[id(m.l)] = m.l.weight, 5.0
-    CONTEXT.set(m.l)
-
-
-def scaled(m):
-    m.scale = 3.0
-
-
 def written(m, x):
     with torch.no_grad():
         m.held.b.mul_(2)
@@ -119,14 +76,6 @@ CASES = {
     "by identity number": (lambda m: {id(m.l.bias): 4.0}, lambda m, x: x * m.held.get(id(m.l.bias), 1)),
     "number in an object": (lambda m: Helper(i=id(m.l)), lambda m, x: x * (2 if m.held.i == id(m.l) else 1)),
     "set of numbers": (lambda m: {id(m.b), 7}, lambda m, x: x * (2 if id(m.b) in m.held else 1)),
-    "slots": (
-        lambda m: Slotted(m.l.weight, Slotted(m.b, None)),
-        lambda m, x: x * (2 if m.held.w is m.l.weight else 1) * (3 if m.held.inner.w is m.b else 1),
-    ),
-    "frozen dataclass": (
-        lambda m: Group((m.l.weight, m.l.bias), {m.b: 3.0}),
-        lambda m, x: x * (2 if m.held.params[1] is m.l.bias else 1) * m.held.rates.get(m.b, 1),
-    ),
     "dict of a class": (
         lambda m: Rates({m.b: 2.0, "x": 1}),
         lambda m, x: x * m.held.get(m.b, 1) * list(m.held)[1:].index("x"),
@@ -145,13 +94,6 @@ CASES = {
     "proxy of a buffer": (lambda m: [weakref.proxy(m.b)], lambda m, x: m.held[0] * x + m.held[0].sum()),
     "proxy in a closure": (in_a_proxy, lambda m, x: m.held(x) * (m.held.__closure__[0].cell_contents.b is m.b)),
     "proxy of nothing": (lambda m: Helper(p=weakref.proxy(Helper())), lambda m, x: m.l(x)),
-    "weak keys": (
-        lambda m: weakref.WeakKeyDictionary({m.l: 3.0}),
-        lambda m, x: x * m.held.get(m.l, 1),
-    ),
-    "global": (noted, lambda m, x: x * (NOTES["w"] is m.l.weight) * NOTES.get(id(m.l), 1)),
-    "context": (noted, lambda m, x: CONTEXT.get()(x) * (CONTEXT.get() is m.l)),
-    "descriptor": (scaled, lambda m, x: x * m.scale),
     "mode of a module": (lambda m: Helper(drop=m.drop), lambda m, x: m.held.drop(x)),
     "module, its list": (
         lambda m: (Helper(items=[m.l]), types.SimpleNamespace(back=m)),

@@ -297,3 +297,69 @@ def test_a_scripted_submodule_is_refused():
     module = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))))
     with pytest.raises(bridge.BridgeError, match="1 was compiled by TorchScript"):
         bridge.export(module)
+
+
+class Cached(Module):
+    @functools.cached_property
+    def double(self):
+        return self.w.detach() * 2
+
+    @functools.cached_property
+    def mask(self):
+        return torch.ones(3).cumsum(0)
+
+
+def test_a_cached_property_of_a_parameter_is_refused_and_one_of_constants_is_not():
+    module, x = Cached(lambda self, x: x @ self.double), torch.ones(2, 3)
+    fn = bridge.export(module)
+    for _ in range(2):
+        with pytest.raises(bridge.BridgeError, match=r"changes `double`.*a later call would read it"):
+            fn(fn.params, {}, jnp.ones((2, 3)))
+    torch.testing.assert_close(module(x), x)  # nothing of the trace is in the cache
+    module = Cached(lambda self, x: x * self.mask)
+    fn = bridge.export(module)
+    np.testing.assert_allclose(fn(fn.params, {}, jnp.ones((2, 3)))[0], module(x))
+
+
+def swaps(self, x):
+    self.a, self.b = self.b, self.a
+    return self.b(x)
+
+
+def test_modules_that_a_call_swaps_are_refused():
+    module = Module(swaps, a=nn.Linear(3, 3), b=nn.Linear(3, 3))
+    a, fn = module.a, bridge.export(module)
+    with pytest.raises(bridge.BridgeError, match=r"changes `a`.*a later call would read it"):
+        fn(fn.params, {}, jnp.ones((2, 3)))
+    assert module.a is a
+
+
+def fails(self, x):
+    self.list.append(x)
+    self.box.last = x
+    raise KeyError("here")
+
+
+def test_a_call_that_fails_leaves_nothing():
+    module = Module(fails, list=[], box=Box())
+    fn = bridge.export(module)
+    with pytest.raises(KeyError):
+        fn(fn.params, {}, jnp.ones((2, 3)))
+    assert module.list == [] and module.box.last is None
+
+
+def test_the_module_runs_once_at_a_trace_after_the_first():
+    runs = []
+
+    def forward(self, x):
+        runs.append(1)
+        self.seen, self.last = tuple(x.shape), x.detach()
+        return x @ self.w
+
+    fn = bridge.export(Module(forward))
+    with pytest.warns(bridge.BridgeWarning, match="writes `last`"):
+        fn(fn.params, {}, jnp.ones((2, 3)))
+    for shape in ((2, 3), (2, 3), (2, 3)):
+        runs.clear()
+        jax.make_jaxpr(lambda p, x: fn(p, {}, x)[0])(fn.params, jnp.ones(shape))
+        assert len(runs) == 1

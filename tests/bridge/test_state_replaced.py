@@ -1,7 +1,5 @@
 """Buffers, parameters and modules that a call makes, replaces or grows, and NumPy arrays over their memory."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,40 +9,6 @@ from holding import Calls
 from torch import nn
 
 import bridge
-from bridge import holders
-
-
-class Aliased(nn.Module):
-    """Its buffer, and a NumPy array over the same memory."""
-
-    def __init__(self, written):
-        super().__init__()
-        self.array = np.ones(4, np.float32)
-        self.buf = nn.Buffer(torch.from_numpy(self.array[1:]))
-        self.alias, self.written = {"of": self.buf.numpy()}, written
-
-    def forward(self, x):
-        if self.written:
-            self.buf.add_(1)
-        return x * self.buf * torch.from_numpy(self.alias["of"])
-
-
-def test_an_array_over_the_memory_of_a_buffer_is_refused_where_the_buffer_is_written():
-    module, x = Aliased(written=True), torch.ones(2, 3)
-    one, two = (module(x).clone() for _ in range(2))
-    assert not torch.equal(one * two, one * one)
-    fn = bridge.export(module)
-    for given in (bridge.verify, lambda module, x: fn({}, fn.buffers, x.numpy())):
-        with pytest.raises(bridge.BridgeError, match=r"`(array|alias.of)` is a NumPy array over the memory of buf"):
-            given(module, x)
-    assert bridge.verify(Aliased(written=False), x).ok
-
-
-def test_an_array_over_the_memory_of_a_parameter_is_refused():
-    module = nn.Linear(3, 3)
-    vars(module)["alias"] = module.weight.detach().numpy()
-    with pytest.raises(bridge.BridgeError, match="`alias` is a NumPy array over the memory of weight"):
-        bridge.verify(module, torch.ones(2, 3))
 
 
 def test_what_a_call_registers_says_where_to_register_it():
@@ -143,92 +107,7 @@ def test_counts_by_the_module_or_a_tensor_are_refused(key):
     assert module.counts == {} and not torch.equal(module(x), module(x))
 
 
-def test_of_a_large_array_a_checksum_is_compared(monkeypatch):
-    monkeypatch.setattr(holders, "COPIED", 2)
-
-    def forward(self, x):
-        self.times[0] += np.timedelta64(1, "s")
-        return x * int(self.times[0].astype(int))
-
-    for change in (True, False):
-        module = Calls(forward if change else lambda self, x: x * len(self.times), times=np.zeros(4, "m8[s]"))
-        fn = bridge.export(module)
-        if change:
-            with pytest.raises(bridge.BridgeError, match="changes `times` and a later call would read it"):
-                fn(fn.params, {}, jnp.ones((2, 3)))
-        else:
-            assert (fn(fn.params, {}, jnp.ones((2, 3)))[0] == 4).all()
-
-
 # ---- tables that the next call would write again
-
-TABLES = {}
-
-
-def in_global(m, x):
-    if len(x) not in TABLES:
-        TABLES[len(x)] = torch.linspace(0, 1, len(x))[:, None]
-    return x * TABLES[len(x)]
-
-
-def in_function(m, x):
-    in_function.table = getattr(in_function, "table", None)
-    if in_function.table is None:
-        in_function.table = torch.arange(3.0).cos()
-    return x * in_function.table
-
-
-def in_class(m, x):
-    if not hasattr(type(m), "cosines"):
-        type(m).cosines = torch.arange(3.0).cos()
-    return x * type(m).cosines
-
-
-def in_array(m, x):
-    m.array[:] = np.arange(3)
-    return x * float(m.array.sum())
-
-
-def in_closure():
-    table = None
-
-    def forward(m, x):
-        nonlocal table
-        table = torch.ones(3, 3).tril() if table is None else table
-        return x @ table
-
-    return forward
-
-
-@pytest.mark.parametrize(
-    "forward", [in_global, in_function, in_class, in_array, in_closure()], ids=lambda f: f.__name__
-)
-def test_a_cached_table_is_silent_wherever_it_is(forward):
-    module, x = Calls(forward, array=np.zeros(3)), torch.ones(2, 3)
-    fn = bridge.export(module)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        out = jax.jit(lambda p: fn(p, {}, x.numpy())[0])(fn.params)
-    assert not TABLES and not hasattr(Calls, "cosines") and (module.array == 0).all()
-    np.testing.assert_allclose(out, module(x), rtol=1e-6)
-    TABLES.clear()
-    if hasattr(Calls, "cosines"):
-        del Calls.cosines
-
-
-def test_what_the_code_appends_for_inspection_is_one_warning_and_gone():
-    shapes = []
-
-    def forward(m, x):
-        shapes.append(tuple(x.shape))
-        return x @ m.w
-
-    module = Calls(forward)
-    fn = bridge.export(module)
-    with pytest.warns(bridge.BridgeWarning, match=r"writes `forward.shapes\[0\]`, which is lost") as seen:
-        for _ in range(2):
-            fn(fn.params, {}, jnp.ones((2, 3)))
-    assert len(seen) == 1 and shapes == []
 
 
 class Named(nn.Module):

@@ -93,18 +93,3 @@ def test_what_is_returned_or_the_calls_own_is_silent():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fn({}, {}, ONES)
-
-
-def test_two_arguments_that_are_one_array():
-    def written(q, k):
-        q.mul_(3)
-        return q + k
-
-    fn, x = bridge.export(Call(written)), torch.ones(3)
-    with pytest.raises(bridge.BridgeError, match="two arguments are one array"):
-        fn({}, {}, ONES, ONES)
-    with pytest.raises(bridge.BridgeError, match="two arguments are one array"):
-        bridge.verify(Call(written), x, x)
-    with pytest.raises(bridge.BridgeError, match="two arguments are one array"):
-        bridge.verify(Call(lambda x, y: x.mul_(3)[:2] + y), x, x[:2])
-    assert bridge.verify(Call(lambda q, k: q * 3 + k), x, x).ok

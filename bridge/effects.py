@@ -1,0 +1,421 @@
+"""Effects of a call on its module besides the values of parameters and buffers, and the policy on them.
+
+A call runs on a copy of the module, so what it assigns to attributes, or puts into lists, dicts and objects that hang
+on them, is gone with the call. That is harmless where no later call would read it, as for a lazily built table, and
+another model where one would. `judge` finds out, once for each kind of call: it traces a second call on the copy that
+the first one left, and the same call on a fresh copy, and compares the two programs.
+
+State elsewhere (globals, closures, class attributes, files) is not followed here; `bridge.verify` compares two calls.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import operator
+import re
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.extend.core import Literal
+from torch import nn
+
+from bridge.errors import BridgeError, BridgeWarning
+from bridge.internals import Tracer, below_modes
+from bridge.pytrees import convert, is_number
+from bridge.shadow import with_copies
+from bridge.tensors import BridgeTensor
+
+Place = tuple[str, Any]
+"""(path of a container from the module, key or position in it)"""
+
+GONE = object()
+"""In place of a value: there is none any more."""
+
+KEPT = object()
+"""In place of a value: the same tensor as before, which would be another one in a later call."""
+
+ORDER = "the order of the keys"
+
+_ATOMS = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device, torch.Tensor}
+    | {
+        BridgeTensor,
+        nn.Parameter,
+        *weakref.ProxyTypes,
+        type,
+        types.FunctionType,
+        types.MethodType,
+        types.ModuleType,
+        np.ndarray,
+    }
+)
+"""Types of values that hold no further state."""
+_TENSORS = frozenset({torch.Tensor, nn.Parameter, BridgeTensor})
+_FRAMEWORKS = ("torch.", "torchax.", "jax", "numpy", "threading", "_thread", "logging", "weakref", "functools")
+"""Packages whose objects are no state of the module."""
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persistent_buffers_set"})
+"""Attributes that list parameters and buffers; recurrent modules make theirs again at each call."""
+_LARGE = 10_000
+"""Items from which on a container is data, and not looked into."""
+
+
+class Snapshot:
+    """Attributes of a module tree, and the contents of the containers and objects in them, at one time."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], slots: frozenset[tuple[int, str]], copies: dict[int, Any]):
+        """`modules`: the copies of a call, by qualified name. `slots`: (id of a registry, name) of the call's state.
+
+        `copies`: id of a module or tensor -> the call's own. Until `restore`, the user's objects hold those.
+        """
+        self._held: list[tuple[tuple[Any, Any], Any, dict]] = []
+        """((name of a module or index of what holds it, key there), container, its items)"""
+        self._of_user: list[tuple[Any, dict]] = []
+        """Objects that are not copied, with what they held before the call."""
+        self._slots = slots
+        seen = set[int]()
+        own = set(map(id, copies.values()))
+        own |= {id(vars(copy)) for copy in copies.values() if isinstance(copy, (nn.Module, types.SimpleNamespace))}
+        todo: list[tuple[tuple[Any, Any], Any]] = [((name, None), module.__dict__) for name, module in modules.items()]
+        for where, value in todo:  # which grows
+            if not isinstance(value, (dict, list, tuple, set, collections.deque)):
+                of_module = isinstance(value, nn.Module)
+                if not (of_module or type(value).__dictoffset__) or type(value).__module__.startswith(_FRAMEWORKS):
+                    continue
+                value = value.__dict__
+            if id(value) in seen or len(value) > _LARGE:
+                continue
+            seen.add(id(value))
+            items = dict.copy(value) if isinstance(value, dict) else _items(value)
+            if id(value) not in own and not isinstance(value, tuple):
+                self._of_user.append((value, items))
+                items = self._with_copies(value, items, copies)
+            index = len(self._held)
+            self._held.append((where, value, items))
+            for key, item in items.items():
+                if type(item) not in _ATOMS and key not in _LISTS_OF_STATE:
+                    todo.append(((index, key), item))
+
+    def _with_copies(self, value: Any, items: dict, copies: dict[int, Any]) -> dict:
+        """Lets an object of the user hold the call's own modules and tensors; returns its items then."""
+        own = {with_copies(copies, key): with_copies(copies, item) for key, item in items.items()}
+        if all(map(operator.is_, own.values(), items.values())):
+            return items
+        _put(value, own)
+        return own
+
+    def _path(self, where: tuple[Any, Any]) -> str:
+        holder, key = where
+        return holder if isinstance(holder, str) else _joined(self._path(self._held[holder][0]), key)
+
+    def changes(self) -> dict[Place, Any]:
+        """Returns what is now at every place that has changed since; `GONE` where nothing is."""
+        changed: dict[Place, Any] = {}
+        for where, value, before in self._held:
+            if isinstance(value, tuple) or _unchanged(value, before):
+                continue
+            path, now = self._path(where), _items(value)
+            for key in {**before, **now}:
+                known = key in _LISTS_OF_STATE or (id(value), key) in self._slots
+                if not known and not _equal(before.get(key, GONE), now.get(key, GONE)):
+                    changed[path, key] = now.get(key, GONE)
+            if now.keys() == before.keys() and [*now] != [*before]:
+                changed[path, ORDER] = tuple(now)
+        return changed
+
+    def hide(self, place: Place) -> None:
+        """Let code that reads what is at the place fail."""
+        for where, value, items in self._held:
+            if place[1] in items and self._path(where) == place[0]:
+                _put(value, items | {place[1]: UNREADABLE})
+
+    def holders(self, memory: Callable[[torch.Tensor], bool]) -> dict[Place, Any]:
+        """The places where attributes and containers held tensors over some memory then and hold them now."""
+        return {
+            (self._path(where), key): KEPT
+            for where, value, before in self._held
+            for key, item in _items(value).items()
+            if type(item) in _TENSORS and item is before.get(key) and memory(item)
+            if (id(value), key) not in self._slots
+        }
+
+    def restore(self) -> None:
+        """Gives the user's own objects their contents back."""
+        for value, before in self._of_user:
+            if not _unchanged(value, before):
+                _put(value, before)
+
+
+def _unchanged(value: Any, items: dict) -> bool:
+    """True if a container holds the very same objects in the same order."""
+    if len(value) != len(items):
+        return False
+    if isinstance(value, dict):
+        same = all(map(operator.is_, dict.values(value), items.values()))
+        return same and all(map(operator.is_, dict.keys(value), items))
+    return all(map(operator.is_, _items(value).values(), items.values()))
+
+
+def _put(value: Any, items: dict) -> None:
+    """Makes these the items of a container."""
+    if isinstance(value, dict):
+        dict.clear(value)
+        dict.update(value, items)
+    elif isinstance(value, set):
+        value.clear()
+        value.update(items)
+    else:
+        value.clear()
+        value.extend(items.values())
+
+
+def _items(value: Any) -> dict:
+    """The items of a container by key or position, read without methods of its own class."""
+    if isinstance(value, dict):
+        return dict.copy(value)
+    if isinstance(value, set):
+        return dict(zip(value, value, strict=True))
+    kind: Any = next(kind for kind in (list, tuple, collections.deque) if isinstance(value, kind))
+    return dict(enumerate(kind.__iter__(value)))
+
+
+def _joined(path: str, key: Any) -> str:
+    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{_shown(key)}]"
+
+
+def _shown(key: Any) -> str:
+    return repr(key) if type(key) in _ATOMS and not isinstance(key, torch.Tensor) else type(key).__name__
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """True if the two are the same to whoever reads them. Objects are if they are identical."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or isinstance(a, BridgeTensor):
+        return False
+    if isinstance(a, torch.Tensor):
+        with below_modes():
+            return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict):
+        return [*a] == [*b] and all(_equal(v, b[k]) for k, v in a.items())
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    return type(a) in _ATOMS and bool(a == b)
+
+
+# ---- the policy
+
+
+class Verdicts:
+    """Decisions on the effects of a module's calls, each made once."""
+
+    def __init__(self):
+        self._known: dict[Hashable, tuple[str, list[str]]] = {}
+        self._said: set[str] = set()
+
+    def check(self, changes: Mapping[Place, Any], kind: Hashable, second_call: SecondCall, shapes: Shapes) -> None:
+        """Raise `BridgeError` where a later call would read what one has changed; warn where the change is only lost.
+
+        A value that the next call would write again, such as a cached table, is neither. `kind`: the method, the mode
+        and the shapes of a call.
+        """
+        key = kind, frozenset(map(_name, changes))
+        if key not in self._known:
+            self._known[key] = judge(changes, second_call, shapes)
+        error, lost = self._known[key]
+        if error:
+            raise BridgeError(error)
+        self.warn(lost, "the call writes {}, which is lost with it: the module keeps what it had")
+
+    def warn(self, names: list[str], text: str) -> None:
+        """Warn once of each name; `text` has a place for them."""
+        new = [name for name in dict.fromkeys(names) if text + name not in self._said]
+        self._said |= {text + name for name in new}
+        if new:
+            listed = ", ".join(f"`{name}`" for name in new[:5]) + (" …" if len(new) > 5 else "")
+            warnings.warn(BridgeWarning(text.format(listed)), stacklevel=2)
+
+
+SecondCall = Callable[..., "tuple[tuple[Any, Mapping[Place, Any]], tuple[Any, Mapping[Place, Any]]]"]
+"""`(first, second, hidden=None)`: traces two calls, each on numbers of its own. Returns the results and the changes of
+the second call on the copy that the first one left, and those of the same call on a fresh copy. A value that the first
+call left at the `hidden` place cannot be read."""
+
+
+class Shapes(NamedTuple):
+    """The arrays that a call gets, as abstract values."""
+
+    leaves: list[Any]
+    of_state: int
+    """How many of them, at the beginning, are parameters and buffers."""
+
+
+def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[str, list[str]]:
+    """Returns the text of an error, or "" and the names of values that are lost."""
+    kept: list[tuple[Place, int, int]] = []
+    """Places that the second call changes, with the numbers of traced values there on either copy."""
+    texts: list[list[str]] = []
+
+    def results(first: Any, second: Any) -> list[Any]:
+        leaves, values = [], []
+        (after, left), (alone, left_alone) = second_call(first, second)
+        for place, value in left.items():
+            pair = [[t.value for t in _traced_in(v)] for v in (value, left_alone.get(place))]
+            kept.append((place, len(pair[0]), len(pair[1])))
+            values.append(pair)
+        for outcome in (after, alone):
+            flat = jax.tree.leaves(outcome)
+            texts.append([repr(v) for v in flat if not is_number(v)])
+            leaves.append([v for v in flat if is_number(v)])
+        return [*leaves, values]
+
+    try:
+        closed, (after, alone, _) = jax.make_jaxpr(results, return_shape=True)(shapes.leaves, shapes.leaves)
+        values = iter(value_numbers(closed))
+        after, alone = ([n for n, _ in itertools.islice(values, len(leaves))] for leaves in (after, alone))
+        same = after == alone and texts[0] == texts[1]
+    except Exception:  # the code does not expect the state that a call leaves, or it asks for values
+        same = False
+    # A parameter is trained, so it matters where it stays even if every call that makes it would make the same.
+    again = {place for place, *_ in kept}
+    made = [place for place, value in changes.items() if isinstance(value, nn.Parameter) and place not in again]
+    if made or not same:
+        return (
+            f"the call changes {_listed(made or changes)} and a later call would read it, but a call keeps parameters "
+            f"and buffers only; {_remedy(made or [*changes], changes)}"
+        ), []
+    lost = []
+    for place, *counts in kept:
+        mine, alone = ([*itertools.islice(values, count)] for count in counts)
+        inputs = frozenset[int]().union(*(used for _, used in mine))
+        of_state = mine and mine == alone and all(i % len(shapes.leaves) < shapes.of_state for i in inputs)
+        lost += [] if of_state else [place]  # a later call puts the same there, as a hook that computes a weight does
+    others = [place for place, value in changes.items() if place not in again and value is not KEPT]
+    lost += [place for place in others if _unread(place, second_call, shapes)]
+    return "", [_name(place) for place in lost]
+
+
+def _unread(place: Place, second_call: SecondCall, shapes: Shapes) -> bool:
+    """True if a call of this kind does not read what it finds there, so that one of another mode or method may."""
+    try:
+        jax.eval_shape(lambda *given: second_call(*given, hidden=place) and None, shapes.leaves, shapes.leaves)
+    except Exception:
+        return False
+    return True
+
+
+class _Unreadable:
+    """In the place of a value: code that asks anything of it fails."""
+
+    def _fail(self, *_: Any) -> Any:
+        raise LookupError("a value of an earlier call was read")
+
+    __bool__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __index__ = __len__ = __iter__ = __call__ = _fail
+    __getattr__ = __getitem__ = __setitem__ = __contains__ = __hash__ = _fail
+
+
+UNREADABLE = _Unreadable()
+
+
+def value_numbers(closed: Any) -> list[tuple[int, frozenset[int]]]:
+    """The results of a traced program as numbers, the same for two that have the same value, and the inputs of each.
+
+    Results are the same where the same operations on the same inputs and constants make them, in whatever order. What
+    only decides gradients does not count.
+    """
+    numbers: dict[Hashable, int] = {}
+    inputs: dict[int, frozenset[int]] = {}
+    constants: dict[int, Any] = {}
+
+    def number(key: Hashable, used: frozenset[int] = frozenset()) -> int:
+        n = numbers.setdefault(key, len(numbers))
+        inputs[n] = used
+        return n
+
+    def constant(value: Any) -> int:
+        n = number(("constant", _comparable(value)))
+        if not isinstance(value, Tracer):
+            constants[n] = value
+        return n
+
+    known: dict[Any, int] = dict(zip(closed.jaxpr.constvars, map(constant, closed.consts), strict=True))
+    known |= {variable: number(("input", i), frozenset({i})) for i, variable in enumerate(closed.jaxpr.invars)}
+
+    def of(atom: Any) -> int:
+        return number((str(atom.aval), _comparable(atom.val))) if isinstance(atom, Literal) else known[atom]
+
+    for equation in closed.jaxpr.eqns:
+        operands = [*map(of, equation.invars)]
+        inner = getattr(equation.params.get("call_jaxpr"), "jaxpr", None)
+        if equation.primitive.name == "stop_gradient":
+            known[equation.outvars[0]] = operands[0]
+        elif inner is not None and not inner.eqns and {*inner.outvars} <= {*inner.invars}:  # such as `regraft`
+            places = [inner.invars.index(out) for out in inner.outvars]
+            known |= {out: operands[i] for out, i in zip(equation.outvars, places, strict=True)}
+        elif equation.primitive.name in _MOVES and all(n in constants for n in operands):
+            with jax.ensure_compile_time_eval():  # a part of a constant, whether PyTorch or the program took it
+                moved = equation.primitive.bind(*(constants[n] for n in operands), **equation.params)
+            known[equation.outvars[0]] = constant(moved)
+        else:
+            params = tuple((name, _parameter(value)) for name, value in sorted(equation.params.items()))
+            used = frozenset[int]().union(*(inputs[n] for n in operands))
+            for i, out in enumerate(equation.outvars):
+                known[out] = number((equation.primitive.name, params, tuple(operands), i), used)
+    return [(n, inputs[n]) for n in map(of, closed.jaxpr.outvars)]
+
+
+_MOVES = frozenset({"broadcast_in_dim", "concatenate", "reshape", "rev", "slice", "squeeze", "transpose"})
+"""Primitives that only move elements."""
+
+
+def _parameter(value: Any) -> Hashable:
+    """A parameter of an operation, without addresses in memory but with the constants of a program in it."""
+    return re.sub(r"0x[0-9a-f]+", "", str(value)), tuple(map(_comparable, getattr(value, "consts", ())))
+
+
+def _comparable(constant: Any) -> Hashable:
+    if isinstance(constant, Tracer):
+        return id(constant)
+    if jnp.issubdtype(getattr(constant, "dtype", np.dtype(object)), jax.dtypes.prng_key):
+        with jax.ensure_compile_time_eval():  # under `jit`, too
+            constant = jax.random.key_data(constant)
+    array = np.asarray(constant)
+    return array.shape, str(array.dtype), array.tobytes()
+
+
+def _traced_in(value: Any) -> list[BridgeTensor]:
+    return [v for v in jax.tree.leaves(convert(value, lambda v: v)) if isinstance(v, BridgeTensor)]
+
+
+def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
+    registries = {path.rpartition(".")[2] for path, name in changes if name == places[0][1]}
+    value = changes[places[0]]
+    if (callable(value) and not isinstance(value, nn.Module)) or places[0][1] in (ORDER, "training"):
+        return "make the change before `export`, or undo it within the call"
+    if any(registry.endswith("_hooks") for registry in registries):
+        return "make the change before `export`, or undo it within the call"
+    if registries & {"_parameters", "_modules"}:
+        return "register it in `__init__` and leave it there, or call the module once before `export`"
+    if "_buffers" in registries:
+        return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
+    return "make it a buffer, or pass it in and return it"
+
+
+def _name(place: Place) -> str:
+    path = ".".join(part for part in place[0].split(".") if part and part not in _REGISTRIES)
+    return path if place[1] is ORDER else _joined(path, place[1]).lstrip(".")
+
+
+def _listed(places: Iterable[Place]) -> str:
+    names = list(dict.fromkeys(f"{'the order of ' * (place[1] is ORDER)}`{_name(place)}`" for place in places))
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
