@@ -88,6 +88,7 @@ def serve(zoo: Path | None, texts: Path | None) -> None:
 
     from benchmarks.bridge_corpus_cases import all_cases
 
+    jax.config.update("jax_disable_most_optimizations", True)  # compiles in a part of the time
     cases = all_cases(zoo)
     for line in sys.stdin:
         name = line.strip()

@@ -138,10 +138,14 @@ def language_models() -> Cases:
 
 
 def zoo_cases(folder: Path) -> Cases:
-    """Models that people publish, in evaluation mode: as called, and with `use_cache=False` if a call can take it."""
+    """Models that people publish, in evaluation mode: as called, and with `use_cache=False`.
+
+    If the folder has `results*.tsv`, only the models that are named there.
+    """
     sys.path.insert(0, str(folder))
     _import_torchvision()
     builders = importlib.import_module("build").builders()
+    chosen = {line.split("\t")[0] for file in folder.glob("results*.tsv") for line in file.read_text().splitlines()}
 
     def case(builder: Callable, helped: bool) -> Case:
         def built(seed: int) -> tuple[nn.Module, tuple, dict]:
@@ -159,6 +163,7 @@ def zoo_cases(folder: Path) -> Cases:
     return {
         f"zoo/{name}/{'with help' if helped else 'as called'}": lambda b=builder, h=helped: case(b, h)
         for name, (_, builder) in builders.items()
+        if not chosen or name in chosen
         for helped in (False, True)
     }
 
@@ -175,30 +180,21 @@ def _without_cache(module: nn.Module) -> None:
 
 
 def _import_torchvision() -> None:
-    """Imports torchvision beside a build of PyTorch that its compiled operators do not fit: defines their names."""
+    """Imports torchvision beside a build of PyTorch that its compiled operators do not fit.
+
+    It looks two operators up while it is imported; their names are defined, and nothing calls them.
+    """
     try:
         importlib.import_module("torchvision")
     except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
-        global _OPERATORS
-        _OPERATORS = torch.library.Library("torchvision", "DEF")
-        for schema in SCHEMAS:
-            _OPERATORS.define(schema)
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
         importlib.import_module("torchvision")
 
 
-_OPERATORS: Any = None
-SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width, "
-    "int sampling_ratio, bool aligned) -> Tensor",
-    "roi_pool(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width) -> (Tensor, Tensor)",
-    "ps_roi_align(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width, "
-    "int sampling_ratio) -> (Tensor, Tensor)",
-    "ps_roi_pool(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width) "
-    "-> (Tensor, Tensor)",
-    "deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, int stride_h, int stride_w, "
-    "int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, int offset_groups, bool use_mask) -> Tensor",
-)
-"""The operators whose names torchvision looks up while it is imported; none of them is called."""
+_KEPT: list[Any] = []
+"""Definitions of operators, which last as long as the object."""

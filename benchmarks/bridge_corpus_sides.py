@@ -244,31 +244,32 @@ def in_jax(case: Case, draws: list[list[torch.Tensor]]) -> Translated:
     keys = [[_array(d) for d in each] for each in draws]
     if case.spans_calls:
         return _together(case, fn, calls, keys)
-    result, programs, compiled = Translated([], "", []), [], {}
+    result, known = Translated([], "", []), {}
     params, buffers, outputs = fn.params, fn.buffers, None
     for call, (leaves, rebuild) in enumerate(calls):
         if case.advance and call:
             leaves, rebuild = _parts(case.advance(outputs, rebuild(leaves)))
         free = {i: v for i, v in enumerate(leaves) if _is_free(v, case)}
-        bound = {i: v for i, v in enumerate(leaves) if isinstance(v, jax.Array) and i not in free}
-        fixed = {i: v for i, v in enumerate(leaves) if i not in free and i not in bound}
-        names: dict[str, Any] = {}
-        value_and_grad = jax.value_and_grad(_objective(case, fn, rebuild, fixed, names), argnums=(0, 1), has_aux=True)
+        bound = {i: v for i, v in enumerate(leaves) if i not in free}
         given = params, free, buffers, bound, keys[call]
-        lowered = jax.jit(value_and_grad).lower(*given)
-        text = lowered.as_text()
-        if text not in compiled:
-            programs.append(text)
-            compiled[text] = lowered.compile()
-        (_, (numbered, buffers, params, outputs)), gradients = compiled[text](*given)
-        result.leaves.append(_named(numbered, names, buffers, params, gradients, rebuild, leaves, case))
-    result.texts, result.program = programs, hashlib.sha256("\n".join(programs).encode()).hexdigest()
+        others = [(path, v) for path, v in flat(rebuild(leaves)) if not isinstance(v, jax.Array)]
+        kind = str((others, jax.tree.map(lambda a: (a.shape, a.dtype), given)))
+        if kind not in known:
+            names: dict[str, Any] = {}
+            value_and_grad = jax.value_and_grad(_objective(case, fn, rebuild, names), argnums=(0, 1), has_aux=True)
+            lowered = jax.jit(value_and_grad).lower(*given)
+            result.texts.append(lowered.as_text())
+            known[kind] = lowered.compile(), names
+        compiled, names = known[kind]
+        (_, (numbered, buffers, params, outputs)), gradients = compiled(*given)
+        result.leaves.append(_named(numbered, names, buffers, params, gradients, rebuild, leaves))
+    result.program = hashlib.sha256("\n".join(result.texts).encode()).hexdigest()
     return result
 
 
-def _objective(case: Case, fn: bridge.Functional, rebuild: Callable, fixed: dict, names: dict) -> Callable:
+def _objective(case: Case, fn: bridge.Functional, rebuild: Callable, names: dict) -> Callable:
     def objective(params, free, buffers, bound, draws):
-        leaves = free | bound | fixed
+        leaves = free | bound
         args, kwargs = rebuild([leaves[i] for i in range(len(leaves))])
         result = fn.run(params, buffers, *args, rng=draws, train=case.train, method=case.method, **kwargs)
         value = case.loss(result.outputs) if case.loss else projection(result.outputs, jnp.asarray)
@@ -280,7 +281,7 @@ def _objective(case: Case, fn: bridge.Functional, rebuild: Callable, fixed: dict
     return objective
 
 
-def _named(numbered, names, buffers, params, gradients, rebuild, leaves, case) -> Leaves:
+def _named(numbered, names, buffers, params, gradients, rebuild, leaves) -> Leaves:
     paths = [path for path, leaf in flat(rebuild(leaves)) if isinstance(leaf, (jax.Array, np.ndarray))]
     named = {f"output {path}": leaf for path, leaf in zip(names["outputs"], numbered, strict=True)}
     named |= {f"gradient {name}": jnp.conj(g) for name, g in gradients[0].items()}
@@ -296,7 +297,7 @@ def _together(case: Case, fn: bridge.Functional, calls: list, keys: list) -> Tra
     def total(params, inputs, buffers, draws):
         value, made = jnp.zeros(()), []
         for call, (_, rebuild) in enumerate(calls):
-            objective = _objective(case, fn, rebuild, {}, names[call])
+            objective = _objective(case, fn, rebuild, names[call])
             each, (numbered, buffers, params, _) = objective(params, inputs[call], buffers, {}, draws[call])
             value, made = value + each, [*made, (numbered, buffers, params)]
         return value, made
@@ -309,7 +310,7 @@ def _together(case: Case, fn: bridge.Functional, calls: list, keys: list) -> Tra
     result = Translated([], hashlib.sha256(text.encode()).hexdigest(), [text])
     for call, ((numbered, buffers, params), (leaves, rebuild)) in enumerate(zip(made, calls, strict=True)):
         slopes = (gradients[0] if call == CALLS - 1 else {}), gradients[1][call]
-        result.leaves.append(_named(numbered, names[call], buffers, params, slopes, rebuild, leaves, case))
+        result.leaves.append(_named(numbered, names[call], buffers, params, slopes, rebuild, leaves))
     return result
 
 
