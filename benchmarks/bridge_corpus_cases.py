@@ -28,13 +28,17 @@ LADDER = {
 }
 """The variants of `tests/bridge/test_trm_ladder.py`."""
 
-Cases = dict[str, Callable[[], Case]]
+Cases = dict[str, Callable[[], Any]]
 """Maps names to functions, which are called in the process that runs the case."""
 
 
 def all_cases(zoo: Path | None) -> Cases:
     """Returns the cases of the project, or with a folder those of the zoo."""
-    return zoo_cases(zoo) if zoo else rows() | ladder() | language_models()
+    if zoo:
+        return zoo_cases(zoo)
+    from benchmarks.bridge_corpus_steps import steps  # its imports are not needed for the zoo
+
+    return rows() | ladder() | language_models() | steps()
 
 
 def rows() -> Cases:

@@ -92,9 +92,8 @@ def flat(tree: Any, path: str = "", seen: frozenset[int] = frozenset()) -> Itera
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         for field in dataclasses.fields(tree):
             yield from flat(getattr(tree, field.name), f"{path}/{field.name}", seen)
-    elif hasattr(tree, "__dict__") and not isinstance(tree, (type, nn.Module)) and not callable(tree):
-        if id(tree) not in seen:
-            yield from flat(vars(tree), path, seen | {id(tree)})
+    elif hasattr(tree, "__dict__") and id(tree) not in seen and not isinstance(tree, nn.Module) and not callable(tree):
+        yield from flat(vars(tree), path, seen | {id(tree)})
 
 
 def weights(number: int, shape: tuple[int, ...]) -> np.ndarray:
