@@ -166,21 +166,19 @@ def zoo_cases(folder: Path) -> Cases:
 
     return {
         f"zoo/{name}/{'with help' if helped else 'as called'}": lambda b=builder, h=helped: case(b, h)
+        for helped in (False, True)
         for name, (_, builder) in builders.items()
         if not chosen or name in chosen
-        for helped in (False, True)
     }
 
 
 def _without_cache(module: nn.Module) -> None:
     for each in module.modules():
-        for config in {id(c): c for c in (getattr(each, "config", None),) if c is not None}.values():
-            for name in ("use_cache", *(n for n in vars(config) if n.endswith("_config"))):
-                part = getattr(config, name, None)
-                if name == "use_cache" and part:
-                    config.use_cache = False
-                elif getattr(part, "use_cache", False):
-                    part.use_cache = False
+        config: Any = getattr(each, "config", None)
+        parts = [getattr(config, name) for name in vars(config) if name.endswith("_config")] if config else []
+        for part in (config, *parts):
+            if getattr(part, "use_cache", False):
+                part.use_cache = False
 
 
 def _import_torchvision() -> None:
