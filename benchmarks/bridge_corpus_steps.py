@@ -1,0 +1,67 @@
+"""The train steps of `benchmarks.bridge_corpus`: one of every preset, small."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.bridge_corpus_sides import flat, numbers
+from benchmarks.example_puzzles import ExamplePuzzles
+from train_jax.pod.compile import train_step_arguments
+from train_jax.run.config import RunConfig
+from train_jax.run.presets import all_presets
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.language.unbuilt import UnbuiltText
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A train step of a preset: the program, and the state after one step. There is no PyTorch side."""
+
+    config: RunConfig
+    task: Any
+    """Class of the task, which makes its batches itself."""
+
+    def run(self) -> tuple[str, dict[str, np.ndarray]]:
+        """Returns the text of the lowered step, and the numbers of the state and the metrics after it."""
+        devices = Devices(1)
+        training = start(self.config, self.task(self.config), devices)
+        step, batch, state = training.parallel_step(), training.batches.at(0), training.initial_state()
+        carry = devices.shard(training.initial_carry(state, batch))
+        text = jax.jit(lambda *args: step(*args)).lower(*train_step_arguments(training)).as_text()
+        state, _, metrics = step(devices.replicate(state), carry, batch, devices.random_key(0))
+        named = {f"state {path}": a for path, a in flat(state)} | {f"metric {path}": a for path, a in flat(metrics)}
+        return text, {name: numbers(leaf) for name, leaf in named.items()}
+
+
+class ExampleText(UnbuiltText):
+    """Random tokens."""
+
+    def batch(self, step: int, shard: tuple[int, int], state: Any = None) -> dict[str, np.ndarray]:
+        shape = self._config.global_batch_size // shard[1], self._config.arch.seq_len + 1
+        tokens = np.random.default_rng([step, shard[0]]).integers(self._config.arch.vocab_size, size=shape)
+        return {"inputs": tokens[:, :-1].astype(np.int32), "targets": tokens[:, 1:].astype(np.int32)}
+
+
+def steps() -> dict[str, Callable[[], Step]]:
+    """A train step of every preset, with a batch of 4 and a small module; everything else is the preset's."""
+
+    def case(config: Any) -> Step:
+        language = config.task == "language"
+        sizes = {"seq_len": 16, "vocab_size": 64} | (
+            {"n_embd": 48, "n_layer": 2, "n_head": 1, "n_kv_head": 1}
+            if language
+            else {"hidden_size": 32, "num_heads": 2, "mlp_multiple_of": 16, "num_puzzle_identifiers": 5}
+        )
+        if not language and config.arch.puzzle_emb_ndim:
+            sizes["puzzle_emb_ndim"] = 32
+        arch = dataclasses.replace(config.arch, **sizes)
+        tiny = dataclasses.replace(config, arch=arch, global_batch_size=4, data_dir="", run_dir="", steps=100)
+        return Step(tiny, ExampleText if language else ExamplePuzzles)
+
+    return {f"step/{name}": lambda config=config: case(config) for name, config in all_presets().items()}
