@@ -12,7 +12,7 @@ import torch
 
 from bridge.inlining import inlined
 from bridge.lowerings.custom_gradients import converted, with_derivatives
-from bridge.lowerings.registry import METAS, lowers, widened
+from bridge.lowerings.registry import METAS, lowers, of_widened, widened
 
 aten = torch.ops.aten
 
@@ -45,26 +45,8 @@ def multiply(x, y):
     return x * y
 
 
-@lowers(aten.addbmm.default)
-def add_batch_of_products(x, a, b, *, beta=1, alpha=1):
-    """The sum over the batch in float32 where the dtype is narrower."""
-    x, a, b = map(_wide_if_floating, (x, a, b))
-    return _scaled_and_added(x, jnp.einsum("bij,bjk->ik", a, b), beta, alpha)
-
-
-@lowers(aten.addr.default)
-def add_outer_product(x, a, b, *, beta=1, alpha=1):
-    x, a, b = map(_wide_if_floating, (x, a, b))
-    return _scaled_and_added(x, jnp.outer(a, b), beta, alpha)
-
-
 def _wide_if_floating(x):
     return widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-
-
-def _scaled_and_added(x, product, beta, alpha):
-    """Where `beta` is 0, a nan in `x` does not count."""
-    return alpha * product if beta == 0 else beta * x + alpha * product
 
 
 def wide_beside_numbers(x, y):
@@ -72,14 +54,6 @@ def wide_beside_numbers(x, y):
     if isinstance(x, (int, float)) and isinstance(y, jax.Array):
         return x, _wide_if_floating(y)
     return (_wide_if_floating(x), y) if isinstance(y, (int, float)) and isinstance(x, jax.Array) else (x, y)
-
-
-@lowers(aten.gcd.default)
-def gcd(x, y):
-    """Without signs: the smallest integer of a type has no absolute value in it, and JAX's loop does not end there."""
-    dtype = jnp.promote_types(x.dtype, y.dtype)
-    unsigned = jnp.dtype(f"uint{8 * dtype.itemsize}")
-    return jnp.gcd(*(jnp.abs(v.astype(dtype)).astype(unsigned) for v in (x, y))).astype(dtype)
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
@@ -160,11 +134,9 @@ def fmin(x, y):
 
 def _logarithm_of_sum(add: Callable, exp: Callable) -> Callable:
     """`add(x, y)` is the logarithm of `exp(x) + exp(y)`."""
-    combine = with_derivatives(
-        lambda t, out, x, y: t / (1 + exp(y - x)),
-        lambda t, out, x, y: t / (1 + exp(x - y)),
-    )(add)
-    return lambda x, y: combine(widened(x), widened(y))
+    return of_widened(
+        with_derivatives(lambda t, out, x, y: t / (1 + exp(y - x)), lambda t, out, x, y: t / (1 + exp(x - y)))(add)
+    )
 
 
 lowers(aten.logaddexp.default)(_logarithm_of_sum(jnp.logaddexp, jnp.exp))
@@ -208,14 +180,11 @@ def floor_divide(x, y):
     return divide_and_round(x, y, rounding_mode="floor")
 
 
-@with_derivatives(lambda t, out, x, y: t * (x / out), lambda t, out, x, y: t * (y / out))
-def _hypot(x, y):
-    return jnp.hypot(x, y)
-
-
 @lowers(aten.hypot.default)
+@of_widened
+@with_derivatives(lambda t, out, x, y: t * (x / out), lambda t, out, x, y: t * (y / out))
 def hypot(x, y):
-    return _hypot(widened(x), widened(y))
+    return jnp.hypot(x, y)
 
 
 @with_derivatives(lambda t, out, x, y: t * _atan2_share(y, x, y), lambda t, out, x, y: t * _atan2_share(-x, x, y))
@@ -312,27 +281,21 @@ def _fractional_power_jvp(exponent, primals, tangents):
     return _fractional_power(x, exponent), dx * (exponent * _fractional_power(x, exponent - 1))
 
 
+@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+@of_widened
 @with_derivatives(
     lambda t, out, x, y: t * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
     lambda t, out, x, y: t * (x / y),
 )
-def _xlogy(x, y):
+def xlogy(x, y):
     return jax.scipy.special.xlogy(x, y)
 
 
-@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
-def xlogy(x, y):
-    return _xlogy(*(widened(jnp.asarray(a)) for a in (x, y)))
-
-
+@lowers(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
+@of_widened
 @with_derivatives(
     lambda t, out, x, y: t * jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
     lambda t, out, x, y: t * (x / (y + 1)),
 )
-def _xlog1py(x, y):
-    return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y)))
-
-
-@lowers(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
 def xlog1py(x, y):
-    return _xlog1py(*(widened(jnp.asarray(a)) for a in (x, y)))
+    return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y)))

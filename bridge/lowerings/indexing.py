@@ -263,7 +263,7 @@ def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None,
 
 @lowers(aten.diagonal_scatter.default)
 def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
-    """torchax takes matrices only."""
+    """torchax takes no negative dimensions."""
     moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     place = jnp.arange(source.shape[-1])
     moved = moved.at[..., place + max(-offset, 0), place + max(offset, 0)].set(source.astype(x.dtype))

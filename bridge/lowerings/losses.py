@@ -11,7 +11,7 @@ from bridge.cells import regraft
 from bridge.inlining import inlined
 from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.elementwise import absolute
-from bridge.lowerings.registry import METAS, decomposes, lowers, widened
+from bridge.lowerings.registry import METAS, lowers, widened
 
 aten = torch.ops.aten
 
@@ -178,16 +178,3 @@ def _multilabel_meta(x, target, reduction):
 
 
 METAS[aten.multilabel_margin_loss_forward.default] = _multilabel_meta
-
-
-@decomposes(aten.multi_margin_loss.default)
-def multi_margin_loss(x, target, p=1, margin=1, weight=None, reduction=1):
-    """A margin that is met exactly has no gradient."""
-    rows, labels = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
-    margins = margin - rows.gather(1, labels) + rows
-    counted = (margins > 0) & (torch.arange(rows.shape[1]) != labels)
-    losses = torch.where(counted, margins, 0) ** p
-    if weight is not None:
-        losses = losses * weight[labels]
-    losses = losses.sum(1) / rows.shape[1]
-    return losses.mean() if reduction == 1 else losses.sum() if reduction == 2 else losses.reshape(target.shape)

@@ -58,7 +58,7 @@ def _extreme_jvp(reduce, axes, nan, primals, tangents):
     return out, jnp.sum(dx * share, axes, keepdims=True)
 
 
-def _reduced(x, reduce, dim, keepdim, nan=False):
+def _reduced(x, dim=(), keepdim=False, *, reduce, nan=False):
     axes = tuple(d % x.ndim for d in dim) if dim else tuple(range(x.ndim))
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return reduce(x, axes, keepdims=keepdim)
@@ -66,30 +66,16 @@ def _reduced(x, reduce, dim, keepdim, nan=False):
     return out if keepdim else jnp.squeeze(out, axes)
 
 
-@lowers(aten.amax.default)
-def amax(x, dim=(), keepdim=False):
-    return _reduced(x, jnp.max, dim, keepdim)
-
-
-@lowers(aten.amin.default)
-def amin(x, dim=(), keepdim=False):
-    return _reduced(x, jnp.min, dim, keepdim)
+lowers(aten.amax.default)(functools.partial(_reduced, reduce=jnp.max))
+lowers(aten.amin.default)(functools.partial(_reduced, reduce=jnp.min))
+lowers(aten.max.default)(functools.partial(_reduced, reduce=jnp.max, nan=True))
+lowers(aten.min.default)(functools.partial(_reduced, reduce=jnp.min, nan=True))
 
 
 @lowers(aten.aminmax.default)
 def aminmax(x, *, dim=None, keepdim=False):
     dim = () if dim is None else (dim,)
-    return amin(x, dim, keepdim), amax(x, dim, keepdim)
-
-
-@lowers(aten.max.default)
-def max_of_all(x):
-    return _reduced(x, jnp.max, (), False, nan=True)
-
-
-@lowers(aten.min.default)
-def min_of_all(x):
-    return _reduced(x, jnp.min, (), False, nan=True)
+    return tuple(_reduced(x, dim, keepdim, reduce=reduce) for reduce in (jnp.min, jnp.max))
 
 
 def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
@@ -97,15 +83,13 @@ def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[ja
     return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
 
 
-@lowers(aten.max.dim)
-def max_along(x, dim, keepdim=False):
+def _extreme_along(x, dim, keepdim=False, *, place):
     """Among equals the first has the index and the whole gradient; `amax` shares it."""
-    return _picked(x, jnp.argmax(x, dim, keepdims=True), dim, keepdim)
+    return _picked(x, place(x, dim, keepdims=True), dim, keepdim)
 
 
-@lowers(aten.min.dim)
-def min_along(x, dim, keepdim=False):
-    return _picked(x, jnp.argmin(x, dim, keepdims=True), dim, keepdim)
+lowers(aten.max.dim)(functools.partial(_extreme_along, place=jnp.argmax))
+lowers(aten.min.dim)(functools.partial(_extreme_along, place=jnp.argmin))
 
 
 def _middle(x: jax.Array, dim: int, skip_nan: bool) -> jax.Array:
@@ -122,23 +106,12 @@ def _kept(x: jax.Array, dim: int) -> tuple[int, ...]:
     return tuple(1 if d == dim % x.ndim else n for d, n in enumerate(x.shape))
 
 
-@lowers(aten.median.dim)
-def median_along(x, dim=-1, keepdim=False):
-    return _picked(x, _middle(jax.lax.stop_gradient(x), dim, skip_nan=False), dim, keepdim)
+def _median_along(x, dim=-1, keepdim=False, *, skip_nan):
+    return _picked(x, _middle(jax.lax.stop_gradient(x), dim, skip_nan), dim, keepdim)
 
 
-@lowers(aten.nanmedian.dim)
-def nanmedian_along(x, dim=-1, keepdim=False):
-    return _picked(x, _middle(jax.lax.stop_gradient(x), dim, skip_nan=True), dim, keepdim)
-
-
-@lowers(aten.kthvalue.default)
-def kthvalue(x, k, dim=-1, keepdim=False):
-    order = jnp.argsort(jax.lax.stop_gradient(x), dim)
-    return _picked(x, jax.lax.slice_in_dim(order, k - 1, k, axis=dim), dim, keepdim)
-
-
-def _median_of_all(x: jax.Array, skip_nan: bool) -> jax.Array:
+def _median_of_all(x: jax.Array, *, skip_nan: bool) -> jax.Array:
+    """Equals share the gradient."""
     if not x.size:
         return jnp.full((), jnp.nan, x.dtype)
 
@@ -146,18 +119,18 @@ def _median_of_all(x: jax.Array, skip_nan: bool) -> jax.Array:
         flat = jnp.ravel(x)
         return jnp.reshape(flat[_middle(flat, 0, skip_nan)], (1,) * x.ndim if keepdims else ())
 
-    return _reduced(x, value, (), False, nan=True)
+    return _reduced(x, reduce=value, nan=True)
 
 
-@lowers(aten.median.default)
-def median(x):
-    """Equals share the gradient."""
-    return _median_of_all(x, skip_nan=False)
+for _skip_nan, _packet in ((False, aten.median), (True, aten.nanmedian)):
+    lowers(_packet.dim)(functools.partial(_median_along, skip_nan=_skip_nan))
+    lowers(_packet.default)(functools.partial(_median_of_all, skip_nan=_skip_nan))
 
 
-@lowers(aten.nanmedian.default)
-def nanmedian(x):
-    return _median_of_all(x, skip_nan=True)
+@lowers(aten.kthvalue.default)
+def kthvalue(x, k, dim=-1, keepdim=False):
+    order = jnp.argsort(jax.lax.stop_gradient(x), dim)
+    return _picked(x, jax.lax.slice_in_dim(order, k - 1, k, axis=dim), dim, keepdim)
 
 
 @lowers(aten.mode.default)
@@ -193,17 +166,7 @@ def topk(x, k, dim=-1, largest=True, sorted=True):
     return _picked(x, jnp.moveaxis(places, -1, dim), dim, keepdim=True)
 
 
-@lowers(aten.cummax.default)
-def cummax(x, dim):
-    return _running(x, dim, jax.lax.cummax)
-
-
-@lowers(aten.cummin.default)
-def cummin(x, dim):
-    return _running(x, dim, jax.lax.cummin)
-
-
-def _running(x, dim, scan):
+def _running(x, dim, *, scan):
     """Values are taken by index, so that the gradient goes to one entry only: the last of equals."""
     if not x.ndim or not x.size:
         return x, jnp.zeros(x.shape, jnp.int32)
@@ -216,22 +179,20 @@ def _running(x, dim, scan):
     return picked(lambda x, index: jnp.take_along_axis(x, index, dim), x, index), index
 
 
-@lowers(aten.cumsum.default)
-def cumsum(x, dim, *, dtype=None):
-    """Summed in float32: in a narrow dtype the rounding of every step adds up."""
+lowers(aten.cummax.default)(functools.partial(_running, scan=jax.lax.cummax))
+lowers(aten.cummin.default)(functools.partial(_running, scan=jax.lax.cummin))
+
+
+def _accumulated(x, dim, *, dtype=None, scan):
+    """In float32: in a narrow dtype the rounding of every step adds up."""
     x = x if dtype is None else x.astype(jax_dtype(dtype))
     if not x.ndim:
         return x
-    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    return jnp.cumsum(widened(x) if inexact else x.astype(jax_dtype(torch.int64)), dim)
+    return scan(widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.int64)), dim)
 
 
-@lowers(aten.cumprod.default)
-def cumprod(x, dim, *, dtype=None):
-    x = x if dtype is None else x.astype(jax_dtype(dtype))
-    if not x.ndim:
-        return x
-    return jnp.cumprod(widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.int64)), dim)
+lowers(aten.cumsum.default)(functools.partial(_accumulated, scan=jnp.cumsum))
+lowers(aten.cumprod.default)(functools.partial(_accumulated, scan=jnp.cumprod))
 
 
 @lowers(aten.sum.default, aten.sum.dim_IntList)
@@ -311,7 +272,7 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
     return math.prod(x.shape[a] for a in axes)
 
 
-def _spread(x, dim, correction, keepdim, root):
+def _spread(x, dim=None, *, correction=None, keepdim=False, root, with_mean):
     """Variance or, with the gradient zero where all entries are equal, deviation; and the mean."""
     x = widened(x)
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(d % x.ndim for d in dim)
@@ -321,27 +282,17 @@ def _spread(x, dim, correction, keepdim, root):
     else:
         var = _variance(x, axes, ddof, dim is None or not x.ndim)
     out = jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var))) if root else var
-    return out if keepdim else jnp.squeeze(out, axes), jnp.mean(x, axes, keepdims=keepdim)
+    out = out if keepdim else jnp.squeeze(out, axes)
+    return (out, jnp.mean(x, axes, keepdims=keepdim)) if with_mean else out
 
 
-@lowers(aten.var.correction)
-def var(x, dim=None, *, correction=None, keepdim=False):
-    return _spread(x, dim, correction, keepdim, False)[0]
-
-
-@lowers(aten.var_mean.correction)
-def var_mean(x, dim=None, *, correction=None, keepdim=False):
-    return _spread(x, dim, correction, keepdim, False)
-
-
-@lowers(aten.std.correction)
-def std(x, dim=None, *, correction=None, keepdim=False):
-    return _spread(x, dim, correction, keepdim, True)[0]
-
-
-@lowers(aten.std_mean.correction)
-def std_mean(x, dim=None, *, correction=None, keepdim=False):
-    return _spread(x, dim, correction, keepdim, True)
+for _packet, _root, _with_mean in (
+    (aten.var, False, False),
+    (aten.var_mean, False, True),
+    (aten.std, True, False),
+    (aten.std_mean, True, True),
+):
+    lowers(_packet.correction)(functools.partial(_spread, root=_root, with_mean=_with_mean))
 
 
 @lowers(aten.linalg_vector_norm.default)
