@@ -10,7 +10,7 @@ from bridge import custom_functions, generators, interception, internals, recomp
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
-from bridge.lowerings.fused_attention import fused_attention
+from bridge.lowerings.attention import fused_attention
 from bridge.named_functions import register_function
 from bridge.parity import ParityReport, verify
 from bridge.pytrees import register

@@ -19,7 +19,7 @@ from bridge.inlining import cast
 from bridge.integers import REMEDY, RangeError, fitting
 from bridge.internals import decomposition, torchax_lowering
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
-from bridge.lowerings.broadcasting import broadcast
+from bridge.lowerings.creation import broadcast
 from bridge.metas import listed, map_tensors
 from bridge.operations import takes_dimension
 from bridge.precision import precision_for

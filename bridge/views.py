@@ -16,7 +16,7 @@ from bridge.arrays import jax_dtype
 from bridge.cells import REGION, View, stop_gradient
 from bridge.inlining import inlined
 from bridge.internals import below_modes
-from bridge.lowerings.broadcasting import broadcast
+from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS
 from bridge.memory import elements, positions
 from bridge.tensors import BridgeTensor

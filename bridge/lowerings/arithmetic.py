@@ -1,12 +1,18 @@
-"""Sums, differences and products."""
+"""Functions of two or more elements, with PyTorch's gradient at ties, boundaries, zeros and nan.
+
+The derivatives are the formulas of PyTorch; where one says 0 * inf or shares a tie, so does the other.
+"""
+
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import torch
 
 from bridge.inlining import inlined
-from bridge.lowerings.custom_gradients import converted
-from bridge.lowerings.registry import lowers, widened
+from bridge.lowerings.custom_gradients import converted, with_derivatives
+from bridge.lowerings.registry import METAS, lowers, of_widened, widened
 
 aten = torch.ops.aten
 
@@ -39,26 +45,8 @@ def multiply(x, y):
     return x * y
 
 
-@lowers(aten.addbmm.default)
-def add_batch_of_products(x, a, b, *, beta=1, alpha=1):
-    """The sum over the batch in float32 where the dtype is narrower."""
-    x, a, b = map(_wide_if_floating, (x, a, b))
-    return _scaled_and_added(x, jnp.einsum("bij,bjk->ik", a, b), beta, alpha)
-
-
-@lowers(aten.addr.default)
-def add_outer_product(x, a, b, *, beta=1, alpha=1):
-    x, a, b = map(_wide_if_floating, (x, a, b))
-    return _scaled_and_added(x, jnp.outer(a, b), beta, alpha)
-
-
 def _wide_if_floating(x):
     return widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-
-
-def _scaled_and_added(x, product, beta, alpha):
-    """Where `beta` is 0, a nan in `x` does not count."""
-    return alpha * product if beta == 0 else beta * x + alpha * product
 
 
 def wide_beside_numbers(x, y):
@@ -68,9 +56,246 @@ def wide_beside_numbers(x, y):
     return (_wide_if_floating(x), y) if isinstance(y, (int, float)) and isinstance(x, jax.Array) else (x, y)
 
 
-@lowers(aten.gcd.default)
-def gcd(x, y):
-    """Without signs: the smallest integer of a type has no absolute value in it, and JAX's loop does not end there."""
-    dtype = jnp.promote_types(x.dtype, y.dtype)
-    unsigned = jnp.dtype(f"uint{8 * dtype.itemsize}")
-    return jnp.gcd(*(jnp.abs(v.astype(dtype)).astype(unsigned) for v in (x, y))).astype(dtype)
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(x, low=None, high=None):
+    """On a boundary the whole gradient is that of `x`; of nan there is none."""
+    if low is None or high is None:
+        return clamp_min(x, low) if high is None else clamp_max(x, high)
+    return _clamped(x, low, high)
+
+
+@with_derivatives(
+    lambda t, out, x, low, high: jnp.where((x >= low) & (x <= high), t, 0),
+    lambda t, out, x, low, high: jnp.where((x < low) & (low < high), t, 0),
+    lambda t, out, x, low, high: jnp.where((x > high) | (low > high), t, 0),
+)
+def _clamped(x, low, high):
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+@with_derivatives(lambda t, out, x, low: jnp.where(x >= low, t, 0), lambda t, out, x, low: jnp.where(x < low, t, 0))
+def clamp_min(x, low):
+    return jnp.maximum(x, low)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+@with_derivatives(lambda t, out, x, high: jnp.where(x <= high, t, 0), lambda t, out, x, high: jnp.where(x > high, t, 0))
+def clamp_max(x, high):
+    return jnp.minimum(x, high)
+
+
+def _shifted_meta(op):
+    """PyTorch's meta device refuses bools, which its kernels shift in the dtype of the result."""
+
+    def meta(x, y):
+        dtype = torch.result_type(x, y)
+        return op(*(v.to(dtype) if isinstance(v, torch.Tensor) else v for v in (x, y)))
+
+    return meta
+
+
+for _packet in (aten.__lshift__, aten.__rshift__, aten.bitwise_left_shift, aten.bitwise_right_shift):
+    for _overload in {"Scalar", "Tensor", "Tensor_Scalar", "Scalar_Tensor"} & set(_packet.overloads()):
+        METAS[getattr(_packet, _overload)] = _shifted_meta(getattr(_packet, _overload))
+
+
+def _halved(t, x, y):
+    return jnp.where(x == y, t / 2, t)
+
+
+@lowers(aten.maximum.default)
+@with_derivatives(
+    lambda t, out, x, y: jnp.where(x < y, 0, _halved(t, x, y)),
+    lambda t, out, x, y: jnp.where(x > y, 0, _halved(t, x, y)),
+)
+def maximum(x, y):
+    return jnp.maximum(x, y)
+
+
+@lowers(aten.minimum.default)
+@with_derivatives(
+    lambda t, out, x, y: jnp.where(x > y, 0, _halved(t, x, y)),
+    lambda t, out, x, y: jnp.where(x < y, 0, _halved(t, x, y)),
+)
+def minimum(x, y):
+    return jnp.minimum(x, y)
+
+
+@lowers(aten.fmax.default)
+def fmax(x, y):
+    return jnp.where((x >= y) | jnp.isnan(y), x, y)
+
+
+@lowers(aten.fmin.default)
+def fmin(x, y):
+    return jnp.where((x <= y) | jnp.isnan(y), x, y)
+
+
+def _logarithm_of_sum(add: Callable, exp: Callable) -> Callable:
+    """`add(x, y)` is the logarithm of `exp(x) + exp(y)`."""
+    return of_widened(
+        with_derivatives(lambda t, out, x, y: t / (1 + exp(y - x)), lambda t, out, x, y: t / (1 + exp(x - y)))(add)
+    )
+
+
+lowers(aten.logaddexp.default)(_logarithm_of_sum(jnp.logaddexp, jnp.exp))
+lowers(aten.logaddexp2.default)(_logarithm_of_sum(jnp.logaddexp2, jnp.exp2))
+
+
+@lowers(aten.nextafter.default)
+@with_derivatives(lambda t, out, x, y: jnp.where(x != y, t, 0), lambda t, out, x, y: jnp.zeros_like(t))
+def nextafter(x, y):
+    return jnp.nextafter(x, y)
+
+
+@with_derivatives(lambda t, out, x, y: t / y, lambda t, out, x, y: -(t * out) / y)
+def _quotient(x, y):
+    return x / y
+
+
+@lowers(aten.div.Tensor)
+@inlined
+def divide(x, y):
+    """The square of a divisor, which JAX's derivative has, overflows long before the quotient does."""
+    traced = isinstance(y, jax.Array) and jnp.issubdtype(jnp.result_type(x, y), jnp.floating)
+    return _quotient(x, y) if traced else jnp.true_divide(*wide_beside_numbers(x, y))
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def divide_and_round(x, y, *, rounding_mode=None):
+    """Of integers exactly: their quotient as a float32 is another number from 2**24 on."""
+    if rounding_mode is None:
+        return divide(x, y)
+    if jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):
+        x, y = wide_beside_numbers(x, y)
+        return jnp.trunc(x / y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+    dtype = jnp.promote_types(jnp.result_type(x, y), jnp.uint8)
+    x, y = jnp.broadcast_arrays(converted(x, dtype), converted(y, dtype))
+    return jax.lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(x, y):
+    return divide_and_round(x, y, rounding_mode="floor")
+
+
+@lowers(aten.hypot.default)
+@of_widened
+@with_derivatives(lambda t, out, x, y: t * (x / out), lambda t, out, x, y: t * (y / out))
+def hypot(x, y):
+    return jnp.hypot(x, y)
+
+
+@with_derivatives(lambda t, out, x, y: t * _atan2_share(y, x, y), lambda t, out, x, y: t * _atan2_share(-x, x, y))
+def _atan2(x, y):
+    return jnp.arctan2(x, y)
+
+
+def _atan2_share(other, x, y):
+    share = other * (1 / (x * x + y * y))
+    return jnp.where((x == 0) & (y == 0), 0, share)
+
+
+@lowers(aten.atan2.default)
+def atan2(x, y):
+    return _atan2(*(a if jnp.issubdtype(a.dtype, jnp.inexact) else widened(a) for a in map(jnp.asarray, (x, y))))
+
+
+@with_derivatives(lambda t, out, x, y: t * jnp.where(x == 0, 0, out / x), lambda t, out, x, y: jnp.zeros_like(t))
+def _copysign(x, y):
+    return jnp.copysign(x, y)
+
+
+@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(x, y):
+    return _copysign(
+        *(a if jnp.issubdtype(jnp.result_type(a), jnp.floating) else widened(jnp.asarray(a)) for a in (x, y))
+    )
+
+
+@with_derivatives(lambda t, out, x, y: t, lambda t, out, x, y: -t * jnp.floor_divide(x, y))
+def _remainder(x, y):
+    return jnp.remainder(x, y)
+
+
+@lowers(aten._prelu_kernel.default)
+@with_derivatives(lambda t, out, x, w: t * jnp.where(x > 0, 1, w), lambda t, out, x, w: t * jnp.where(x > 0, 0, x))
+def prelu(x, weight):
+    return jnp.where(x > 0, x, weight * x)
+
+
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(x, y):
+    return _remainder(x, y)
+
+
+@with_derivatives(
+    lambda t, out, x, e: t * jnp.where(e == 0, 0, e * x ** (e - 1)),
+    lambda t, out, x, e: t * jnp.where((x == 0) & (e >= 0), 0, out * jnp.log(x)),
+)
+def _power(x, e):
+    return x**e
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def power(x, exponent):
+    dtype = jnp.result_type(x, exponent)
+    if jnp.issubdtype(dtype, jnp.signedinteger):
+        return _integer_power(converted(x, dtype), converted(exponent, dtype))
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return x**exponent
+    return _power(widened(jnp.asarray(x)), widened(jnp.asarray(exponent)))
+
+
+def _integer_power(x, exponent):
+    """With a negative exponent the result is 0, except for the bases 1 and -1."""
+    inverse = jnp.where(jnp.abs(x) == 1, jnp.where(exponent % 2 == 0, 1, x), 0)
+    return jnp.where(exponent < 0, inverse, x ** jnp.maximum(exponent, 0))
+
+
+@lowers(aten.pow.Tensor_Scalar)
+@inlined
+def power_of_number(x, exponent):
+    if isinstance(exponent, complex):
+        return _power(x.astype(jnp.promote_types(x.dtype, jnp.complex64)), jnp.asarray(exponent))
+    floating = jnp.issubdtype(x.dtype, jnp.inexact)
+    x = widened(x) if floating or isinstance(exponent, float) else x.astype(jnp.promote_types(x.dtype, jnp.int8))
+    if exponent == 0:
+        return jnp.ones_like(x)
+    if float(exponent).is_integer() and (floating or exponent > 0):
+        return jax.lax.integer_pow(x, int(exponent))
+    return _fractional_power(x, exponent) if jnp.issubdtype(x.dtype, jnp.floating) else x**exponent
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _fractional_power(x: jax.Array, exponent: float) -> jax.Array:
+    if exponent in (0.5, -0.5):
+        return jnp.sqrt(x) if exponent > 0 else jax.lax.rsqrt(x)
+    return x**exponent
+
+
+@_fractional_power.defjvp
+def _fractional_power_jvp(exponent, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return _fractional_power(x, exponent), dx * (exponent * _fractional_power(x, exponent - 1))
+
+
+@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+@of_widened
+@with_derivatives(
+    lambda t, out, x, y: t * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
+    lambda t, out, x, y: t * (x / y),
+)
+def xlogy(x, y):
+    return jax.scipy.special.xlogy(x, y)
+
+
+@lowers(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
+@of_widened
+@with_derivatives(
+    lambda t, out, x, y: t * jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
+    lambda t, out, x, y: t * (x / (y + 1)),
+)
+def xlog1py(x, y):
+    return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y)))

@@ -1,12 +1,16 @@
-"""Constants, copies and casts."""
+"""Constants, copies, casts, and broadcasts of narrow types, whose gradient is added in float32 and rounded once."""
 
+import functools
+import operator
+
+import jax
 import jax.numpy as jnp
 import torch
 
 from bridge.arrays import jax_dtype
 from bridge.cells import regraft
 from bridge.inlining import inlined
-from bridge.lowerings.registry import METAS, lowers
+from bridge.lowerings.registry import METAS, lowers, widened
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -51,10 +55,43 @@ def copy(destination, source, non_blocking=False):
     return _cast(jnp.broadcast_to(source, destination.shape), destination.dtype)
 
 
-@lowers(aten.empty.memory_format, aten.zeros.default, aten._efficientzerotensor.default)
-def zeros(size, *, dtype=None, **_placement):
+def _of_size(number, size, *_stride, dtype=None, **_placement):
     """`torch.empty` promises nothing; zeros are deterministic, and newer JAX would hand out whatever was there."""
-    return jnp.zeros(tuple(size), jax_dtype(dtype or torch.get_default_dtype()))
+    return jnp.full(tuple(size), number, jax_dtype(dtype or torch.get_default_dtype()))
+
+
+def _like(number, x, size=None, *, dtype=None, **_placement):
+    return jnp.full(x.shape if size is None else tuple(size), number, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+lowers(aten.zeros.default, aten.empty.memory_format, aten.empty_strided.default, aten._efficientzerotensor.default)(
+    functools.partial(_of_size, 0)
+)
+lowers(aten.zeros_like.default, aten.empty_like.default, aten.new_zeros.default, aten.new_empty.default)(
+    functools.partial(_like, 0)
+)
+lowers(aten.ones.default)(functools.partial(_of_size, 1))
+lowers(aten.ones_like.default, aten.new_ones.default)(functools.partial(_like, 1))
+
+
+@lowers(aten.full.default)
+def full(size, fill_value, *, dtype=None, **_placement):
+    return jnp.full(tuple(size), fill_value, None if dtype is None else jax_dtype(dtype))
+
+
+@lowers(aten.full_like.default)
+def full_like(x, fill_value, **settings):
+    return _like(fill_value, x, **settings)
+
+
+@lowers(aten.new_full.default)
+def new_full(x, size, fill_value, **settings):
+    return _like(fill_value, x, size, **settings)
+
+
+@lowers(aten.scalar_tensor.default)
+def scalar_tensor(value, *, dtype=None, **_placement):
+    return jnp.asarray(value, jax_dtype(dtype or torch.get_default_dtype()))
 
 
 def plain_zeros_meta(size, *, dtype=None, **_placement):
@@ -68,56 +105,36 @@ METAS[aten._efficientzerotensor.default] = plain_zeros_meta
 METAS[aten.view_copy.default] = lambda x, size: x.clone(memory_format=torch.contiguous_format).view(size)
 
 
-@lowers(aten.ones.default)
-def ones(size, *, dtype=None, **_placement):
-    return jnp.ones(tuple(size), jax_dtype(dtype or torch.get_default_dtype()))
-
-
-@lowers(aten.full.default)
-def full(size, fill_value, *, dtype=None, **_placement):
-    return jnp.full(tuple(size), fill_value, None if dtype is None else jax_dtype(dtype))
-
-
-@lowers(aten.empty_like.default, aten.zeros_like.default)
-def zeros_like(x, *, dtype=None, **_placement):
-    return jnp.zeros(x.shape, x.dtype if dtype is None else jax_dtype(dtype))
-
-
-@lowers(aten.ones_like.default)
-def ones_like(x, *, dtype=None, **_placement):
-    return jnp.ones(x.shape, x.dtype if dtype is None else jax_dtype(dtype))
-
-
-@lowers(aten.full_like.default)
-def full_like(x, fill_value, *, dtype=None, **_placement):
-    return jnp.full(x.shape, fill_value, x.dtype if dtype is None else jax_dtype(dtype))
-
-
-@lowers(aten.new_empty.default, aten.new_zeros.default)
-def new_zeros(x, size, *, dtype=None, **_placement):
-    return jnp.zeros(tuple(size), x.dtype if dtype is None else jax_dtype(dtype))
-
-
-@lowers(aten.new_ones.default)
-def new_ones(x, size, *, dtype=None, **_placement):
-    return jnp.ones(tuple(size), x.dtype if dtype is None else jax_dtype(dtype))
-
-
-@lowers(aten.new_full.default)
-def new_full(x, size, fill_value, *, dtype=None, **_placement):
-    return jnp.full(tuple(size), fill_value, x.dtype if dtype is None else jax_dtype(dtype))
-
-
-@lowers(aten.empty_strided.default)
-def empty_strided(size, _stride, *, dtype=None, **_placement):
-    return jnp.zeros(tuple(size), jax_dtype(dtype or torch.get_default_dtype()))
-
-
-@lowers(aten.scalar_tensor.default)
-def scalar_tensor(value, *, dtype=None, **_placement):
-    return jnp.asarray(value, jax_dtype(dtype or torch.get_default_dtype()))
-
-
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(x, mask, value):
     return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
+
+
+NARROW = (jnp.bfloat16, jnp.float16)
+
+
+def broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns `x` with that shape. JAX adds its gradient in the dtype of `x`: ones, in bfloat16, only up to 256."""
+    if x.shape == shape or x.dtype not in NARROW:
+        return jnp.broadcast_to(x, shape)
+    return _broadcast_narrow(shape, x)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _broadcast_narrow(shape: tuple[int, ...], x: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(x, shape)
+
+
+@_broadcast_narrow.defjvp
+def _broadcast_narrow_jvp(shape, primals, tangents):
+    """Only the transpose of this tangent is compiled for a gradient."""
+    (x,), (dx,) = primals, tangents
+    return _broadcast_narrow(shape, x), jnp.broadcast_to(widened(dx), shape).astype(x.dtype)
+
+
+@lowers(aten.repeat.default)
+def repeat(x, repeats):
+    shape = (1,) * (len(repeats) - x.ndim) + x.shape
+    copies = tuple(size for sizes in zip(repeats, shape, strict=True) for size in sizes)
+    apart = jnp.reshape(x, tuple(each for size in shape for each in (1, size)))
+    return jnp.reshape(broadcast(apart, copies), tuple(map(operator.mul, repeats, shape)))

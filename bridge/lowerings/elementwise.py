@@ -3,16 +3,18 @@
 Inside in float32, whatever the dtype they are given; the dispatcher rounds to PyTorch's dtype.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import torch
 
+from bridge.cells import regraft
 from bridge.generators import generator_of
 from bridge.inlining import inlined
 from bridge.lowerings.custom_gradients import with_derivatives
-from bridge.lowerings.registry import LOWERINGS, decomposes, lowers, widened
+from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, lowers, of_widened, widened
 
 aten = torch.ops.aten
 
@@ -30,6 +32,8 @@ for _op, _function in {
     aten.silu.default: lambda x: x * jax.lax.logistic(x),
     aten.tanh.default: jnp.tanh,
     aten.sinc.default: jnp.sinc,
+    aten.special_i1.default: jax.scipy.special.i1,
+    aten.special_modified_bessel_i1.default: jax.scipy.special.i1,
 }.items():
     LOWERINGS[_op] = _inside_float32(_function)
 
@@ -162,28 +166,10 @@ def polar(size, direction):
     return size * _unit(direction)
 
 
-@jax.custom_jvp
-def _complex_acosh(x):
-    return jnp.arccosh(x)
-
-
-@_complex_acosh.defjvp
-def _complex_acosh_jvp(primals, tangents):
-    (x,), (t,) = primals, tangents
-    return _complex_acosh(x), t * jax.lax.rsqrt(x - 1) * jax.lax.rsqrt(x + 1)
-
-
 @lowers(aten.acosh.default)
 def acosh(x):
     """That of `jnp.arccosh` has the derivative of the other branch left of the imaginary axis."""
-    return _complex_acosh(x) if jnp.iscomplexobj(x) else jnp.arccosh(widened(x))
-
-
-@lowers(aten.frexp.Tensor)
-def frexp(x):
-    """Of infinities and nan the exponent is zero."""
-    exponent = jnp.frexp(jax.lax.stop_gradient(x))[1]
-    return jnp.ldexp(x, -exponent), exponent
+    return jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else jnp.arccosh(widened(x))
 
 
 @lowers(aten.nan_to_num.default)
@@ -205,14 +191,11 @@ def hardtanh(x, low=-1, high=1):
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
 
 
-@with_derivatives(lambda t, out, x: t * jnp.where((x > -3) & (x < 3), 1 / 6, 0))
-def _hardsigmoid(x):
-    return jnp.clip(x + 3, 0, 6) / 6
-
-
 @lowers(aten.hardsigmoid.default)
+@of_widened
+@with_derivatives(lambda t, out, x: t * jnp.where((x > -3) & (x < 3), 1 / 6, 0))
 def hardsigmoid(x):
-    return _hardsigmoid(widened(x))
+    return jnp.clip(x + 3, 0, 6) / 6
 
 
 @with_derivatives(
@@ -227,24 +210,18 @@ def softshrink(x, lambd=0.5):
     return _softshrink(widened(x), lambd)
 
 
+@lowers(aten.hardswish.default)
+@of_widened
 @with_derivatives(lambda t, out, x: t * jnp.where(x <= -3, 0, jnp.where(x < 3, x / 3 + 0.5, 1)))
-def _hardswish(x):
+def hardswish(x):
     return x * jnp.clip(x + 3, 0, 6) / 6
 
 
-@lowers(aten.hardswish.default)
-def hardswish(x):
-    return _hardswish(widened(x))
-
-
-@with_derivatives(lambda t, out, x: t * -(1 + jnp.log(x)))
-def _entropy(x):
-    return jax.scipy.special.entr(x)
-
-
 @lowers(aten.special_entr.default)
+@of_widened
+@with_derivatives(lambda t, out, x: t * -(1 + jnp.log(x)))
 def entropy(x):
-    return _entropy(widened(x))
+    return jax.scipy.special.entr(x)
 
 
 @lowers(aten.leaky_relu.default)
@@ -252,14 +229,11 @@ def leaky_relu(x, slope=0.01):
     return jnp.where(x > 0, x, widened(x) * slope)
 
 
-@with_derivatives(lambda t, out, x: t * (-0.5 * out**3))
-def _rsqrt(x):
-    return jax.lax.rsqrt(x)
-
-
 @lowers(aten.rsqrt.default)
+@of_widened
+@with_derivatives(lambda t, out, x: t * (-0.5 * out**3))
 def rsqrt(x):
-    return _rsqrt(widened(x))
+    return jax.lax.rsqrt(x)
 
 
 @with_derivatives(
@@ -309,3 +283,83 @@ def embedding_renorm(weight, indices, max_norm, norm_type):
     norms = torch.linalg.vector_norm(weight, norm_type, 1, keepdim=True)
     used = torch.zeros(weight.shape[0], dtype=torch.int32).index_fill(0, indices.reshape(-1), 1).unsqueeze(1)
     return weight.mul_(torch.where((used > 0) & (norms > max_norm), max_norm / (norms + 1e-7), 1.0))
+
+
+@lowers(aten.special_erfcx.default)
+@of_widened
+@with_derivatives(lambda t, out, x: t * (2 * x * out - 2 / math.sqrt(math.pi)))
+def erfcx(x):
+    """The asymptotic series where the product of exp and erfc leaves float32."""
+    large = x > 8
+    y = jnp.where(large, x, 8)
+    square = 1 / (y * y)
+    series = 1 - square * (1 / 2 - square * (3 / 4 - square * (15 / 8 - square * 105 / 16)))
+    near = jnp.where(large, 0, x)
+    return jnp.where(large, series / y / math.sqrt(math.pi), jnp.exp(near * near) * jax.lax.erfc(near))
+
+
+@lowers(aten.polygamma.default)
+def polygamma(n, x):
+    """JAX's own is another function where `n` is zero; of numbers below -7 it is wrong, and nan here."""
+    x = widened(x)
+    return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
+
+
+@lowers(aten.digamma.default)
+@of_widened
+@with_derivatives(lambda t, out, x: t * polygamma(1, x))
+def digamma(x):
+    return jax.lax.digamma(x)
+
+
+@lowers(aten.lgamma.default)
+@of_widened
+@with_derivatives(lambda t, out, x: t * digamma(x))
+def lgamma(x):
+    return jax.lax.lgamma(x)
+
+
+@lowers(aten.i0.default)
+@of_widened
+@with_derivatives(lambda t, out, x: t * jax.scipy.special.i1(x))
+def bessel_i0(x):
+    return jax.scipy.special.i0(x)
+
+
+def _quantized(x, scale, zero_point, low: int, high: int) -> tuple[jax.Array, jax.Array]:
+    """The values, and where they were not clipped: there the gradient passes as it is."""
+    steps = jnp.round(x * (1 / jnp.asarray(scale, jnp.float32)).astype(x.dtype)) + zero_point
+    inside = (steps >= low) & (steps <= high)
+    values = (jnp.clip(steps, low, high) - zero_point) * scale
+    return regraft(values.astype(x.dtype), jnp.where(inside, x, 0)), inside
+
+
+@lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
+def fake_quantize(x, scale, zero_point, low, high):
+    return _quantized(x, scale, zero_point, low, high)
+
+
+@lowers(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
+def fake_quantize_by_tensors(x, scale, zero_point, enabled, low, high):
+    scale, zero_point = jax.lax.stop_gradient(scale).reshape(()), zero_point.reshape(())
+    values, inside = _quantized(x, scale, zero_point, low, high)
+    on = enabled.reshape(()) > 0
+    return jnp.where(on, values, x), inside | ~on
+
+
+@lowers(aten.fake_quantize_per_channel_affine_cachemask.default)
+def fake_quantize_by_channel(x, scale, zero_point, axis, low, high):
+    shape = [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
+    return _quantized(x, jax.lax.stop_gradient(scale).reshape(shape), zero_point.reshape(shape), low, high)
+
+
+def _meta(x: torch.Tensor, *_settings) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+for op in (
+    aten.fake_quantize_per_tensor_affine_cachemask.default,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+    aten.fake_quantize_per_channel_affine_cachemask.default,
+):
+    METAS[op] = _meta

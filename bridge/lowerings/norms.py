@@ -1,6 +1,7 @@
 """Normalisations, softmax among them, with statistics in float32 whatever the input dtype."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,17 +58,19 @@ def _standardize_jvp(axes, eps, primals, tangents):
     return (out, mean, rstd), (scaled - out * shared, dmean, -rstd * shared)
 
 
+def _affine(x: Any, weight: Any, bias: Any) -> Any:
+    """Arrays or tensors; `weight` and `bias` may be None."""
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
 @lowers(aten.native_layer_norm.default)
 @inlined
 def layer_norm(x, normalized_shape, weight, bias, eps):
     """The mean and the inverse deviation carry no gradient, as in PyTorch, whose backward ignores them."""
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     out, mean, rstd = _standardize(widened(x), axes, eps)
-    if weight is not None:
-        out = out * weight
-    if bias is not None:
-        out = out + bias
-    return out.astype(x.dtype), jax.lax.stop_gradient(mean), jax.lax.stop_gradient(rstd)
+    return _affine(out, weight, bias).astype(x.dtype), jax.lax.stop_gradient(mean), jax.lax.stop_gradient(rstd)
 
 
 @lowers(aten.native_group_norm.default)
@@ -75,12 +78,8 @@ def layer_norm(x, normalized_shape, weight, bias, eps):
 def group_norm(x, weight, bias, batch, channels, size, groups, eps):
     wide = jnp.reshape(widened(x), (batch, groups, channels // groups * size))
     out, mean, rstd = _standardize(wide, (-1,), eps)
-    out = jnp.reshape(out, x.shape)
     shape = (1, channels) + (1,) * (x.ndim - 2)
-    if weight is not None:
-        out = out * jnp.reshape(weight, shape)
-    if bias is not None:
-        out = out + jnp.reshape(bias, shape)
+    out = _affine(jnp.reshape(out, x.shape), *(v if v is None else jnp.reshape(v, shape) for v in (weight, bias)))
     return out.astype(x.dtype), mean[..., 0], rstd[..., 0]
 
 
@@ -118,10 +117,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
         mean, var = running_mean.to(wide.dtype), running_var.to(wide.dtype)
     invstd = torch.rsqrt(var + eps)
     out = (wide - mean.view(shape)) * invstd.view(shape)
-    if weight is not None:
-        out = out * weight.view(shape)
-    if bias is not None:
-        out = out + bias.view(shape)
+    out = _affine(out, *(v if v is None else v.view(shape) for v in (weight, bias)))
     if not training:  # PyTorch saves nothing then
         return out.to(x.dtype), mean.new_empty(0), invstd.new_empty(0)
     return out.to(x.dtype), mean.detach(), invstd.detach()

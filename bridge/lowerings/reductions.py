@@ -1,7 +1,12 @@
-"""Reductions, scans and losses with PyTorch's gradient at ties, at zero and at infinities."""
+"""Reductions, selections and scans, with PyTorch's gradient at ties, at zero, at infinities and beside nan.
+
+XLA may compute the entries again, with another rounding, where they are compared with their largest one. So none may
+be equal to it, and its place is asked for as well.
+"""
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,24 +17,156 @@ from bridge.arrays import jax_dtype
 from bridge.cells import regraft
 from bridge.lowerings.creation import to_copy
 from bridge.lowerings.elementwise import absolute
-from bridge.lowerings.extremes import extreme
-from bridge.lowerings.gathering import picked
-from bridge.lowerings.registry import METAS, decomposes, lowers, widened
+from bridge.lowerings.indexing import picked
+from bridge.lowerings.registry import lowers, widened
 
 aten = torch.ops.aten
 
 
-@lowers(aten.cummax.default)
-def cummax(x, dim):
-    return _running(x, dim, jax.lax.cummax)
+def _place_of(reduce: Callable, x: jax.Array, axes: tuple[int, ...]) -> jax.Array | None:
+    """Whether an entry is at the place of the largest or smallest one along the axes; None for other reductions."""
+    argument = {jnp.max: jnp.argmax, jnp.min: jnp.argmin}.get(reduce)
+    if argument is None or not x.size:
+        return None
+    ordered = sorted(axes)
+    last = jnp.moveaxis(x, ordered, range(x.ndim - len(ordered), x.ndim))
+    place = argument(jnp.reshape(last, (*last.shape[: x.ndim - len(ordered)], -1)), -1)
+    place, index = jnp.expand_dims(place, ordered), jnp.zeros((), place.dtype)
+    for axis in ordered:
+        index = index * x.shape[axis] + jax.lax.broadcasted_iota(place.dtype, x.shape, axis)
+    return index == place
 
 
-@lowers(aten.cummin.default)
-def cummin(x, dim):
-    return _running(x, dim, jax.lax.cummin)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def extreme(x: jax.Array, reduce: Callable, axes: tuple[int, ...], nan: bool) -> jax.Array:
+    """With the reduced dimensions kept."""
+    return reduce(x, axes, keepdims=True)
 
 
-def _running(x, dim, scan):
+@extreme.defjvp
+def _extreme_jvp(reduce, axes, nan, primals, tangents):
+    """Equals share the gradient. `nan`: whether nan is equal to itself; otherwise its share is 0 / 0."""
+    (x,), (dx,) = primals, tangents
+    out = extreme(x, reduce, axes, nan)
+    same, place = x == out, _place_of(reduce, x, axes)
+    if place is not None:
+        same = same | (place & ~jnp.isnan(out))
+    if nan:
+        same = same | (jnp.isnan(x) & jnp.isnan(out))
+    count = jnp.sum(same, axes, keepdims=True).astype(x.dtype)
+    share = jnp.where(same, 1 / count, jnp.where(count == 0, jnp.nan, 0)).astype(x.dtype)  # XLA takes 0 / 0 for 0
+    return out, jnp.sum(dx * share, axes, keepdims=True)
+
+
+def _reduced(x, dim=(), keepdim=False, *, reduce, nan=False):
+    axes = tuple(d % x.ndim for d in dim) if dim else tuple(range(x.ndim))
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return reduce(x, axes, keepdims=keepdim)
+    out = extreme(x, reduce, axes, nan)
+    return out if keepdim else jnp.squeeze(out, axes)
+
+
+lowers(aten.amax.default)(functools.partial(_reduced, reduce=jnp.max))
+lowers(aten.amin.default)(functools.partial(_reduced, reduce=jnp.min))
+lowers(aten.max.default)(functools.partial(_reduced, reduce=jnp.max, nan=True))
+lowers(aten.min.default)(functools.partial(_reduced, reduce=jnp.min, nan=True))
+
+
+@lowers(aten.aminmax.default)
+def aminmax(x, *, dim=None, keepdim=False):
+    dim = () if dim is None else (dim,)
+    return tuple(_reduced(x, dim, keepdim, reduce=reduce) for reduce in (jnp.min, jnp.max))
+
+
+def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    values = jnp.take_along_axis(x, index, dim)
+    return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
+
+
+def _extreme_along(x, dim, keepdim=False, *, place):
+    """Among equals the first has the index and the whole gradient; `amax` shares it."""
+    return _picked(x, place(x, dim, keepdims=True), dim, keepdim)
+
+
+lowers(aten.max.dim)(functools.partial(_extreme_along, place=jnp.argmax))
+lowers(aten.min.dim)(functools.partial(_extreme_along, place=jnp.argmin))
+
+
+def _middle(x: jax.Array, dim: int, skip_nan: bool) -> jax.Array:
+    """The place of the lower of the two in the middle, of the first nan if there is one and it is not to be skipped."""
+    order, nan = jnp.argsort(x, dim, stable=True), jnp.isnan(x)
+    count = jnp.sum(~nan, dim, keepdims=True) if skip_nan else jnp.full_like(order, x.shape[dim], shape=())
+    middle = jnp.take_along_axis(order, jnp.broadcast_to(jnp.maximum(count - 1, 0) // 2, _kept(x, dim)), dim)
+    return (
+        middle if skip_nan else jnp.where(jnp.any(nan, dim, keepdims=True), jnp.argmax(nan, dim, keepdims=True), middle)
+    )
+
+
+def _kept(x: jax.Array, dim: int) -> tuple[int, ...]:
+    return tuple(1 if d == dim % x.ndim else n for d, n in enumerate(x.shape))
+
+
+def _median_along(x, dim=-1, keepdim=False, *, skip_nan):
+    return _picked(x, _middle(jax.lax.stop_gradient(x), dim, skip_nan), dim, keepdim)
+
+
+def _median_of_all(x: jax.Array, *, skip_nan: bool) -> jax.Array:
+    """Equals share the gradient."""
+    if not x.size:
+        return jnp.full((), jnp.nan, x.dtype)
+
+    def value(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
+        flat = jnp.ravel(x)
+        return jnp.reshape(flat[_middle(flat, 0, skip_nan)], (1,) * x.ndim if keepdims else ())
+
+    return _reduced(x, reduce=value, nan=True)
+
+
+for _skip_nan, _packet in ((False, aten.median), (True, aten.nanmedian)):
+    lowers(_packet.dim)(functools.partial(_median_along, skip_nan=_skip_nan))
+    lowers(_packet.default)(functools.partial(_median_of_all, skip_nan=_skip_nan))
+
+
+@lowers(aten.kthvalue.default)
+def kthvalue(x, k, dim=-1, keepdim=False):
+    order = jnp.argsort(jax.lax.stop_gradient(x), dim)
+    return _picked(x, jax.lax.slice_in_dim(order, k - 1, k, axis=dim), dim, keepdim)
+
+
+@lowers(aten.mode.default)
+def mode(x, dim=-1, keepdim=False):
+    """The smallest of the most frequent values, and its last place."""
+    fixed = jax.lax.stop_gradient(x)
+    value = jax.scipy.stats.mode(fixed, axis=dim % x.ndim, keepdims=True)[0]
+    last = x.shape[dim] - 1 - jnp.argmax(jnp.flip(fixed == value, dim), dim, keepdims=True)
+    return _picked(x, last, dim, keepdim)
+
+
+@lowers(aten.sort.default, aten.sort.stable)
+def sort(x, dim=-1, descending=False, *, stable=None):
+    """Where `stable`, equals keep their order, in a descending sort, too; nan is larger than all."""
+    fixed = jax.lax.stop_gradient(x)
+    if not stable:
+        order = jnp.argsort(fixed, dim, stable=False, descending=bool(descending))
+    elif descending:
+        order = x.shape[dim] - 1 - jnp.flip(jnp.argsort(jnp.flip(fixed, dim), dim, stable=True), dim)
+    else:
+        order = jnp.argsort(fixed, dim, stable=True)
+    return _picked(x, order, dim, keepdim=True)
+
+
+@lowers(aten.topk.default)
+def topk(x, k, dim=-1, largest=True, sorted=True):
+    """Nan is larger than all. Integers are turned round by their complement, which holds for the smallest one, too."""
+    fixed = jnp.moveaxis(jax.lax.stop_gradient(x), dim, -1)
+    if largest or jnp.issubdtype(x.dtype, jnp.integer):
+        places = jax.lax.top_k(fixed if largest else ~fixed, k)[1]
+    else:
+        places = jnp.argsort(fixed)[..., :k]
+    return _picked(x, jnp.moveaxis(places, -1, dim), dim, keepdim=True)
+
+
+def _running(x, dim, *, scan):
     """Values are taken by index, so that the gradient goes to one entry only: the last of equals."""
     if not x.ndim or not x.size:
         return x, jnp.zeros(x.shape, jnp.int32)
@@ -42,22 +179,20 @@ def _running(x, dim, scan):
     return picked(lambda x, index: jnp.take_along_axis(x, index, dim), x, index), index
 
 
-@lowers(aten.cumsum.default)
-def cumsum(x, dim, *, dtype=None):
-    """Summed in float32: in a narrow dtype the rounding of every step adds up."""
+lowers(aten.cummax.default)(functools.partial(_running, scan=jax.lax.cummax))
+lowers(aten.cummin.default)(functools.partial(_running, scan=jax.lax.cummin))
+
+
+def _accumulated(x, dim, *, dtype=None, scan):
+    """In float32: in a narrow dtype the rounding of every step adds up."""
     x = x if dtype is None else x.astype(jax_dtype(dtype))
     if not x.ndim:
         return x
-    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    return jnp.cumsum(widened(x) if inexact else x.astype(jax_dtype(torch.int64)), dim)
+    return scan(widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.int64)), dim)
 
 
-@lowers(aten.cumprod.default)
-def cumprod(x, dim, *, dtype=None):
-    x = x if dtype is None else x.astype(jax_dtype(dtype))
-    if not x.ndim:
-        return x
-    return jnp.cumprod(widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.int64)), dim)
+lowers(aten.cumsum.default)(functools.partial(_accumulated, scan=jnp.cumsum))
+lowers(aten.cumprod.default)(functools.partial(_accumulated, scan=jnp.cumprod))
 
 
 @lowers(aten.sum.default, aten.sum.dim_IntList)
@@ -137,7 +272,7 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
     return math.prod(x.shape[a] for a in axes)
 
 
-def _spread(x, dim, correction, keepdim, root):
+def _spread(x, dim=None, *, correction=None, keepdim=False, root, with_mean):
     """Variance or, with the gradient zero where all entries are equal, deviation; and the mean."""
     x = widened(x)
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(d % x.ndim for d in dim)
@@ -147,27 +282,17 @@ def _spread(x, dim, correction, keepdim, root):
     else:
         var = _variance(x, axes, ddof, dim is None or not x.ndim)
     out = jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var))) if root else var
-    return out if keepdim else jnp.squeeze(out, axes), jnp.mean(x, axes, keepdims=keepdim)
+    out = out if keepdim else jnp.squeeze(out, axes)
+    return (out, jnp.mean(x, axes, keepdims=keepdim)) if with_mean else out
 
 
-@lowers(aten.var.correction)
-def var(x, dim=None, *, correction=None, keepdim=False):
-    return _spread(x, dim, correction, keepdim, False)[0]
-
-
-@lowers(aten.var_mean.correction)
-def var_mean(x, dim=None, *, correction=None, keepdim=False):
-    return _spread(x, dim, correction, keepdim, False)
-
-
-@lowers(aten.std.correction)
-def std(x, dim=None, *, correction=None, keepdim=False):
-    return _spread(x, dim, correction, keepdim, True)[0]
-
-
-@lowers(aten.std_mean.correction)
-def std_mean(x, dim=None, *, correction=None, keepdim=False):
-    return _spread(x, dim, correction, keepdim, True)
+for _packet, _root, _with_mean in (
+    (aten.var, False, False),
+    (aten.var_mean, False, True),
+    (aten.std, True, False),
+    (aten.std_mean, True, True),
+):
+    lowers(_packet.correction)(functools.partial(_spread, root=_root, with_mean=_with_mean))
 
 
 @lowers(aten.linalg_vector_norm.default)
@@ -241,51 +366,3 @@ def _euclidean_dist_jvp(primals, tangents):
     own = jnp.sum(x * dx, -1)[..., :, None] + jnp.sum(y * dy, -1)[..., None, :]
     inverse = jnp.where(distance == 0, 0, 1 / jnp.where(distance == 0, 1, distance))
     return distance, (own - products(dx, y) - products(x, dy)) * inverse
-
-
-@lowers(aten.binary_cross_entropy.default)
-def binary_cross_entropy(x, target, weight=None, reduction=1):
-    """Logarithms stop at -100 and the gradient's denominator at 1e-12, PyTorch's guards for 0 and 1."""
-    p, t = jax.lax.stop_gradient(widened(x)), jax.lax.stop_gradient(widened(target))
-    log_p, log_q = jnp.log(p), jnp.log1p(-p)
-    value = -(t * jnp.maximum(log_p, -100) + (1 - t) * jnp.maximum(log_q, -100))
-    path = widened(x) * ((p - t) / jnp.maximum(p * (1 - p), 1e-12))
-    loss = regraft(value, path + widened(target) * (log_q - log_p))
-    if weight is not None:
-        loss = loss * weight
-    return loss if reduction == 0 else jnp.mean(loss) if reduction == 1 else jnp.sum(loss)
-
-
-@lowers(aten.multilabel_margin_loss_forward.default)
-def multilabel_margin_loss(x, target, reduction):
-    """A row's labels end at the first negative one."""
-    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
-    valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)
-    labels = jnp.where(valid, labels, 0)
-    is_target = jnp.zeros(rows.shape, bool).at[jnp.arange(len(rows))[:, None], labels].max(valid)
-    margins = 1 - jnp.take_along_axis(rows, labels, 1)[:, :, None] + rows[:, None, :]
-    counted = valid[:, :, None] & ~is_target[:, None, :] & (margins > 0)
-    losses = jnp.where(counted, margins, 0).sum((1, 2)) / rows.shape[1]
-    loss = (losses.reshape(target.shape[:-1]), losses.mean(), losses.sum())[reduction]
-    return loss, jnp.reshape(is_target.astype(x.dtype), x.shape)
-
-
-def _multilabel_meta(x, target, reduction):
-    """For one row and no reduction PyTorch's meta device says (1,), its CPU gives ()."""
-    return x.new_empty(target.shape[:-1] if reduction == 0 else ()), x.new_empty(x.shape)
-
-
-METAS[aten.multilabel_margin_loss_forward.default] = _multilabel_meta
-
-
-@decomposes(aten.multi_margin_loss.default)
-def multi_margin_loss(x, target, p=1, margin=1, weight=None, reduction=1):
-    """A margin that is met exactly has no gradient."""
-    rows, labels = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
-    margins = margin - rows.gather(1, labels) + rows
-    counted = (margins > 0) & (torch.arange(rows.shape[1]) != labels)
-    losses = torch.where(counted, margins, 0) ** p
-    if weight is not None:
-        losses = losses * weight[labels]
-    losses = losses.sum(1) / rows.shape[1]
-    return losses.mean() if reduction == 1 else losses.sum() if reduction == 2 else losses.reshape(target.shape)

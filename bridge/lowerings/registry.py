@@ -1,5 +1,6 @@
 """The tables that lowerings enter themselves into; what each table means is said beside it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,3 +46,13 @@ def decomposes(*ops: Any) -> Callable[[Callable], Callable]:
 def widened(x: jax.Array) -> jax.Array:
     """At least float32: what PyTorch computes in inside, whatever the dtype it is given."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def of_widened(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The decorated function of arrays, taken in float32 at least; the dispatcher rounds to PyTorch's dtype."""
+
+    @functools.wraps(function)
+    def lowering(*arguments: Any) -> jax.Array:
+        return function(*(widened(jnp.asarray(a)) for a in arguments))
+
+    return lowering

@@ -1,14 +1,16 @@
-"""Packed sequences, of lengths that are known while the call is traced."""
+"""Packed sequences, of lengths that are known while the call is traced, and recurrent layers as scans."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import torch
 
 from bridge.arrays import tensor_of
 from bridge.internals import Tracer, below_modes
-from bridge.lowerings.registry import decomposes
+from bridge.lowerings.registry import decomposes, lowers
 from bridge.tensors import BridgeTensor
 
 aten = torch.ops.aten
@@ -52,3 +54,27 @@ def pad(
 def _constant(real: torch.Tensor) -> torch.Tensor:
     """A constant that belongs to the call."""
     return torch.tensor(real.tolist(), dtype=real.dtype).reshape(real.shape)
+
+
+@lowers(aten.mkldnn_rnn_layer.default)
+def lstm_layer(
+    x, w_input, w_hidden, b_input, b_hidden, h, c, reverse, batch_sizes, mode, size, layers, has_biases, *_settings
+):
+    """One direction of one LSTM layer over `(time, batch, features)`: what PyTorch's CPU build makes of an LSTM.
+
+    A scan, so that a long sequence compiles once and not once a step. The last output is MKL-DNN's workspace.
+    """
+    inputs = jnp.einsum("tbf,gf->tbg", x, w_input)
+    if has_biases:  # otherwise what stands for them has the shape of the weights
+        inputs = inputs + b_input + b_hidden
+
+    def step(state, gates):
+        hidden, cell = state
+        i, f, g, o = jnp.split(gates + hidden @ w_hidden.T, 4, axis=-1)
+        cell = jax.lax.logistic(f) * cell + jax.lax.logistic(i) * jnp.tanh(g)
+        hidden = jax.lax.logistic(o) * jnp.tanh(cell)
+        return (hidden, cell), hidden
+
+    start = tuple(state.reshape(x.shape[1], -1) for state in (h, c))
+    (hidden, cell), outputs = jax.lax.scan(step, start, inputs, reverse=bool(reverse))
+    return outputs, hidden.reshape(h.shape), cell.reshape(c.shape), jnp.zeros(0, jnp.uint8)

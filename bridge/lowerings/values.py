@@ -16,7 +16,7 @@ from bridge.arrays import jax_dtype
 from bridge.errors import calls_of_thread, refusal
 from bridge.integer_ranges import range_of
 from bridge.internals import Tracer, below_modes, tree_map_only
-from bridge.lowerings.gathering import picked
+from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.tensors import BridgeTensor, blank, fresh
 

@@ -72,7 +72,7 @@ def test_the_search_finds_a_wide_handler():
 
 
 def test_a_missing_name_is_refused(monkeypatch):
-    monkeypatch.setitem(internals._NAMES, torch, ("_C._not_there_any_more",))
+    monkeypatch.setitem(internals._NAMES, torch, "_C._not_there_any_more")
     with pytest.raises(bridge.BridgeError, match=r"_C\._not_there_any_more.*constraints"):
         internals.check()
 

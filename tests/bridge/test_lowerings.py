@@ -14,12 +14,13 @@ from torch import nn
 import bridge
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 
-OF_PYTORCH = [op for op in LOWERINGS if op.namespace != "trm"]  # those: tests/train_jax/test_kernels.py
+OF_PYTORCH = [op for op in dict.fromkeys((*LOWERINGS, *CASES)) if op.namespace != "trm"]
+"""Ours, and some that torchax or PyTorch's decompositions serve. Those of "trm": tests/train_jax/test_kernels.py."""
 
 
 @pytest.mark.parametrize("op", OF_PYTORCH, ids=lambda op: op.name().removeprefix("aten::"))
 def test_lowering_against_float64(op):
-    """Outputs and gradients; a lowering without samples fails here."""
+    """Outputs and gradients; a lowering of ours without samples fails here."""
     if op in ELSEWHERE:
         return
     for args, kwargs in CASES[op]:

@@ -131,12 +131,6 @@ def test_operation(name):
 
 
 AT_CORNERS = {
-    **{
-        f"multi margin, {p}, {reduction}": lambda x, y, p=p, r=reduction: F.multi_margin_loss(x, LABEL, p, reduction=r)
-        for p in (1, 2)
-        for reduction in ("mean", "sum", "none")
-    },
-    "multi margin, weight": lambda x, y: F.multi_margin_loss(x, LABEL, weight=torch.arange(1.0, 5.0)),
     "multi margin, one row": lambda x, y: F.multi_margin_loss(x[0], LABEL[0], 1, 2.0, reduction="none"),
     "margin ranking": lambda x, y: F.margin_ranking_loss(x, y, SIGNS, margin=1.0, reduction="none"),
     "hinge embedding": lambda x, y: F.hinge_embedding_loss(x, SIGNS, reduction="none"),

@@ -148,7 +148,6 @@ CORNERS = {
     "binary cross entropy": lambda x: F.binary_cross_entropy_with_logits(x, torch.ones_like(x), reduction="none"),
     "multilabel": lambda x: F.multilabel_soft_margin_loss(x[:, None], torch.ones_like(x)[:, None], reduction="none"),
     "i0": torch.special.i0,
-    "i1": torch.special.i1,
     "elu": F.elu,
     "elu, alpha": lambda x: F.elu(x, 0.4),
     "selu": F.selu,

@@ -184,7 +184,6 @@ class Pair(Calls):
 
 PRODUCTS = {
     "addr": lambda x, y: torch.addr(x, x[0], y[0], alpha=0.7, beta=0.3),
-    "addbmm": lambda x, y: torch.addbmm(x, x.view(4, 32, 8), y.view(4, 8, 32), alpha=0.7, beta=0.3),
     "baddbmm": lambda x, y: torch.baddbmm(x, x.view(4, 32, 8), y.view(4, 8, 32), alpha=0.7, beta=0.3),
 }
 

@@ -1,5 +1,6 @@
-"""Reductions into places given by an index, with PyTorch's gradients where several entries meet."""
+"""Elements picked and written by an index. Where one index occurs often, sums are added in float32."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,55 @@ import jax.numpy as jnp
 import torch
 
 from bridge.cells import regraft
-from bridge.internals import torchax_embedding, torchax_index_put
-from bridge.lowerings.broadcasting import broadcast
-from bridge.lowerings.registry import decomposes, lowers, widened
+from bridge.internals import torchax_embedding, torchax_gather, torchax_index_put
+from bridge.lowerings.creation import NARROW, broadcast
+from bridge.lowerings.registry import METAS, decomposes, lowers, widened
 
 aten = torch.ops.aten
+
+
+def picked(pick: Callable, x: jax.Array, index: Any) -> jax.Array:
+    """`pick(x, index)`, which is linear in `x`; `index` is an array, or several."""
+    return _picked_of_narrow(pick, x, index) if x.dtype in NARROW else pick(x, index)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _picked_of_narrow(pick: Callable, x: jax.Array, index: Any) -> jax.Array:
+    return pick(x, index)
+
+
+@_picked_of_narrow.defjvp
+def _picked_of_narrow_jvp(pick, primals, tangents):
+    """Only the transpose of this tangent is compiled for a gradient: the sum in float32, rounded once."""
+    (x, index), (dx, _) = primals, tangents
+    return _picked_of_narrow(pick, x, index), pick(widened(dx), index).astype(x.dtype)
+
+
+@lowers(aten.index_select.default)
+def index_select(x, dim, index):
+    """An index without dimensions selects one slice and leaves the dimension."""
+    return picked(lambda x, index: jnp.take(x, jnp.reshape(index, -1), dim), x, index) if x.ndim else x
+
+
+@lowers(aten.take.default)
+def take(x, index):
+    return picked(lambda x, index: jnp.reshape(x, -1)[index], x, index)
+
+
+METAS[aten.take.default] = lambda x, index: x.new_empty(index.shape)
+
+
+@lowers(aten.gather.default)
+def gather(x, dim, index):
+    return picked(lambda x, index: torchax_gather(x, dim, index), x, index)
+
+
+@lowers(aten.nonzero_static.default)
+def nonzero_static(x, *, size, fill_value=-1):
+    """The first `size` places, which is a shape that does not depend on data."""
+    places = jnp.nonzero(jnp.atleast_1d(x), size=size, fill_value=fill_value)[: x.ndim]
+    return jnp.stack(places, -1) if places else jnp.zeros((size, 0), int)
+
 
 Place = tuple[Any, ...]
 """What `x.at[…]` takes."""
@@ -218,7 +263,7 @@ def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None,
 
 @lowers(aten.diagonal_scatter.default)
 def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
-    """torchax takes matrices only."""
+    """torchax takes no negative dimensions."""
     moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     place = jnp.arange(source.shape[-1])
     moved = moved.at[..., place + max(-offset, 0), place + max(offset, 0)].set(source.astype(x.dtype))
@@ -241,3 +286,82 @@ def masked_scatter_backward(gradient, mask, sizes):
     size = math.prod(sizes)
     place = jnp.where(flat, jnp.cumsum(flat, dtype=jnp.int32) - 1, size)
     return jnp.reshape(jnp.zeros(size, gradient.dtype).at[place].set(jnp.reshape(gradient, -1), mode="drop"), sizes)
+
+
+@decomposes(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq=False,
+    mode=0,
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=-1,
+):
+    if scale_grad_by_freq:
+        raise NotImplementedError("scale_grad_by_freq is not followed")
+    starts = offsets[:-1] if include_last_offset else offsets
+    bag = torch.searchsorted(starts, torch.arange(indices.numel()), right=True) - 1
+    keep = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
+    rows = weight[indices].to(torch.promote_types(weight.dtype, torch.float32))
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
+    largest = count
+    if mode == 2:
+        out, places = _largest_in_bags(rows, bag, keep, count)
+        largest = indices[places] if indices.numel() else places
+    else:
+        out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows * keep.unsqueeze(1))
+        if mode == 1:
+            out = out / count.clamp(min=1).unsqueeze(1)
+    return out.to(weight.dtype), bag, count, largest
+
+
+@decomposes(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    gradient, indices, _offsets, bags, counts, largest, num_weights, by_frequency, mode, sparse, weights, padding_idx=-1
+):
+    if by_frequency or sparse:
+        raise NotImplementedError("scale_grad_by_freq and sparse gradients are not followed")
+    zeros = gradient.new_zeros(num_weights, gradient.shape[1])
+    if mode == 2:
+        return zeros.scatter_add(0, largest, torch.where((counts == 0).unsqueeze(1), 0, gradient))
+    rows = gradient[bags]
+    if mode == 1:
+        rows = rows / counts.clamp(min=1)[bags].unsqueeze(1)
+    if weights is not None:
+        rows = rows * weights.unsqueeze(1)
+    return zeros.index_add(0, indices, torch.where((indices == padding_idx).unsqueeze(1), 0, rows))
+
+
+@decomposes(aten._embedding_bag_per_sample_weights_backward.default)
+def per_sample_weights_backward(gradient, weight, indices, _offsets, bags, _mode, padding_idx=-1):
+    products = (gradient[bags.long()] * weight[indices.long()]).sum(-1)
+    return torch.where(indices == padding_idx, 0, products)
+
+
+def _largest_in_bags(
+    rows: torch.Tensor, bag: torch.Tensor, keep: torch.Tensor, count: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest entries of each bag, and their rows: the first of equals; nan only where it is first in its bag."""
+    size = rows.shape[0]
+    if not size:
+        zeros = rows.new_zeros(count.shape[0], rows.shape[1])
+        return zeros, zeros.to(torch.int64)
+
+    def first(chosen: torch.Tensor) -> torch.Tensor:
+        places = torch.where(chosen, torch.arange(size, dtype=torch.int32).unsqueeze(1), size - 1)
+        last = torch.full((count.shape[0], chosen.shape[1]), size - 1, dtype=torch.int32)
+        return last.index_reduce(0, bag, places, "amin")
+
+    with torch.no_grad():
+        kept = keep.unsqueeze(1)
+        leads = torch.arange(size).unsqueeze(1) == first(kept)[bag]
+        key = torch.where(rows.isnan(), torch.where(leads, float("inf"), float("-inf")), rows)
+        key = key.masked_fill(~kept, float("-inf"))
+        largest = key.new_zeros(count.shape[0], rows.shape[1]).index_reduce(0, bag, key, "amax", include_self=False)
+        places = first(kept & (key == largest[bag])).to(torch.int64)
+    return torch.where((count == 0).unsqueeze(1), 0, rows.gather(0, places)), places

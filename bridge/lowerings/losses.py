@@ -1,0 +1,180 @@
+"""Losses."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from bridge.cells import regraft
+from bridge.inlining import inlined
+from bridge.lowerings.custom_gradients import with_derivatives
+from bridge.lowerings.elementwise import absolute
+from bridge.lowerings.registry import METAS, lowers, widened
+
+aten = torch.ops.aten
+
+
+_MEAN, _SUM = 1, 2
+
+
+@lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@inlined
+def nll_loss(x, target, weight, reduction, ignore_index):
+    """`x` is `(batch, classes, …)` or `(classes,)`.
+
+    A class is picked by a mask and a sum, not by its position: XLA joins these with the softmax before it and with the
+    softmax's gradient, so that neither log-probabilities nor their gradient, which is zero but for one class, are
+    arrays in memory.
+    """
+    axis = min(x.ndim - 1, 1)
+    counted = target != ignore_index
+    classes = jax.lax.broadcasted_iota(target.dtype, x.shape, axis)
+    is_class = classes == jnp.expand_dims(jnp.where(counted, target, -1), axis)
+
+    def of_class(values):
+        return jnp.sum(jnp.where(is_class, widened(values), 0), axis)
+
+    losses, weights = -of_class(x), counted.astype(widened(x).dtype)
+    if weight is not None:
+        weights = of_class(jnp.reshape(weight, (-1, *[1] * (x.ndim - axis - 1))))
+        losses = jnp.where(counted, losses * weights, 0)
+    if reduction not in (_MEAN, _SUM):
+        return losses.astype(x.dtype), jnp.zeros((), x.dtype)
+    total = jnp.sum(weights)
+    loss = jnp.sum(losses) / (total if reduction == _MEAN else 1)
+    return loss.astype(x.dtype), total.astype(x.dtype)
+
+
+_NEVER = -1e30
+"""The logarithm of a probability of zero; infinities have no gradient."""
+
+
+@lowers(aten._ctc_loss.default, aten._ctc_loss.Tensor)
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    """Losses, and in place of PyTorch's table of forward variables zeros of its shape.
+
+    Lengths that are traced are arrays. The table of a batch of padded targets then has their width.
+
+    The gradient is PyTorch's, which takes `log_probs` for a result of log_softmax: besides the derivative it has the
+    probabilities, and log_softmax cancels them.
+    """
+    log_probs = widened(log_probs)
+    steps, batch, _ = log_probs.shape
+    labels = _rows(targets, target_lengths)
+    states = jnp.full((batch, 2 * labels.shape[1] + 1), blank).at[:, 1::2].set(labels)
+    skips = jnp.pad((states[:, 2:] != blank) & (states[:, 2:] != states[:, :-2]), ((0, 0), (2, 0)))
+    scores = jnp.take_along_axis(log_probs, jnp.broadcast_to(states, (steps, *states.shape)), 2)
+    scores = jnp.maximum(scores, _NEVER)
+    lengths, ends = _array(input_lengths), 2 * _array(target_lengths)
+
+    def step(alpha, given):
+        score, running = given
+        before = [jnp.pad(alpha, ((0, 0), (k, 0)), constant_values=_NEVER)[:, : alpha.shape[1]] for k in (1, 2)]
+        reached = jnp.logaddexp(jnp.logaddexp(alpha, before[0]), jnp.where(skips, before[1], _NEVER))
+        return jnp.where(running[:, None], jnp.maximum(reached + score, _NEVER), alpha), None
+
+    start = jnp.where(np.arange(states.shape[1]) < 2, scores[0], _NEVER)
+    running = np.arange(steps)[:, None] < lengths
+    alpha, _ = jax.lax.scan(step, start, (scores[1:], running[1:]))
+    last = jnp.take_along_axis(alpha, ends[:, None], 1)[:, 0]
+    label = jnp.take_along_axis(alpha, jnp.maximum(ends - 1, 0)[:, None], 1)[:, 0]
+    total = jnp.logaddexp(last, jnp.where(ends > 0, label, _NEVER))
+    mass = jnp.sum(jnp.where(running[..., None], jnp.exp(log_probs), 0), (0, 2))
+    possible = total > _NEVER / 2
+    loss = jnp.where(possible, -total, 0 if zero_infinity else jnp.inf)
+    # An infinite loss has a gradient of NaN, as in PyTorch.
+    loss = regraft(loss, (mass - total) * jnp.where(possible, 1, 0 if zero_infinity else jnp.nan))
+    return loss, jnp.zeros((batch, steps, states.shape[1]), log_probs.dtype)
+
+
+def _array(lengths: Sequence[int] | jax.Array) -> np.ndarray | jax.Array:
+    return lengths.reshape(-1) if isinstance(lengths, jax.Array) else np.asarray(lengths)
+
+
+def _rows(targets: jax.Array, lengths: Sequence[int] | jax.Array) -> jax.Array:
+    """The labels of each sequence in a row of its own, padded with whatever follows them."""
+    widest = _widest(targets, lengths)
+    if targets.ndim == 2:
+        return targets[:, :widest]
+    counts = _array(lengths)
+    first = np.cumsum(counts) - counts if isinstance(counts, np.ndarray) else jnp.cumsum(counts) - counts
+    return targets[jnp.minimum(first[:, None] + np.arange(widest), max(targets.shape[0] - 1, 0))]
+
+
+def _widest(targets: jax.Array | torch.Tensor, lengths: Sequence[int] | jax.Array | torch.Tensor) -> int:
+    """The most labels of a sequence, or as many as there may be where the lengths are traced."""
+    return max(lengths, default=0) if isinstance(lengths, Sequence) else targets.shape[-1]
+
+
+def _meta(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    steps, batch, _ = log_probs.shape
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * _widest(targets, target_lengths) + 1)
+
+
+METAS[aten._ctc_loss.default] = METAS[aten._ctc_loss.Tensor] = _meta
+
+
+@with_derivatives(
+    lambda t, out, x, y, beta: t * _slope(x - y, beta) / beta,
+    lambda t, out, x, y, beta: -t * _slope(x - y, beta) / beta,
+    lambda t, out, x, y, beta: jnp.zeros_like(t),
+)
+def _huber(x, y, beta):
+    size = jnp.abs(x - y)
+    return jnp.where(size < beta, size * size / (2 * beta), size - beta / 2)
+
+
+def _slope(difference, beta):
+    return jnp.where(difference <= -beta, -beta, jnp.where(difference >= beta, beta, difference))
+
+
+def _reduced(loss, reduction):
+    return loss if reduction == 0 else jnp.mean(loss) if reduction == 1 else jnp.sum(loss)
+
+
+@lowers(aten.smooth_l1_loss.default)
+def smooth_l1_loss(x, y, reduction=1, beta=1.0):
+    x, y = widened(x), widened(y)
+    return _reduced(_huber(x, y, beta) if beta > 0 else absolute(x - y), reduction)
+
+
+@lowers(aten.huber_loss.default)
+def huber_loss(x, y, reduction=1, delta=1.0):
+    return _reduced(_huber(widened(x), widened(y), delta) * delta, reduction)
+
+
+@lowers(aten.binary_cross_entropy.default)
+def binary_cross_entropy(x, target, weight=None, reduction=1):
+    """Logarithms stop at -100 and the gradient's denominator at 1e-12, PyTorch's guards for 0 and 1."""
+    p, t = jax.lax.stop_gradient(widened(x)), jax.lax.stop_gradient(widened(target))
+    log_p, log_q = jnp.log(p), jnp.log1p(-p)
+    value = -(t * jnp.maximum(log_p, -100) + (1 - t) * jnp.maximum(log_q, -100))
+    path = widened(x) * ((p - t) / jnp.maximum(p * (1 - p), 1e-12))
+    loss = regraft(value, path + widened(target) * (log_q - log_p))
+    if weight is not None:
+        loss = loss * weight
+    return loss if reduction == 0 else jnp.mean(loss) if reduction == 1 else jnp.sum(loss)
+
+
+@lowers(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss(x, target, reduction):
+    """A row's labels end at the first negative one."""
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)
+    labels = jnp.where(valid, labels, 0)
+    is_target = jnp.zeros(rows.shape, bool).at[jnp.arange(len(rows))[:, None], labels].max(valid)
+    margins = 1 - jnp.take_along_axis(rows, labels, 1)[:, :, None] + rows[:, None, :]
+    counted = valid[:, :, None] & ~is_target[:, None, :] & (margins > 0)
+    losses = jnp.where(counted, margins, 0).sum((1, 2)) / rows.shape[1]
+    loss = (losses.reshape(target.shape[:-1]), losses.mean(), losses.sum())[reduction]
+    return loss, jnp.reshape(is_target.astype(x.dtype), x.shape)
+
+
+def _multilabel_meta(x, target, reduction):
+    """For one row and no reduction PyTorch's meta device says (1,), its CPU gives ()."""
+    return x.new_empty(target.shape[:-1] if reduction == 0 else ()), x.new_empty(x.shape)
+
+
+METAS[aten.multilabel_margin_loss_forward.default] = _multilabel_meta
