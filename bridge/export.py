@@ -17,7 +17,6 @@ from bridge.arrays import array_of
 from bridge.attributes import Place
 from bridge.call import Call, Request, Result, refuse_gradient_hooks
 from bridge.errors import BridgeError
-from bridge.integers import Int64, check_policy, check_values, checked
 from bridge.internals import is_script
 from bridge.lost_state import check_left, warn_of_arguments
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
@@ -26,6 +25,7 @@ from bridge.randomness import Rng
 from bridge.reachable import Reached, reached_by
 from bridge.recording import restarted
 from bridge.slots import second_names, state_of
+from bridge.symbolic.int64 import Int64, check_policy, check_values, checked
 from bridge.untranslated import Survey
 
 
