@@ -15,6 +15,7 @@ from bridge.internals import below_autograd, below_modes, schema_name
 from bridge.memory import refuse_overlap
 from bridge.metas import check_write, listed, map_tensors, meta_of_strided, traced_meta_of
 from bridge.operations import functional_of, functional_op, has_out
+from bridge.symbolic.ranges import after_write
 from bridge.tensors import BridgeTensor, as_view
 from bridge.views import view_steps
 
@@ -99,14 +100,14 @@ def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> 
         raise NotImplementedError("an in-place operation that changes the shape")
     value = source.value.astype(jax_dtype(target.dtype))
     tracked = any(t._cell.tracked for t in inputs if t is not target) or source._cell.tracked
+    known = after_write(target, source)
     target.write(
         value,
         tracked=tracked,
         grad_enabled=torch.is_grad_enabled(),
         live=source._cell.live,
     )
-    if dispatch.integers is not None:
-        dispatch.integers.written(target, source)
+    target._cell.storage.bounds = known
     return target
 
 

@@ -20,7 +20,6 @@ from bridge.dispatch import Dispatch
 from bridge.effects import Place, Shapes, Snapshot
 from bridge.errors import BridgeError, placed
 from bridge.generators import CallGenerator
-from bridge.integers import check_values
 from bridge.internals import Tracer, gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.memory import has_overlap, roots
 from bridge.overrides import override
@@ -33,6 +32,7 @@ from bridge.results import tensor_inside
 from bridge.scopes import name_calls
 from bridge.shadow import shadow
 from bridge.state import Start, check_final, check_tied, fill, slot_of, state_of, value_in
+from bridge.symbolic.int64 import check_values
 from bridge.tensors import BridgeTensor, blank, fresh
 from bridge.tracing import tracing
 from bridge.untranslated import Survey
@@ -210,8 +210,7 @@ class Call:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
         if not is_array(value):
             return CallGenerator() if isinstance(value, torch.Generator) else value
-        integers = self._dispatch.integers
-        if integers is not None and isinstance(value, (np.ndarray, np.generic)):
+        if self._dispatch.checks_int64 and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
         array = jnp.asarray(value)
         dtype = torch_dtype(array.dtype)
@@ -219,8 +218,6 @@ class Call:
             dtype = torch.int64  # JAX has no wider one, and labels and indices of PyTorch are wide
         meta = blank(array.shape, None, dtype)
         tensor = fresh(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
-        if integers is not None:
-            integers.input(tensor)
         return start_graph(tensor, self.recording)
 
     def _stand_ins(self, request: Request) -> dict[str, BridgeTensor]:

@@ -87,7 +87,7 @@ class Storage:
         self.overlaps = False
         """Whether several elements of the array are one in PyTorch's memory, as in an expanded tensor."""
         self.bounds: Any = None
-        """What is known of the range (`bridge.integer_ranges.Bounds`); of floating-point numbers, until a write."""
+        """What is known of the numbers (`bridge.symbolic.ranges.Interval`), until a write; None if nothing is."""
         REGION.note(self)
 
 
@@ -143,8 +143,7 @@ class Cell:
         self.storage.array = array
         self.storage.version += 1
         self._seen = self.storage.version
-        if has_tangents(array):
-            self.storage.bounds = None
+        self.storage.bounds = None
         REGION.note(self)
         REGION.note(self.storage)
 

@@ -16,7 +16,6 @@ from bridge.cells import differentiable, stop_gradient
 from bridge.draws import drawn_numbers
 from bridge.errors import BridgeError
 from bridge.inlining import cast
-from bridge.integers import REMEDY, RangeError, fitting
 from bridge.internals import decomposition, torchax_lowering
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
@@ -24,6 +23,7 @@ from bridge.metas import listed, map_tensors
 from bridge.operations import takes_dimension
 from bridge.precision import precision_for
 from bridge.randomness import RANDOM
+from bridge.symbolic.int64 import fitting, follow
 from bridge.tensors import BridgeTensor, fresh
 from bridge.untranslated import DEFECT_REMEDY, TRACE_ERRORS, LoweringError
 
@@ -60,11 +60,10 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     outs = listed(metas)
     replaced = _narrowed(func, args, kwargs, inputs, outs) or _broadcast(func, args, kwargs, inputs, outs)
     arrays, array_kwargs = replaced or (arrays, array_kwargs)
-    arrays, array_kwargs = fitting(func, arrays, array_kwargs, any(differentiable(t.dtype) for t in inputs))
+    arrays, array_kwargs = fitting(dispatch, func, inputs, outs, arrays, array_kwargs)
     by_layout = BY_LAYOUT.get(func)
     if by_layout is not None and lowering is LOWERINGS.get(func):
         array_kwargs = array_kwargs | by_layout(*args, **kwargs)
-    bounds = _bounds(dispatch, func, args, kwargs, outs)
     if random:
         values = drawn_numbers(
             dispatch, func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs)
@@ -86,9 +85,7 @@ def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: Brid
     results = tuple(
         result_of(dispatch, func, value, meta, tracked, live, stopped) for value, meta in zip(values, outs, strict=True)
     )
-    if dispatch.integers is not None and bounds is not None:
-        dispatch.integers.note(results, bounds)
-    dispatch.positions.note(func, args, kwargs, results)
+    follow(dispatch, func, args, kwargs, results)
     return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
 
 
@@ -143,20 +140,6 @@ def values_into(seen: list[BridgeTensor]) -> Callable[[BridgeTensor], jax.Array]
         return tensor.value
 
     return leaf
-
-
-def _bounds(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, outs: Any) -> list | None:
-    """What 64-bit integers among the results may be, where JAX stores them in 32 bits."""
-    if dispatch.integers is None:
-        return None
-    try:
-        return dispatch.integers.bounds(func, args, kwargs, outs)
-    except RangeError as error:
-        what = f"`{func.name()}` makes or takes 64-bit integers that 32 bits do not hold: they {error}"
-        if dispatch.survey is None:
-            raise dispatch.error(what, REMEDY) from None
-        dispatch.survey.unsupported.setdefault(func.name(), f"{what}, {dispatch.where()}")
-        return None
 
 
 def result_of(dispatch: Dispatch, func: Any, value: Any, meta: Any, tracked: bool, live: bool, stopped: bool) -> Any:

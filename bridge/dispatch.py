@@ -22,7 +22,6 @@ from bridge.computation import compute
 from bridge.draws import seeded_generator
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
-from bridge.integers import REMEDY, Integers, RangeError, checked
 from bridge.internals import (
     HigherOrderOperator,
     Tracer,
@@ -40,8 +39,8 @@ from bridge.operations import draws_numbers, each_of, is_random, kind_of, shapes
 from bridge.precision import precision_is_given
 from bridge.randomness import RANDOM, Rng
 from bridge.recording import NO_GRAPH
+from bridge.symbolic.int64 import checked, note_constant
 from bridge.tensors import BridgeTensor
-from bridge.traced_positions import Positions
 from bridge.untranslated import SHAPE_REMEDY, TRACE_ERRORS, UNSUPPORTED_REMEDY, Survey, of_functions, untranslated
 from bridge.value_checks import check_matrix, number_of
 
@@ -88,8 +87,7 @@ class Dispatch(UncompiledDispatchMode):
         self.metas_of = MetaCache()
         self.products_of_pytorch = not precision_is_given()
         self._int64 = int64
-        self.integers = Integers() if checked(int64) else None
-        self.positions = Positions()
+        self.checks_int64 = checked(int64)
         self.is_istft = False
         """Whether the operations are those of `torch.istft`."""
         self.entry: types.FrameType | None = None
@@ -120,12 +118,8 @@ class Dispatch(UncompiledDispatchMode):
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
         tensor = self._adopted.adopt(self, real)
-        if self.integers is not None and tensor is not real:
-            try:
-                self.integers.constant(real, tensor)
-            except RangeError as error:
-                what = f"a constant holds 64-bit integers that 32 bits do not hold: they {error}"
-                raise self.error(what, REMEDY) from None
+        if tensor is not real:
+            note_constant(self, real, tensor)
         return tensor
 
     def take_over(self, real: torch.Tensor) -> BridgeTensor:

@@ -9,7 +9,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import torch
@@ -39,9 +39,6 @@ class BridgeWarning(UserWarning):
 
 class TracedCall(Protocol):
     """A traced call."""
-
-    integers: Any
-    """Follows the ranges of integers; None where they have 64 bits or may wrap."""
 
     def may_write(self, real: torch.Tensor) -> bool:
         """Whether the memory of the real tensor is the call's own."""

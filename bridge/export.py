@@ -17,12 +17,12 @@ from bridge.arrays import array_of
 from bridge.call import Request, Result, refuse_gradient_hooks, run_call
 from bridge.effects import Verdicts
 from bridge.errors import BridgeError
-from bridge.integers import Int64, check_policy, check_values, checked
 from bridge.internals import is_script
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng
 from bridge.state import second_names, state_of
+from bridge.symbolic.int64 import Int64, check_policy, check_values, checked
 from bridge.untranslated import Survey
 
 

@@ -16,15 +16,6 @@ from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
-from bridge.indexing import (
-    conditions_among,
-    is_traced_number,
-    is_traced_place,
-    is_whole,
-    is_window,
-    places_of,
-    selected,
-)
 from bridge.internals import (
     GET_BASE,
     IS_VIEW,
@@ -38,10 +29,18 @@ from bridge.internals import (
     wrapped_by_transform,
 )
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
-from bridge.masked import MaskedRows, is_mask, rows_by_mask
 from bridge.omitted_arguments import with_omitted
-from bridge.prefixes import SIZED, Prefix, is_prefix, prefix, sized
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
+from bridge.symbolic.indexing import (
+    conditions_among,
+    is_traced_number,
+    is_traced_place,
+    is_whole,
+    is_window,
+    places_of,
+    selected,
+)
+from bridge.symbolic.ragged import SIZED, Rows, is_mask, is_prefix, refused, rows_by_length, rows_by_mask, sized
 from bridge.tensors import RECORDING, BridgeTensor
 
 _GRADIENT_HOOKS = (
@@ -94,6 +93,9 @@ class Functions(TorchFunctionMode):
 
     def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         """By a class that is no tensor and has a `__torch_function__`, or by PyTorch's error if none of them knows."""
+        op = FUNCTIONS.get(func)
+        if Rows in types and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
+            raise refused(f"`{func.__name__}`")  # its lowering would see all rows
         for cls in types:
             with self:
                 result = cls.__torch_function__(func, types, args, kwargs)
@@ -154,7 +156,7 @@ class Functions(TorchFunctionMode):
         if any(map(is_mask, places)) and self._can_select():
             rows = rows_by_mask(tensor, index, self._dispatch.where())
             return func(*args, **kwargs) if rows is None else rows
-        if not any(is_traced_number(i) or self._is_window(i) or is_prefix(i) for i in places):
+        if not any(is_traced_number(i) or is_window(i) or is_prefix(i) for i in places):
             return func(*args, **kwargs)
         if not self._can_select():
             if self._dispatch.recording:
@@ -167,9 +169,9 @@ class Functions(TorchFunctionMode):
         if not isinstance(tensor, BridgeTensor):
             tensor = dispatch.take_over(tensor) if dispatch.may_write(tensor) else dispatch.adopt(tensor)
         if any(map(is_prefix, places)):
-            made = prefix(tensor, places, dispatch.positions, dispatch.error, dispatch.where())
+            made = rows_by_length(tensor, places, dispatch.error, dispatch.where())
             return func(*args, **kwargs) if made is None else made
-        view, rest = selected(tensor, places, dispatch.positions, dispatch.error)
+        view, rest = selected(tensor, places, dispatch.error)
         return func(view, rest) if rest else view
 
     def _masked_select(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -182,9 +184,6 @@ class Functions(TorchFunctionMode):
         rows = rows_by_mask(tensor, mask, self._dispatch.where())
         return func(*args, **kwargs) if rows is None else rows
 
-    def _is_window(self, place: Any) -> bool:
-        return is_window(place, self._dispatch.positions)
-
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
         """`x[i] = value`, likewise."""
         tensor, index, value = args
@@ -192,14 +191,12 @@ class Functions(TorchFunctionMode):
         conditions = conditions_among(places)
         if conditions and self._can_select():
             return self._set_if(func, tensor, places, conditions, value)
-        if not any(is_traced_number(i) or self._is_window(i) for i in places):
+        if not any(is_traced_number(i) or is_window(i) for i in places):
             return func(*args, **kwargs)
         if not all(is_traced_place(i) or is_whole(i) for i in places):
             if not self._can_select():
                 return func(*args, **kwargs)
-            view, rest = selected(
-                self._dispatch.take_over(tensor), places, self._dispatch.positions, self._dispatch.error
-            )
+            view, rest = selected(self._dispatch.take_over(tensor), places, self._dispatch.error)
             return func(view, rest, value)
         value = torch.as_tensor(value, dtype=tensor.dtype) if not isinstance(value, torch.Tensor) else value
         places = [None if is_whole(i) else i for i in places]
@@ -254,7 +251,7 @@ class Functions(TorchFunctionMode):
 
     def _sized(self, func: Any, args: tuple, kwargs: dict) -> Any:
         dispatch = self._dispatch
-        made = sized(func, args, kwargs, dispatch.positions, dispatch.error, dispatch.where())
+        made = sized(func, args, kwargs, dispatch.error, dispatch.where())
         return self._plain(func, args, kwargs) if made is None else made
 
     def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -279,7 +276,7 @@ class Functions(TorchFunctionMode):
         """`value` with what stands for a real tensor whose memory the call has traced."""
         if type(value) in (list, tuple):
             return type(value)(self._traced(v) for v in value)
-        if type(value) in (MaskedRows, Prefix) or not isinstance(value, torch.Tensor):
+        if type(value) is Rows or not isinstance(value, torch.Tensor):
             return value
         if isinstance(value, BridgeTensor) or wrapped_by_transform(value):
             return value

@@ -15,6 +15,7 @@ from bridge.cumulative_average import asks_for_counter
 from bridge.errors import is_framework
 from bridge.exception_handlers import caught_by_the_module
 from bridge.internals import Tracer, below_modes
+from bridge.symbolic.ranges import known_number
 from bridge.tensors import BridgeTensor
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def number_of(dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> Any:
     """The value as a Python number. Raises `BridgeError` if it is traced, not known, and more than checked."""
     value = tensor.value
     if isinstance(value, Tracer):
-        known = dispatch.positions.number(value)
+        known = known_number(tensor)
         if known is not None:
             return bool(known) if value.dtype == bool else known
         answer = answer_to_a_check()

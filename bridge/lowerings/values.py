@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from bridge.arrays import jax_dtype
-from bridge.errors import calls_of_thread, refusal
-from bridge.integer_ranges import range_of
+from bridge.errors import refusal
 from bridge.internals import Tracer, below_modes, tree_map_only
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
+from bridge.symbolic.ranges import range_of
 from bridge.tensors import BridgeTensor, blank, fresh
 
 aten = torch.ops.aten
@@ -61,13 +61,11 @@ def bincount(x, weights=None, minlength=0):
         if not isinstance(weights, BridgeTensor) or not isinstance(weights.value, Tracer):
             return _bincount_by_pytorch(x, weights, minlength)
         minlength = max(minlength, int(x.max()) + 1 if x.numel() else 0)
-    elif not (range_of(x)[0] >= 0 and range_of(x)[1] < minlength):
-        followed = all(call.integers is not None for call in calls_of_thread()[-1:])
+    elif not (range_of(x).low >= 0 and range_of(x).high < minlength):
         raise refusal(
             "`torch.bincount` counts numbers that are not known to be less than `minlength`, so the shape of its "
-            "result depends on data" + ("" if followed else " (with 64-bit integers, no ranges are followed)"),
-            "write one_hot(x, n).sum(0) with a number n of classes"
-            + (", or x.clamp(0, n - 1) and minlength=n" if followed else ""),
+            "result depends on data",
+            "write one_hot(x, n).sum(0) with a number n of classes, or x.clamp(0, n - 1) and minlength=n",
         )
     if weights is None:
         weights = torch.ones(x.shape, dtype=torch.int64)

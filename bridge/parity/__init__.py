@@ -15,12 +15,12 @@ from bridge.arrays import array_of
 from bridge.cells import differentiable
 from bridge.errors import BridgeError
 from bridge.export import check_method, export
-from bridge.integers import Int64, check_values, checked
 from bridge.parity.leaves import compare
 from bridge.parity.report import Environment, ParityReport, Row
 from bridge.parity.sides import Call, JaxSide, TorchSide, copied, named_inputs
 from bridge.parity.sides import jitter as add_jitter
 from bridge.pytrees import convert
+from bridge.symbolic.int64 import Int64, check_values, checked
 
 __all__ = ["Environment", "ParityReport", "Row", "verify"]
 

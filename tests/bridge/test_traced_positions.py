@@ -80,6 +80,18 @@ def masked(query, key, value, n):
     )
 
 
+def summed(x, i):
+    first = x[:, : i.clamp(0, 6)]
+    return first.sum(), (first.log().abs() * first).mean(), torch.exp(x[: i.clamp(1, 3)] * x[0]).sum()
+
+
+def test_sums_and_means_of_a_traced_length_are_pytorch_s():
+    """What lies beyond is zero, whose logarithm has no part in a gradient."""
+    x = (TABLE.abs() + 0.1).index_fill(1, torch.tensor([3, 4, 5]), 0.0)
+    report = bridge.verify(Call(summed), x, torch.tensor(3))
+    assert report.ok, f"\n{report}"
+
+
 @pytest.mark.slow
 def test_masks_of_a_traced_length_are_pytorch_s():
     report = bridge.verify(Call(masked), QUERY, KEY, VALUE, torch.tensor(4))
@@ -153,8 +165,13 @@ REFUSED = {
     "a step": (lambda x, i: x[i.clamp(0, 2) : i.clamp(0, 2) + 2 : 2], ASKS),
     "two positions": (lambda x, i: x[i.clamp(0, 2) : (i + 1).clamp(0, 2)], ASKS),
     "a branch that the range does not decide": (lambda x, i: x if i.clamp(0, 3) > 2 else -x, ASKS),
-    "a sum": (lambda x, i: x[: i.clamp(0, 3)].sum(), f"{DEPENDS}, which `sum` needs"),
-    "a product": (lambda x, i: x[: i.clamp(0, 3)] * 2, f"{DEPENDS}, which `__mul__` needs"),
+    "a sum along a dimension": (lambda x, i: x[: i.clamp(0, 3)].sum(0), f"{DEPENDS}, which `sum` needs"),
+    "a product": (lambda x, i: x[: i.clamp(0, 3)] @ x, f"{DEPENDS}, which `__matmul__`"),
+    "a write": (lambda x, i: (y := x * 1, y[: i.clamp(0, 3)].mul_(2))[0], f"{DEPENDS}, which `mul_` needs"),
+    "two lengths in a sum": (
+        lambda x, i: (x[: i.clamp(0, 3)] + x[: i.clamp(0, 2)]).sum(),
+        f"{DEPENDS}, which `__add__` of rows by two masks",
+    ),
     "a result": (lambda x, i: x[: i.clamp(0, 3)], f"{DEPENDS}, which a result, or a check of its type"),
     "keys alone": (
         lambda x, i: F.scaled_dot_product_attention(x, x[: i.clamp(0, 3)], x),

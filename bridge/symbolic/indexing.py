@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ import torch
 
 from bridge.cells import View
 from bridge.internals import Tracer
+from bridge.symbolic.ranges import distance, range_of
 from bridge.tensors import BridgeTensor, as_view, blank
 
-if TYPE_CHECKING:
-    from bridge.traced_positions import Positions
-
+Error = Callable[[str, str], Exception]
+"""Makes the error of the traced call from what was found and a remedy."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -39,13 +39,13 @@ def conditions_among(places: tuple) -> list[BridgeTensor]:
     return [i for i in bools if isinstance(i.value, Tracer)]
 
 
-def is_window(index: Any, positions: Positions) -> bool:
-    """Whether an index is `i : i + n` with a traced i and a number n."""
+def is_window(index: Any) -> bool:
+    """True if an index is `i : i + n` with a traced i and a number n."""
     if not isinstance(index, slice) or index.step not in (None, 1):
         return False
     if not is_traced_number(index.start) or not is_traced_number(index.stop):
         return False
-    return positions.distance(index.stop, index.start) is not None
+    return distance(index.stop, index.start) is not None
 
 
 def is_whole(index: Any) -> bool:
@@ -56,10 +56,8 @@ def places_of(index: Any) -> tuple:
     return index if type(index) is tuple else (index,)
 
 
-def selected(
-    tensor: BridgeTensor, places: tuple, positions: Positions, error: Callable[[str, str], Exception]
-) -> tuple[BridgeTensor, tuple]:
-    """The view at the traced integers and windows among `places`, and the other places in it, as PyTorch counts them.
+def selected(tensor: BridgeTensor, places: tuple, error: Error) -> tuple[BridgeTensor, tuple]:
+    """Returns the view at the traced integers and windows among `places`, and the other places as counted in it.
 
     Raises PyTorch's `IndexError` for too many of them, and `error(what, remedy)` for a window that may lie outside.
     """
@@ -72,9 +70,9 @@ def selected(
     ellipsis = next((i for i, place in enumerate(places) if place is Ellipsis), len(places))
     skipped = tensor.dim() - taken
     traced = [(dims[i] + skipped * (i > ellipsis), p) for i, p in enumerate(places) if is_traced_place(p)]
-    windows = {i for i, p in enumerate(places) if is_window(p, positions)}
+    windows = {i for i, p in enumerate(places) if is_window(p)}
     for i in windows:
-        tensor = _narrow(tensor, dims[i] + skipped * (i > ellipsis), places[i], positions, error)
+        tensor = _narrow(tensor, dims[i] + skipped * (i > ellipsis), places[i], error)
     for dim, place in reversed(traced):
         tensor = _select(tensor, dim, place)
     rest = [slice(None) if i in windows else p for i, p in enumerate(places)]
@@ -102,13 +100,11 @@ def _select(tensor: BridgeTensor, dim: int, place: BridgeTensor) -> BridgeTensor
     return _view(tensor, shape, stride, get, put)
 
 
-def _narrow(
-    tensor: BridgeTensor, dim: int, window: slice, positions: Positions, error: Callable[[str, str], Exception]
-) -> BridgeTensor:
-    """Elements `i : i + n` of a dimension. Raises `error` unless all are known to be there; PyTorch gives fewer."""
+def _narrow(tensor: BridgeTensor, dim: int, window: slice, error: Error) -> BridgeTensor:
+    """Returns elements `i : i + n` of a dimension. Raises `error` unless all are there: PyTorch gives fewer."""
     start, size = window.start, tensor.shape[dim]
-    length = max(positions.distance(window.stop, start) or 0, 0)
-    low, high = positions.of(start).range
+    length = max(distance(window.stop, start) or 0, 0)
+    low, high = range_of(start)[:2]
     if low < 0 or high + length > size:
         raise error(
             f"`x[i : i + {length}]` of {size} elements has a traced i that may be from {low} to {high}",

@@ -1,0 +1,372 @@
+"""Intervals of the numbers in a tensor, followed while tracing by the operations that index arithmetic is made of.
+
+An end that is not known is infinite, so a finite end says something. A tensor whose elements are all one integer also
+knows which: `pos + 2` is the root `pos` and the offset 2, so the length of `x[pos : pos + 2]` is known. An unknown
+integer counts as one that the addition of a small number does not make wrap.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import torch
+
+from bridge.internals import arguments as arguments_of
+from bridge.internals import schema_name
+from bridge.tensors import BridgeTensor
+
+
+class Interval(NamedTuple):
+    """Least and largest value, both included, and the integer that all elements are equal to, if there is one."""
+
+    low: float
+    high: float
+    root: Any = None
+    """That integer is `root + offset`; `NUMBER` stands for 0."""
+    offset: int = 0
+
+
+UNKNOWN = Interval(-math.inf, math.inf)
+NUMBER = "number"
+_HUGE = 2**200
+
+
+class _Root:
+    """The integer in an array without dimensions."""
+
+    def __init__(self, array: jax.Array):
+        self._array = array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Root) and other._array is self._array
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+_NARROW = (torch.uint8, torch.int8, torch.int16)
+_INTEGERS = (*_NARROW, torch.int32, torch.int64)
+_OF_DTYPE = {d: Interval(torch.iinfo(d).min, torch.iinfo(d).max) for d in _NARROW} | {torch.bool: Interval(0, 1)}
+
+
+def range_of(value: Any) -> Interval:
+    """Returns the interval of a tensor or a Python number."""
+    if not isinstance(value, BridgeTensor):
+        is_number = isinstance(value, (int, float)) and abs(value) < _HUGE
+        return Interval(value, value, NUMBER, value) if is_number else UNKNOWN  # pyright: ignore
+    storage, dtype = value._cell.storage, value.dtype
+    known = storage.bounds
+    if known is None or (storage.layout is not None and storage.layout.dtype != dtype):
+        known = _OF_DTYPE.get(dtype, UNKNOWN)
+    if known.root is None and not value.dim() and dtype in _INTEGERS:
+        return Interval(known.low, known.high, _Root(value.value))
+    return known
+
+
+def known_number(tensor: BridgeTensor) -> int | None:
+    """Returns the only value that a traced number can have, that of a decided comparison, say; None if several."""
+    low, high = range_of(tensor)[:2]
+    return int(low) if low == high and not tensor.dtype.is_floating_point else None
+
+
+def distance(a: BridgeTensor | int, b: BridgeTensor | int) -> int | None:
+    """Returns `a - b` of two integers that are the same one plus numbers; None for others."""
+    left, right = range_of(a), range_of(b)
+    return left.offset - right.offset if left.root is not None and left.root == right.root else None
+
+
+def after_write(target: BridgeTensor, source: BridgeTensor) -> Interval | None:
+    """Returns what is known of the memory of `target` once that holds `source`; None if nothing is."""
+    if source.dtype != target.dtype:
+        return None
+    return union(range_of(target), range_of(source)) if target._views else range_of(source)
+
+
+def union(*ranges: Interval) -> Interval:
+    return Interval(min(r.low for r in ranges), max(r.high for r in ranges))
+
+
+def _plus(a: Interval, b: Interval) -> Interval:
+    root = a.root if b.root == NUMBER else None
+    return Interval(a.low + b.low, a.high + b.high, root, a.offset + b.offset)
+
+
+def times(a: Interval, b: Interval) -> Interval:
+    if a.root == b.root == NUMBER:
+        return range_of(a.low * b.low)
+    ends = [x * y if x and y else 0 for x in a[:2] for y in b[:2]]  # infinity times 0 is 0 here
+    return Interval(min(ends), max(ends))
+
+
+def is_finite(r: Interval) -> bool:
+    return not (math.isinf(r.low) or math.isinf(r.high))
+
+
+class Call:
+    """One call of an operation as a rule sees it."""
+
+    def __init__(self, name: str, func: Any, args: tuple, kwargs: dict, out: torch.Tensor):
+        self.name, self.func, self.args, self.kwargs, self.out = name, func, args, kwargs, out
+        self.factor: float | None = None
+        """The largest known factor of a product of which nothing is known, at least 1; None for any other result."""
+
+    def named(self, name: str, default: Any = None) -> Any:
+        for argument, value in zip(arguments_of(self.func), self.args, strict=False):
+            if argument.name == name:
+                return value
+        return self.kwargs.get(name, default)
+
+    def range(self, index: int) -> Interval:
+        return range_of(self.args[index])
+
+    def size(self) -> Interval:
+        """Returns the number of elements along `dim`, or of all if the call names none."""
+        x, dim = self.args[0], self.named("dim")
+        count = x.shape[dim] if isinstance(dim, int) and x.dim() else x.numel()
+        return Interval(count, count)
+
+    def product(self, a: Interval, b: Interval) -> Interval:
+        result = times(a, b)
+        if not is_finite(result) and not any(r.low >= -1 and r.high <= 1 for r in (a, b)):
+            finite = [abs(end) for r in (a, b) for end in r[:2] if not math.isinf(end)]
+            self.factor = max(finite, default=1)
+        return result
+
+    def power(self, base: Interval, exponent: Interval) -> Interval:
+        size, count = max(abs(base.low), abs(base.high)), max(exponent.high, 0)
+        if size <= 1:
+            top: float = 1
+        elif math.isinf(size) or math.isinf(count):
+            top, self.factor = math.inf, 1
+        else:
+            top = _HUGE if count * math.log2(size) > 199 else size**count
+        return Interval(0 if base.low >= 0 else -top, max(top, 1))
+
+
+Rule = Callable[[Call], "Interval | tuple[Interval, ...]"]
+RULES: dict[str, Rule] = {}
+"""Name of the ATen operation without underscores around it -> interval of its result, or of each."""
+_FIXED: dict[str, Interval] = {
+    **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], Interval(0, 0)),
+    **dict.fromkeys(["ones", "ones_like", "new_ones"], Interval(1, 1)),
+    **dict.fromkeys(["sigmoid", "eye"], Interval(0, 1)),
+    **dict.fromkeys(["sign", "sgn"], Interval(-1, 1)),
+}
+_LIMITS = {
+    **dict.fromkeys(["clamp", "clip", "clamp_min", "clamp_max"], ("min", "max")),
+    "hardtanh": ("min_val", "max_val"),
+}
+LIMITING = {*_LIMITS, "sigmoid"}
+"""Operations that limit floats whatever is known of these."""
+_COPIES = (
+    "clone to_copy contiguous alias lift_fresh lift_fresh_copy index index_select gather take embedding flip roll "
+    "repeat amax amin repeat_interleave unfold unsafe_view unsafe_index constant_pad_nd tril triu"
+)
+OF_FLOATS = {
+    *_COPIES.split(),
+    *LIMITING,
+    *["copy", "round", "floor", "ceil", "trunc", "add", "sub", "mul", "div", "neg", "abs", "where", "cat", "stack"],
+}
+"""Operations that are followed for floats, because these become indices: `x.round().clamp(0, 255).long()`."""
+
+
+@functools.cache
+def rule_of(func: Any) -> tuple[str, Rule] | None:
+    """Returns the name of an operation and its rule; None if any number may come out of it."""
+    name = schema_name(func).removeprefix("aten::").strip("_")
+    return (name, RULES[name]) if name in RULES else None
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names.split(), function))
+        return function
+
+    return register
+
+
+RULES |= {name: lambda call, interval=interval: interval for name, interval in _FIXED.items()}
+RULES |= {
+    **dict.fromkeys(["round", "floor", "ceil", "trunc"], lambda c: c.range(0)),
+    "copy": lambda c: c.range(1),
+    "where": lambda c: union(c.range(1), c.range(2)),
+    "neg": lambda c: times(c.range(0), range_of(-1)),
+    "mul": lambda c: c.product(c.range(0), c.range(1)),
+    "square": lambda c: c.product(c.range(0), c.range(0)),
+    "pow": lambda c: c.power(c.range(0), c.range(1)),
+    "sum": lambda c: times(c.range(0), range_of(c.args[0].numel() // max(1, c.out.numel()))),
+    "cumsum": lambda c: union(c.range(0), times(c.range(0), c.size())),
+    "count_nonzero": lambda c: Interval(0, c.args[0].numel()),
+}
+
+
+@rule(_COPIES)
+def _copied(call: Call) -> Interval:
+    known = call.range(0)
+    is_padded = call.name in ("constant_pad_nd", "tril", "triu")
+    return union(known, range_of(call.named("value", 0))) if is_padded else known
+
+
+@rule("cat stack")
+def _joined(call: Call) -> Interval:
+    return union(*map(range_of, call.args[0]))
+
+
+@rule("topk sort kthvalue mode cummax cummin argmax argmin argsort")
+def _picked(call: Call) -> tuple[Interval, ...]:
+    """Elements of the input, and their places."""
+    x, is_place = call.args[0], call.name.startswith("arg")
+    dim = call.named("dim", None if is_place else -1)
+    places = Interval(0, max((x.shape[dim] if isinstance(dim, int) and x.dim() else x.numel()) - 1, 0))
+    return (places,) if is_place else (Interval(*call.range(0)[:2]), places)
+
+
+_FILLED_BY = {"masked_fill": 2, "masked_scatter": 2, "index_put": 2, "scatter": 3, "index_fill": 3, "slice_scatter": 1}
+"""Which argument holds what is put into a copy of the first one."""
+
+
+@rule(" ".join(_FILLED_BY))
+def _filled(call: Call) -> Interval:
+    if call.named("accumulate") or call.named("reduce"):
+        return UNKNOWN
+    return union(call.range(0), call.range(_FILLED_BY[call.name]))
+
+
+@rule("index_add scatter_add")
+def _added_into(call: Call) -> Interval:
+    """As many terms for one place as the index has along the dimension; that of `index_add` has only one."""
+    index = call.args[2]
+    count = index.numel() if index.dim() < 2 else index.shape[call.args[1]]
+    terms = times(times(call.range(3), range_of(call.named("alpha", 1))), range_of(count))
+    return _plus(call.range(0), union(Interval(0, 0), terms))
+
+
+@rule("fill full full_like new_full scalar_tensor")
+def _full(call: Call) -> Interval:
+    return range_of(next((v for n in ("fill_value", "value", "s") if (v := call.named(n)) is not None), None))
+
+
+@rule("arange")
+def _arange(call: Call) -> Interval:
+    return union(*map(range_of, (call.named("start", 0), call.named("end"))))
+
+
+@rule("max min minimum maximum")
+def _larger(call: Call) -> Interval | tuple[Interval, ...]:
+    if not isinstance(call.named("other"), BridgeTensor):
+        return _picked(call)
+    (a, b, *_), (c, d, *_) = call.range(0), call.range(1)
+    choose = min if "min" in call.name else max
+    return Interval(choose(a, c), choose(b, d))
+
+
+@rule(" ".join(_LIMITS))
+def _clamped(call: Call) -> Interval:
+    known, names = call.range(0), _LIMITS[call.name]
+    of_hardtanh = (-1, 1) if call.name == "hardtanh" else (None, None)
+    least, most = map(call.named, names, of_hardtanh)
+    low, high = known[:2]
+    if least is not None:
+        low, high = max(low, range_of(least).low), max(high, range_of(least).high)
+    if most is not None:
+        low, high = min(low, range_of(most).low), min(high, range_of(most).high)
+    if (low, high) == known[:2]:
+        return known
+    by_numbers = not isinstance(least, torch.Tensor) and not isinstance(most, torch.Tensor)
+    same = ("clamp", known.root, known.offset, least, most) if by_numbers and known.root is not None else None
+    return Interval(low, high, same)
+
+
+@rule("add sub rsub")
+def _sum(call: Call) -> Interval:
+    a, b = (call.range(1), call.range(0)) if call.name == "rsub" else (call.range(0), call.range(1))
+    scale = call.named("alpha", 1) * (1 if call.name == "add" else -1)
+    return _plus(a, b if isinstance(scale, int) and scale == 1 else times(b, range_of(scale)))
+
+
+@rule("abs")
+def _absolute(call: Call) -> Interval:
+    low, high = call.range(0)[:2]
+    return Interval(max(0, low, -high), max(abs(low), abs(high)))
+
+
+@rule("mm bmm mv dot matmul")
+def _contracted(call: Call) -> Interval:
+    return times(call.product(call.range(0), call.range(1)), range_of(call.args[0].shape[-1]))
+
+
+@rule("lshift bitwise_left_shift")
+def _shifted_left(call: Call) -> Interval:
+    return call.product(call.range(0), call.power(range_of(2), call.range(1)))
+
+
+@rule("rshift bitwise_right_shift")
+def _shifted_right(call: Call) -> Interval:
+    low, high = call.range(0)[:2]
+    return Interval(min(low, 0), max(high, -1))
+
+
+@rule("prod cumprod")
+def _multiplied(call: Call) -> Interval:
+    return union(call.range(0), call.power(call.range(0), call.size()))
+
+
+@rule("remainder")
+def _remainder(call: Call) -> Interval:
+    (low, high, *_), (least, most, *_) = call.range(0), call.range(1)
+    if least > 0:
+        return Interval(0, min(most - 1, high) if low >= 0 else most - 1)
+    size = max(abs(least), abs(most), 1) - 1
+    return Interval(-size, size)
+
+
+@rule("floor_divide div")
+def _quotient(call: Call) -> Interval:
+    a, b = call.range(0), call.range(1)
+    if call.out.dtype.is_floating_point:
+        exact = b.low * b.high > 0 and call.named("rounding_mode") is None
+        return times(a, Interval(1 / b.high, 1 / b.low)) if exact else UNKNOWN
+    if b.low <= 0:
+        size = max(abs(a.low), abs(a.high))
+        return Interval(-size, size)
+    if not is_finite(a) or not is_finite(b):
+        return union(a, Interval(0, 0))
+    ends = [q for x in a[:2] for y in b[:2] for q in (x // y, -(-x // y))]
+    return Interval(min(ends), max(ends))
+
+
+@rule("bitwise_and and")
+def _both_bits(call: Call) -> Interval:
+    tops = [r.high for r in (call.range(0), call.range(1)) if r.low >= 0]
+    return Interval(0, min(tops)) if tops else UNKNOWN
+
+
+@rule("bitwise_or bitwise_xor or xor")
+def _either_bits(call: Call) -> Interval:
+    a, b = call.range(0), call.range(1)
+    top = max(a.high, b.high)
+    return Interval(0, 2 ** int(top).bit_length() - 1) if min(a.low, b.low) >= 0 and top < _HUGE else UNKNOWN
+
+
+_COMPARISONS: dict[str, Callable[[float, float], tuple[bool, bool]]] = {
+    "eq": lambda low, high: (low == high == 0, low > 0 or high < 0),
+    "ne": lambda low, high: (low > 0 or high < 0, low == high == 0),
+    "lt": lambda low, high: (high < 0, low >= 0),
+    "ge": lambda low, high: (low >= 0, high < 0),
+    "gt": lambda low, high: (low > 0, high <= 0),
+    "le": lambda low, high: (high <= 0, low > 0),
+}
+"""Whether the ends of `a - b` say that the comparison holds, and whether they say that it does not."""
+
+
+@rule(" ".join(_COMPARISONS))
+def _compared(call: Call) -> Interval:
+    if any(isinstance(a, BridgeTensor) and a.dtype.is_floating_point for a in call.args):
+        return Interval(0, 1)  # of nan, no comparison but `!=` holds
+    a, b, apart = call.range(0), call.range(1), distance(*call.args[:2])
+    ends = (a.low - b.high, a.high - b.low) if apart is None else (apart, apart)
+    holds, fails = _COMPARISONS[call.name](*ends)
+    return Interval(int(holds), int(not fails))
