@@ -57,7 +57,7 @@ def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -
     target = args[0]
     if schema_name(func) == "aten::set_":
         raise NotImplementedError(GIVES_MEMORY)
-    if schema_name(func) == "aten::as_strided_":
+    if schema_name(func) == "aten::as_strided_" and not _keeps_places(target, *args[1:], **kwargs):
         raise NotImplementedError("PyTorch's gradient of it is wrong where the memory is written later; use as_strided")
     _refuse_write_into_leaf(target)
     _refuse_write_into_view(target, [])
@@ -70,6 +70,16 @@ def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -
         func(*args, **kwargs)  # PyTorch's own record of the shape
     target.become(view)
     return target
+
+
+def _keeps_places(target: BridgeTensor, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+    """True if every element stays where it is, as in PyTorch's pooling to one element of channels-last images."""
+    strides = zip(size, stride, target._meta.stride(), strict=True) if len(size) == target.dim() else ((2, 0, 1),)
+    return (
+        tuple(size) == tuple(target.shape)
+        and storage_offset in (None, target._meta.storage_offset())
+        and all(n <= 1 or new == old for n, new, old in strides)
+    )
 
 
 def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
