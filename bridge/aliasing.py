@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bridge.argument_checks import raise_if_not_cast
 from bridge.arrays import jax_dtype
 from bridge.computation import compute, values_into
+from bridge.eager_errors import raise_if_not_cast
 from bridge.internals import below_autograd, below_modes, schema_name
 from bridge.memory import refuse_overlap
 from bridge.metas import check_write, listed, map_tensors, meta_of_strided, traced_meta_of

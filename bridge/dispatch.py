@@ -13,26 +13,26 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import torch
 
 from bridge.adoption import Adopted
 from bridge.aliasing import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.argument_checks import ORDINARY, raise_if_refused
 from bridge.computation import compute
 from bridge.draws import seeded_generator
+from bridge.eager_errors import kernel_error, raise_if_refused
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
 from bridge.integers import REMEDY, Integers, RangeError, checked
 from bridge.internals import (
     HigherOrderOperator,
-    Tracer,
     UncompiledDispatchMode,
     is_composite,
     is_without_memory,
     returns,
     schema_name,
 )
-from bridge.kernel_checks import as_said_by_kernel
+from bridge.item import check_matrix, is_all_true, is_equal, number_of
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule
 from bridge.metas import MetaCache
@@ -42,8 +42,17 @@ from bridge.randomness import RANDOM, Rng
 from bridge.recording import NO_GRAPH
 from bridge.tensors import BridgeTensor
 from bridge.traced_positions import Positions
-from bridge.untranslated import SHAPE_REMEDY, TRACE_ERRORS, UNSUPPORTED_REMEDY, Survey, of_functions, untranslated
-from bridge.value_checks import check_matrix, number_of
+from bridge.untranslated import (
+    DEFECT_REMEDY,
+    SHAPE_REMEDY,
+    TRACE_ERRORS,
+    UNSUPPORTED_REMEDY,
+    LoweringError,
+    Survey,
+    asked_inside,
+    of_functions,
+    untranslated,
+)
 
 aten = torch.ops.aten
 
@@ -90,10 +99,8 @@ class Dispatch(UncompiledDispatchMode):
         self._int64 = int64
         self.integers = Integers() if checked(int64) else None
         self.positions = Positions()
-        self.is_istft = False
-        """Whether the operations are those of `torch.istft`."""
-        self.entry: types.FrameType | None = None
-        """The frame in which the bridge runs the module's code, while it does."""
+        self.checked: str | None = None
+        """Within a function of `item.CHECKING`: what it checks."""
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
@@ -159,27 +166,36 @@ class Dispatch(UncompiledDispatchMode):
         if isinstance(func, HigherOrderOperator):
             raise self.error(*of_functions(func))
         try:
-            if func not in ORDINARY:
-                raise_if_refused(func, args, kwargs, nested=bool(self._nested))
+            raise_if_refused(func, args, kwargs)
             return self._translated(func, args, kwargs)
-        except Exception as error:
-            of_kernel = None if self._nested else as_said_by_kernel(error, func, args, kwargs)
-            if of_kernel is not None:
-                of_kernel.add_note(self.where())
-                raise of_kernel from None
-            if isinstance(error, ValueError) and func not in ORDINARY and func.namespace == "aten":
-                # Of PyTorch's form in Python, which its meta device runs; the kernel has not refused the arguments.
-                raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error
-            if not isinstance(error, BridgeError) and not hasattr(error, "__notes__"):
-                error.add_note(self.where())  # to PyTorch's own message
+        except BridgeError:
             raise
+        except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
+            self._raise_as_pytorch(error, func, args, kwargs)
+            raise
+
+    def _raise_as_pytorch(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> None:
+        """Raise the error of PyTorch's kernel in place of its meta device's or of a lowering's, if there is one."""
+        defect, of_the_run = isinstance(error, LoweringError), isinstance(error, jax.errors.JaxRuntimeError)
+        of_kernel = None if of_the_run or (self._nested and not defect) else kernel_error(func, args, kwargs)
+        if of_kernel is not None:
+            of_kernel.add_note(self.where())
+            raise of_kernel from None
+        if defect:
+            raise self.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
+        if isinstance(error, ValueError) and func.namespace == "aten":
+            # Of PyTorch's form in Python, which its meta device runs; the kernel has not refused the arguments.
+            raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error
+        if not hasattr(error, "__notes__"):
+            error.add_note(self.where())  # to PyTorch's own message
 
     def _translated(self, func: Any, args: tuple, kwargs: dict) -> Any:
         try:
             return self._run(func, args, kwargs)
         except TRACE_ERRORS as error:
             what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
-            raise self.error(f"`{func.name()}` {what}", SHAPE_REMEDY) from error
+            inside, remedy = asked_inside(SHAPE_REMEDY)
+            raise self.error(f"`{func.name()}` {what}{inside}", remedy) from error
         except NotImplementedError as error:
             return untranslated(self, func, args, kwargs, error)
 
@@ -229,8 +245,6 @@ class Dispatch(UncompiledDispatchMode):
 
     def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on traced tensors."""
-        if self.is_istft and func is aten.equal.default and isinstance(self.adopt(args[0]).value, Tracer):
-            return False  # it asks whether the windows add up to nearly 0 somewhere, to raise
         by_values = _DECIDED_BY_VALUES.get(func)
         if by_values is not None:
             return by_values(self, func, self.adopt(args[0]), *args[1:], **kwargs)
@@ -298,6 +312,8 @@ _BY_KIND = {"view": make_view, "write": write_in_place, "each": _each}
 _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: number_of,
     aten.is_nonzero.default: number_of,
+    aten.equal.default: is_equal,
+    aten._is_all_true.default: is_all_true,
     aten._linalg_check_errors.default: check_matrix,
     aten._has_same_storage_numel.default: lambda *_: True,  # of a tangent and its primal: they have no memory here
 }

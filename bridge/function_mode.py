@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from bridge import cumulative_average
 from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
 from bridge.dispatch import Dispatch
@@ -37,9 +37,9 @@ from bridge.internals import (
     tree_map_only,
     wrapped_by_transform,
 )
+from bridge.item import CHECKING
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.masked import MaskedRows, is_mask, rows_by_mask
-from bridge.omitted_arguments import with_omitted
 from bridge.prefixes import SIZED, Prefix, is_prefix, prefix, sized
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
 from bridge.tensors import RECORDING, BridgeTensor
@@ -59,6 +59,7 @@ _MEMORY = (
 )
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 """Under autocast PyTorch would give the bridge the parts of it, whose products are in float32."""
+_FORGOTTEN: dict[Any, str] = {F.l1_loss: "weight", torch.chain_matmul: "out"}
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 
 
@@ -74,7 +75,6 @@ class Functions(TorchFunctionMode):
         args = tuple(self._traced(v) for v in args)
         if types and not all(issubclass(t, torch.Tensor) for t in types):
             return self._by_other_classes(func, types, args, kwargs)
-        kwargs = {k: self._traced(v) for k, v in with_omitted(func, kwargs).items()}
         op = FUNCTIONS.get(func)
         if op is not None and not self._dispatch.is_off(op):
             return self._whole(func, op, types, args, kwargs)
@@ -124,10 +124,6 @@ class Functions(TorchFunctionMode):
         args, kwargs = tree_map_only(torch.Tensor, lambda t: _under_autocast(t, dtype), (args, kwargs))
         with torch.autocast("cpu", enabled=False):
             return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
-
-    def _batch_norm(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        averaged = cumulative_average.batch_norm(self._dispatch, args, kwargs)
-        return self._plain(func, args, kwargs) if averaged is None else averaged
 
     def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
         raise self._dispatch.error(f"`{func.__name__}` needs the gradients of PyTorch's engine", _HOOK_REMEDY)
@@ -233,12 +229,22 @@ class Functions(TorchFunctionMode):
     def _is_view(self, func: Any, args: tuple, kwargs: dict) -> bool:
         return self._base(GET_BASE, args, kwargs) is not None
 
-    def _istft(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        self._dispatch.is_istft = True
+    def _forgetful(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A function that hands one of its arguments to no mode, which would leave it out."""
+        name, frame = _FORGOTTEN[func], sys._getframe(1)
+        while frame is not None and frame.f_code is not func.__code__:
+            frame = frame.f_back
+        if frame is not None and frame.f_locals[name] is not None:
+            what = f"`{func.__name__}` does not hand its argument `{name}` on to modes, so that it would be lost"
+            raise self._dispatch.error(what, "write the function in operations of PyTorch")
+        return self._plain(func, args, kwargs)
+
+    def _checking(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        before, self._dispatch.checked = self._dispatch.checked, CHECKING[func]
         try:
             return self._plain(func, args, kwargs)
         finally:
-            self._dispatch.is_istft = False
+            self._dispatch.checked = before
 
     def _tensor_split(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Where to split may be a tensor, whose memory PyTorch reads."""
@@ -352,12 +358,12 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(FILLERS, Functions._fill),
     **dict.fromkeys(SIZED, Functions._sized),
     **dict.fromkeys(_MEMORY, Functions._memory),
-    **dict.fromkeys((torch.istft, torch.Tensor.istft), Functions._istft),
+    **dict.fromkeys(CHECKING, Functions._checking),
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), Functions._tensor_split),
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
-    F.batch_norm: Functions._batch_norm,
+    **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
     GET_BASE: Functions._base,
     IS_VIEW: Functions._is_view,
 }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributions import Distribution
+
+from bridge.internals import validates_distributions
 
 
 class _Mode(NamedTuple):
@@ -48,3 +53,21 @@ def put_back(before: dict[str, Any]) -> list[str]:
     for mode in changed:
         mode.put(before[mode.name])
     return [mode.name for mode in changed]
+
+
+_BEFORE: list[bool] = []
+"""For each traced call of the process, whether distributions checked their arguments when it began."""
+_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Within it distributions check their arguments only where they are told to: values are traced."""
+    with _LOCK:
+        _BEFORE.append(validates_distributions())
+        Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            Distribution.set_default_validate_args(_BEFORE.pop())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
-import types
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -17,7 +15,7 @@ from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
 from bridge.internals import NO_MEMORY, compiler_is_loaded
 from bridge.precision import products_of_pytorch
-from bridge.process_modes import modes, put_back
+from bridge.process_modes import modes, put_back, unvalidated_distributions
 from bridge.recording import NO_GRAPH
 from bridge.tensors import RECORDING
 
@@ -59,14 +57,6 @@ def turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
         _ACTIVE.compiler.turn_off()
 
 
-def _frame_of_with() -> types.FrameType | None:
-    """The frame whose `with` statement the calling context manager belongs to."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == contextlib.__file__:
-        frame = frame.f_back
-    return frame
-
-
 @contextlib.contextmanager
 def tracing(dispatch: Dispatch) -> Iterator[None]:
     """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
@@ -80,11 +70,11 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
     under_way = threading.get_ident(), dispatch
     UNDER_WAY.append(under_way)
-    entry_before, dispatch.entry = dispatch.entry, _frame_of_with()
     try:
         with (
             default_generator_as(CallGenerator()),
             products_of_pytorch(),
+            unvalidated_distributions(),
             _ACTIVE.compiler,
             dispatch,
             Functions(dispatch),
@@ -115,5 +105,4 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         put_back(before_modes)
         torch.set_default_dtype(default_dtype)
         UNDER_WAY.remove(under_way)
-        dispatch.entry = entry_before
         _ACTIVE.dispatch, _ACTIVE.compiler, RECORDING.on = before, compiler, recorded

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from bridge.arrays import jax_dtype
-from bridge.kernel_checks import refused_by_kernel
+from bridge.errors import is_framework
 from bridge.metas import listed, meta_of
-from bridge.operations import shapes_by_data
+from bridge.operations import is_random, shapes_by_data
 from bridge.tensors import fresh
 
 if TYPE_CHECKING:
@@ -25,12 +26,28 @@ TRACE_ERRORS = (
 )
 
 SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
+VALUE_REMEDY = (
+    "use torch.where for a branch; a tensor works as an index or a slice's bound without `int()` or `.item()`; or pass "
+    "the number as a Python argument that is static under jit"
+)
+DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
 DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
 UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
 _OF_A_LIBRARY_REMEDY = (
     "call the Python function that the operation was made of, or write it as a torch.autograd.Function of supported "
     "operations; a kernel in another language needs a lowering in bridge.LOWERINGS"
 )
+
+_LIBRARY_REMEDY = (
+    "replace the function of the library that asks by "
+    '`bridge.register_function("package.module:function", replacement)`, or switch its check off'
+)
+_REMEDIES = {
+    "torch.nn.modules.adaptive": 'export it with `method="log_prob"`, or call its `log_prob` and gather the targets',
+    "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
+    "torch.distributions": "leave validate_args=True out, or write the formula in operations of PyTorch",
+}
+"""Modules of PyTorch that ask for values, and what helps."""
 
 _NESTED_REMEDY = (
     "JAX has no nested tensors; make the TransformerEncoder with enable_nested_tensor=False, or call "
@@ -57,15 +74,28 @@ def untranslated(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, error
     if dispatch.survey is not None:
         return _skip(dispatch, func, args, kwargs, str(error))
     if shapes_by_data(func):
-        raise dispatch.error(f"`{func.name()}` makes a shape that depends on data", SHAPE_REMEDY) from error
+        inside, remedy = asked_inside(SHAPE_REMEDY)
+        raise dispatch.error(f"`{func.name()}` makes a shape that depends on data{inside}", remedy) from error
     if isinstance(error, LoweringError):
-        of_pytorch = refused_by_kernel(func, args, kwargs)
-        if of_pytorch is not None:
-            raise of_pytorch
-        raise dispatch.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
+        raise error
     remedy = UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY
+    remedy = DRAW_REMEDY if is_random(func) else remedy
     remedy = _NESTED_REMEDY if "nested" in func.name() else remedy
     raise dispatch.error(f"`{func.name()}` has no translation ({error})", remedy) from error
+
+
+def asked_inside(remedy: str) -> tuple[str, str]:
+    """Returns the public function of PyTorch that needs values, if one does, as a part of an error; and the remedy."""
+    frame, name, helps = sys._getframe(1), "", ""
+    while frame is not None and is_framework(frame.f_code.co_filename):
+        module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        if module.startswith("torch.") and not f".{module}.{function}".count("._"):
+            name = f", inside `{module}.{function}`"
+        helps = helps or next((text for start, text in _REMEDIES.items() if module.startswith(start)), "")
+        frame = frame.f_back
+    if frame is not None and "-packages" in frame.f_code.co_filename:
+        remedy = _LIBRARY_REMEDY
+    return name, helps or remedy
 
 
 def of_functions(func: Any) -> tuple[str, str]:
