@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
+from bridge.context import CURRENT
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.indexing import (
@@ -42,7 +43,7 @@ from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.masked import MaskedRows, is_mask, rows_by_mask
 from bridge.prefixes import SIZED, Prefix, is_prefix, prefix, sized
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
-from bridge.tensors import RECORDING, BridgeTensor
+from bridge.tensors import BridgeTensor
 
 _GRADIENT_HOOKS = (
     torch.Tensor.register_hook,
@@ -71,12 +72,12 @@ class Functions(TorchFunctionMode):
         self._dispatch = dispatch
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = {k: self._traced(v) for k, v in (kwargs or {}).items()}
-        args = tuple(self._traced(v) for v in args)
+        args = self._traced(args)
+        kwargs = dict(zip(kwargs, self._traced([*kwargs.values()]), strict=True)) if kwargs else {}
         if types and not all(issubclass(t, torch.Tensor) for t in types):
             return self._by_other_classes(func, types, args, kwargs)
         op = FUNCTIONS.get(func)
-        if op is not None and not self._dispatch.is_off(op):
+        if op is not None and op.name() not in self._dispatch.off:
             return self._whole(func, op, types, args, kwargs)
         if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
             return _dropout_by_traced_number(*args, **kwargs)
@@ -281,17 +282,30 @@ class Functions(TorchFunctionMode):
         with below_modes():
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
 
-    def _traced(self, value: Any) -> Any:
-        """`value` with what stands for a real tensor whose memory the call has traced."""
-        if type(value) in (list, tuple):
-            return type(value)(self._traced(v) for v in value)
-        if type(value) in (MaskedRows, Prefix) or not isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, BridgeTensor) or wrapped_by_transform(value):
-            return value
-        if self._dispatch.recording and self._dispatch.may_write(value) and engine_requires_grad(value):
-            return value  # traced values were written into it, and PyTorch's graph has the real tensor
-        return self._dispatch.adopt(value) if self._dispatch.is_traced(value) else value
+    def _traced(self, values: Any) -> Any:
+        """`values` with what stands for real tensors whose memory the call has traced."""
+        changed: list[Any] | None = None
+        for place, value in enumerate(values):
+            kind = type(value)
+            if kind is BridgeTensor:
+                continue
+            if kind is list or kind is tuple:
+                new = self._traced(value)
+            elif kind in (MaskedRows, Prefix) or not isinstance(value, torch.Tensor):
+                continue
+            else:
+                new = self._traced_tensor(value)
+            if new is not value:
+                changed = [*values] if changed is None else changed
+                changed[place] = new
+        return values if changed is None else type(values)(changed)
+
+    def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if wrapped_by_transform(tensor):
+            return tensor
+        if self._dispatch.recording and self._dispatch.may_write(tensor) and engine_requires_grad(tensor):
+            return tensor  # traced values were written into it, and PyTorch's graph has the real tensor
+        return self._dispatch.adopt(tensor) if self._dispatch.is_traced(tensor) else tensor
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether a constant cannot stay one: it becomes a leaf, or gets a traced value."""
@@ -323,7 +337,7 @@ def _set_data(tensor: BridgeTensor, other: torch.Tensor) -> None:
 
 def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
     tensor.detach_in_place()
-    if RECORDING.on:
+    if CURRENT.recording:
         with below_modes():
             torch.detach_(tensor)  # PyTorch's own record
     return tensor

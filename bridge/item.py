@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from bridge.arrays import tensor_of
 from bridge.computation import compute
+from bridge.context import TraceContext
 from bridge.internals import Tracer, below_modes
 from bridge.tensors import BridgeTensor
 from bridge.untranslated import VALUE_REMEDY, asked_inside
-
-if TYPE_CHECKING:
-    from bridge.dispatch import Dispatch
 
 aten = torch.ops.aten
 
@@ -26,31 +24,31 @@ CHECKING: dict[Any, str] = {
 """Functions that ask for a value to raise an error if it is true, and what they check, which a warning names."""
 
 
-def number_of(dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> Any:
+def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
     """The value as a Python number. Raises `BridgeError` if it is traced, not known, and more than checked."""
     value = tensor.value
     if not isinstance(value, Tracer):
         return bool(value) if func is aten.is_nonzero.default else value.item()
-    known = dispatch.positions.number(value)
+    known = context.positions.number(value)
     if known is not None:
         return bool(known) if value.dtype == bool else known
-    if dispatch.checked is not None:
-        if dispatch.checked:
-            dispatch.warn(f"{dispatch.checked} are traced and not checked")
+    if context.checked is not None:
+        if context.checked:
+            context.warn(f"{context.checked} are traced and not checked")
         return False
     inside, remedy = asked_inside(VALUE_REMEDY)
     how = "a branch, `.item()`, `int()` or a loop bound"
-    raise dispatch.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
+    raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 
-def is_equal(dispatch: Dispatch, func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:
+def is_equal(context: TraceContext, func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:
     """`torch.equal`."""
-    if isinstance(tensor.value, Tracer) and dispatch.checked is not None:
+    if isinstance(tensor.value, Tracer) and context.checked is not None:
         return False
-    return compute(dispatch, func, (tensor, dispatch.adopt(other)), {})
+    return compute(context, func, (tensor, context.adopt(other)), {})
 
 
-def is_all_true(_dispatch: Dispatch, func: Any, tensor: BridgeTensor) -> torch.Tensor:
+def is_all_true(_context: TraceContext, func: Any, tensor: BridgeTensor) -> torch.Tensor:
     """The condition of a check that raises if it is false, as `torch.distributions` makes them: true while tracing."""
     with below_modes():
         return torch.tensor(True) if isinstance(tensor.value, Tracer) else func(tensor_of(tensor.value))

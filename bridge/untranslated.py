@@ -5,19 +5,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bridge.arrays import jax_dtype
+from bridge.context import TraceContext
 from bridge.errors import is_framework
 from bridge.metas import listed, meta_of
 from bridge.operations import is_random, shapes_by_data
 from bridge.tensors import fresh
-
-if TYPE_CHECKING:
-    from bridge.dispatch import Dispatch
 
 TRACE_ERRORS = (
     jax.errors.ConcretizationTypeError,
@@ -64,24 +62,27 @@ class Survey:
     unsupported: dict[str, str] = dataclasses.field(default_factory=dict)
     """op -> why and where first."""
 
+    def note(self, func: Any, server: str) -> None:
+        self.ops[func.name(), server] += 1
+
 
 class LoweringError(NotImplementedError):
     """A lowering raised for arguments that it takes: its own defect."""
 
 
-def untranslated(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, error: NotImplementedError) -> Any:
-    """Raise what says why, or give zeros if `dispatch` surveys."""
-    if dispatch.survey is not None:
-        return _skip(dispatch, func, args, kwargs, str(error))
+def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, error: NotImplementedError) -> Any:
+    """Raise what says why, or give zeros if the call only lists its operations."""
+    if context.survey is not None:
+        return _skip(context, func, args, kwargs, str(error))
     if shapes_by_data(func):
         inside, remedy = asked_inside(SHAPE_REMEDY)
-        raise dispatch.error(f"`{func.name()}` makes a shape that depends on data{inside}", remedy) from error
+        raise context.error(f"`{func.name()}` makes a shape that depends on data{inside}", remedy) from error
     if isinstance(error, LoweringError):
         raise error
     remedy = UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY
     remedy = DRAW_REMEDY if is_random(func) else remedy
     remedy = _NESTED_REMEDY if "nested" in func.name() else remedy
-    raise dispatch.error(f"`{func.name()}` has no translation ({error})", remedy) from error
+    raise context.error(f"`{func.name()}` has no translation ({error})", remedy) from error
 
 
 def asked_inside(remedy: str) -> tuple[str, str]:
@@ -115,10 +116,10 @@ _OF_FUNCTIONS = {
 }
 
 
-def _skip(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, why: str) -> Any:
+def _skip(context: TraceContext, func: Any, args: tuple, kwargs: dict, why: str) -> Any:
     """While surveying: note it, and go on with zeros of the right shape."""
-    assert dispatch.survey is not None
-    dispatch.survey.unsupported.setdefault(func.name(), f"{why}, {dispatch.where()}")
+    assert context.survey is not None
+    context.survey.unsupported.setdefault(func.name(), f"{why}, {context.where()}")
     metas = meta_of(func, args, kwargs)
     zeros = [fresh(jnp.zeros(m.shape, jax_dtype(m.dtype)), m) for m in listed(metas)]
     return type(metas)(zeros) if isinstance(metas, (tuple, list)) else zeros[0]

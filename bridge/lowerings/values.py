@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from bridge.arrays import jax_dtype
-from bridge.errors import calls_of_thread, refusal
+from bridge.context import current
+from bridge.errors import refusal
 from bridge.integer_ranges import range_of
 from bridge.internals import Tracer, below_modes, tree_map_only
 from bridge.lowerings.gathering import picked
@@ -62,7 +63,8 @@ def bincount(x, weights=None, minlength=0):
             return _bincount_by_pytorch(x, weights, minlength)
         minlength = max(minlength, int(x.max()) + 1 if x.numel() else 0)
     elif not (range_of(x)[0] >= 0 and range_of(x)[1] < minlength):
-        followed = all(call.integers is not None for call in calls_of_thread()[-1:])
+        call = current()
+        followed = call is None or call.integers is not None
         raise refusal(
             "`torch.bincount` counts numbers that are not known to be less than `minlength`, so the shape of its "
             "result depends on data" + ("" if followed else " (with 64-bit integers, no ranges are followed)"),
