@@ -34,10 +34,11 @@ REAL = 2**22
 """Elements from which a constant is not made by PyTorch on the host, but by the program alone."""
 
 _NEW = {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
-_BY_SHAPE = _NEW | {
+BY_SHAPE = _NEW | {
     aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
+    aten.resize_as_.default,
 }  # fmt: skip
-"""Operations that make a constant of the shape or dtype of a tensor."""
+"""Operations that may make a constant of the shape or dtype of a tensor."""
 
 _RESIZE = (aten.resize_.default, aten.resize_as_.default)
 
@@ -123,7 +124,7 @@ class Adopted:
         if func is aten.resize_as_.default and isinstance(args[1], BridgeTensor) and not self.is_traced(args[0]):
             meta = args[1]._meta
             return args[0], _like(meta), *args[2:]
-        if func not in _BY_SHAPE or not isinstance(args[0], BridgeTensor):
+        if func is aten.resize_as_.default or not isinstance(args[0], BridgeTensor):
             return None
         if any(m.numel() > REAL for m in listed(meta_of(func, args, kwargs))):
             return None
@@ -137,7 +138,7 @@ class Adopted:
         """Whether the operation makes a tensor from nothing that the host should not hold."""
         if func is aten._efficientzerotensor.default:  # without memory: PyTorch takes shortcuts wherever it goes
             return True
-        if next(tensors_in((args, kwargs)), None) is not None:
+        if tensors_in((args, kwargs)):
             return False
         return any(isinstance(m, torch.Tensor) and m.numel() > REAL for m in listed(meta_of(func, args, kwargs)))
 

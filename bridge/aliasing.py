@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from bridge.argument_checks import raise_if_not_cast
 from bridge.arrays import jax_dtype
-from bridge.computation import compute, values_into
+from bridge.computation import arrays_of, compute
+from bridge.context import TraceContext
+from bridge.eager_errors import raise_if_not_cast
 from bridge.internals import below_autograd, below_modes, schema_name
 from bridge.memory import refuse_overlap
-from bridge.metas import check_write, listed, map_tensors, meta_of_strided, traced_meta_of
+from bridge.metas import check_write, listed, meta_of_strided, traced_meta_of
 from bridge.operations import functional_of, functional_op, has_out
 from bridge.symbolic.ranges import after_write
 from bridge.tensors import BridgeTensor, as_view
 from bridge.views import view_steps
-
-if TYPE_CHECKING:
-    from bridge.dispatch import Dispatch
 
 aten = torch.ops.aten
 
@@ -29,13 +27,14 @@ _IN_DTYPE_OF_OUT = {aten.sum, aten.nansum, aten.mean, aten.prod, aten.cumsum, at
 """Operations that compute in the dtype of `out=` where they are told none."""
 
 
-def make_view(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
+def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """A tensor, or several, over the memory of the first argument."""
     base: BridgeTensor = args[0]
     metas = meta_of_strided(base, *args[1:], **kwargs) if func is aten.as_strided.default else None
     metas = traced_meta_of(func, args, kwargs) if metas is None else metas
     outs = list(listed(metas))
-    dispatch.note(func, "view")
+    if context.survey is not None:
+        context.survey.note(func, "view")
     steps = view_steps(func, base, args, kwargs, outs)
     if func is aten.detach.default:
         steps = [dataclasses.replace(step, detached=True) for step in steps]
@@ -47,18 +46,18 @@ def make_view(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
     if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
         base = BridgeTensor(base._cell, base._meta)
     tracks = torch.is_grad_enabled() and func is not aten.detach.default
-    if func is aten.detach.default and dispatch.recording and not below_autograd():
+    if func is aten.detach.default and context.recording and not below_autograd():
         tracks = True  # no operation: PyTorch's graph keeps a result for its backward
     made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
     return made if isinstance(metas, (tuple, list)) else made[0]
 
 
-def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
+def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
     target = args[0]
     if schema_name(func) == "aten::set_":
         raise NotImplementedError(GIVES_MEMORY)
-    if schema_name(func) == "aten::as_strided_":
+    if schema_name(func) == "aten::as_strided_" and not _keeps_places(target, *args[1:], **kwargs):
         raise NotImplementedError("PyTorch's gradient of it is wrong where the memory is written later; use as_strided")
     _refuse_write_into_leaf(target)
     _refuse_write_into_view(target, [])
@@ -66,20 +65,30 @@ def reshape_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -
         size = args[1] if isinstance(args[1], (list, tuple)) else args[1].shape
         if math.prod(size) > target._cell.read().size:
             raise NotImplementedError("it makes a tensor larger; make one of the new size")
-    view = make_view(dispatch, functional_op(func), args, kwargs)
+    view = make_view(context, functional_op(func), args, kwargs)
     with below_modes():
         func(*args, **kwargs)  # PyTorch's own record of the shape
     target.become(view)
     return target
 
 
-def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
+def _keeps_places(target: BridgeTensor, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+    """True if every element stays where it is, as in PyTorch's pooling to one element of channels-last images."""
+    strides = zip(size, stride, target._meta.stride(), strict=True) if len(size) == target.dim() else ((2, 0, 1),)
+    return (
+        tuple(size) == tuple(target.shape)
+        and storage_offset in (None, target._meta.storage_offset())
+        and all(n <= 1 or new == old for n, new, old in strides)
+    )
+
+
+def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The target, after what the operation would give without its write was written into it."""
     target, functional, args, kwargs = functional_of(func, args, kwargs)
     if not isinstance(target, torch.Tensor):
         raise NotImplementedError("it writes a list of tensors; write them one by one")
     inputs: list[BridgeTensor] = []
-    map_tensors((args, *kwargs.values()), values_into(inputs))
+    arrays_of((*args, *kwargs.values()), inputs)
     _refuse_write_into_leaf(target)
     _refuse_write_into_view(target, inputs)
     for each in inputs:
@@ -91,9 +100,9 @@ def write_in_place(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> 
     into_out = has_out(func)
     if into_out and functional.overloadpacket in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
         kwargs = {**kwargs, "dtype": target.dtype}
-    source = compute(dispatch, functional, args, kwargs, like=None if into_out else target)
+    source = compute(context, functional, args, kwargs, like=None if into_out else target)
     if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
-        source = dispatch.adopt(source)
+        source = context.adopt(source)
     if into_out and isinstance(source, torch.Tensor) and source.shape != target.shape:
         raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
     if not isinstance(source, BridgeTensor) or source.shape != target.shape:

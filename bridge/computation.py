@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +13,17 @@ import torch
 
 from bridge.arrays import jax_dtype
 from bridge.cells import differentiable, stop_gradient
-from bridge.draws import drawn_numbers
+from bridge.context import TraceContext
 from bridge.errors import BridgeError
 from bridge.inlining import cast
 from bridge.internals import decomposition, torchax_lowering
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
-from bridge.metas import listed, map_tensors
 from bridge.operations import takes_dimension
-from bridge.precision import precision_for
-from bridge.randomness import RANDOM
+from bridge.randomness import RANDOM, drawn_numbers
 from bridge.symbolic.int64 import fitting, follow
 from bridge.tensors import BridgeTensor, fresh
 from bridge.untranslated import DEFECT_REMEDY, TRACE_ERRORS, LoweringError
-
-if TYPE_CHECKING:
-    from bridge.dispatch import Dispatch
 
 aten = torch.ops.aten
 
@@ -47,144 +42,174 @@ _OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 """What a lowering raises without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
 
 
-def compute(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
+def compute(context: TraceContext, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
     """A new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
-    inputs: list[BridgeTensor] = []
-    arrays, array_kwargs = _arrays(args, kwargs, values_into(inputs))
     random = RANDOM.get(func)
-    lowering = None if random else _lowering(dispatch, func)
+    lowering, server = (None, "random") if random else _lowering(context, func)
     if random is None and lowering is None:
-        return _decompose(dispatch, func, args, kwargs)
-    dispatch.note(func, "random" if random else _server(dispatch, func, lowering))
-    metas = dispatch.metas_of(func, args, kwargs) if like is None else like._meta
-    outs = listed(metas)
-    replaced = _narrowed(func, args, kwargs, inputs, outs) or _broadcast(func, args, kwargs, inputs, outs)
-    arrays, array_kwargs = replaced or (arrays, array_kwargs)
-    arrays, array_kwargs = fitting(dispatch, func, inputs, outs, arrays, array_kwargs)
+        return _decompose(context, func, args, kwargs)
+    if context.survey is not None:
+        context.survey.note(func, server)
+    inputs: list[BridgeTensor] = []
+    arrays, array_kwargs = arrays_of(args, inputs), named_arrays_of(kwargs, inputs) if kwargs else {}
+    metas = context.metas_of(func, args, kwargs) if like is None else like._meta
+    several = isinstance(metas, (tuple, list))
+    outs = metas if several else (metas,)
+    as_pytorch = _as_pytorch(func, args, inputs, outs)
+    if as_pytorch is not None:
+        arrays, array_kwargs = arrays_of(args, [], as_pytorch), named_arrays_of(kwargs, [], as_pytorch)
+    arrays, array_kwargs = fitting(context, func, inputs, outs, arrays, array_kwargs)
     by_layout = BY_LAYOUT.get(func)
     if by_layout is not None and lowering is LOWERINGS.get(func):
         array_kwargs = array_kwargs | by_layout(*args, **kwargs)
     if random:
         values = drawn_numbers(
-            dispatch, func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs)
+            context, func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs)
         )
     else:
         assert lowering is not None
-        with precision_for((t.value for t in inputs), dispatch.products_of_pytorch):
-            if inputs and not inputs[0].dim() and takes_dimension(func):
-                values = _lowered_in_one_dimension(lowering, arrays, array_kwargs, metas)
-            else:
-                values = _lowered(lowering, arrays, array_kwargs)
-    if not isinstance(metas, (tuple, list)):
-        values = (values,)
-    elif len(values) != len(outs):
+        values = _values(context, func, lowering, arrays, array_kwargs, inputs, metas)
+    values = values if several else (values,)
+    if len(values) != len(outs):
         raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
-    tracked = random is None and torch.is_grad_enabled() and any(t._cell.tracked for t in inputs)
-    live = any(t._cell.live for t in inputs)
-    stopped = live and (random is not None or not torch.is_grad_enabled())
-    results = tuple(
-        result_of(dispatch, func, value, meta, tracked, live, stopped) for value, meta in zip(values, outs, strict=True)
-    )
-    follow(dispatch, func, args, kwargs, results)
-    return type(metas)(results) if isinstance(metas, (tuple, list)) else results[0]
+    results = _results(context, func, values, outs, inputs)
+    follow(context, func, args, kwargs, results)
+    return type(metas)(results) if several else results[0]
 
 
-def _arrays(args: tuple, kwargs: dict, leaf: Callable[[BridgeTensor], jax.Array]) -> tuple[tuple, dict]:
-    """The arguments with arrays in place of tensors."""
-    arrays, array_kwargs = map_tensors(args, leaf), {k: map_tensors(v, leaf) for k, v in kwargs.items()}
-    return arrays, array_kwargs
+def arrays_of(values: Any, seen: list[BridgeTensor], of: Callable[[BridgeTensor], jax.Array] | None = None) -> Any:
+    """Returns `values` with arrays in place of tensors, which are appended to `seen`."""
+    arrays = []
+    for value in values:
+        kind = type(value)
+        if kind is BridgeTensor:
+            seen.append(value)
+            arrays.append(value.value if of is None else of(value))
+        elif kind is list or kind is tuple:
+            arrays.append(arrays_of(value, seen, of))
+        else:
+            arrays.append(value)
+    return arrays if type(values) is list else tuple(arrays)
 
 
-def _narrowed(func: Any, args: tuple, kwargs: dict, inputs: list[BridgeTensor], outs: Any) -> tuple[tuple, dict] | None:
-    """The arguments of a pointwise operation on integers where one without dimensions has more bits than the others.
+def named_arrays_of(
+    values: dict, seen: list[BridgeTensor], of: Callable[[BridgeTensor], jax.Array] | None = None
+) -> dict:
+    """As `arrays_of`, of keyword arguments."""
+    return dict(zip(values, arrays_of([*values.values()], seen, of), strict=True))
 
-    PyTorch converts it to the dtype of the others first.
-    """
-    if len(inputs) < 2 or not (torch.Tag.pointwise in func.tags or func is torch.ops.aten.floor_divide.default):
+
+def _values(
+    context: TraceContext, func: Any, lowering: Callable, arrays: tuple, kwargs: dict, inputs: list, metas: Any
+) -> Any:
+    """What the lowering gives."""
+    along = bool(inputs) and not inputs[0].dim() and takes_dimension(func)
+    lowered = functools.partial(_lowered_in_one_dimension, metas) if along else _lowered
+    if context.products_of_pytorch:
+        for tensor in inputs:
+            if tensor.dtype.itemsize < 4 and tensor.dtype.is_floating_point:  # PyTorch's setting is about float32
+                with jax.default_matmul_precision(None):
+                    return lowered(lowering, arrays, kwargs)
+    return lowered(lowering, arrays, kwargs)
+
+
+def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: list[BridgeTensor]) -> tuple:
+    """The results as tensors, or what they are besides."""
+    enabled = torch.is_grad_enabled() and func not in RANDOM
+    tracked = live = False
+    for tensor in inputs:
+        tracked, live = tracked or tensor._cell.tracked, live or tensor._cell.live
+    results = []
+    for value, meta in zip(values, outs, strict=True):
+        if isinstance(meta, torch.Tensor):
+            value = _checked(context, func, value, meta)
+            free = differentiable(meta.dtype)
+            if live and not enabled:
+                value = stop_gradient(value)
+            value = fresh(value, meta, tracked=tracked and enabled and free, live=live and enabled and free)
+        results.append(meta if value is None else value)
+    return tuple(results)
+
+
+def _as_pytorch(
+    func: Any, args: tuple, inputs: list[BridgeTensor], outs: Any
+) -> Callable[[BridgeTensor], jax.Array] | None:
+    """How the inputs of a pointwise operation are converted before it, if JAX would do it otherwise."""
+    pointwise = torch.Tag.pointwise in func.tags
+    place = None if pointwise else _BROADCAST.get(func)
+    if len(inputs) < 2 or not (pointwise or place is not None or func is aten.floor_divide.default):
         return None
-    integers = [t for t in inputs if t.dtype in _INTEGERS]
-    sizes = {t.dtype for t in integers if t.dim()}
-    if not sizes or {t.dtype for t in integers} == sizes or any(differentiable(t.dtype) for t in (*inputs, *outs)):
-        return None
-    dtype = jax_dtype(functools.reduce(torch.promote_types, sizes))
-    return _arrays(args, kwargs, lambda t: cast(t.value, dtype) if t.dtype in _INTEGERS else t.value)
-
-
-def _broadcast(
-    func: Any, args: tuple, kwargs: dict, inputs: list[BridgeTensor], outs: Any
-) -> tuple[tuple, dict] | None:
-    """The arguments where one of a narrow type is broadcast to the result and may have a gradient."""
-    place = _BROADCAST.get(func)
-    if not torch.is_grad_enabled() or (place is None and torch.Tag.pointwise not in func.tags):
-        return None
-    if len(outs) > 1:
+    dtype = None if place is not None else _narrowed(inputs, outs)
+    if dtype is not None:
+        return lambda t: cast(t.value, dtype) if t.dtype in _INTEGERS else t.value
+    if len(outs) > 1 or not torch.is_grad_enabled() or not (pointwise or place is not None):
         return None
     (out,) = outs
     candidates = inputs if place is None else args[place : place + 1]
-
-    def is_broadcast(t: Any) -> bool:
-        return t._cell.live and t.dtype == out.dtype and t.dtype in _NARROW and t.shape != out.shape
-
-    chosen = [t for t in candidates if isinstance(t, BridgeTensor) and is_broadcast(t)]
+    chosen = [
+        id(t)
+        for t in candidates
+        if type(t) is BridgeTensor and t.dtype in _NARROW and t.dtype == out.dtype and t.shape != out.shape
+        if t._cell.live
+    ]
     if not chosen:
         return None
     shape = tuple(out.shape)
-    return _arrays(args, kwargs, lambda t: broadcast(t.value, shape) if any(t is one for one in chosen) else t.value)
+    return lambda t: broadcast(t.value, shape) if id(t) in chosen else t.value
 
 
-def values_into(seen: list[BridgeTensor]) -> Callable[[BridgeTensor], jax.Array]:
-    """A function that gives the array of a tensor and appends the tensor to `seen`."""
+def _narrowed(inputs: list[BridgeTensor], outs: Any) -> Any:
+    """The dtype of an operation on integers where one without dimensions has more bits than the others.
 
-    def leaf(tensor: BridgeTensor) -> jax.Array:
-        seen.append(tensor)
-        return tensor.value
+    PyTorch converts it to the dtype of the others first.
+    """
+    sizes, kinds = set(), set()
+    for tensor in inputs:
+        if tensor.dtype in _INTEGERS:
+            kinds.add(tensor.dtype)
+            if tensor.dim():
+                sizes.add(tensor.dtype)
+        elif differentiable(tensor.dtype):
+            return None
+    if not sizes or kinds == sizes or any(differentiable(t.dtype) for t in outs):
+        return None
+    return jax_dtype(functools.reduce(torch.promote_types, sizes))
 
-    return leaf
 
-
-def result_of(dispatch: Dispatch, func: Any, value: Any, meta: Any, tracked: bool, live: bool, stopped: bool) -> Any:
-    if not isinstance(meta, torch.Tensor):
-        return meta if value is None else value
+def _checked(context: TraceContext, func: Any, value: Any, meta: torch.Tensor) -> jax.Array:
+    """The value as an array of the shape and dtype that PyTorch gives."""
     value = jnp.asarray(value)
-    if value.shape != tuple(meta.shape):
-        raise dispatch.error(
+    if value.shape != meta.shape:
+        raise context.error(
             f"the lowering of `{func.name()}` gave shape {value.shape}, PyTorch gives {tuple(meta.shape)}",
             DEFECT_REMEDY,
         )
-    if value.dtype != jax_dtype(meta.dtype):
-        value = cast(value, jax_dtype(meta.dtype))
-    if func is not aten._efficientzerotensor.default:  # exact, and float64 where PyTorch adds a Python number
-        _notice_narrowing(dispatch, meta.dtype, value)
-    if stopped:
-        value, live = stop_gradient(value), False
-    free = differentiable(meta.dtype)
-    return fresh(value, meta, tracked=tracked and free, live=live and free)
+    dtype = jax_dtype(meta.dtype)
+    if value.dtype != dtype:
+        value = cast(value, dtype)
+    wide = meta.dtype in (torch.float64, torch.complex128)
+    # That of a tensor of zeros is exact, and float64 where PyTorch adds a Python number.
+    if wide and value.dtype.itemsize < meta.dtype.itemsize and func is not aten._efficientzerotensor.default:
+        context.warn(f"{meta.dtype} is computed as {value.dtype}", "set JAX_ENABLE_X64=1 for full precision")
+    return value
 
 
-def _notice_narrowing(dispatch: Dispatch, dtype: torch.dtype, value: jax.Array) -> None:
-    if dtype in (torch.float64, torch.complex128) and value.dtype.itemsize < dtype.itemsize:
-        dispatch.warn(f"{dtype} is computed as {value.dtype}", "set JAX_ENABLE_X64=1 for full precision")
+def _lowering(context: TraceContext, func: Any) -> tuple[Callable | None, str]:
+    """The function of arrays for an operation, if there is one, and whose it is."""
+    name = func.name() if context.lowerings or context.off else ""
+    if name not in context.off:
+        if name in context.lowerings:
+            return context.lowerings[name], "chosen"
+        if func in LOWERINGS:
+            return LOWERINGS[func], "ours"
+    return torchax_lowering(func), "torchax"
 
 
-def _lowering(dispatch: Dispatch, func: Any) -> Callable | None:
-    if not dispatch.is_off(func):
-        ours = dispatch.chosen_lowering(func) or LOWERINGS.get(func)
-        if ours is not None:
-            return ours
-    return torchax_lowering(func)
-
-
-def _server(dispatch: Dispatch, func: Any, lowering: Any) -> str:
-    if lowering is LOWERINGS.get(func):
-        return "ours"
-    return "chosen" if lowering is dispatch.chosen_lowering(func) else "torchax"
-
-
-def _decompose(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
+def _decompose(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     made_of = decomposition(func)
     if made_of is None:
         raise NotImplementedError("neither a lowering nor a decomposition")
-    with dispatch.taking_apart():
+    with context.taking_apart():
         result = made_of(*args, **kwargs)
     if result is NotImplemented:
         raise NotImplementedError("its decomposition does not take these arguments")
@@ -204,7 +229,7 @@ def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
         raise LoweringError(f"{type(error).__name__}: {lines[0]}") from error
 
 
-def _lowered_in_one_dimension(lowering: Callable, args: tuple, kwargs: dict, metas: Any) -> Any:
+def _lowered_in_one_dimension(metas: Any, lowering: Callable, args: tuple, kwargs: dict) -> Any:
     """As `_lowered`, of tensors without dimensions: PyTorch lets them have one, of size 1, wherever one is named."""
 
     def lift(value: Any) -> Any:

@@ -13,38 +13,49 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import torch
 
-from bridge.adoption import Adopted
+from bridge.adoption import BY_SHAPE, Adopted
 from bridge.aliasing import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.argument_checks import ORDINARY, raise_if_refused
 from bridge.computation import compute
-from bridge.draws import seeded_generator
+from bridge.eager_errors import CHECKS, kernel_error, raise_if_refused
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
 from bridge.internals import (
     HigherOrderOperator,
-    Tracer,
     UncompiledDispatchMode,
     is_composite,
     is_without_memory,
     returns,
     schema_name,
 )
-from bridge.kernel_checks import as_said_by_kernel
+from bridge.item import check_matrix, is_all_true, is_equal, number_of
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule
 from bridge.metas import MetaCache
 from bridge.operations import draws_numbers, each_of, is_random, kind_of, shapes_by_data, written_arguments
 from bridge.precision import precision_is_given
-from bridge.randomness import RANDOM, Rng
+from bridge.randomness import RANDOM, Rng, seeded_generator
 from bridge.recording import NO_GRAPH
 from bridge.symbolic.int64 import checked, note_constant
 from bridge.tensors import BridgeTensor
-from bridge.untranslated import SHAPE_REMEDY, TRACE_ERRORS, UNSUPPORTED_REMEDY, Survey, of_functions, untranslated
-from bridge.value_checks import check_matrix, number_of
+from bridge.untranslated import (
+    DEFECT_REMEDY,
+    SHAPE_REMEDY,
+    TRACE_ERRORS,
+    UNSUPPORTED_REMEDY,
+    LoweringError,
+    Survey,
+    asked_inside,
+    of_functions,
+    untranslated,
+)
 
 aten = torch.ops.aten
+
+_OF_ARGUMENTS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError)
+"""What PyTorch raises for arguments."""
 
 
 class Dispatch(UncompiledDispatchMode):
@@ -77,7 +88,7 @@ class Dispatch(UncompiledDispatchMode):
         self.rng, self.draws = rng, 0
         self.is_backward = False
         self._names = names
-        self._off, self._lowerings = off, lowerings
+        self.off, self.lowerings = off, lowerings
         self._adopted = Adopted()
         self._said: set[str] = set()
         self._nested = 0
@@ -88,18 +99,16 @@ class Dispatch(UncompiledDispatchMode):
         self.products_of_pytorch = not precision_is_given()
         self._int64 = int64
         self.checks_int64 = checked(int64)
-        self.is_istft = False
-        """Whether the operations are those of `torch.istft`."""
-        self.entry: types.FrameType | None = None
-        """The frame in which the bridge runs the module's code, while it does."""
+        self.checked: str | None = None
+        """Within a function of `item.CHECKING`: what it checks."""
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
         other = Dispatch(
             None,
             self._names,
-            self._off,
-            self._lowerings,
+            self.off,
+            self.lowerings,
             int64=self._int64,
             recording=recording,
             functions=self.functions,
@@ -138,13 +147,26 @@ class Dispatch(UncompiledDispatchMode):
         """Whether the memory of the real tensor is the call's own."""
         return self._adopted.may_write(real)
 
-    def _adopt_all(self, value: Any, *, constants: bool = True) -> Any:
-        """`value` with the traced tensors of those in it, `constants` or only of those that are traced."""
-        if isinstance(value, torch.Tensor):
-            return self.adopt(value) if constants or self.is_traced(value) else value
-        if type(value) in (list, tuple):
-            return type(value)(self._adopt_all(v, constants=constants) for v in value)
-        return value
+    def _adopt_all(self, values: Any, *, constants: bool = True) -> Any:
+        """`values` with the traced tensors of those in it, `constants` or only of those that are traced."""
+        changed: list[Any] | None = None
+        for place, value in enumerate(values):
+            kind = type(value)
+            if kind is BridgeTensor:
+                continue
+            if kind is list or kind is tuple:
+                new = self._adopt_all(value, constants=constants)
+            elif isinstance(value, torch.Tensor) and (constants or self.is_traced(value)):
+                new = self.adopt(value)
+            else:
+                continue
+            if new is not value:
+                changed = [*values] if changed is None else changed
+                changed[place] = new
+        return values if changed is None else type(values)(changed)
+
+    def _adopt_named(self, values: dict, *, constants: bool = True) -> dict:
+        return dict(zip(values, self._adopt_all([*values.values()], constants=constants), strict=True))
 
     # The dispatcher.
 
@@ -153,38 +175,49 @@ class Dispatch(UncompiledDispatchMode):
         if isinstance(func, HigherOrderOperator):
             raise self.error(*of_functions(func))
         try:
-            if func not in ORDINARY:
-                raise_if_refused(func, args, kwargs, nested=bool(self._nested))
-            return self._translated(func, args, kwargs)
-        except Exception as error:
-            of_kernel = None if self._nested else as_said_by_kernel(error, func, args, kwargs)
-            if of_kernel is not None:
-                of_kernel.add_note(self.where())
-                raise of_kernel from None
-            if isinstance(error, ValueError) and func not in ORDINARY and func.namespace == "aten":
-                # Of PyTorch's form in Python, which its meta device runs; the kernel has not refused the arguments.
-                raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error
-            if not isinstance(error, BridgeError) and not hasattr(error, "__notes__"):
-                error.add_note(self.where())  # to PyTorch's own message
-            raise
-
-    def _translated(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        try:
+            if func in CHECKS:
+                raise_if_refused(func, args, kwargs)
             return self._run(func, args, kwargs)
+        except BridgeError:
+            raise
         except TRACE_ERRORS as error:
             what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
-            raise self.error(f"`{func.name()}` {what}", SHAPE_REMEDY) from error
-        except NotImplementedError as error:
-            return untranslated(self, func, args, kwargs, error)
+            inside, remedy = asked_inside(SHAPE_REMEDY)
+            raise self.error(f"`{func.name()}` {what}{inside}", remedy) from error
+        except Exception as error:
+            if isinstance(error, NotImplementedError) and (self.survey or not isinstance(error, LoweringError)):
+                return untranslated(self, func, args, kwargs, error)
+            self._raise_as_pytorch(error, func, args, kwargs)
+            raise
+
+    def _raise_as_pytorch(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> None:
+        """Raise the error of PyTorch's kernel in place of its meta device's or of a lowering's, if there is one."""
+        defect = isinstance(error, LoweringError)
+        asks = isinstance(error, _OF_ARGUMENTS) and not isinstance(error, jax.errors.JaxRuntimeError)
+        of_kernel = kernel_error(func, args, kwargs) if asks and (defect or not self._nested) else None
+        if of_kernel is not None:
+            of_kernel.add_note(self.where())
+            raise of_kernel from None
+        if defect:
+            raise self.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
+        if isinstance(error, ValueError) and func.namespace == "aten":
+            # Of PyTorch's form in Python, which its meta device runs; the kernel has not refused the arguments.
+            raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error
+        if not hasattr(error, "__notes__"):
+            error.add_note(self.where())  # to PyTorch's own message
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        args = self._adopted.without_values(func, args, kwargs) or args
-        if self._is_constant(func, args, kwargs):
-            return self._in_pytorch(func, args, kwargs)
+        if func in BY_SHAPE:
+            args = self._adopted.without_values(func, args, kwargs) or args
+        for value in args:
+            if type(value) is BridgeTensor:
+                break
+        else:
+            if self._is_constant(func, args, kwargs):
+                return self._in_pytorch(func, args, kwargs)
         if self.recording or func in DECOMPOSITIONS:
             # What PyTorch has kept for its backward may be a real tensor that traced values were written into.
-            args = self._adopt_all(args, constants=False)
-            kwargs = {k: self._adopt_all(v, constants=False) for k, v in kwargs.items()}
+            args, kwargs = self._adopt_all(args, constants=False), self._adopt_named(kwargs, constants=False)
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested and rule.applies(*args, **kwargs):
             return apply_rule(rule, self.replay, func, args, kwargs, self.where)
@@ -223,12 +256,10 @@ class Dispatch(UncompiledDispatchMode):
 
     def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on traced tensors."""
-        if self.is_istft and func is aten.equal.default and isinstance(self.adopt(args[0]).value, Tracer):
-            return False  # it asks whether the windows add up to nearly 0 somewhere, to raise
         by_values = _DECIDED_BY_VALUES.get(func)
         if by_values is not None:
             return by_values(self, func, self.adopt(args[0]), *args[1:], **kwargs)
-        ours = func in DECOMPOSITIONS and not self.is_off(func)
+        ours = func in DECOMPOSITIONS and func.name() not in self.off
         if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
             with self.taking_apart():
                 return DECOMPOSITIONS[func](*args, **kwargs)
@@ -236,32 +267,19 @@ class Dispatch(UncompiledDispatchMode):
             # Met inside a decomposition, where PyTorch's autograd layer no longer takes it apart.
             with self.taking_apart():
                 return func.decompose(*args, **kwargs)
-        for target in written_arguments(func, args, kwargs):
-            self.take_over(target)
-        args = self._adopt_all(args)
-        kwargs = {k: self._adopt_all(v) for k, v in kwargs.items()}
-        if torch.Tag.inplace_view in func.tags:
-            return reshape_in_place(self, func, args, kwargs)
-        of_its_kind = _BY_KIND.get(kind_of(func))
-        if of_its_kind is not None:
-            return of_its_kind(self, func, args, kwargs)
-        result = compute(self, func, args, kwargs)
-        if kwargs.get("check_errors"):
-            name = schema_name(func).removeprefix("aten::").lstrip("_").replace("linalg_", "linalg.")
-            check_matrix(self, func, result[-1], name, is_matrix=args[0].dim() == 2)
-        return result
-
-    def is_off(self, op: Any) -> bool:
-        """Whether the bridge's own lowering of it is switched off."""
-        return op.name() in self._off
-
-    def chosen_lowering(self, op: Any) -> Callable | None:
-        """The lowering that `export` was given for it."""
-        return self._lowerings.get(op.name()) if self._lowerings else None
-
-    def note(self, func: Any, server: str) -> None:
-        if self.survey is not None:
-            self.survey.ops[func.name(), server] += 1
+        kind = kind_of(func)
+        if kind != "compute":
+            kind = "reshape" if torch.Tag.inplace_view in func.tags else kind
+            for target in written_arguments(func, args, kwargs):
+                self.take_over(target)
+        args, kwargs = self._adopt_all(args), self._adopt_named(kwargs) if kwargs else kwargs
+        if kind == "compute":
+            result = compute(self, func, args, kwargs)
+            if kwargs.get("check_errors"):
+                name = schema_name(func).removeprefix("aten::").lstrip("_").replace("linalg_", "linalg.")
+                check_matrix(self, func, result[-1], name, is_matrix=args[0].dim() == 2)
+            return result
+        return _BY_KIND[kind](self, func, args, kwargs)
 
     def where(self, cause: BaseException | None = None) -> str:
         """The submodule and the line of its code that are running, or that raised `cause`."""
@@ -288,10 +306,12 @@ def _each(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
     return results if returns(func) else None
 
 
-_BY_KIND = {"view": make_view, "write": write_in_place, "each": _each}
+_BY_KIND = {"view": make_view, "write": write_in_place, "reshape": reshape_in_place, "each": _each}
 _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: number_of,
     aten.is_nonzero.default: number_of,
+    aten.equal.default: is_equal,
+    aten._is_all_true.default: is_all_true,
     aten._linalg_check_errors.default: check_matrix,
     aten._has_same_storage_numel.default: lambda *_: True,  # of a tangent and its primal: they have no memory here
 }

@@ -5,14 +5,14 @@ import importlib.util
 import linecache
 import os
 import sys
-import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 import jax
 import torch
+
+from bridge.context import RUNNING, current
 
 _TORCHAX = importlib.util.find_spec("torchax")
 FRAMEWORK = tuple(
@@ -37,38 +37,14 @@ class BridgeWarning(UserWarning):
     """The translation goes on, but something is not what PyTorch would have done; said once per place."""
 
 
-class TracedCall(Protocol):
-    """A traced call."""
-
-    def may_write(self, real: torch.Tensor) -> bool:
-        """Whether the memory of the real tensor is the call's own."""
-        ...
-
-    def take_over(self, real: torch.Tensor) -> torch.Tensor:
-        """The traced tensor that takes the place of a real one."""
-        ...
-
-    def error(self, what: str, remedy: str) -> BridgeError:
-        """The error that the call ends with, even where code inside of it catches it."""
-        ...
-
-
-UNDER_WAY: list[tuple[int, TracedCall]] = []
-"""The calls that are being traced, each with its thread, in the order in which they began."""
-
-
-def calls_of_thread() -> list[TracedCall]:
-    """The calls that this thread is in, the innermost one last."""
-    return [call for thread, call in UNDER_WAY if thread == threading.get_ident()]
-
-
 def refusal(what: str, remedy: str) -> BridgeError:
     """The error of this thread's call.
 
     A thread without one may have been started inside a call, which would not notice if it ended here: then it is the
     error of every call that is being traced.
     """
-    errors = [call.error(what, remedy) for call in calls_of_thread()[-1:] or [call for _, call in tuple(UNDER_WAY)]]
+    call = current()
+    errors = [each.error(what, remedy) for each in ([call] if call is not None else tuple(RUNNING))]
     return errors[-1] if errors else BridgeError(f"{what} {where_in_module({})}. Remedy: {remedy}.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from bridge import cumulative_average
 from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
+from bridge.context import CURRENT
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.internals import (
@@ -28,8 +29,8 @@ from bridge.internals import (
     tree_map_only,
     wrapped_by_transform,
 )
+from bridge.item import CHECKING
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
-from bridge.omitted_arguments import with_omitted
 from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
 from bridge.symbolic.indexing import (
     conditions_among,
@@ -41,7 +42,7 @@ from bridge.symbolic.indexing import (
     selected,
 )
 from bridge.symbolic.ragged import SIZED, Rows, is_mask, is_prefix, refused, rows_by_length, rows_by_mask, sized
-from bridge.tensors import RECORDING, BridgeTensor
+from bridge.tensors import BridgeTensor
 
 _GRADIENT_HOOKS = (
     torch.Tensor.register_hook,
@@ -58,6 +59,7 @@ _MEMORY = (
 )
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 """Under autocast PyTorch would give the bridge the parts of it, whose products are in float32."""
+_FORGOTTEN: dict[Any, str] = {F.l1_loss: "weight", torch.chain_matmul: "out"}
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 
 
@@ -69,13 +71,12 @@ class Functions(TorchFunctionMode):
         self._dispatch = dispatch
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = {k: self._traced(v) for k, v in (kwargs or {}).items()}
-        args = tuple(self._traced(v) for v in args)
+        args = self._traced(args)
+        kwargs = dict(zip(kwargs, self._traced([*kwargs.values()]), strict=True)) if kwargs else {}
         if types and not all(issubclass(t, torch.Tensor) for t in types):
             return self._by_other_classes(func, types, args, kwargs)
-        kwargs = {k: self._traced(v) for k, v in with_omitted(func, kwargs).items()}
         op = FUNCTIONS.get(func)
-        if op is not None and not self._dispatch.is_off(op):
+        if op is not None and op.name() not in self._dispatch.off:
             return self._whole(func, op, types, args, kwargs)
         if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
             return _dropout_by_traced_number(*args, **kwargs)
@@ -126,10 +127,6 @@ class Functions(TorchFunctionMode):
         args, kwargs = tree_map_only(torch.Tensor, lambda t: _under_autocast(t, dtype), (args, kwargs))
         with torch.autocast("cpu", enabled=False):
             return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
-
-    def _batch_norm(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        averaged = cumulative_average.batch_norm(self._dispatch, args, kwargs)
-        return self._plain(func, args, kwargs) if averaged is None else averaged
 
     def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
         raise self._dispatch.error(f"`{func.__name__}` needs the gradients of PyTorch's engine", _HOOK_REMEDY)
@@ -230,12 +227,22 @@ class Functions(TorchFunctionMode):
     def _is_view(self, func: Any, args: tuple, kwargs: dict) -> bool:
         return self._base(GET_BASE, args, kwargs) is not None
 
-    def _istft(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        self._dispatch.is_istft = True
+    def _forgetful(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A function that hands one of its arguments to no mode, which would leave it out."""
+        name, frame = _FORGOTTEN[func], sys._getframe(1)
+        while frame is not None and frame.f_code is not func.__code__:
+            frame = frame.f_back
+        if frame is not None and frame.f_locals[name] is not None:
+            what = f"`{func.__name__}` does not hand its argument `{name}` on to modes, so that it would be lost"
+            raise self._dispatch.error(what, "write the function in operations of PyTorch")
+        return self._plain(func, args, kwargs)
+
+    def _checking(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        before, self._dispatch.checked = self._dispatch.checked, CHECKING[func]
         try:
             return self._plain(func, args, kwargs)
         finally:
-            self._dispatch.is_istft = False
+            self._dispatch.checked = before
 
     def _tensor_split(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Where to split may be a tensor, whose memory PyTorch reads."""
@@ -272,17 +279,30 @@ class Functions(TorchFunctionMode):
         with below_modes():
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
 
-    def _traced(self, value: Any) -> Any:
-        """`value` with what stands for a real tensor whose memory the call has traced."""
-        if type(value) in (list, tuple):
-            return type(value)(self._traced(v) for v in value)
-        if type(value) is Rows or not isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, BridgeTensor) or wrapped_by_transform(value):
-            return value
-        if self._dispatch.recording and self._dispatch.may_write(value) and engine_requires_grad(value):
-            return value  # traced values were written into it, and PyTorch's graph has the real tensor
-        return self._dispatch.adopt(value) if self._dispatch.is_traced(value) else value
+    def _traced(self, values: Any) -> Any:
+        """`values` with what stands for real tensors whose memory the call has traced."""
+        changed: list[Any] | None = None
+        for place, value in enumerate(values):
+            kind = type(value)
+            if kind is BridgeTensor:
+                continue
+            if kind is list or kind is tuple:
+                new = self._traced(value)
+            elif kind is Rows or not isinstance(value, torch.Tensor):
+                continue
+            else:
+                new = self._traced_tensor(value)
+            if new is not value:
+                changed = [*values] if changed is None else changed
+                changed[place] = new
+        return values if changed is None else type(values)(changed)
+
+    def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if wrapped_by_transform(tensor):
+            return tensor
+        if self._dispatch.recording and self._dispatch.may_write(tensor) and engine_requires_grad(tensor):
+            return tensor  # traced values were written into it, and PyTorch's graph has the real tensor
+        return self._dispatch.adopt(tensor) if self._dispatch.is_traced(tensor) else tensor
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether a constant cannot stay one: it becomes a leaf, or gets a traced value."""
@@ -314,7 +334,7 @@ def _set_data(tensor: BridgeTensor, other: torch.Tensor) -> None:
 
 def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
     tensor.detach_in_place()
-    if RECORDING.on:
+    if CURRENT.recording:
         with below_modes():
             torch.detach_(tensor)  # PyTorch's own record
     return tensor
@@ -349,12 +369,12 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(FILLERS, Functions._fill),
     **dict.fromkeys(SIZED, Functions._sized),
     **dict.fromkeys(_MEMORY, Functions._memory),
-    **dict.fromkeys((torch.istft, torch.Tensor.istft), Functions._istft),
+    **dict.fromkeys(CHECKING, Functions._checking),
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), Functions._tensor_split),
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
-    F.batch_norm: Functions._batch_norm,
+    **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
     GET_BASE: Functions._base,
     IS_VIEW: Functions._is_view,
 }

@@ -347,6 +347,11 @@ def is_script(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
+def validates_distributions() -> bool:
+    """True if `torch.distributions` checks arguments where nothing else is said."""
+    return torch.distributions.Distribution._validate_args
+
+
 # PyTorch: its autograd.
 
 AutogradFunction: Any = torch.autograd.function._SingleLevelFunction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,15 +24,17 @@ def map_tensors(value: Any, leaf: Callable[[BridgeTensor], Any]) -> Any:
     return value
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor among the arguments of an operation."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Returns every tensor among the arguments of an operation."""
+    found: list[torch.Tensor] = []
+    for value in values if type(values) in (list, tuple) else [values]:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in([*value])
+        elif isinstance(value, dict):
+            found += tensors_in(tuple(value.values()))
+    return found
 
 
 def listed(values: Any) -> tuple | list:
@@ -66,7 +68,7 @@ class MetaCache:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        key = func, _signature(args), _signature(tuple(kwargs.items())), torch.get_default_dtype()
+        key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
         try:
             return self._known[key]
         except KeyError:
@@ -112,11 +114,16 @@ def _on_meta(kwargs: dict) -> dict:
     return {k: "meta" if k == "device" else v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
 
 
-def _signature(value: Any) -> Any:
-    """What of an argument decides the shape, dtype and strides of a result. `True` and `1` are not the same."""
-    if isinstance(value, BridgeTensor):
-        meta = value._meta
-        return meta.shape, meta.stride(), meta.dtype
-    if type(value) in (list, tuple):
-        return tuple(map(_signature, value))
-    return type(value), value
+def _signature(values: tuple | list) -> tuple:
+    """What of arguments decides the shape, dtype and strides of a result. `True` and `1` are not the same."""
+    key: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is BridgeTensor:
+            meta = value._meta
+            key += (meta.shape, meta.stride(), meta.dtype)
+        elif kind is list or kind is tuple:
+            key.append(_signature(value))
+        else:
+            key += (kind, value)
+    return tuple(key)

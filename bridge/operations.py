@@ -54,9 +54,8 @@ def kind_of(func: Any) -> str:
     """`each` (an operation on every tensor of a list), `write`, `view` or `compute`."""
     if schema_name(func).startswith(_EACH):
         return "each"
-    for argument in arguments(func):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            return "write"
+    if written_places(func):
+        return "write"
     if any(r.alias_info is not None for r in returns(func)):
         return "view"
     return "compute"
@@ -142,15 +141,21 @@ def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, A
 
 @functools.cache
 def has_out(func: Any) -> bool:
-    """Whether the operation writes its result into the tensor of `out=`."""
-    return any(a.alias_info is not None and a.alias_info.is_write and a.kwarg_only for a in arguments(func))
+    """True if the operation writes its result into the tensor of `out=`."""
+    return any(arguments(func)[place].kwarg_only for place, _ in written_places(func))
+
+
+@functools.cache
+def written_places(func: Any) -> tuple[tuple[int, str], ...]:
+    """Returns place and name of each argument that the operation writes into."""
+    named = enumerate(arguments(func))
+    return tuple((i, a.name) for i, a in named if a.alias_info is not None and a.alias_info.is_write)
 
 
 def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors that the operation writes into."""
-    written = []
-    for place, argument in enumerate(arguments(func)):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = kwargs.get(argument.name, args[place] if place < len(args) else None)
-            written += given if isinstance(given, (list, tuple)) else [given]
+    """Returns the tensors that the operation writes into."""
+    written: list[Any] = []
+    for place, name in written_places(func):
+        given = kwargs.get(name, args[place] if place < len(args) else None)
+        written += given if type(given) in (list, tuple) else [given]
     return [w for w in written if isinstance(w, torch.Tensor)]

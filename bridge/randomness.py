@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.arrays import jax_dtype
+from bridge.arrays import array_of, jax_dtype
+from bridge.context import TraceContext
+from bridge.generators import draw, generator_of
 
 aten = torch.ops.aten
 
@@ -73,9 +75,9 @@ RANDOM: dict[Any, Draw] = {}
 
 
 def _random(*ops: Any) -> Callable[[Draw], Draw]:
-    def register(draw: Draw) -> Draw:
-        RANDOM.update(dict.fromkeys(ops, draw))
-        return draw
+    def register(function: Draw) -> Draw:
+        RANDOM.update(dict.fromkeys(ops, function))
+        return function
 
     return register
 
@@ -218,3 +220,35 @@ def _poisson(source, meta, rates, **_kwargs):
     keys, rates = jnp.reshape(keys, (-1, *keys.shape[len(shape) :])), jnp.reshape(rates, -1).astype(jnp.float32)
     numbers = jax.vmap(jax.random.poisson)(keys, jax.lax.stop_gradient(rates))
     return jnp.reshape(numbers, shape).astype(jax_dtype(meta.dtype))
+
+
+def drawn_numbers(
+    context: TraceContext, func: Any, args: tuple, kwargs: dict, by_key: Callable[[Source], jax.Array]
+) -> Any:
+    """Random numbers: of a seeded generator, of a recorded call, or of the key."""
+    generator = seeded_generator(context, func, kwargs)
+    if generator is not None:
+        return array_of(draw(generator, func, args, kwargs))
+    context.draws += 1
+    if isinstance(context.rng, list):
+        return context.rng[context.draws - 1]
+    if context.rng is None:
+        what = f"`{func.name()}` draws random numbers"
+        if context.is_backward:
+            what += " in the backward of a torch.autograd.Function, which has no key"
+            raise context.error(what, "draw in its forward and save the numbers")
+        remedy = "pass rng=jax.random.key(…), or train=False if the module draws in training only"
+        raise context.error(f"{what} but the call has no key", remedy)
+    return by_key(Source(context.rng, (context.draws,)))
+
+
+def seeded_generator(context: TraceContext, func: Any, kwargs: dict) -> torch.Generator | None:
+    """The seeded generator that the operation draws from."""
+    try:
+        return generator_of(kwargs.get("generator"))
+    except LookupError:
+        raise context.error(
+            f"`{func.name()}` draws from a torch.Generator that was made before the call, so each call would draw "
+            "other numbers in PyTorch",
+            "seed it in the call, or leave the generator out and pass rng=jax.random.key(…)",
+        ) from None

@@ -7,7 +7,6 @@ thus decides shape, dtype, strides and which results are views; JAX only compute
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,19 +18,10 @@ from torch import nn
 
 from bridge.arrays import torch_dtype
 from bridge.cells import REGION, Cell, Storage, View, differentiable, has_tangents, regraft, stop_gradient
-from bridge.errors import calls_of_thread, refusal
+from bridge.context import CURRENT, current
+from bridge.errors import refusal
 from bridge.internals import NO_TORCH_FUNCTION, below_modes, engine_leaf, is_parameter, make_wrapper, mark_as_parameter
 from bridge.memory import elements, positions
-
-
-class Recording(threading.local):
-    """Whether PyTorch records a graph of its own, which has to know of leaves."""
-
-    on = False
-
-
-RECORDING = Recording()
-
 
 _NO_LEAF = (
     "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in a subgraph "
@@ -222,7 +212,7 @@ class BridgeTensor(torch.Tensor):
         else:
             self._cell = self._cell.frozen()
         self._cache = None
-        if RECORDING.on:
+        if CURRENT.recording:
             engine_leaf(self, requires_grad)
         return self
 
@@ -242,7 +232,7 @@ class BridgeTensor(torch.Tensor):
 
     def _taken_over(self, constant: torch.Tensor) -> BridgeTensor:
         """What stands for a tensor of the call that no traced value has met."""
-        call = next(reversed(calls_of_thread()), None)
+        call = current()
         if call is None or not call.may_write(constant):
             what = "`.data = …` gives a traced tensor the memory of one that was there before the call"
             raise refusal(what, "assign a clone()")
@@ -368,6 +358,6 @@ def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiabl
     # Also of one that carries no tangent yet: a later write to the base may bring one.
     cell = base._cell if differentiable else base._cell.detached()
     tensor = BridgeTensor(cell, meta, (*base._views, view))
-    if not RECORDING.on:  # a graph of PyTorch's keeps the tensor, and a cycle through that is never collected
+    if not CURRENT.recording:  # a graph of PyTorch's keeps the tensor, and a cycle through that is never collected
         tensor._parent = base
     return tensor

@@ -1,25 +1,24 @@
-"""Which traced call a thread is in, and the context that makes it."""
+"""The context of a traced call: the modes that it enters, and those of PyTorch that it has to leave as they were."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
-import types
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import torch
+from torch.distributions import Distribution
 
+from bridge.context import CURRENT, entered
+from bridge.context import current as active  # noqa: F401
 from bridge.dispatch import Dispatch
-from bridge.errors import UNDER_WAY, WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
-from bridge.internals import NO_MEMORY, compiler_is_loaded
+from bridge.internals import NO_MEMORY, compiler_is_loaded, validates_distributions
 from bridge.precision import products_of_pytorch
-from bridge.process_modes import modes, put_back
-from bridge.recording import NO_GRAPH
-from bridge.tensors import RECORDING
 
 
 class _Compiler(contextlib.ExitStack):
@@ -40,31 +39,69 @@ class _Compiler(contextlib.ExitStack):
             self.enter_context(torch.compiler.set_stance("force_eager"))
 
 
-class _Active(threading.local):
-    dispatch: Dispatch | None = None
-    compiler: _Compiler | None = None
-
-
-_ACTIVE = _Active()
-
-
-def active() -> Dispatch | None:
-    """The traced call that this thread is in."""
-    return _ACTIVE.dispatch
-
-
 def turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
     """Before `torch.compile`: in a traced call that began without a loaded compiler."""
-    if _ACTIVE.compiler is not None:
-        _ACTIVE.compiler.turn_off()
+    if CURRENT.compiler is not None:
+        CURRENT.compiler.turn_off()
 
 
-def _frame_of_with() -> types.FrameType | None:
-    """The frame whose `with` statement the calling context manager belongs to."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == contextlib.__file__:
-        frame = frame.f_back
-    return frame
+class _Mode(NamedTuple):
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+
+
+def _precision() -> str | None:
+    """None where it was set for one backend alone, which PyTorch's general question refuses to tell."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+_MODES = (
+    _Mode("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    _Mode("autocast", partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    _Mode("the dtype of autocast", partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
+    _Mode(
+        "the use of deterministic algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    _Mode("the precision of float32 products", _precision, torch.set_float32_matmul_precision),
+    _Mode("the detection of anomalies", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+)
+
+
+def _modes() -> dict[str, Any]:
+    """The value of each mode."""
+    return {mode.name: mode.get() for mode in _MODES}
+
+
+def _put_back(before: dict[str, Any]) -> list[str]:
+    """Restores the modes; returns the names of those that were changed."""
+    changed = [mode for mode in _MODES if before[mode.name] is not None and mode.get() != before[mode.name]]
+    for mode in changed:
+        mode.put(before[mode.name])
+    return [mode.name for mode in changed]
+
+
+_BEFORE: list[bool] = []
+"""For each traced call of the process, whether distributions checked their arguments when it began."""
+_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def _unvalidated_distributions() -> Iterator[None]:
+    """Within it distributions check their arguments only where they are told to: values are traced."""
+    with _LOCK:
+        _BEFORE.append(validates_distributions())
+        Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            Distribution.set_default_validate_args(_BEFORE.pop())
 
 
 @contextlib.contextmanager
@@ -74,23 +111,20 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
     PyTorch.
     """
-    state, default_dtype, before_modes = state_of_python(), torch.get_default_dtype(), modes()
-    before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
-    compiler, _ACTIVE.compiler = _ACTIVE.compiler, _Compiler()
-    recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
-    under_way = threading.get_ident(), dispatch
-    UNDER_WAY.append(under_way)
-    entry_before, dispatch.entry = dispatch.entry, _frame_of_with()
+    state, default_dtype, before_modes = state_of_python(), torch.get_default_dtype(), _modes()
+    compiler, CURRENT.compiler = CURRENT.compiler, _Compiler()
     try:
         with (
+            entered(dispatch),
             default_generator_as(CallGenerator()),
             products_of_pytorch(),
-            _ACTIVE.compiler,
+            _unvalidated_distributions(),
+            CURRENT.compiler,
             dispatch,
             Functions(dispatch),
         ):
             yield
-            changed = put_back(before_modes)
+            changed = _put_back(before_modes)
         if changed:
             raise dispatch.error(
                 f"the call leaves {' and '.join(changed)} changed, which later calls and other code would have",
@@ -112,8 +146,6 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         if dispatch.failed is not None:
             raise dispatch.failed
     finally:
-        put_back(before_modes)
+        _put_back(before_modes)
         torch.set_default_dtype(default_dtype)
-        UNDER_WAY.remove(under_way)
-        dispatch.entry = entry_before
-        _ACTIVE.dispatch, _ACTIVE.compiler, RECORDING.on = before, compiler, recorded
+        CURRENT.compiler = compiler

@@ -259,6 +259,17 @@ def logit(x, eps=None):
     return _logit(widened(x), eps, 1 - eps)
 
 
+@decomposes(aten.native_dropout.default)
+def native_dropout(x, p, train):
+    """Returns the result and which elements were kept."""
+    if train is None:
+        raise NotImplementedError("PyTorch's gradient of it is not that of its result for train=None; pass True")
+    if not train:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p)
+    return x * kept * (0.0 if p == 1 else 1 / (1 - p)), kept
+
+
 @decomposes(aten.rrelu_with_noise.default)
 def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
     """`noise` becomes the slopes, 1 where `x` is positive."""

@@ -23,7 +23,8 @@ from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
 from bridge.held_objects import WEAK
 from bridge.internals import DispatchMode
-from bridge.operations import is_draw
+from bridge.lowerings import DECOMPOSITIONS
+from bridge.operations import is_draw, is_random
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
 from bridge.shadow import with_copies
@@ -212,9 +213,9 @@ class _Draws(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         seeded = self._default.seeded or (kwargs or {}).get("generator") is not None
-        if func in _RRELU and args[4:] == (True,) and not seeded:
-            with self:  # for a draw that can be recorded
-                return _rrelu(func, *args)
+        if func in DECOMPOSITIONS and is_random(func) and not is_draw(func) and not seeded:
+            with self:  # for a draw that can be recorded, as the other side makes it
+                return DECOMPOSITIONS[func](*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         if is_draw(func) and not seeded:  # numbers of a seeded generator are the same on both sides
             if self._replay is None:
@@ -222,15 +223,6 @@ class _Draws(DispatchMode):
             else:
                 out.copy_(next(self._replay))
         return out
-
-
-_RRELU = (torch.ops.aten.rrelu_with_noise.default, torch.ops.aten.rrelu_with_noise_.default)
-
-
-def _rrelu(func: Any, x: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, _training: bool) -> Any:
-    """PyTorch's operation in training mode, with a slope drawn for every entry."""
-    noise.copy_(torch.where(x <= 0, torch.empty_like(x).uniform_(lower, upper), 1))
-    return x.mul_(noise) if func is _RRELU[1] else x * noise
 
 
 def projection(outputs: Any, is_leaf: Callable[[Any], bool], weigh: Callable) -> Any:

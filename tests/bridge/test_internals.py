@@ -35,8 +35,6 @@ def test_the_search_finds_one():
 WIDE = {
     "__main__.py": "the user's factory",
     "computation.py": "a lowering, whose failure is an error that says it is a defect of the lowering",
-    "exception_handlers.py": "an expression of the module's own",
-    "kernel_checks.py": "a kernel of PyTorch's: what it raises is the answer",
     "lost_state.py": "a state that the code did not expect, which is another program",
     "parity/__init__.py": "the user's module, loss and `advance`",
     "parity/sides.py": "a copy of the user's module",

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, randn
+from eager import Call, compare, randn
 from support.markers import slow_unless
 from torch import nn
 
@@ -115,3 +115,33 @@ def test_log_sigmoid_is_contiguous():
         return torch.tensor(F.logsigmoid(x.to(memory_format=torch.channels_last)).stride())
 
     assert bridge.export(Call(strides))({}, {}, x.numpy())[0].tolist() == strides(x).tolist() == [60, 20, 5, 1]
+
+
+POOLED = {
+    "of a transposed sequence": (lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 1), randn(2, 5, 4)),
+    "channels last": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1).flatten(1), randn(2, 4, 5, 3)),
+    "written later": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1).mul_(2).sin_(), randn(2, 4, 5, 3)),
+    "volume": (lambda x: F.adaptive_avg_pool3d(x.permute(0, 4, 1, 2, 3), 1), randn(2, 3, 2, 2, 3)),
+    "gradient inside": (
+        lambda x: torch.autograd.grad(
+            F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1).square().sum(), x, create_graph=True
+        )[0],
+        randn(2, 4, 5, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_pooling_to_one_element_of_channels_last_images(name):
+    """PyTorch writes the strides of its own result anew."""
+    function, x = POOLED[name]
+    compare(Call(function), [x])
+
+
+@pytest.mark.parametrize(
+    "write", [lambda y: y.as_strided_((4, 3), (1, 4)), lambda y: y[1:].as_strided_((2, 4), (4, 1), 0)]
+)
+def test_another_layout_of_memory_in_place_is_refused(write):
+    fn = bridge.export(Call(lambda x: write(x * 1)))
+    with pytest.raises(bridge.BridgeError, match=r"as_strided_.*use as_strided"):
+        fn({}, {}, randn(3, 4).numpy())

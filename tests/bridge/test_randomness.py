@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from eager import Call
 from rows import ROWS
 from rows_state import Noise
 from torch import nn
@@ -159,3 +160,19 @@ def test_draws_belong_to_rows_not_to_replicas():
     np.testing.assert_array_equal(counts, jnp.concatenate([p[3] for p in parts]))
     assert (parts[0][1] != parts[1][1]).all()
     assert own.shape == (3,)
+
+
+@pytest.mark.parametrize("p", [0.3, 0.0])
+@pytest.mark.parametrize("train", [True, False])
+def test_native_dropout_called_directly(p, train):
+    report = bridge.verify(Call(lambda x: torch.native_dropout(x, p, train)), torch.ones(40, 5))
+    assert report.ok, f"\n{report}"
+    fn = bridge.export(Call(lambda x: torch.native_dropout(x, 0.3, True)))
+    kept = fn({}, {}, jnp.ones(10000), rng=jax.random.key(0))[0][1]
+    assert abs(float(kept.mean()) - 0.7) < 0.02
+
+
+def test_native_dropout_that_is_not_told_whether_it_trains_is_refused():
+    fn = bridge.export(Call(lambda x: torch.native_dropout(x, 0.3, None)))
+    with pytest.raises(bridge.BridgeError, match=r"native_dropout.*pass True"):
+        fn({}, {}, jnp.ones(3), rng=jax.random.key(0))

@@ -1,0 +1,124 @@
+"""The traced call that a thread is in, and what the parts of the bridge may ask of it.
+
+The lowest file: it imports nothing of the bridge. `dispatch.Dispatch` is what fulfils `TraceContext`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+
+class TraceContext(Protocol):
+    """One traced call: its options, its random key, its tensors, and how its errors are made."""
+
+    rng: Any
+    """A key, a `ShardedKey`, draws made elsewhere, or None."""
+    draws: int
+    """How many draws have been made."""
+    recording: int
+    """What PyTorch records of the call: `recording.NO_GRAPH`, `GRAPH` or `GRAPH_FROM_INPUTS`."""
+    traced: bool
+    """Whether any number of the call is a tracer."""
+    is_backward: bool
+    """Whether it is the backward of a `torch.autograd.Function`, which has no key."""
+    checked: str | None
+    """Within a function of `item.CHECKING`: what it checks."""
+    survey: Any
+    """The `Survey` of a call that lists its operations; None in every other."""
+    checks_int64: bool
+    """Whether results are checked to fit into 32 bits: not where integers have 64 bits, nor where they may wrap."""
+    products_of_pytorch: bool
+    """Whether the precision of float32 products is PyTorch's setting."""
+    off: frozenset[str]
+    """Names of operations that shall not use the bridge's own lowering."""
+    lowerings: Mapping[str, Callable]
+    """Names of operations -> lowerings that `export` was given."""
+    functions: Mapping[str, Callable]
+    """Names of Python functions -> what this call runs in their place."""
+    state: list[Any]
+    """The tensors of parameters and buffers."""
+    contexts: list[tuple[str, Any, Any]]
+    """What the `torch.autograd.Function`s of the call keep, by their names."""
+
+    def adopt(self, real: torch.Tensor) -> Any:
+        """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""
+        ...
+
+    def take_over(self, real: torch.Tensor) -> Any:
+        """As `adopt`; from here on `real` and whatever shares its memory is traced."""
+        ...
+
+    def may_write(self, real: torch.Tensor) -> bool:
+        """True if the memory of the real tensor is the call's own."""
+        ...
+
+    def is_traced(self, tensor: torch.Tensor) -> bool:
+        """True if it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
+        ...
+
+    def metas_of(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns the result of an operation as tensors on the meta device."""
+        ...
+
+    def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Computes an operation on traced tensors."""
+        ...
+
+    def taking_apart(self) -> AbstractContextManager[None]:
+        """The context of code that makes one operation of others, which are dispatched in turn."""
+        ...
+
+    def again(self, recording: int) -> Any:
+        """Returns the context of a later pass over the same module."""
+        ...
+
+    def where(self, cause: BaseException | None = None) -> str:
+        """Returns the submodule and the line of its code that are running, or that raised `cause`."""
+        ...
+
+    def warn(self, what: str, remedy: str = "") -> None:
+        """Warns once for each place."""
+        ...
+
+    def error(self, what: str, remedy: str, cause: BaseException | None = None) -> Any:
+        """Returns the error that the call ends with, even where code inside of it catches it."""
+        ...
+
+
+class _Current(threading.local):
+    """What a thread is doing."""
+
+    call: TraceContext | None = None
+    recording = False
+    """Whether PyTorch records a graph of its own, which has to know of leaves."""
+    compiler: Any = None
+    """What turns `torch.compile` off for the call."""
+
+
+CURRENT = _Current()
+RUNNING: list[TraceContext] = []
+"""The calls of all threads, in the order in which they began."""
+
+
+def current() -> TraceContext | None:
+    """Returns the innermost traced call that this thread is in."""
+    return CURRENT.call
+
+
+@contextlib.contextmanager
+def entered(call: TraceContext) -> Iterator[None]:
+    """Within it, `call` is this thread's traced call."""
+    before = CURRENT.call, CURRENT.recording
+    CURRENT.call, CURRENT.recording = call, bool(call.recording)
+    RUNNING.append(call)
+    try:
+        yield
+    finally:
+        RUNNING.remove(call)
+        CURRENT.call, CURRENT.recording = before

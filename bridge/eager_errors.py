@@ -1,0 +1,141 @@
+"""Errors of PyTorch's kernels that its meta device does not raise.
+
+A kernel is asked, on the host with zeros in place of traced tensors, after something has failed, and before a few
+operations whose arguments look wrong: constant indices out of range, and dtypes that JAX would promote in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bridge.internals import below_modes, tree_map_only
+from bridge.metas import tensors_in
+from bridge.operations import is_random
+from bridge.tensors import BridgeTensor
+
+aten = torch.ops.aten
+
+AFFORDABLE = 2**26
+"""Elements up to which a kernel is asked."""
+
+_NOT_ON_THE_HOST = ("for 'Half'", "for 'BFloat16'", "for 'Float8")
+
+
+def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
+    """Returns the error of PyTorch's kernel for arguments of these types, shapes and constants.
+
+    None if it takes zeros or ones in place of traced tensors, draws random numbers, is large or not PyTorch's own.
+    """
+    sizes = [t.numel() for t in tensors_in((args, kwargs))]
+    if func.namespace != "aten" or is_random(func) or sum(sizes) > AFFORDABLE:
+        return None
+    kwargs = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
+    errors: list[Exception] = []
+    with below_modes(), torch.no_grad():
+        for fill in (0, 1):
+            given = tree_map_only(torch.Tensor, _on_host(fill), (args, kwargs))
+            try:
+                func(*given[0], **given[1])
+                return None
+            except (RuntimeError, IndexError, ValueError, TypeError) as error:
+                errors.append(error)
+    known = str(errors[0]) == str(errors[1]) and not any(n in str(errors[0]) for n in _NOT_ON_THE_HOST)
+    return errors[0] if known else None
+
+
+def _on_host(fill: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, BridgeTensor):
+            return torch.full(tensor.shape, fill, dtype=tensor.dtype)
+        return tensor.detach().clone()
+
+    return stand_in
+
+
+def raise_if_refused(func: Any, args: tuple, kwargs: dict) -> None:
+    """Raise PyTorch's own error for arguments that look wrong, if it refuses them."""
+    check = CHECKS.get(func)
+    if check is not None and check(args):
+        _raise_kernel_error(func, args, kwargs)
+
+
+def raise_if_not_cast(func: Any, args: tuple, kwargs: dict) -> None:
+    """Raise what PyTorch raises for an in-place operation whose result has a type that its target cannot hold."""
+    if torch.Tag.pointwise in func.tags:
+        target, *others = map(_kind_of_number, (*args, *kwargs.values()))
+        if any(other > target for other in others):
+            _raise_kernel_error(func, args, kwargs)
+
+
+def _raise_kernel_error(func: Any, args: tuple, kwargs: dict) -> None:
+    error = kernel_error(func, args, kwargs)
+    if error is not None:
+        raise error
+
+
+def _kind_of_number(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        dtype = value.dtype
+        return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)
+    return {bool: 0, int: 1, float: 2, complex: 3}.get(type(value), 0)
+
+
+def _of_several_dtypes(args: tuple) -> bool:
+    return len({t.dtype for t in tensors_in(args)}) > 1
+
+
+def _outside_dimension(args: tuple) -> bool:
+    x, dim, index = args[:3]
+    return isinstance(dim, int) and _outside(index, 0, x.shape[dim] if x.dim() else 1)
+
+
+def _outside_rows(args: tuple) -> bool:
+    return _outside(args[1], 0, args[0].shape[0])
+
+
+def _outside_brackets(args: tuple) -> bool:
+    """True if a constant index is out of range, or a mask has another shape than what it selects from."""
+    x, indices = args[:2]
+    dim = 0
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            if index.shape != x.shape[dim : dim + index.dim()]:
+                return True
+            dim += index.dim()
+        elif index is not None and dim < x.dim() and _outside(index, -x.shape[dim], x.shape[dim]):
+            return True
+        else:
+            dim += 1
+    return False
+
+
+def _outside(index: Any, low: int, high: int) -> bool:
+    """True if a constant index has a value outside of [low, high)."""
+    if not isinstance(index, torch.Tensor) or isinstance(index, BridgeTensor) or index.dtype.is_floating_point:
+        return False
+    with below_modes():
+        return bool(((index < low) | (index >= high)).any())
+
+
+CHECKS: dict[Any, Callable[[tuple], bool]] = {}
+"""Operation -> True for arguments that PyTorch's kernel may refuse while its meta device takes them."""
+
+
+def _enter(names: str, check: Callable[[tuple], bool]) -> None:
+    """For every overload, in place or not."""
+    for name in names.split():
+        for packet in (getattr(aten, name, None), getattr(aten, f"{name}_", None)):
+            for overload in packet.overloads() if packet is not None else ():
+                CHECKS[getattr(packet, overload)] = check
+
+
+_enter(
+    "gather index_select index_add index_copy index_fill index_reduce scatter scatter_add scatter_reduce",
+    _outside_dimension,
+)
+_enter("embedding embedding_bag _embedding_bag _embedding_bag_forward_only", _outside_rows)
+_enter("index index_put _unsafe_index", _outside_brackets)
+_enter("mm bmm addmm baddbmm mv linear convolution", _of_several_dtypes)
