@@ -16,7 +16,9 @@ from torch import nn
 from bridge.adoption import window
 from bridge.arrays import jax_dtype, torch_dtype
 from bridge.attributes import Attributes, Place
-from bridge.custom_functions import refuse_changed_contexts
+from bridge.autograd.checkpoint import recomputed
+from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
+from bridge.autograd.function import end_of_call
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError, placed
 from bridge.final_state import (
@@ -36,8 +38,6 @@ from bridge.memory import has_overlap, roots
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
-from bridge.recomputation import recomputed
-from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
 from bridge.results import REMEDY as RESULT_REMEDY
 from bridge.results import tensor_inside
 from bridge.scopes import name_calls
@@ -182,7 +182,7 @@ class Call:
                     refuse_gradient_hooks(self._module)
                 # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
                 final = {name: value_in(name, *place) for name, place in self._slots.items()}
-                refuse_changed_contexts(dispatch, final.values())
+                end_of_call(dispatch, final.values())
                 refuse_removed(final)
                 memory = {n: memory_of(dispatch, t) for n, t in final.items() if isinstance(t, torch.Tensor)}
                 refuse_changed_sharing(self._memory, memory, final)
@@ -228,6 +228,7 @@ class Call:
         if integers is not None:
             integers.input(tensor)
         self._inputs.append((value, tensor))
+        self._dispatch.inputs.append(tensor)
         return start_graph(tensor, self.recording)
 
     def _stand_ins(self, start: Mapping[Place, Any]) -> dict[str, BridgeTensor]:

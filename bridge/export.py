@@ -15,6 +15,7 @@ from torch import nn
 from bridge import named_functions
 from bridge.arrays import array_of
 from bridge.attributes import Place
+from bridge.autograd.engine import restarted
 from bridge.call import Call, Request, Result, refuse_gradient_hooks
 from bridge.errors import BridgeError
 from bridge.integers import Int64, check_policy, check_values, checked
@@ -24,7 +25,6 @@ from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng
 from bridge.reachable import Reached, reached_by
-from bridge.recording import restarted
 from bridge.slots import second_names, state_of
 from bridge.untranslated import Survey
 

@@ -79,7 +79,7 @@ def as_said_by_kernel(error: Exception, func: Any, args: tuple, kwargs: dict) ->
 _OF_ARGUMENTS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError)
 _OF_AUTOGRAD = frozenset(
     os.path.join(os.path.dirname(__file__), *name.split("/"))
-    for name in ("aliasing.py", "memory.py", "lowerings/no_derivative.py")
+    for name in ("aliasing.py", "memory.py", "autograd/nondifferentiable.py")
 )
 """Files that raise what PyTorch's autograd layer and its checks of memory raise, before a kernel looks at sizes."""
 

@@ -11,14 +11,15 @@ from typing import Any, Self
 
 import torch
 
+from bridge.autograd import checkpoint, engine
+from bridge.autograd.function import in_place_of_apply
 from bridge.dispatch import Dispatch
 from bridge.errors import UNDER_WAY, WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
-from bridge.internals import NO_MEMORY, compiler_is_loaded
+from bridge.internals import NO_MEMORY, Replacements, before, compiler_is_loaded
 from bridge.precision import products_of_pytorch
 from bridge.process_modes import modes, put_back
-from bridge.recording import NO_GRAPH
 from bridge.tensors import RECORDING
 
 
@@ -53,7 +54,7 @@ def active() -> Dispatch | None:
     return _ACTIVE.dispatch
 
 
-def turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
+def _turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
     """Before `torch.compile`: in a traced call that began without a loaded compiler."""
     if _ACTIVE.compiler is not None:
         _ACTIVE.compiler.turn_off()
@@ -77,12 +78,13 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     state, default_dtype, before_modes = state_of_python(), torch.get_default_dtype(), modes()
     before, _ACTIVE.dispatch = _ACTIVE.dispatch, dispatch
     compiler, _ACTIVE.compiler = _ACTIVE.compiler, _Compiler()
-    recorded, RECORDING.on = RECORDING.on, dispatch.recording != NO_GRAPH
+    recorded, RECORDING.on = RECORDING.on, dispatch.recording != engine.NO_GRAPH
     under_way = threading.get_ident(), dispatch
     UNDER_WAY.append(under_way)
     entry_before, dispatch.entry = dispatch.entry, _frame_of_with()
     try:
         with (
+            _REPLACED,
             default_generator_as(CallGenerator()),
             products_of_pytorch(),
             _ACTIVE.compiler,
@@ -117,3 +119,9 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         UNDER_WAY.remove(under_way)
         dispatch.entry = entry_before
         _ACTIVE.dispatch, _ACTIVE.compiler, RECORDING.on = before, compiler, recorded
+
+
+_REPLACED = Replacements(
+    in_place_of_apply(tracing), *checkpoint.REPLACED, *engine.REPLACED, before(torch, "compile", _turn_compiler_off)
+)
+"""What is another object in PyTorch while a call runs."""
