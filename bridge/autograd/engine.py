@@ -129,8 +129,8 @@ def _needed(recording: int, func: Any, args: tuple, kwargs: dict) -> int:
     return GRAPH_FROM_INPUTS if missing else max(recording, GRAPH)
 
 
-GET_GRADIENT: Any = torch.Tensor.grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
-SET_GRADIENT: Any = torch.Tensor.grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
+GET_GRADIENT: Any = torch.Tensor.grad.__get__  # pyright: ignore
+SET_GRADIENT: Any = torch.Tensor.grad.__set__  # pyright: ignore
 _GRADIENT_REMEDY = (
     "keep the tensor as an attribute or a buffer of the module, or write a gradient of its own as the backward of a "
     "torch.autograd.Function"

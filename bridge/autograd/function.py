@@ -26,7 +26,7 @@ from torch.autograd.graph import increment_version
 from bridge.adoption import version_of
 from bridge.arrays import jax_dtype
 from bridge.autograd.engine import Trace, current, recorded, restarted, start_graph
-from bridge.cells import UnreadableCell, differentiable, stop_gradient
+from bridge.cells import Cell, UnreadableCell, differentiable, stop_gradient
 from bridge.errors import BridgeError
 from bridge.internals import (
     AutogradFunction,
@@ -179,47 +179,46 @@ class _Saved:
         self, call: Trace, function: type[Any], ctx: Context, inputs: list[BridgeTensor], outputs: list[BridgeTensor]
     ):
         self._call, self._name, self._outputs = call, function.__name__, outputs
-        modules = self._modules_of(function, ctx)
-        self.modules = {id(m): (path, m) for path, root in modules for m in root.modules()}.values()
+        backward = inspect.unwrap(function.backward)
+        held = self._held_by(ctx, backward)
+        modules = {id(m): (path, m) for path, root in held if isinstance(root, nn.Module) for m in root.modules()}
+        self.modules = list(modules.values())
         """Those that the backward may call, each with a path to it."""
         self.arrays: list[jax.Array] = []
         self._late: set[Any] = set()
-        """Tensors of the state, by identity, and of the context, by home, that were written after the Function."""
-        self._tensors: dict[Any, torch.Tensor] = {}
+        """What was written after the Function: tensors of the context and of the state, by their homes."""
+        self._tensors: dict[tuple[str, int], torch.Tensor] = {}
         """Those of the context, by home, during the call."""
-        self._tree = self._taken_apart(
-            ctx.__dict__ | {_ENCLOSED: _enclosed(inspect.unwrap(function.backward))}, inputs, outputs
-        )
-        used = [t for home, t in self._tensors.items() if home[0] == "state"]
-        self._held = set(map(id, used))
+        self._tree = self._taken_apart(ctx.__dict__ | {_ENCLOSED: _enclosed(backward)}, inputs, outputs)
+        adopted = [call.adopt(t) for _, t in held if isinstance(t, torch.Tensor) and call.is_traced(t)]
+        self._own = set(map(id, adopted)) & set(map(id, call.state))
         """The parameters and buffers of the context."""
-        self._state = [(t, t._cell) for t in (call.state if modules else used)]
+        self._state = {id(t): (t, t._cell) for t in call.state if modules or id(t) in self._own}
         """Parameters and buffers that the backward may read."""
-        self._first_cell = len(self.arrays)
-        self._cells = list(dict.fromkeys(cell for _, cell in self._state))
+        self._cells = {cell: len(self.arrays) + i for i, cell in enumerate({c: 0 for _, c in self._state.values()})}
+        """Where their arrays are."""
         self.arrays += [cell.read() for cell in self._cells]
         self._changes: list[tuple[Any, Callable[[], bool]]] = []
         self._rebuilt: list[tuple[BridgeTensor, tuple[str, int], int]] = []
         """The tensors of the context of a backward, their homes, and how often each had been written."""
-        self._versions: list[int] = []
+        self._versions: dict[Cell, int] = {}
         """How often the parameters and buffers had been written before it."""
 
-    def _modules_of(self, function: type[Any], ctx: Context) -> list[tuple[str, nn.Module]]:
-        state = set(map(id, self._call.state))
-        seen: set[int] = set()
+    def _held_by(self, ctx: Context, backward: Any) -> list[tuple[str, Any]]:
+        """The tensors and modules that the backward finds, with their paths."""
+        state, seen = set(map(id, self._call.state)), set()
         held = [each for name, value in ctx.__dict__.items() for each in _held(f"ctx.{name}", value, seen)]
-        for path, value, visible in held:
-            if visible or not isinstance(value, torch.Tensor) or id(value) in state:
+        for path, value, is_leaf in held:
+            if is_leaf or isinstance(value, nn.Module) or id(value) in state:
                 continue
             if wrapped_by_transform(value) or _may_be_differentiated(value):
                 raise self._call.error(
                     f"{self._name} keeps a traced tensor inside of an object or a function, at {path}",
                     "keep the tensor itself on ctx, or use ctx.save_for_backward",
                 )
-        backward = inspect.unwrap(function.backward)
-        for name, value in {**_closure(backward), **_globals(backward)}.items():
+        for name, value in (_closure(backward) | _globals(backward)).items():
             held += _held(name, value, seen)
-        return [(path, value) for path, value, _ in held if isinstance(value, nn.Module)]
+        return [(path, value) for path, value, _ in held]
 
     def _taken_apart(self, contents: dict, inputs: list[BridgeTensor], outputs: list[BridgeTensor]) -> Any:
         call, own = self._call, set(map(id, self._call.state))
@@ -264,13 +263,13 @@ class _Saved:
             real = constants.get(id(tensor), tensor)
             if not isinstance(real, BridgeTensor):
                 self._changes.append((home, self._replaced(real)))
-        self._changes += [(("state", id(t)), _written(cell.storage)) for t, cell in self._state]
+        self._changes += [(("state", i), _written(cell.storage)) for i, (_, cell) in self._state.items()]
         self._tensors, self._outputs = {}, []
 
     def end(self, held: set[int]) -> None:
         """Of the call. `held` has the identities of the parameters and buffers that the modules hold."""
         self._late = {home for home, is_changed in self._changes if is_changed()}
-        self._late |= {("state", id(t)) for t, _ in self._state if id(t) not in self._held | held}
+        self._late |= {("state", i) for i in self._state.keys() - self._own - held}
         self._changes = []
 
     def _replaced(self, real: torch.Tensor) -> Callable[[], bool]:
@@ -295,18 +294,16 @@ class _Saved:
     @contextlib.contextmanager
     def state_of(self, arrays: list, recording: int) -> Iterator[None]:
         """Parameters and buffers hold what they held at the call, and have no `grad`."""
-        known = {id(tensor): cell for tensor, cell in self._state}
         with contextlib.ExitStack() as stack:
-            for cell, array in zip(self._cells, arrays[self._first_cell :], strict=True):
-                stack.enter_context(cell.holding(array))
-            self._versions = [cell.version for _, cell in self._state]
+            for cell, place in self._cells.items():
+                stack.enter_context(cell.holding(arrays[place]))
+            self._versions = {cell: cell.version for cell in self._cells}
             for tensor in self._call.state:
                 stack.callback(setattr, tensor, "_cell", tensor._cell)
-                cell = known.get(id(tensor), tensor._cell)  # another one where it has been frozen since
-                if ("state", id(tensor)) in self._late:
-                    cell = UnreadableCell(cell, self._written_since)
-                elif cell not in self._cells:
-                    cell = UnreadableCell(cell, self._not_held)
+                _, cell = self._state.get(id(tensor), (tensor, tensor._cell))  # another one if frozen since
+                if ("state", id(tensor)) in self._late or cell not in self._cells:
+                    refusal = self._not_held if cell not in self._cells else self._written_since
+                    cell = UnreadableCell(cell, refusal)
                 tensor._cell = cell
                 stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
                 stack.callback(set_engine_gradient, tensor, engine_gradient(tensor))
@@ -338,7 +335,7 @@ class _Saved:
     def gradients(self) -> dict[tuple[str, int], jax.Array]:
         """What the backward has left as `grad`, by the home of the tensor that it is of."""
         left = [(home, tensor) for tensor, home, _ in self._rebuilt]
-        left += [(("array", self._first_cell + self._cells.index(cell)), t) for t, cell in self._state]
+        left += [(("array", self._cells[cell]), t) for t, cell in self._state.values()]
         sums: dict[tuple[str, int], jax.Array] = {}
         for home, tensor in left:
             gradient = engine_gradient(tensor)
@@ -349,8 +346,7 @@ class _Saved:
 
     def written(self) -> tuple[bool, bool]:
         """Whether the backward has written parameters or buffers: those of its context, and others."""
-        versions = zip(self._state, self._versions, strict=True)
-        written = [id(t) in self._held for (t, cell), version in versions if cell.version != version]
+        written = [i in self._own for i, (_, c) in self._state.items() if c.version != self._versions[c]]
         views = any(home in self._of_state and t._cell.version != version for t, home, version in self._rebuilt)
         return views or any(written), bool(written)
 
@@ -368,49 +364,46 @@ class _Attributes:
     """What modules hold: their attributes, and what is in containers among these."""
 
     def __init__(self, modules: Collection[tuple[str, nn.Module]]):
-        self._before = [(path, each, _contents(each)) for path, m in modules for each in (vars(m), m._buffers)]
+        self._attributes = [(path, each, dict(each)) for path, m in modules for each in (vars(m), m._buffers)]
         self._containers = [
             (f"{path}.{name}", value, _contents(value))
             for path, m in modules
             for name, value in vars(m).items()
-            if isinstance(value, _CONTAINERS) and value not in (m._buffers, m._parameters, m._modules)
+            if isinstance(value, _CONTAINERS) and name != "_buffers"
         ]
 
     def put_back(self) -> tuple[list[str], list[str]]:
-        """Returns the paths of what has changed: where a tensor was assigned, and elsewhere."""
+        """Returns the paths of what has changed: of attributes that are tensors now, and of others."""
         tensors, others = [], []
-        for path, attributes, before in self._before:
+        for path, attributes, before in self._attributes:
             for name in attributes.keys() | before.keys():
-                value = attributes.get(name, _NOTHING)
-                if not _same(value, before.get(name, _NOTHING)):
+                value = attributes.get(name)
+                if not _same(value, before.get(name)):
                     (tensors if isinstance(value, torch.Tensor) else others).append(f"{path}.{name}")
             attributes.clear()
             attributes.update(before)
-        others += [path for path, value, before in self._containers if not _same_contents(_contents(value), before)]
+        others += [path for path, container, before in self._containers if not _same(_contents(container), before)]
         return tensors, others
 
 
-_CONTAINERS = (dict, list, set, collections.deque)
-_PLAIN = (int, float, complex, str, bytes, tuple)
-_NOTHING = object()
+_CONTAINERS = (dict, list, tuple, set, collections.deque)
 
 
-def _contents(container: Any) -> Any:
-    """A copy of a container, not made by methods that its class overrides."""
+def _contents(container: Any) -> list[tuple[Any, Any]]:
+    """Keys and values of a container, or places and values, whatever methods its class overrides."""
     if isinstance(container, dict):
-        return dict(dict.items(container))
-    iterate = next(kind.__iter__ for kind in _CONTAINERS if isinstance(container, kind))
-    return list(iterate(container))
+        return list(dict.items(container))
+    iterate: Any = next(kind.__iter__ for kind in _CONTAINERS if isinstance(container, kind))
+    return list(enumerate(iterate(container)))
 
 
-def _same(value: Any, before: Any) -> bool:
-    return value is before or (type(value) is type(before) and isinstance(value, _PLAIN) and value == before)
-
-
-def _same_contents(now: Any, before: Any) -> bool:
-    if isinstance(now, dict):
-        return now.keys() == before.keys() and all(_same(now[key], before[key]) for key in now)
-    return len(now) == len(before) and all(map(_same, now, before))
+def _same(now: Any, before: Any) -> bool:
+    """Whether it is the same object, number or text, or a list of such."""
+    if now is before or type(now) is not type(before):
+        return now is before
+    if isinstance(now, (list, tuple)):
+        return len(now) == len(before) and all(map(_same, now, before))
+    return isinstance(now, (int, float, complex, str, bytes)) and now == before
 
 
 class _Backward:
@@ -532,7 +525,7 @@ def _globals(function: Any) -> dict[str, Any]:
     if not isinstance(function, types.FunctionType):
         return {}
     values = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    return {name: value for name, value in values.items() if isinstance(value, (nn.Module, *_CONTAINERS, tuple))}
+    return {name: value for name, value in values.items() if isinstance(value, (nn.Module, *_CONTAINERS))}
 
 
 def _enclosed(backward: Any) -> dict[str, Any]:
@@ -579,11 +572,8 @@ _LOOKED_AT = 10_000
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     """What a container, an object or a function holds, each with a name."""
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", item) for key, item in dict.items(value)]
-    if isinstance(value, (list, tuple, set, collections.deque)):
-        iterate = next(k.__iter__ for k in (list, tuple, set, collections.deque) if isinstance(value, k))
-        return [(f"[{i}]", item) for i, item in enumerate(iterate(value))]
+    if isinstance(value, _CONTAINERS):
+        return [(f"[{key!r}]", item) for key, item in _contents(value)]
     if isinstance(value, types.FunctionType):
         return [(f", {name}", item) for name, item in _closure(value).items()]
     if isinstance(value, types.MethodType):
