@@ -6,7 +6,7 @@
 Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
-from bridge import custom_functions, generators, interception, internals, recomputation
+from bridge import internals
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
@@ -37,7 +37,3 @@ __all__ = [
 ]
 
 internals.check()
-custom_functions.install()
-recomputation.install()
-generators.install()
-interception.install()

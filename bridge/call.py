@@ -15,7 +15,9 @@ from torch import nn
 
 from bridge.adoption import window
 from bridge.arrays import jax_dtype, torch_dtype
-from bridge.custom_functions import refuse_changed_contexts
+from bridge.autograd.checkpoint import recomputed
+from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, restarted, start_graph
+from bridge.autograd.function import end_of_call
 from bridge.dispatch import Dispatch
 from bridge.effects import Place, Shapes, Snapshot
 from bridge.errors import BridgeError, placed
@@ -25,8 +27,6 @@ from bridge.memory import has_overlap, roots
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array
 from bridge.randomness import Rng
-from bridge.recomputation import recomputed
-from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, restarted, start_graph
 from bridge.results import REMEDY as RESULT_REMEDY
 from bridge.results import tensor_inside
 from bridge.scopes import name_calls
@@ -176,7 +176,7 @@ class Call:
                 refuse_gradient_hooks(self._module)
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: value_in(name, slot) for name, slot in self._slots.items()}
-            refuse_changed_contexts(dispatch, final.values())
+            end_of_call(dispatch, final.values())
             if check:
                 self._final = check_final(self._start, final, self._memory_of)
                 check_tied(self._fn.second_names, self._second_slots, final)
@@ -218,6 +218,7 @@ class Call:
             dtype = torch.int64  # JAX has no wider one, and labels and indices of PyTorch are wide
         meta = blank(array.shape, None, dtype)
         tensor = fresh(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
+        self._dispatch.inputs.append(tensor)
         return start_graph(tensor, self.recording)
 
     def _stand_ins(self, request: Request) -> dict[str, BridgeTensor]:

@@ -43,8 +43,10 @@ class TraceContext(Protocol):
     """Names of Python functions -> what this call runs in their place."""
     state: list[Any]
     """The tensors of parameters and buffers."""
-    contexts: list[tuple[str, Any, Any]]
-    """What the `torch.autograd.Function`s of the call keep, by their names."""
+    inputs: list[Any]
+    """The tensors among the arguments."""
+    contexts: list[Any]
+    """What the `torch.autograd.Function`s of the call keep."""
 
     def adopt(self, real: torch.Tensor) -> Any:
         """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""
@@ -60,6 +62,10 @@ class TraceContext(Protocol):
 
     def is_traced(self, tensor: torch.Tensor) -> bool:
         """True if it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
+        ...
+
+    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Returns the real tensor that a traced one stands for; None if there is none."""
         ...
 
     def metas_of(self, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -18,6 +18,8 @@ import torch
 
 from bridge.adoption import BY_SHAPE, Adopted
 from bridge.aliasing import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
+from bridge.autograd.engine import NO_GRAPH
+from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
 from bridge.computation import compute
 from bridge.eager_errors import CHECKS, kernel_error, raise_if_refused
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
@@ -32,12 +34,10 @@ from bridge.internals import (
 )
 from bridge.item import check_matrix, is_all_true, is_equal, number_of
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule
 from bridge.metas import MetaCache
 from bridge.operations import draws_numbers, each_of, is_random, kind_of, shapes_by_data, written_arguments
 from bridge.precision import precision_is_given
 from bridge.randomness import RANDOM, Rng, seeded_generator
-from bridge.recording import NO_GRAPH
 from bridge.symbolic.int64 import checked, note_constant
 from bridge.tensors import BridgeTensor
 from bridge.untranslated import (
@@ -82,8 +82,9 @@ class Dispatch(UncompiledDispatchMode):
         self.recording = recording
         self.state: list[BridgeTensor] = []
         """What stands for parameters and buffers."""
-        self.contexts: list[tuple[str, Any, Any]] = []
-        """What the `torch.autograd.Function`s of the call keep, by their names."""
+        self.inputs: list[BridgeTensor] = []
+        self.contexts: list[Any] = []
+        """What the `torch.autograd.Function`s of the call keep."""
         self.survey = survey
         self.rng, self.draws = rng, 0
         self.is_backward = False

@@ -91,10 +91,12 @@ class Snapshot:
                 if not (of_module or type(value).__dictoffset__) or type(value).__module__.startswith(_FRAMEWORKS):
                     continue
                 value = value.__dict__
-            if id(value) in seen or len(value) > _LARGE:
+            if id(value) in seen:
                 continue
             seen.add(id(value))
             items = dict.copy(value) if isinstance(value, dict) else _items(value)
+            if len(items) > _LARGE:
+                continue
             if id(value) not in own and not isinstance(value, tuple):
                 self._of_user.append((value, items))
                 items = self._with_copies(value, items, copies)
@@ -156,12 +158,11 @@ class Snapshot:
 
 def _unchanged(value: Any, items: dict) -> bool:
     """True if a container holds the very same objects in the same order."""
-    if len(value) != len(items):
-        return False
     if isinstance(value, dict):
-        same = all(map(operator.is_, dict.values(value), items.values()))
+        same = dict.__len__(value) == len(items) and all(map(operator.is_, dict.values(value), items.values()))
         return same and all(map(operator.is_, dict.keys(value), items))
-    return all(map(operator.is_, _items(value).values(), items.values()))
+    now = _items(value)
+    return len(now) == len(items) and all(map(operator.is_, now.values(), items.values()))
 
 
 def _put(value: Any, items: dict) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from bridge.arrays import tensor_of
+from bridge.autograd import engine
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
 from bridge.context import CURRENT
 from bridge.dispatch import Dispatch
@@ -31,7 +32,6 @@ from bridge.internals import (
 )
 from bridge.item import CHECKING
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
-from bridge.recording import ENGINE_CALLS, Restart, what_is_needed
 from bridge.symbolic.indexing import (
     conditions_among,
     is_traced_number,
@@ -132,19 +132,13 @@ class Functions(TorchFunctionMode):
         raise self._dispatch.error(f"`{func.__name__}` needs the gradients of PyTorch's engine", _HOOK_REMEDY)
 
     def _engine(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A gradient inside of the call, by PyTorch's own engine."""
-        if in_transform() and (self._dispatch.recording or not _is_of_what_came_before(args, kwargs)):
-            return func(*args, **kwargs)
-        needed = what_is_needed(self._dispatch.recording, func, args, kwargs)
-        if needed > self._dispatch.recording:
-            raise Restart(needed)
-        result = func(*args, **kwargs)
-        if any(t.grad is not None for t in self._dispatch.state):
-            raise self._dispatch.error(
-                "`backward()` inside the call adds to the `grad` of a parameter or buffer, which is no result of it",
-                "use torch.autograd.grad for the gradients that the call itself needs",
-            )
-        return result
+        return engine.run_engine(self._dispatch, func, args, kwargs)
+
+    def _get_gradient(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
+        return engine.get_gradient(self._dispatch, func, args, kwargs)
+
+    def _set_gradient(self, func: Any, args: tuple, kwargs: dict) -> None:
+        engine.set_gradient(self._dispatch, func, args, kwargs)
 
     def _get_item(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """`x[i]`; PyTorch would ask `i` for its number, or a mask for its true elements."""
@@ -311,13 +305,6 @@ class Functions(TorchFunctionMode):
         return bool(next(iter((*args[1:], *kwargs.values())), True))
 
 
-def _is_of_what_came_before(args: tuple, kwargs: dict) -> bool:
-    """Whether `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
-    outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
-    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    return all(isinstance(t, BridgeTensor) for t in outputs)
-
-
 def _under_autocast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The argument of an operation that autocast computes in `dtype`."""
     eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
@@ -364,7 +351,7 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
 """What PyTorch's engine or memory would answer by itself, wrongly."""
 _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
-    **dict.fromkeys(ENGINE_CALLS, Functions._engine),
+    **dict.fromkeys(engine.ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(CONSTRUCTORS, Functions._construct),
     **dict.fromkeys(FILLERS, Functions._fill),
     **dict.fromkeys(SIZED, Functions._sized),
@@ -375,6 +362,8 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
     **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
+    engine.GET_GRADIENT: Functions._get_gradient,
+    engine.SET_GRADIENT: Functions._set_gradient,
     GET_BASE: Functions._base,
     IS_VIEW: Functions._is_view,
 }

@@ -1,8 +1,9 @@
 """PyTorch's generators in a traced call: numbers from one that the call seeds are constants, as they are in PyTorch.
 
 A draw from the default generator follows the call's JAX key, unless the call has seeded it (`torch.manual_seed`,
-`fork_rng`): a call has a default generator of its own, which nobody has seeded at its start. A generator that was made
-before the call would give other numbers at every call; it is refused, unless the call seeds it first.
+`fork_rng`): a call has a default generator of its own, which nobody has seeded at its start. A generator that the
+module holds, or that is passed, would give other numbers at every call; it is refused, unless the call seeds it first.
+One that the code reaches as a global name or through a closure is taken for one of the call.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import sys
 import threading
-import types
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from bridge.internals import below_modes, default_generator, replace_default_generator, tree_map_only
+from bridge.internals import (
+    Replacements,
+    below_modes,
+    default_generator,
+    in_place_of_default_generator,
+    tree_map_only,
+)
 from bridge.tensors import BridgeTensor
 
 aten = torch.ops.aten
@@ -49,12 +54,8 @@ def seeded(generator: torch.Generator) -> bool:
     """Whether it is none that the bridge made, or one that the call has seeded since."""
     with below_modes():
         seed = generator.initial_seed()
-        return seed not in _UNSEEDED or not _same(generator, torch.Generator().manual_seed(seed))
-
-
-def _same(a: torch.Generator, b: torch.Generator) -> bool:
-    with below_modes():
-        return a.initial_seed() == b.initial_seed() and torch.equal(a.get_state(), b.get_state())
+        unused = torch.Generator().manual_seed(seed) if seed in _UNSEEDED else None
+        return unused is None or not torch.equal(generator.get_state(), unused.get_state())
 
 
 class WatchedGenerator:
@@ -91,6 +92,7 @@ class _Current(threading.local):
 
 
 _CURRENT = _Current()
+_REPLACED = Replacements(in_place_of_default_generator(lambda: _CURRENT.generator))
 
 
 @contextlib.contextmanager
@@ -98,7 +100,8 @@ def default_generator_as(generator: _Default) -> Iterator[_Default]:
     """In this thread and the code under it, `torch.manual_seed` and its like act on this generator."""
     before, _CURRENT.generator = _CURRENT.generator, generator
     try:
-        yield generator
+        with _REPLACED:
+            yield generator
     finally:
         _CURRENT.generator = before
 
@@ -111,38 +114,9 @@ def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     default = _CURRENT.generator
     if given is None:
         return default if isinstance(default, CallGenerator) and seeded(default) else None
-    if not seeded(given) or _from_outside(given):
+    if not seeded(given):
         raise LookupError
     return given
-
-
-def _from_outside(generator: torch.Generator) -> bool:
-    """Whether a function on the stack reaches it as a global name or through its closure.
-
-    Not if the variable belongs to a function of the call, in which a lambda or comprehension is nested.
-    """
-    own: list[torch.Generator] = []
-    enclosed: list[torch.Generator] = []
-    frame, in_call = sys._getframe(2), True
-    while frame is not None:
-        names = frame.f_code.co_freevars
-        held = [*frame.f_globals.values(), *([] if in_call else [frame.f_locals.get(name) for name in names])]
-        if any(isinstance(value, torch.Generator) and _same(value, generator) for value in held):
-            return True
-        if in_call:
-            enclosed += _generators_in(frame, names)
-            own += _generators_in(frame, frame.f_code.co_cellvars)
-            in_call = (frame.f_globals.get("__name__"), frame.f_code.co_name) not in _CALLS
-        frame = frame.f_back
-    return any(_same(value, generator) and all(value is not mine for mine in own) for value in enclosed)
-
-
-_CALLS = (("bridge.call", "_run"), ("bridge.custom_functions", "_returned"))
-"""The functions that run the user's code."""
-
-
-def _generators_in(frame: types.FrameType, names: tuple[str, ...]) -> list[torch.Generator]:
-    return [value for name in names if isinstance(value := frame.f_locals.get(name), torch.Generator)]
 
 
 def state_of_python() -> tuple:
@@ -191,8 +165,3 @@ def draw(generator: torch.Generator, func: Any, args: tuple, kwargs: dict) -> An
         finally:
             default_generator.set_state(state)
         return out
-
-
-def install() -> None:
-    """Give `torch.manual_seed` and its like the call's own generator inside of a traced call."""
-    replace_default_generator(lambda: _CURRENT.generator)

@@ -12,10 +12,11 @@ import operator
 import os
 import re
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,6 +30,7 @@ from torch import nn
 from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMode  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
@@ -42,10 +44,11 @@ def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
     """For the import of torchax, which changes PyTorch for everybody; the bridge needs its functions of arrays only.
 
     It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
-    attention and registers decompositions.
+    attention and registers decompositions. Where somebody has imported torchax before, these changes are theirs and
+    stay. Otherwise the bridge keeps a copy of torchax to itself: an `import torchax` after it runs torchax anew, with
+    its device.
 
-    Yields a dict that holds all decompositions afterwards, torchax's included. Where somebody has imported torchax
-    before, these changes are theirs and stay.
+    Yields a dict that holds all decompositions afterwards, torchax's included.
     """
     known: dict[Any, Callable] = {}
     if "torchax" in sys.modules:
@@ -67,6 +70,8 @@ def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
         known.update(decomposition_table)
         decomposition_table.clear()
         decomposition_table.update(own)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchax"]:
+            _TORCHAX[name] = sys.modules.pop(name)
 
 
 TESTED = {"torch": ((2, 13), (2, 13)), "jax": ((0, 10), (0, 10))}
@@ -120,10 +125,30 @@ def _or_missing(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]
     return call
 
 
+_TORCHAX: dict[str, types.ModuleType] = {}
+"""The modules of the bridge's own copy of torchax."""
+
 with _torch_unchanged() as _DECOMPOSITIONS, missing_operations_tolerated():
     import torchax
-    import torchax.decompositions  # and what else torchax itself imports at its first use
-    from torchax.ops import jaten, jtorch, mappings  # noqa: F401
+    import torchax.decompositions
+    from torchax.ops import jaten, jtorch, jtorchvision_nms, mappings  # noqa: F401
+
+    if torch.distributed.is_available():
+        from torchax.ops import jc10d  # noqa: F401
+
+
+@contextlib.contextmanager
+def _torchax_imports() -> Iterator[None]:
+    """Let torchax's imports inside of functions find the bridge's copy."""
+    others = {name: sys.modules[name] for name in _TORCHAX if name in sys.modules}
+    sys.modules.update(_TORCHAX)
+    try:
+        yield
+    finally:
+        for name in _TORCHAX:
+            del sys.modules[name]
+        sys.modules.update(others)
+
 
 _NAMES = {
     torch: """
@@ -369,6 +394,17 @@ def engine_requires_grad(tensor: torch.Tensor) -> bool:
         return torch._C.TensorBase.requires_grad.__get__(tensor)  # pyright: ignore
 
 
+def engine_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What PyTorch's engine, or the code, has left as the `grad` of a leaf."""
+    with torch._C.DisableTorchFunction():
+        return torch._C.TensorBase.grad.__get__(tensor) if torch._C.TensorBase.is_leaf.__get__(tensor) else None  # pyright: ignore
+
+
+def set_engine_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    with torch._C.DisableTorchFunction():
+        torch._C.TensorBase.grad.__set__(tensor, gradient)  # pyright: ignore
+
+
 def below_autograd() -> bool:
     """Whether the autograd layer has passed an operation on; it is not so where that layer saves a result for later."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
@@ -389,47 +425,92 @@ def gradient_hooks(module: nn.Module) -> list[str]:
     return hooked
 
 
-def run_before(owner: Any, name: str, check: Callable[..., None]) -> None:
-    """Call `check` with the same arguments before each call of a function of PyTorch's."""
-    original = getattr(owner, name)
+class Replacement(NamedTuple):
+    """A name of PyTorch's that another object takes while a call runs."""
 
-    @functools.wraps(original)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        check(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, checked)
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]
+    """Returns the replacement of what has the name now, or of None. In threads without a call it acts as that does."""
 
 
-def run_before_functional(check: Callable[[tuple, bool], None]) -> None:
-    """Call `check(inputs, create_graph)` before a function of `torch.autograd.functional` takes a derivative."""
+class Replacements:
+    """Replaces names of PyTorch's for as long as any thread is in the context, which may be entered again."""
 
-    def with_graph(inputs: tuple, create_graph: bool, need_graph: bool) -> None:
+    def __init__(self, *table: Replacement):
+        self._table = table
+        self._lock, self._depth = threading.Lock(), 0
+        self._made: list[tuple[Any, Any]] = [(_MISSING, None)] * len(table)
+        """For each name its last original and the replacement of that."""
+        self._own: list[Any] = []
+        """What the owners themselves have under these names, apart from what they inherit."""
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._depth:
+                self._own = [vars(r.owner).get(r.name, _MISSING) for r in self._table]
+                for i, (owner, name, make) in enumerate(self._table):
+                    original = getattr(owner, name, None)
+                    if self._made[i][0] is not original:
+                        self._made[i] = original, make(original)
+                    setattr(owner, name, self._made[i][1])
+            self._depth += 1
+
+    def __exit__(self, *_error: Any) -> None:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
+                for (owner, name, _), own in zip(self._table, self._own, strict=True):
+                    delattr(owner, name) if own is _MISSING else setattr(owner, name, own)
+
+
+_MISSING = object()
+
+
+def before(owner: Any, name: str, check: Callable[..., None]) -> Replacement:
+    """Returns the replacement of a function that calls `check` with the same arguments first."""
+
+    def make(original: Callable) -> Callable:
+        @functools.wraps(original)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            check(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return checked
+
+    return Replacement(owner, name, make)
+
+
+def before_functional(check: Callable[[tuple, bool], None]) -> Replacement:
+    """Returns the replacement that calls `check(inputs, create_graph)` before `torch.autograd.functional` begins."""
+
+    def checked(inputs: tuple, create_graph: bool, need_graph: bool) -> None:
         check(inputs, create_graph)
 
-    run_before(torch.autograd.functional, "_grad_preprocess", with_graph)
+    return before(torch.autograd.functional, "_grad_preprocess", checked)
 
 
-def replace_checkpoint(while_tracing: Callable[[], bool], checkpoint: Callable[..., Any]) -> None:
-    """Call `checkpoint` for `torch.utils.checkpoint.checkpoint` where `while_tracing()`; PyTorch's own elsewhere.
+def in_place_of_checkpoint(is_tracing: Callable[[], bool], checkpoint: Callable[..., Any]) -> Replacement:
+    """Returns the replacement that calls `checkpoint` for `torch.utils.checkpoint.checkpoint` where `is_tracing()`.
 
     PyTorch looks its undecorated body up at every call, where its compiler takes part in the same way, so references to
     the function that were taken earlier come by here too.
     """
-    original: Any = getattr(torch.utils.checkpoint.checkpoint, "__wrapped__")  # noqa: B009
-    known = getattr(original, "__dynamo_disable", None)
+    body: Any = getattr(torch.utils.checkpoint.checkpoint, "__wrapped__")  # noqa: B009
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal known
-        if while_tracing():
-            return checkpoint(*args, **kwargs)
-        if known is None:
+    def make(known: Callable | None) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_tracing():
+                return checkpoint(*args, **kwargs)
+            if known is not None:
+                return known(*args, **kwargs)
             import torch._dynamo
 
-            known = torch._dynamo.disable(original, True, wrapping=False)
-        return known(*args, **kwargs)
+            return torch._dynamo.disable(body, True, wrapping=False)(*args, **kwargs)
 
-    setattr(original, "__dynamo_disable", call)
+        return call
+
+    return Replacement(body, "__dynamo_disable", make)
 
 
 def leave_compiler_unloaded() -> None:
@@ -491,12 +572,12 @@ class _DefaultGenerator:
         return getattr(self._of_the_call() or default_generator, name)
 
 
-def replace_default_generator(of_the_call: Callable[[], Any]) -> None:
-    """Let `torch.manual_seed` and its like act on `of_the_call()`, where that is not None.
+def in_place_of_default_generator(of_the_call: Callable[[], Any]) -> Replacement:
+    """Returns the replacement that lets `torch.manual_seed` and its like act on `of_the_call()`, if that is not None.
 
     The functions of `torch.random` look the generator up in their module at every call.
     """
-    torch.random.default_generator = _DefaultGenerator(of_the_call)  # pyright: ignore[reportAttributeAccessIssue]
+    return Replacement(torch.random, "default_generator", lambda _: _DefaultGenerator(of_the_call))
 
 
 # torchax: a library of functions of arrays.
@@ -505,7 +586,7 @@ def replace_default_generator(of_the_call: Callable[[], Any]) -> None:
 @functools.cache
 def _torchax() -> Any:
     """The library of lowerings; made late, because making it claims the devices, and never part of a trace."""
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), _torchax_imports():
         return torchax.default_env()
 
 

@@ -156,6 +156,6 @@ def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor
     """Returns the tensors that the operation writes into."""
     written: list[Any] = []
     for place, name in written_places(func):
-        given = kwargs.get(name, args[place] if place < len(args) else None)
+        given: Any = kwargs.get(name, args[place] if place < len(args) else None)
         written += given if type(given) in (list, tuple) else [given]
     return [w for w in written if isinstance(w, torch.Tensor)]

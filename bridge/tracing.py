@@ -11,13 +11,15 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.distributions import Distribution
 
+from bridge.autograd import checkpoint, engine
+from bridge.autograd.function import in_place_of_apply
 from bridge.context import CURRENT, entered
 from bridge.context import current as active  # noqa: F401
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
-from bridge.internals import NO_MEMORY, compiler_is_loaded, validates_distributions
+from bridge.internals import NO_MEMORY, Replacements, before, compiler_is_loaded, validates_distributions
 from bridge.precision import products_of_pytorch
 
 
@@ -39,7 +41,7 @@ class _Compiler(contextlib.ExitStack):
             self.enter_context(torch.compiler.set_stance("force_eager"))
 
 
-def turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
+def _turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
     """Before `torch.compile`: in a traced call that began without a loaded compiler."""
     if CURRENT.compiler is not None:
         CURRENT.compiler.turn_off()
@@ -116,6 +118,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     try:
         with (
             entered(dispatch),
+            _REPLACED,
             default_generator_as(CallGenerator()),
             products_of_pytorch(),
             _unvalidated_distributions(),
@@ -149,3 +152,9 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         _put_back(before_modes)
         torch.set_default_dtype(default_dtype)
         CURRENT.compiler = compiler
+
+
+_REPLACED = Replacements(
+    in_place_of_apply(tracing), *checkpoint.REPLACED, *engine.REPLACED, before(torch, "compile", _turn_compiler_off)
+)
+"""What is another object in PyTorch while a call runs."""

@@ -17,7 +17,6 @@ with missing_operations_tolerated():
         indexing,  # noqa: F401
         linalg,  # noqa: F401
         losses,  # noqa: F401
-        no_derivative,  # noqa: F401
         norms,  # noqa: F401
         reductions,  # noqa: F401
         sequences,  # noqa: F401

@@ -200,7 +200,7 @@ REFUSED = {
     "a thread": (thread, "met a traced tensor outside the call.*another thread"),
     "a pool of threads": (pool, "met a traced tensor outside the call.*another thread"),
     "an iterator": (iterator, "returns an iterator"),
-    "torch.cond": (condition, "`cond` takes functions"),
+    "torch.cond": (condition, "`torch.cond` and its like"),
     "set_": (memory_of_another, "`aten::set_.*has no translation.*the memory of another"),
     "data of another shape": (other_data, "`.data = …` gives a tensor another shape"),
 }

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from eager import Call, compare, randn
 
 import bridge
-from bridge.lowerings.no_derivative import without_derivative
+from bridge.autograd.nondifferentiable import without_derivative
 
 X, Y = randn(3), randn(3, seed=2).abs() + 0.5
 PLACES = torch.tensor([0, 1, 2])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import bridge
-from bridge import recomputation
+from bridge.autograd import checkpoint as checkpoint_file
 from bridge.cells import Region
 
 
@@ -140,7 +140,7 @@ def test_without_a_trace_python_may_look_at_values():
 
 def test_the_rules_are_needed(monkeypatch):
     with monkeypatch.context() as without:
-        without.setattr(recomputation, "recomputed", lambda function, *args, **kwargs: function(*args, **kwargs))
+        without.setattr(checkpoint_file, "recomputed", lambda function, *args, **kwargs: function(*args, **kwargs))
         assert residuals(Plain(recompute=True)) == residuals(Plain(recompute=False))
     monkeypatch.setattr(Region, "note", lambda self, holder: None)
     with pytest.raises(bridge.BridgeError, match=r"UnexpectedTracerError|changes `aside`"):

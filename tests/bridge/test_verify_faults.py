@@ -16,7 +16,7 @@ from support.markers import slow_unless
 from torch import nn
 
 import bridge
-from bridge import custom_functions
+from bridge.autograd.function import _Backward
 from bridge.internals import torchax_lowering
 from bridge.lowerings import LOWERINGS, METAS
 from bridge.randomness import RANDOM
@@ -96,7 +96,7 @@ def without_forward_hooks(monkeypatch):
 
 def without_backward(monkeypatch):
     """The backward of a `torch.autograd.Function` is skipped."""
-    monkeypatch.setattr(custom_functions._Backward, "__call__", lambda self, saved, cotangents: list(cotangents))
+    monkeypatch.setattr(_Backward, "__call__", lambda self, saved, cotangents: (list(cotangents), None))
 
 
 def drawn_while_tracing(monkeypatch):

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import torch
 
+from bridge.autograd.engine import current
 from bridge.cells import REGION, Cell, Storage
-from bridge.internals import replace_checkpoint
+from bridge.internals import in_place_of_checkpoint
 from bridge.pytrees import convert
 from bridge.tensors import BridgeTensor
-from bridge.tracing import active
 
 
 def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -22,8 +22,8 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
     wrote in place or put away in an attribute. Batch statistics are written once; PyTorch writes them again in its
     backward.
     """
-    dispatch = active()
-    if dispatch is None or not dispatch.traced or dispatch.recording or not torch.is_grad_enabled():
+    call = current()
+    if call is None or not call.traced or call.recording or not torch.is_grad_enabled():
         return function(*args, **kwargs)
     outer, left = REGION.notes, []
 
@@ -67,23 +67,23 @@ def _check_reentrant(args: tuple) -> None:
 
     Whether an input of the call does is known to its caller alone.
     """
-    dispatch, tensors = active(), [a for a in args if isinstance(a, torch.Tensor)]
-    if dispatch is None or not torch.is_grad_enabled() or any(t.requires_grad for t in tensors):
+    call, tensors = current(), [a for a in args if isinstance(a, torch.Tensor)]
+    assert call is not None
+    if not torch.is_grad_enabled() or any(t.requires_grad for t in tensors):
         return
     what = "`checkpoint(use_reentrant=True)` gives parameters no gradient in PyTorch if no input of it requires grad"
     if any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in tensors):
-        dispatch.warn(f"{what}; here they have one", "pass use_reentrant=False, which always gives it")
+        call.warn(f"{what}; here they have one", "pass use_reentrant=False, which always gives it")
     else:
-        raise dispatch.error(what, "pass use_reentrant=False")
+        raise call.error(what, "pass use_reentrant=False")
 
 
 def _check_reentrant_results(outputs: Any) -> None:
-    dispatch = active()
-    if dispatch is None or not torch.is_grad_enabled():
-        return
+    call = current()
+    assert call is not None
     for each in outputs if isinstance(outputs, tuple) else (outputs,):
-        if isinstance(each, (dict, list, tuple)) and _holds_gradient(each):
-            raise dispatch.error(
+        if torch.is_grad_enabled() and isinstance(each, (dict, list, tuple)) and _holds_gradient(each):
+            raise call.error(
                 "the function of `checkpoint(use_reentrant=True)` returns a tensor inside of a container, which has no "
                 "gradient in PyTorch",
                 "return a tensor or a tuple of tensors, or pass use_reentrant=False",
@@ -96,25 +96,17 @@ def _holds_gradient(value: Any) -> bool:
     return any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in leaves)
 
 
-def install() -> None:
-    """Take part in `torch.utils.checkpoint.checkpoint`; outside a traced call it is PyTorch's own."""
+_SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"}
+"""Keywords of `torch.utils.checkpoint.checkpoint` that are none of the function's and change no value."""
 
-    def checkpoint(
-        function: Callable,
-        *args: Any,
-        use_reentrant: Any = None,
-        context_fn: Any = None,
-        determinism_check: Any = None,
-        debug: Any = None,
-        early_stop: Any = None,
-        preserve_rng_state: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        if use_reentrant:
-            _check_reentrant(args)
-        outputs = recomputed(function, *args, **kwargs)
-        if use_reentrant:
-            _check_reentrant_results(outputs)
-        return outputs
 
-    replace_checkpoint(lambda: active() is not None, checkpoint)
+def _checkpoint(function: Callable, *args: Any, use_reentrant: Any = None, **kwargs: Any) -> Any:
+    if use_reentrant:
+        _check_reentrant(args)
+    outputs = recomputed(function, *args, **{n: v for n, v in kwargs.items() if n not in _SETTINGS})
+    if use_reentrant:
+        _check_reentrant_results(outputs)
+    return outputs
+
+
+REPLACED = (in_place_of_checkpoint(lambda: current() is not None, _checkpoint),)

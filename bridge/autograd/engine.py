@@ -1,0 +1,205 @@
+"""`torch.autograd.grad`, `backward()` and `grad` in a call: PyTorch's own engine on the tensors of the bridge.
+
+A call is traced without PyTorch's graph, which costs time and is rarely asked for. Where the code asks its engine for a
+gradient, the trace is thrown away and made again with the graph: PyTorch then records every operation and
+differentiates it by its own rules, whose operations are operations of the trace like all others. With `create_graph`
+JAX differentiates through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.dlpack
+from torch.utils.flop_counter import FlopCounterMode
+
+from bridge.cells import differentiable
+from bridge.context import TraceContext, current
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
+from bridge.internals import (
+    DispatchMode,
+    ProxyMode,
+    UncompiledDispatchMode,
+    before,
+    before_functional,
+    engine_gradient,
+    engine_leaf,
+    engine_requires_grad,
+    in_transform,
+)
+from bridge.tensors import BridgeTensor
+
+ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
+"""What PyTorch records: nothing; what comes of parameters; also of inputs, which then require grad."""
+
+T = TypeVar("T")
+
+
+class Restart(BaseException):
+    """The trace needs a graph. No `Exception`, which the code under it might catch."""
+
+    def __init__(self, recording: int):
+        self.recording = recording
+
+
+def restarted(trace: Callable[[int], T]) -> T:
+    """`trace(recording)` with as much recording as it turns out to need."""
+    recording = NO_GRAPH
+    while True:
+        try:
+            return trace(recording)
+        except Restart as needs:
+            recording = needs.recording
+
+
+def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
+    """The tensor; PyTorch's graph starts there, if there is one and the tensor requires grad."""
+    if recording and tensor.requires_grad:
+        engine_leaf(tensor, True)
+    return tensor
+
+
+def recorded(tensors: Iterable[Any]) -> bool:
+    """Whether an operation on these would become part of PyTorch's graph."""
+    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and engine_requires_grad(t) for t in tensors)
+
+
+def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """One of `ENGINE_CALLS` with its result, once PyTorch records what it needs."""
+    if in_transform() and (call.recording or not _is_of_what_came_before(args, kwargs)):
+        return func(*args, **kwargs)
+    needed = _needed(call.recording, func, args, kwargs)
+    if needed > call.recording:
+        raise Restart(needed)
+    result = func(*args, **kwargs)
+    if not call.is_backward and any(engine_gradient(t) is not None for t in call.state):
+        raise call.error(
+            "`backward()` inside the call adds to the `grad` of a parameter or buffer, which is no result of it",
+            "use torch.autograd.grad for the gradients that the call itself needs",
+        )
+    return result
+
+
+def _is_of_what_came_before(args: tuple, kwargs: dict) -> bool:
+    """Whether `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
+    outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
+    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    return all(isinstance(t, BridgeTensor) for t in outputs)
+
+
+def _needed(recording: int, func: Any, args: tuple, kwargs: dict) -> int:
+    """How much has to be recorded for this call of the engine."""
+    inputs = kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None)
+    inputs = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+    free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
+    missing = recording != NO_GRAPH and any(not engine_requires_grad(t) for t in free)
+    return GRAPH_FROM_INPUTS if missing else max(recording, GRAPH)
+
+
+GET_GRADIENT: Any = torch.Tensor.grad.__get__  # pyright: ignore
+SET_GRADIENT: Any = torch.Tensor.grad.__set__  # pyright: ignore
+_GRADIENT_REMEDY = (
+    "keep the tensor as an attribute or a buffer of the module, or write a gradient of its own as the backward of a "
+    "torch.autograd.Function"
+)
+
+
+def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> None:
+    """`tensor.grad = gradient`; refused where it would outlive the call."""
+    tensor, gradient = args
+    if gradient is not None and not call.is_backward and any(tensor is t for t in (*call.state, *call.inputs)):
+        what = "`.grad` of a parameter, a buffer or an input is assigned in the call, and is no result of it"
+        raise call.error(what, _GRADIENT_REMEDY)
+    func(*args, **kwargs)
+
+
+def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
+    """`tensor.grad`; of a parameter None, as before the first step."""
+    (tensor,) = args
+    gradient = func(*args, **kwargs)
+    if gradient is None and not call.is_backward and isinstance(tensor, BridgeTensor):
+        real = call.real_of(tensor)
+        if real is not None and engine_gradient(real) is not None:
+            call.warn("`.grad` is None in the call, though PyTorch's engine has left one on the parameter or buffer")
+    return gradient
+
+
+# Functions that steer PyTorch's engine or dispatcher and that no mode sees.
+
+
+def _before_derivative(inputs: tuple, create_graph: bool) -> None:
+    """`torch.autograd.functional`: of an input that requires no grad it gives a derivative that has none itself.
+
+    The caller of the bridge may ask for that gradient. In PyTorch the input would then require grad.
+    """
+    call = current()
+    if call is None or not create_graph or call.recording == GRAPH_FROM_INPUTS:
+        return
+    if any(isinstance(t, BridgeTensor) and t.may_have_gradient and not t.requires_grad for t in inputs):
+        raise Restart(GRAPH_FROM_INPUTS)
+
+
+def _before_saved_tensors_hooks(hooks: Any) -> None:
+    """What they give back instead of a saved tensor would change gradients; to save on the CPU changes no value.
+
+    Where PyTorch records its own graph of the call, hooks would keep its tensors in a cycle that is never freed.
+    """
+    call = current()
+    if call is not None and (call.recording or type(hooks) is not torch.autograd.graph.save_on_cpu):
+        raise call.error(
+            "`saved_tensors_hooks` act on what PyTorch's engine saves for its backward, which JAX does not call",
+            "use torch.utils.checkpoint to save memory, or a torch.autograd.Function for another gradient",
+        )
+
+
+def _before_mode(mode: Any) -> None:
+    """What a mode changes is below PyTorch's autograd: the gradient would stay that of the unchanged operation.
+
+    The modes of PyTorch's compiler change nothing.
+    """
+    call = current()
+    if call is None or isinstance(mode, UncompiledDispatchMode):
+        return
+    if isinstance(mode, ProxyMode):
+        raise call.error(
+            "`torch.func.linearize` and `make_fx`, which `torch.cond` and its like call, record a graph of PyTorch's, "
+            "which has no place in a traced call",
+            "use torch.func.jvp, once for each tangent; torch.where in the place of torch.cond",
+        )
+    if not mode.is_infra_mode():
+        raise call.error(
+            f"`{type(mode).__name__}` is a TorchDispatchMode, which acts below PyTorch's autograd and changes values "
+            "without their gradients",
+            "use a TorchFunctionMode, or enter it around the module in PyTorch",
+        )
+
+
+def _before_flop_counter(_counter: Any) -> None:
+    """Before it sets a hook on the gradient of each module's results."""
+    call = current()
+    if call is not None:
+        raise call.error(
+            "`FlopCounterMode` is a TorchDispatchMode, which counts the operations of PyTorch's kernels and of its "
+            "engine, and JAX runs neither",
+            "enter it around the module in PyTorch; `python -m bridge inspect` prints the FLOPs of a compiled call",
+        )
+
+
+def _before_dlpack(tensor: Any, *_args: Any, **_kwargs: Any) -> None:
+    """A capsule of DLPack would point to no memory."""
+    call = current()
+    if call is not None and isinstance(tensor, torch.Tensor) and call.is_traced(tensor):
+        raise call.error(f"`to_dlpack()` {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY)
+
+
+REPLACED = (
+    before_functional(_before_derivative),
+    before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _before_saved_tensors_hooks),
+    before(DispatchMode, "__enter__", _before_mode),
+    before(FlopCounterMode, "__enter__", _before_flop_counter),
+    before(torch, "to_dlpack", _before_dlpack),
+    before(torch.utils.dlpack, "to_dlpack", _before_dlpack),
+)
