@@ -34,12 +34,10 @@ from bridge.integers import check_values
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter, storage_id
 from bridge.memory import has_overlap, roots
 from bridge.overrides import override
-from bridge.pytrees import convert, is_array
+from bridge.pytrees import NO_PYTREE, convert, is_array, tensor_inside
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
 from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
-from bridge.results import REMEDY as RESULT_REMEDY
-from bridge.results import tensor_inside
 from bridge.scopes import name_calls
 from bridge.shadow import shadow
 from bridge.slots import fill, place_of, state_of, value_in
@@ -156,16 +154,18 @@ class Call:
 
     def _run(self) -> Result:
         request, dispatch = self._request, self._dispatch
-        args, kwargs = convert((request.args, request.kwargs), self._to_torch)
+        args, kwargs = convert((request.args, request.kwargs), self._to_torch, objects=True)
 
         def to_jax(value: Any) -> Any:
             if isinstance(value, Iterator):
                 raise dispatch.error("the call returns an iterator, whose code would run after it", "return a list")
             if isinstance(value, torch.Tensor):
                 return dispatch.adopt(value).value
-            if tensor_inside(value):
-                what = f"the call returns a tensor inside {type(value).__name__}, which is no pytree"
-                raise dispatch.error(what, RESULT_REMEDY)
+            hidden = tensor_inside(value)
+            if hidden is not None:
+                place = f" (`{hidden}`)" if hidden else ""
+                what = f"the call returns a tensor inside {type(value).__name__}{place}, which is no pytree"
+                raise dispatch.error(what, NO_PYTREE)
             return value
 
         method = method_of(self._module, request.method)
@@ -195,7 +195,7 @@ class Call:
                 left |= self._parted(memory, final)
                 self.changed_arguments = arguments.changed(outputs)
                 refuse_shared(self._inputs)
-                outputs = convert(outputs, to_jax)
+                outputs = convert(outputs, to_jax, objects=True)
                 arrays = {name: to_jax(value) for name, value in final.items()}
             self.changes = self._attributes.changes() | left
             now = self._versions()

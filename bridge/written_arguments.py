@@ -11,7 +11,7 @@ import jax
 import torch
 
 from bridge.errors import BridgeError
-from bridge.pytrees import convert
+from bridge.pytrees import attributes_of, built_in, convert, is_plain_class, items_of
 from bridge.tensors import BridgeTensor
 
 
@@ -21,6 +21,7 @@ class Arguments:
     def __init__(self, method: Callable, args: tuple, kwargs: dict):
         self._containers: list[tuple[str, Any, Any]] = []
         self._tensors: list[tuple[str, BridgeTensor, Any, int]] = []
+        self._seen: set[int] = set()
         for name, value in _named(method, args, kwargs):
             self._visit(name, value)
 
@@ -29,7 +30,8 @@ class Arguments:
             self._tensors.append((name, value, value._cell.storage, value._cell.version))
             return
         items = _items(value)
-        if items is not None:
+        if items is not None and id(value) not in self._seen:
+            self._seen.add(id(value))
             self._containers.append((name, value, items))
             for item in items.values():
                 self._visit(name, item)
@@ -88,12 +90,10 @@ def _named(method: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[str, A
 
 def _items(value: Any) -> dict | None:
     """What a container holds, by key; None for anything else."""
-    if isinstance(value, dict):
-        return dict(value)
-    if isinstance(value, (list, tuple)):
-        return dict(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dict(getattr(value, "__dict__", {}))
+    if built_in(type(value)):
+        return dict(items_of(value))
+    if is_plain_class(type(value)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return dict(attributes_of(value))
     return None
 
 
@@ -113,5 +113,5 @@ def _contents(outputs: Any) -> tuple[set[int], set[int]]:
                 visit(item)
 
     visit(outputs)
-    leaves = jax.tree.leaves(convert(outputs, lambda v: v), is_leaf=lambda v: isinstance(v, torch.Tensor))
+    leaves = jax.tree.leaves(convert(outputs, lambda v: v, objects=True), is_leaf=lambda v: isinstance(v, torch.Tensor))
     return containers, {id(t._cell.storage) for t in leaves if isinstance(t, BridgeTensor)}

@@ -65,7 +65,7 @@ class TorchSide:
         if len(set(memory)) < len(memory) and any(t._version != version for t, version in copies):
             raise BridgeError(SHARED)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
-        detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v)
+        detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
         loss = self.call.loss
         objective = loss(outputs) if loss else projection(outputs, torch.is_tensor, torch_weigh)
         for tensor in (*self._trained.values(), *inputs.values()):
@@ -138,7 +138,7 @@ def unwritten(tensor: torch.Tensor, before: Snapshot | None) -> str:
 
 def named_inputs(args: tuple, kwargs: dict) -> tuple[list[str], list[Any], Any]:
     """Every leaf of a call's inputs: its name (`0`, `carry.inner.z_H`), itself, and the structure."""
-    tree = convert((args, kwargs), lambda v: v)
+    tree = convert((args, kwargs), lambda v: v, objects=True)
     flat, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [
         f"{getattr(path[1], 'idx', getattr(path[1], 'key', ''))}{jax.tree_util.keystr(path[2:])}" for path, _ in flat
