@@ -220,6 +220,12 @@ class Call:
         if integers is not None and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
         array = jnp.asarray(value)
+        if not all(isinstance(size, int) for size in array.shape):
+            shape = str(array.shape).replace("'", "")
+            raise BridgeError(
+                f"an input has the symbolic shape {shape}; PyTorch's code is traced for a number for each size: "
+                "export the program once for every shape that it is called with"
+            )
         dtype = torch_dtype(array.dtype)
         if dtype == torch.int32 and array.dtype == jax_dtype(torch.int64):
             dtype = torch.int64  # JAX has no wider one, and labels and indices of PyTorch are wide
