@@ -23,7 +23,6 @@ from bridge.held_objects import (
     RECORDS,
     equal,
     inside,
-    is_iterator,
     is_plain_object,
     referent,
     same_order,
@@ -47,7 +46,7 @@ from bridge.holders import (
 )
 from bridge.pytrees import convert
 from bridge.reachable import LARGE, Reached, is_own_class
-from bridge.shadow import COPIED_KINDS, HeldIterator, with_copies
+from bridge.shadow import LinkCopier
 from bridge.tensors import BridgeTensor
 
 Place = tuple[str, Any]
@@ -155,8 +154,8 @@ class Attributes:
             if isinstance(value, np.ndarray):
                 self.arrays[path.strip(".")] = value
             items = self._add(path, holder, id(value) not in self._copies)
-            if isinstance(value, CONTAINERS) and type(value) not in COPIED_KINDS and type(value).__dictoffset__:
-                items = items | self._add(path, of_object(value), True)
+            if isinstance(value, CONTAINERS) and type(value).__module__ != "collections" and type(value).__dictoffset__:
+                items = items | self._add(path, of_object(value), id(value) not in self._copies)
             if items and holder.nested and not (outside and len(items) > LARGE):
                 self._visit_items(path, items, outside)
         elif isinstance(value, nn.Module):  # one that is not registered
@@ -178,7 +177,7 @@ class Attributes:
                     holder.write(values)
 
     def _instead(self, value: Any) -> Any:
-        return HeldIterator() if is_iterator(value) else with_copies(self._replaced, value)
+        return LinkCopier(self._replaced, lambda _, other: other).visit(value)
 
     def changes(self) -> dict[Place, Any]:
         """What is not as it was before the call; `GONE` for what is not there any more."""
@@ -233,11 +232,6 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, tuple):
         for item in value:
             yield from _tensors_of(item)
-
-
-def arrays_in(module: nn.Module) -> list[np.ndarray]:
-    """The NumPy arrays that the module holds."""
-    return list(Attributes(dict(module.named_modules()), {}, set(), {}, Reached()).arrays.values())
 
 
 def _twin(key: Any, twins: Mapping[int, Any]) -> Any:

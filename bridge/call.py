@@ -33,13 +33,11 @@ from bridge.generators import CallGenerator
 from bridge.integers import check_values
 from bridge.internals import Tracer, gradient_hooks, mark_as_parameter, storage_id
 from bridge.memory import has_overlap, roots
-from bridge.overrides import override
 from bridge.pytrees import NO_PYTREE, convert, is_array, tensor_inside
 from bridge.randomness import Rng
 from bridge.recomputation import recomputed
 from bridge.recording import GRAPH_FROM_INPUTS, NO_GRAPH, start_graph
-from bridge.scopes import name_calls
-from bridge.shadow import shadow
+from bridge.shadow import name_calls, override, shadow
 from bridge.slots import fill, place_of, state_of, value_in
 from bridge.tensors import BridgeTensor, blank, fresh
 from bridge.tracing import tracing
@@ -126,7 +124,7 @@ class Call:
         tree = list(copies.values())
         for name, number in request.overrides.items():
             tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
-            override(self._module, tree, name, start_graph(tensor, recording))
+            override(self._module, replaced.values(), name, start_graph(tensor, recording))
         self._slots = fill(original, copies, tensors)
         self._second_slots = {name: place_of(self._module, name) for name in fn.second_names}
         if request.train is not None:

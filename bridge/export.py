@@ -34,8 +34,8 @@ class Functional:
     """A module as a pure function. Composes with `jit`, `grad`, `vmap`, `pmap`, `scan`, `checkpoint`.
 
     Made by `export`. Hashable, and equal to itself alone: a function given to `jax.jit`, a static argument or a static
-    field is traced again only for another export. `params` and `buffers` are the state at that time, keyed by qualified names; a tied weight is
-    there once, under its first name.
+    field is traced again only for another export. `params` and `buffers` are the state at that time, keyed by qualified
+    names; a tied weight is there once, under its first name.
     """
 
     module: nn.Module

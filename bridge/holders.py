@@ -28,6 +28,7 @@ from bridge.held_objects import (
     same_order,
     slots_of,
 )
+from bridge.pytrees import items_of
 from bridge.tensors import INTERNAL, BridgeTensor
 
 _WRITEABLE = np.empty(0).flags
@@ -71,7 +72,7 @@ def holder_of(value: Any) -> Holder | None:
 
 def of_dict(contents: Any, ordered: bool = False) -> Holder:
     write = functools.partial(_write_dict, contents, ordered=ordered)
-    return Holder(functools.partial(dict, contents), write, ordered=ordered)
+    return Holder(lambda: dict(items_of(contents)), write, ordered=ordered)
 
 
 def _write_dict(contents: Any, values: dict, ordered: bool = False) -> None:

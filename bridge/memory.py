@@ -51,17 +51,6 @@ def shares_memory(array: np.ndarray, tensor: torch.Tensor) -> bool:
     return low < storage.data_ptr() + storage.nbytes() and storage.data_ptr() < high
 
 
-def array_over(tensor: torch.Tensor, array: np.ndarray, owner: torch.Tensor) -> np.ndarray | None:
-    """The array that shows of `tensor`, a copy of `owner`, what `array` shows of `owner`; None if that shows more."""
-    storage = owner.untyped_storage()
-    low, high = np.lib.array_utils.byte_bounds(array)
-    if low < storage.data_ptr() or high > storage.data_ptr() + storage.nbytes():
-        return None
-    memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
-    first = array.__array_interface__["data"][0] - storage.data_ptr()
-    return np.ndarray(array.shape, array.dtype, memory, first, array.strides)
-
-
 def positions(tensor: torch.Tensor) -> np.ndarray:
     """The position of each element in the tensor's storage, in the tensor's shape."""
     place = np.asarray(tensor.storage_offset(), np.int64)

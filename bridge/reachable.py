@@ -22,6 +22,7 @@ from torch import nn
 from bridge.errors import FRAMEWORK
 from bridge.held_objects import CONTAINERS, PLAIN, RECORDS, is_class_state, is_iterator, is_plain_object, referent
 from bridge.holders import of_cells, of_object
+from bridge.pytrees import items_of
 
 LARGE = 1000
 """Items from which a container outside the module is compared item by item, but not what is in them."""
@@ -97,9 +98,11 @@ class _Walk:
                 self.reached.caches.append(value)
             self._todo += [getattr(value, name) for name in _WRAPPED[type(value)]]
         elif isinstance(value, dict):
-            self._todo += value.values() if len(value) < LARGE else ()
+            items = [item for _, item in items_of(value)]
+            self._todo += items if len(items) < LARGE else ()
         elif isinstance(value, (list, tuple, set, collections.deque)):
-            self._todo += value if len(value) < LARGE else ()
+            items = list(value) if isinstance(value, set) else [item for _, item in items_of(value)]
+            self._todo += items if len(items) < LARGE else ()
         elif isinstance(value, nn.Module) or is_plain_object(value):
             self._todo.append(type(value))
             if isinstance(value, nn.Module) or is_own_class(type(value)):

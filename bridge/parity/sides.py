@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import functools
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,18 +14,15 @@ import torch
 from torch import nn
 
 from bridge.arrays import array_of
-from bridge.attributes import arrays_in
 from bridge.call import method_of, refuse_gradient_hooks
 from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
-from bridge.held_objects import WEAK
 from bridge.internals import DispatchMode, storage_id
-from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
-from bridge.shadow import with_copies
+from bridge.shadow import independent
 from bridge.written_arguments import SHARED
 
 
@@ -269,58 +263,9 @@ def jax_weigh(leaf: jax.Array, weights: np.ndarray) -> Any:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy to work on. Raises `BridgeError` for a module that has none.
-
-    A tensor that a hook made of parameters (pruning, weight norm) is copied as its values: PyTorch copies no results.
-    """
+    """A copy to work on. Raises `BridgeError` for a module with hooks of gradients."""
     refuse_gradient_hooks(module)  # a copy would not have them
-    results = [v for m in module.modules() for v in vars(m).values() if torch.is_tensor(v) and not v.is_leaf]
-    known: dict[int, Any] = {id(t): t.detach().clone() for t in results}
-    try:
-        _copy_parameters(module, known)
-        _copy_arrays(module, known)
-        twin = copy.deepcopy(module, known)
-        _refer_to_copies(twin, known)
-        return twin
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise BridgeError(
-            f"the module cannot be copied ({text}); verify works on a copy, so that yours stays"
-        ) from error
-
-
-def _refer_to_copies(module: nn.Module, copies: dict[int, Any]) -> None:
-    """In hooks and attributes, let functions that enclose what was copied enclose the copy: `deepcopy` shares them."""
-    for each in module.modules():
-        for contents in (vars(each), *[v for v in vars(each).values() if isinstance(v, dict)]):
-            contents.update({k: with_copies(copies, v) for k, v in contents.items() if isinstance(v, _FUNCTIONS)})
-            contents.update({k: _weak_copy(copies, v) for k, v in contents.items() if isinstance(v, WEAK)})
-
-
-def _weak_copy(copies: dict[int, Any], value: Any) -> Any:
-    """The dict with what was copied in the places of the originals, which `deepcopy` keeps in it."""
-    return type(value)({copies.get(id(k), k): copies.get(id(v), v) for k, v in value.items()})
-
-
-_FUNCTIONS = (types.FunctionType, functools.partial)
-
-
-def _copy_parameters(module: nn.Module, known: dict[int, Any]) -> None:
-    """Put copies of parameters into the memo: `deepcopy` leaves their attributes out, and parts what shares memory."""
-    for parameter in module.parameters():
-        if type(parameter) is nn.Parameter and id(parameter) not in known:
-            values = copy.deepcopy(parameter.detach(), known)
-            known[id(parameter)] = twin = nn.Parameter(values, parameter.requires_grad)
-            vars(twin).update(copy.deepcopy(vars(parameter), known))
-
-
-def _copy_arrays(module: nn.Module, known: dict[int, Any]) -> None:
-    """Put copies of NumPy arrays over the memory of parameters and buffers into the memo: these share memory, too."""
-    for array in arrays_in(module):
-        for tensor in [*module.parameters(), *module.buffers()]:
-            if shares_memory(array, tensor):
-                twin = array_over(copy.deepcopy(tensor, known), array, tensor)
-                known |= {} if twin is None else {id(array): twin}
+    return independent(module)
 
 
 def jitter(modules: list[nn.Module], scale: float) -> None:

@@ -100,7 +100,7 @@ def by_default(m):
 
 
 def noted(m):
-    NOTES["w"], NOTES[id(m.l)] = m.l.weight, 5.0
+    NOTES["w"] = m.l.weight
     CONTEXT.set(m.l)
 
 
@@ -116,9 +116,6 @@ def written(m, x):
 
 CASES = {
     "object": (lambda m: Helper(w=m.l.weight), lambda m, x: x * (2 if m.held.w is m.l.weight else 1)),
-    "by identity number": (lambda m: {id(m.l.bias): 4.0}, lambda m, x: x * m.held.get(id(m.l.bias), 1)),
-    "number in an object": (lambda m: Helper(i=id(m.l)), lambda m, x: x * (2 if m.held.i == id(m.l) else 1)),
-    "set of numbers": (lambda m: {id(m.b), 7}, lambda m, x: x * (2 if id(m.b) in m.held else 1)),
     "slots": (
         lambda m: Slotted(m.l.weight, Slotted(m.b, None)),
         lambda m, x: x * (2 if m.held.w is m.l.weight else 1) * (3 if m.held.inner.w is m.b else 1),
@@ -149,7 +146,7 @@ CASES = {
         lambda m: weakref.WeakKeyDictionary({m.l: 3.0}),
         lambda m, x: x * m.held.get(m.l, 1),
     ),
-    "global": (noted, lambda m, x: x * (NOTES["w"] is m.l.weight) * NOTES.get(id(m.l), 1)),
+    "global": (noted, lambda m, x: x * (NOTES["w"] is m.l.weight)),
     "context": (noted, lambda m, x: CONTEXT.get()(x) * (CONTEXT.get() is m.l)),
     "descriptor": (scaled, lambda m, x: x * m.scale),
     "mode of a module": (lambda m: Helper(drop=m.drop), lambda m, x: m.held.drop(x)),
