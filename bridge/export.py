@@ -124,7 +124,6 @@ class Functional:
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
-        named_functions.install(self.functions)
         new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
         if new:
             raise BridgeError(

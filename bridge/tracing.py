@@ -16,6 +16,7 @@ from bridge.errors import UNDER_WAY, WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
 from bridge.internals import NO_MEMORY, compiler_is_loaded
+from bridge.named_functions import replaced
 from bridge.precision import products_of_pytorch
 from bridge.process_modes import modes, put_back
 from bridge.recording import NO_GRAPH
@@ -88,6 +89,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             _ACTIVE.compiler,
             dispatch,
             Functions(dispatch),
+            replaced(dispatch.functions, active),
         ):
             yield
             changed = put_back(before_modes)
