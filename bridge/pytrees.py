@@ -9,7 +9,7 @@ import enum
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -426,22 +426,9 @@ def _known_numbers(sizes: Any) -> tuple[int, ...] | None:
         return tuple(value.tolist())
 
 
-def _register_size() -> None:
-    """Its numbers are children, as those of a tuple: under `jax.jit` they are arrays, and it is a plain tuple then."""
-
-    def unflatten(_, numbers):
-        numbers = tuple(numbers)
-        return torch.Size(numbers) if all(type(n) is int for n in numbers) else numbers
-
-    def flatten_with_keys(size):
-        return [(jax.tree_util.SequenceKey(i), n) for i, n in enumerate(size)], None
-
-    jax.tree_util.register_pytree_with_keys(torch.Size, flatten_with_keys, unflatten)
-    _REGISTERED.add(torch.Size)
-
-
 _register_packed_sequence()
-_register_size()
+jax.tree_util.register_pytree_node(torch.Size, lambda size: ((), tuple(size)), lambda size, _: torch.Size(size))
+_REGISTERED.add(torch.Size)
 
 
 # ---- results that are no pytrees
@@ -465,25 +452,29 @@ def tensor_inside(value: Any) -> str | None:
     return None
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    kind = type(value)
+def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, nn.Module):
-        yield from ((f".{name}", tensor) for name, tensor in [*value.named_parameters(), *value.named_buffers()])
-    elif isinstance(value, types.FunctionType):
+        return [(f".{name}", tensor) for name, tensor in [*value.named_parameters(), *value.named_buffers()]]
+    if isinstance(value, types.FunctionType):
         cells = [getattr(cell, "cell_contents", None) for cell in value.__closure__ or ()]
-        yield from zip((f".{name}" for name in value.__code__.co_freevars), cells, strict=True)
-        yield from ((".__defaults__", default) for default in value.__defaults__ or ())
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-    elif isinstance(value, functools.partial):
-        yield from ((".args", part) for part in (value.func, *value.args, *value.keywords.values()))
-    elif built_in(kind):
-        yield from ((f"[{key!r}]", part) for key, item in items_of(value) for part in (key, item))
-    elif isinstance(value, (set, frozenset)):
-        yield from (("", item) for item in value)
-    if not isinstance(value, (nn.Module, type)) and (
-        built_in(kind) or kind.__module__.partition(".")[0] not in _FOREIGN
-    ):
-        slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
-        yield from ((f".{name}", getattr(value, name, None)) for name in slots if not name.startswith("__"))
-        yield from ((f".{name}", part) for name, part in attributes_of(value).items())
+        names = [f".{name}" for name in value.__code__.co_freevars]
+        return [*zip(names, cells, strict=True), ("", value.__defaults__)]
+    if isinstance(value, (type, types.ModuleType, torch.Generator)):
+        return []
+    if built_in(type(value)):
+        named = isinstance(value, dict)
+        parts = [(f"[{key!r}]" if named else f"[{key}]", item) for key, item in items_of(value)]
+        return [*parts, *(("", key) for key, _ in items_of(value) if named), *_state(value)]
+    return _state(value)
+
+
+def _state(value: Any) -> list[tuple[str, Any]]:
+    """What `copy` would take along, attributes by their names."""
+    try:
+        _, args, state, *_ = (*value.__reduce_ex__(2), None)
+    except Exception:  # of what cannot be copied, nothing is known
+        return []
+    parts: list[tuple[str, Any]] = [("", part) for part in args]
+    for each in state if isinstance(state, tuple) else (state,):
+        parts += [(f".{name}", part) for name, part in each.items()] if isinstance(each, dict) else [("", each)]
+    return parts
