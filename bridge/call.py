@@ -24,13 +24,9 @@ from bridge.errors import BridgeError, placed
 from bridge.generators import CallGenerator
 from bridge.internals import Tracer, gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.memory import has_overlap, roots
-from bridge.overrides import override
-from bridge.pytrees import convert, is_array
+from bridge.pytrees import NO_PYTREE, convert, is_array, tensor_inside
 from bridge.randomness import Rng
-from bridge.results import REMEDY as RESULT_REMEDY
-from bridge.results import tensor_inside
-from bridge.scopes import name_calls
-from bridge.shadow import shadow
+from bridge.shadow import name_calls, override, shadow
 from bridge.state import Start, check_final, check_tied, fill, slot_of, state_of, value_in
 from bridge.symbolic.int64 import check_values
 from bridge.tensors import BridgeTensor, blank, fresh
@@ -106,7 +102,7 @@ class Call:
             name_calls(self._modules)
         for name, number in request.overrides.items():
             tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
-            override(self._module, [*self._modules.values()], name, start_graph(tensor, recording))
+            override(self._module, self._replaced.values(), name, start_graph(tensor, recording))
         self._slots = fill(original, copies, tensors)
         self._second_slots = {name: slot_of(self._module, name) for name in fn.second_names}
         if request.train is not None:
@@ -117,15 +113,12 @@ class Call:
         """The names of arguments that the run has changed and does not return."""
 
     def run(self, request: Request) -> Result:
-        """One call, after which objects of the user that are not copied are as they were."""
+        """One call."""
         snapshot = self._snapshot()
-        try:
-            result = self._run(request)
-            self.changes = snapshot.changes()
-            if any(self._start[name].memory is not memory for name, memory in self._final.items()):
-                self.changes |= snapshot.holders(self._has_parted)
-        finally:
-            snapshot.restore()
+        result = self._run(request)
+        self.changes = snapshot.changes()
+        if any(self._start[name].memory is not memory for name, memory in self._final.items()):
+            self.changes |= snapshot.holders(self._has_parted)
         return result
 
     def run_twice(self, first: Request, second: Request, hidden: Place | None) -> tuple[Result, Result, dict]:
@@ -133,20 +126,16 @@ class Call:
 
         The second one cannot read what is at the `hidden` place. Returns both results, and what the second one changes.
         """
-        snapshot = self._snapshot()
-        try:
-            before = self._run(first)
-            self._dispatch.rng, self._dispatch.draws = second.rng, 0
-            for name, array in second.params.items():  # as an optimizer does between the calls
-                tensor = value_in(name, self._slots[name])
-                self._dispatch.adopt(tensor).write(array, tracked=False, grad_enabled=False)
-            start = self._snapshot()
-            if hidden is not None:
-                start.hide(hidden)
-            after = self._run(second, check=False)
-            return before, after, start.changes()
-        finally:
-            snapshot.restore()
+        before = self._run(first)
+        self._dispatch.rng, self._dispatch.draws = second.rng, 0
+        for name, array in second.params.items():  # as an optimizer does between the calls
+            tensor = value_in(name, self._slots[name])
+            self._dispatch.adopt(tensor).write(array, tracked=False, grad_enabled=False)
+        start = self._snapshot()
+        if hidden is not None:
+            start.hide(hidden)
+        after = self._run(second, check=False)
+        return before, after, start.changes()
 
     def _has_parted(self, tensor: torch.Tensor) -> bool:
         """True if the tensor is over memory that a parameter or buffer had before the call, and has no longer.
@@ -161,11 +150,11 @@ class Call:
             (vars(owner)[kind], key) for owner, key in self._slots.values() for kind in ("_parameters", "_buffers")
         )
         slots = frozenset((id(registry), key) for registry, key in registries)
-        return Snapshot(self._modules, slots, self._replaced)
+        return Snapshot(self._modules, slots, self._replaced.values())
 
     def _run(self, request: Request, check: bool = True) -> Result:
         dispatch = self._dispatch
-        args, kwargs = convert((request.args, request.kwargs), self._to_torch)
+        args, kwargs = convert((request.args, request.kwargs), self._to_torch, objects=True)
         method = method_of(self._module, request.method)
         arguments = Arguments(method, args, kwargs)
         with tracing(dispatch):
@@ -181,7 +170,7 @@ class Call:
                 self._final = check_final(self._start, final, self._memory_of)
                 check_tied(self._fn.second_names, self._second_slots, final)
             self.changed_arguments = arguments.changed(outputs)
-            outputs = convert(outputs, self._to_jax)
+            outputs = convert(outputs, self._to_jax, objects=True)
             arrays = {name: self._to_jax(value) for name, value in final.items()}
         self.written = [name for name in self._fn.params if self._start[name].written(final[name])]
         return Result(
@@ -196,9 +185,11 @@ class Call:
             raise self._dispatch.error(what, "return a list")
         if isinstance(value, torch.Tensor):
             return self._dispatch.adopt(value).value
-        if tensor_inside(value):
-            what = f"the call returns a tensor inside {type(value).__name__}, which is no pytree"
-            raise self._dispatch.error(what, RESULT_REMEDY)
+        hidden = tensor_inside(value)
+        if hidden is not None:
+            place = f" (`{hidden}`)" if hidden else ""
+            what = f"the call returns a tensor inside {type(value).__name__}{place}, which is no pytree"
+            raise self._dispatch.error(what, NO_PYTREE)
         return value
 
     def _memory_of(self, tensor: torch.Tensor) -> Any:
@@ -213,6 +204,12 @@ class Call:
         if self._dispatch.checks_int64 and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
         array = jnp.asarray(value)
+        if not all(isinstance(size, int) for size in array.shape):
+            shape = str(array.shape).replace("'", "")
+            raise BridgeError(
+                f"an input has the symbolic shape {shape}; PyTorch's code is traced for a number for each size: "
+                "export the program once for every shape that it is called with"
+            )
         dtype = torch_dtype(array.dtype)
         if dtype == torch.int32 and array.dtype == jax_dtype(torch.int64):
             dtype = torch.int64  # JAX has no wider one, and labels and indices of PyTorch are wide
@@ -295,7 +292,7 @@ class _Numbers:
     def __init__(self, request: Request):
         self._request = request
         parts = [dict(request.params), dict(request.buffers), request.args, request.kwargs, request.rng]
-        self._leaves, self._structure = jax.tree.flatten(convert(parts, lambda v: v))
+        self._leaves, self._structure = jax.tree.flatten(convert(parts, lambda v: v, objects=True))
         self._places = [i for i, leaf in enumerate(self._leaves) if is_array(leaf)]
         state = len(request.params) + len(request.buffers)
         self.shapes = Shapes([jax.typeof(jnp.asarray(self._leaves[i])) for i in self._places], state)

@@ -30,7 +30,6 @@ from torch import nn
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.internals import Tracer, below_modes
 from bridge.pytrees import convert, is_number
-from bridge.shadow import with_copies
 from bridge.tensors import BridgeTensor
 
 Place = tuple[str, Any]
@@ -58,124 +57,79 @@ _ATOMS = frozenset(
     }
 )
 """Types of values that hold no further state."""
+_PLAIN = (dict, collections.OrderedDict)
 _TENSORS = frozenset({torch.Tensor, nn.Parameter, BridgeTensor})
-_FRAMEWORKS = ("torch.", "torchax.", "jax", "numpy", "threading", "_thread", "logging", "weakref", "functools")
-"""Packages whose objects are no state of the module."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persistent_buffers_set"})
 """Attributes that list parameters and buffers; recurrent modules make theirs again at each call."""
-_LARGE = 10_000
-"""Items from which on a container is data, and not looked into."""
 
 
 class Snapshot:
-    """Attributes of a module tree, and the contents of the containers and objects in them, at one time."""
+    """Attributes of a copied module tree, and the contents of the containers and objects in it, at one time."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], slots: frozenset[tuple[int, str]], copies: dict[int, Any]):
+    def __init__(self, modules: Mapping[str, nn.Module], slots: frozenset[tuple[int, str]], copies: Iterable[Any]):
         """`modules`: the copies of a call, by qualified name. `slots`: (id of a registry, name) of the call's state.
 
-        `copies`: id of a module or tensor -> the call's own. Until `restore`, the user's objects hold those.
+        `copies`: all that was copied for the call.
         """
-        self._held: list[tuple[tuple[Any, Any], Any, dict]] = []
-        """((name of a module or index of what holds it, key there), container, its items)"""
-        self._of_user: list[tuple[Any, dict]] = []
-        """Objects that are not copied, with what they held before the call."""
-        self._slots = slots
-        seen = set[int]()
-        own = set(map(id, copies.values()))
-        own |= {id(vars(copy)) for copy in copies.values() if isinstance(copy, (nn.Module, types.SimpleNamespace))}
-        todo: list[tuple[tuple[Any, Any], Any]] = [((name, None), module.__dict__) for name, module in modules.items()]
-        for where, value in todo:  # which grows
-            if not isinstance(value, (dict, list, tuple, set, collections.deque)):
-                of_module = isinstance(value, nn.Module)
-                if not (of_module or type(value).__dictoffset__) or type(value).__module__.startswith(_FRAMEWORKS):
-                    continue
-                value = value.__dict__
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            items = dict.copy(value) if isinstance(value, dict) else _items(value)
-            if len(items) > _LARGE:
-                continue
-            if id(value) not in own and not isinstance(value, tuple):
-                self._of_user.append((value, items))
-                items = self._with_copies(value, items, copies)
-            index = len(self._held)
-            self._held.append((where, value, items))
-            for key, item in items.items():
-                if type(item) not in _ATOMS and key not in _LISTS_OF_STATE:
-                    todo.append(((index, key), item))
-
-    def _with_copies(self, value: Any, items: dict, copies: dict[int, Any]) -> dict:
-        """Lets an object of the user hold the call's own modules and tensors; returns its items then."""
-        own = {with_copies(copies, key): with_copies(copies, item) for key, item in items.items()}
-        if all(map(operator.is_, own.values(), items.values())):
-            return items
-        _put(value, own)
-        return own
-
-    def _path(self, where: tuple[Any, Any]) -> str:
-        holder, key = where
-        return holder if isinstance(holder, str) else _joined(self._path(self._held[holder][0]), key)
+        self._modules, self._slots = modules, slots
+        self._held: list[tuple[Any, dict]] = []
+        """(container, its items)"""
+        for value in copies:
+            if isinstance(value, (dict, list, set, collections.deque)):
+                self._held.append((value, dict.copy(value) if isinstance(value, dict) else _items(value)))
+            if type(value).__dictoffset__ and type(value) not in _ATOMS:
+                self._held.append((value.__dict__, value.__dict__.copy()))
 
     def changes(self) -> dict[Place, Any]:
         """Returns what is now at every place that has changed since; `GONE` where nothing is."""
         changed: dict[Place, Any] = {}
-        for where, value, before in self._held:
-            if isinstance(value, tuple) or _unchanged(value, before):
+        for value, before in self._held:
+            now = value if type(value) in _PLAIN else _items(value)
+            same_keys = len(now) == len(before) and all(map(operator.is_, now, before))
+            if same_keys and all(map(operator.is_, now.values(), before.values())):
                 continue
-            path, now = self._path(where), _items(value)
-            for key in {**before, **now}:
-                known = key in _LISTS_OF_STATE or (id(value), key) in self._slots
-                if not known and not _equal(before.get(key, GONE), now.get(key, GONE)):
-                    changed[path, key] = now.get(key, GONE)
-            if now.keys() == before.keys() and [*now] != [*before]:
-                changed[path, ORDER] = tuple(now)
+            places = {key: now.get(key, GONE) for key in {**before, **now} if key not in _LISTS_OF_STATE}
+            changed |= {
+                (self._path(value), key): item
+                for key, item in places.items()
+                if (id(value), key) not in self._slots and not _equal(before.get(key, GONE), item)
+            }
+            if not same_keys and now.keys() == before.keys():
+                changed[self._path(value), ORDER] = tuple(now)
         return changed
+
+    def _path(self, wanted: Any) -> str:
+        """The way to a container from the module."""
+        seen = set[int]()
+        todo: list[tuple[str, Any]] = [(name, module.__dict__) for name, module in self._modules.items()]
+        for path, value in todo:  # which grows
+            if value is wanted:
+                return path
+            container = isinstance(value, (dict, list, tuple, set, collections.deque))
+            held = value if container else getattr(value, "__dict__", None)
+            if held is wanted:
+                return path
+            if held is not None and id(held) not in seen:
+                seen.add(id(held))
+                todo += [(_joined(path, key), item) for key, item in _items(held).items() if type(item) not in _ATOMS]
+        return "an object that a function encloses"
 
     def hide(self, place: Place) -> None:
         """Let code that reads what is at the place fail."""
-        for where, value, items in self._held:
-            if place[1] in items and self._path(where) == place[0]:
-                _put(value, items | {place[1]: UNREADABLE})
+        for value, items in self._held:
+            if place[1] in items and not isinstance(value, set) and self._path(value) == place[0]:
+                value[place[1]] = UNREADABLE
 
     def holders(self, memory: Callable[[torch.Tensor], bool]) -> dict[Place, Any]:
         """The places where attributes and containers held tensors over some memory then and hold them now."""
         return {
-            (self._path(where), key): KEPT
-            for where, value, before in self._held
+            (self._path(value), key): KEPT
+            for value, before in self._held
             for key, item in _items(value).items()
-            if type(item) in _TENSORS and item is before.get(key) and memory(item)
-            if (id(value), key) not in self._slots
+            if item is before.get(key) and (id(value), key) not in self._slots
+            if any(type(t) in _TENSORS and memory(t) for t in (item if type(item) is tuple else (item,)))
         }
-
-    def restore(self) -> None:
-        """Gives the user's own objects their contents back."""
-        for value, before in self._of_user:
-            if not _unchanged(value, before):
-                _put(value, before)
-
-
-def _unchanged(value: Any, items: dict) -> bool:
-    """True if a container holds the very same objects in the same order."""
-    if isinstance(value, dict):
-        same = dict.__len__(value) == len(items) and all(map(operator.is_, dict.values(value), items.values()))
-        return same and all(map(operator.is_, dict.keys(value), items))
-    now = _items(value)
-    return len(now) == len(items) and all(map(operator.is_, now.values(), items.values()))
-
-
-def _put(value: Any, items: dict) -> None:
-    """Makes these the items of a container."""
-    if isinstance(value, dict):
-        dict.clear(value)
-        dict.update(value, items)
-    elif isinstance(value, set):
-        value.clear()
-        value.update(items)
-    else:
-        value.clear()
-        value.extend(items.values())
 
 
 def _items(value: Any) -> dict:

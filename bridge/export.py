@@ -20,18 +20,19 @@ from bridge.errors import BridgeError
 from bridge.internals import is_script
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
-from bridge.randomness import Rng
+from bridge.randomness import Rng, check_key
 from bridge.state import second_names, state_of
 from bridge.symbolic.int64 import Int64, check_policy, check_values, checked
 from bridge.untranslated import Survey
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Functional:
     """A module as a pure function. Composes with `jit`, `grad`, `vmap`, `pmap`, `scan`, `checkpoint`.
 
-    Made by `export`. `params` and `buffers` are the state at that time, keyed by qualified names; a tied weight is
-    there once, under its first name.
+    Made by `export`. Hashable, and equal to itself alone: a function given to `jax.jit`, a static argument or a static
+    field is traced again only for another export. `params` and `buffers` are the state at that time, keyed by qualified
+    names; a tied weight is there once, under its first name.
     """
 
     module: nn.Module
@@ -113,10 +114,10 @@ class Functional:
         """What the call leaves behind, and which parameters it has written."""
         check_policy(self.int64)
         check_method(self.module, request.method)
+        check_key(request.rng)
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
-        named_functions.install(self.functions)
         new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
         if new:
             raise BridgeError(

@@ -1,18 +1,20 @@
 """Python functions that a traced call replaces, by the name under which code looks them up.
 
 PyTorch code calls functions that cannot be traced: kernels of other packages, or Python that asks a tensor for its
-value. A function of the same meaning, made of operations that can be traced, takes their place.
+value. A function of the same meaning, made of operations that can be traced, takes their place while a call runs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.tracing import active
 
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {}
 
@@ -38,23 +40,51 @@ def check_name(name: str) -> None:
         raise ValueError(f"{name!r} names no function; use package.module:function")
 
 
-def install(functions: Iterable[str]) -> None:
-    """Replace the registered functions, and these, of modules that have been imported since the last call."""
-    for name in {**_REPLACEMENTS, **dict.fromkeys(functions)}:
-        module, _, path = name.partition(":")
-        if module in sys.modules:
-            _replace(name, sys.modules[module], path.split("."))
+@contextlib.contextmanager
+def replaced(functions: Iterable[str], active: Callable[[], Any]) -> Iterator[None]:
+    """Within it the registered functions, and these, are replaced in the modules that have been imported so far.
+
+    `active` returns the traced call of a thread: code outside of one, in other threads, runs the functions themselves.
+    """
+    entered: list[str] = []
+    try:
+        for name in dict.fromkeys([*_REPLACEMENTS, *functions]):
+            module, _, path = name.partition(":")
+            if module in sys.modules:
+                with _LOCK:
+                    _enter(name, sys.modules[module], path.split("."), active)
+                entered.append(name)
+        yield
+    finally:
+        with _LOCK:
+            for name in entered:
+                _leave(name)
 
 
-def _replace(name: str, owner: Any, path: list[str]) -> None:
+@dataclasses.dataclass
+class _Place:
+    owner: Any
+    attribute: str
+    original: Any
+    """What is there outside of calls; None where the owner inherits it."""
+    calls: int = 1
+
+
+_LOCK = threading.Lock()
+_PLACES: dict[str, _Place] = {}
+"""Where a function is replaced now, and for how many calls."""
+
+
+def _enter(name: str, owner: Any, path: list[str], active: Callable[[], Any]) -> None:
+    if name in _PLACES:
+        _PLACES[name].calls += 1
+        return
     try:
         for step in path[:-1]:
             owner = getattr(owner, step)
         original = getattr(owner, path[-1])
     except AttributeError as error:
         raise BridgeError(f"the registered function {name} is not there: {error}; correct the name") from None
-    if getattr(original, "registered_name", None) == name:
-        return
 
     @functools.wraps(original)
     def chosen(*args: Any, **kwargs: Any) -> Any:
@@ -64,5 +94,17 @@ def _replace(name: str, owner: Any, path: list[str]) -> None:
             function = dispatch.functions.get(name) or _REPLACEMENTS.get(name, original)
         return function(*args, **kwargs)
 
-    setattr(chosen, "registered_name", name)  # noqa: B010
+    _PLACES[name] = _Place(owner, path[-1], vars(owner).get(path[-1]))
     setattr(owner, path[-1], chosen)
+
+
+def _leave(name: str) -> None:
+    place = _PLACES[name]
+    place.calls -= 1
+    if place.calls:
+        return
+    del _PLACES[name]
+    if place.original is None:
+        delattr(place.owner, place.attribute)
+    else:
+        setattr(place.owner, place.attribute, place.original)

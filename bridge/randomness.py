@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from bridge.arrays import array_of, jax_dtype
 from bridge.context import TraceContext
+from bridge.errors import BridgeError
 from bridge.generators import draw, generator_of
 
 aten = torch.ops.aten
@@ -42,6 +44,17 @@ class ShardedKey:
 
 
 Rng = jax.Array | Replay | ShardedKey
+
+
+def check_key(rng: Any) -> None:
+    """Raises `BridgeError` for what draws cannot come from."""
+    if rng is None or isinstance(rng, (list, ShardedKey)):
+        return
+    if isinstance(rng, (jax.Array, np.ndarray)):
+        if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or (rng.dtype == jnp.uint32 and rng.ndim > 0):
+            return
+        rng = f"an array of {rng.dtype}"
+    raise BridgeError(f"rng is a JAX key, such as jax.random.key(0), and not {rng}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""A module's tree copied for one call: values shared, slots its own, so that what the call assigns dies with it."""
+"""Copies of a module: one for each traced call, with traced tensors in it, and those that `verify` works on.
+
+Modules, containers and objects whose state is their attributes are copied, wherever they hang: what the call assigns
+dies with the copy. Whatever a module holds twice, its copy holds twice.
+"""
 
 from __future__ import annotations
 
@@ -7,178 +11,248 @@ import copy
 import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from bridge.errors import BridgeError
 from bridge.generators import CallGenerator
-from bridge.held_objects import PROXIES, is_iterator, referent
-from bridge.tracing import active
-
-COPIED_KINDS = (
-    dict, collections.OrderedDict, collections.defaultdict, collections.Counter, list, collections.deque,
-    types.SimpleNamespace,
-)  # fmt: skip
-"""What is copied besides modules, wherever it hangs. Other objects are shared: nobody knows how far one reaches."""
-
-_ATOMS = frozenset({str, float, bool, bytes, type(None), torch.Size, torch.dtype, torch.device})
-"""What holds nothing."""
-
-
-class HeldIterator:
-    """What stands in a traced call for an iterator from before it, which a call can neither advance nor rewind."""
-
-    def __iter__(self) -> HeldIterator:
-        return self
-
-    def __next__(self) -> Any:
-        dispatch = active()
-        assert dispatch is not None, "a call runs while it is traced"
-        raise dispatch.error(
-            "the call advances an iterator that was made before it: each call would find another item in PyTorch",
-            "pass the item as an argument, or keep a list and a counter that is a buffer",
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        """`send`, `throw`."""
-        return next(self) if not name.startswith("__") else object.__getattribute__(self, name)
+from bridge.internals import base_of
+from bridge.pytrees import ATOMS, attributes_of, built_in, empty_like, fill, is_plain_class, items_of, tuple_of
+from bridge.tensors import BridgeTensor
 
 
 def shadow(
     module: nn.Module, known: Mapping[int, torch.Tensor]
 ) -> tuple[nn.Module, dict[int, nn.Module], dict[int, Any]]:
-    """The copy, the copy of every submodule by the id of its original, and the same of all that was copied or `known`.
+    """The copy for one call, that of every submodule by the id of its original, and likewise of all that is copied.
 
-    Whatever the tree holds twice, its copy holds twice: a list that two submodules share, a module kept beside the
-    registry, in a list, as a bound method or in a hook. `known`: what stands for a parameter or buffer, by the id of
-    the real one, also where containers hold it.
+    `known`: what stands for a parameter or buffer, by the id of the real one, also where containers hold it. Tensors
+    that are neither, and objects that hold state elsewhere than in attributes, are shared.
     """
-    copies: dict[int, Any] = dict(known)
-    for original in module.modules():
-        copies[id(original)] = object.__new__(type(original))
-    visit = functools.partial(_copied, copies)
-    for original in module.modules():
-        _fill(copies[id(original)], original, visit)
-    return copies[id(module)], {id(m): copies[id(m)] for m in module.modules()}, copies
+    copier = _Copier(known, _shared)
+    twin = copier.copied_tree(module)
+    return twin, {id(m): copier.copies[id(m)] for m in module.modules()}, copier.copies
 
 
-def with_copies(copies: dict[int, Any], value: Any) -> Any:
-    """What an object that is not copied holds during the call instead of `value`: `value`, where that was not copied.
+def independent(module: nn.Module) -> nn.Module:
+    """A copy that shares no tensor with the module; tensors that share memory do so in the copy.
 
-    Containers that were not copied belong to somebody else as well and stay.
+    A tensor that a hook made of parameters (pruning, weight norm) is copied as its values: PyTorch copies no results.
+    What Python cannot copy, such as a lock or an open file, is shared.
     """
-    known = copies.get(id(value))
-    if known is not None or type(value) in _ATOMS:
-        return value if known is None else known
-    return _rebuilt(copies, value, functools.partial(with_copies, copies))
+    return _Copier({}, _duplicate).copied_tree(module)
 
 
-def _fill(new: Any, original: Any, visit: Callable[[Any], Any]) -> None:
-    new.__dict__.update({name: visit(value) for name, value in original.__dict__.items()})
-
-
-def _copied(copies: dict[int, Any], value: Any) -> Any:
-    known = copies.get(id(value))
-    if known is not None or type(value) in _ATOMS:
-        return value if known is None else known
-    visit = functools.partial(_copied, copies)
-    kind = type(value)
-    if kind not in PROXIES and isinstance(value, nn.Module):  # one that is not registered
-        copies[id(value)] = new = object.__new__(kind)
-        _fill(new, value, visit)
-        return new
-    if kind in COPIED_KINDS:
-        copies[id(value)] = new = copy.copy(value)
-        if kind is types.SimpleNamespace:
-            _fill(new, value, visit)
-        else:
-            if isinstance(value, dict) and any(visit(key) is not key for key in value):
-                new.clear()  # in the same order
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                new[visit(key)] = visit(item)
-        return new
+def _shared(copier: _Copier, value: Any) -> Any:
     if isinstance(value, torch.Generator):  # to each call it is one that the call has not seeded
-        return copies.setdefault(id(value), CallGenerator())
-    if kind is set:
-        return copies.setdefault(id(value), {visit(item) for item in value})
-    if is_iterator(value):
-        return copies.setdefault(id(value), HeldIterator())
-    return _rebuilt(copies, value, visit)
+        return copier.copies.setdefault(id(value), CallGenerator())
+    return value
 
 
-def _rebuilt(copies: dict[int, Any], value: Any, visit: Callable[[Any], Any]) -> Any:
-    """Another one of what cannot be changed, holding `visit` of what `value` holds; `value`, where that is the same."""
-    kind = type(value)
-    if kind is weakref.ref or kind in PROXIES:
-        target = value() if kind is weakref.ref else referent(value)
-        new = visit(target) if isinstance(target, (nn.Module, torch.Tensor)) else target
-        return value if new is target else weakref.ref(new) if kind is weakref.ref else weakref.proxy(new)
-    if kind is RemovableHandle:
-        return _handle(copies, value, visit)
-    if kind is int:  # `rates[id(self.weight)]`
-        return id(copies[value]) if value in copies else value
-    if isinstance(value, (tuple, frozenset)):
-        items = [visit(item) for item in value]
-        same = all(a is b for a, b in zip(items, value, strict=True))
-        return value if same else kind(*items) if hasattr(kind, "_fields") else kind(items)
-    if kind is types.MethodType:
-        owner, function = visit(value.__self__), visit(value.__func__)
-        same = owner is value.__self__ and function is value.__func__
-        return value if same else types.MethodType(function, owner)
-    if kind is functools.partial:
-        parts = value.func, *value.args, *value.keywords.values()
-        new, given = visit(parts), len(value.args) + 1
-        keywords = dict(zip(value.keywords, new[given:], strict=True))
-        return value if new is parts else functools.partial(*new[:given], **keywords)
-    return _with_cells(copies, value) if kind is types.FunctionType and value.__closure__ else value
-
-
-def _handle(copies: dict[int, Any], handle: RemovableHandle, visit: Callable[[Any], Any]) -> RemovableHandle:
-    """One that removes the hook from the copy of its module."""
-    hooks, number, others = handle.hooks_dict_ref(), handle.id, [ref() for ref in handle.extra_dict_ref]
-    registries = [registry for registry in (hooks, *others) if registry is not None]
-    copied = [visit(registry) for registry in registries]
-    if hooks is None or all(a is b for a, b in zip(registries, copied, strict=True)):
-        return handle
-    copies[id(handle)] = new = object.__new__(RemovableHandle)
-    new.__setstate__((copied[0], number, tuple(copied[1:])))
+def _duplicate(copier: _Copier, value: Any) -> Any:
+    base = base_of(value) if isinstance(value, torch.Tensor) else None
+    if isinstance(value, torch.Tensor) and not value.is_leaf:
+        new = value.detach().clone()
+    elif base is not None:  # autograd follows what is written into the base to the view
+        new = copier.visit(base).as_strided(value.size(), value.stride(), value.storage_offset())
+    elif type(value) is nn.Parameter:  # `deepcopy` would leave its attributes out, and part what shares memory
+        new = nn.Parameter(copy.deepcopy(value.detach(), copier.copies), value.requires_grad)
+        vars(new).update({name: copier.visit(item) for name, item in vars(value).items()})
+    else:
+        attempt = dict(copier.copies)
+        try:
+            new = copy.deepcopy(value, attempt)
+        except Exception:
+            return value
+        copier.alive += attempt.pop(id(attempt), [])
+        copier.copies |= attempt
+    copier.copies[id(value)] = new
     return new
 
 
-def _in_cell(copies: dict[int, Any], content: Any) -> Any:
-    if type(content) in PROXIES:
-        return with_copies(copies, content)
-    if isinstance(content, (nn.Module, torch.Tensor)):
-        return copies.get(id(content), content)
-    if isinstance(content, (types.MethodType, functools.partial)):
-        return with_copies(copies, content)
-    if isinstance(content, types.FunctionType) and content.__closure__ and id(content) not in copies:
-        copies[id(content)] = content  # it may hold itself
-        new = _with_cells(copies, content)
-        del copies[id(content)]
-        return new
-    return content
+def _same(old: Iterable[Any], new: Iterable[Any]) -> bool:
+    return all(a is b for a, b in zip(old, new, strict=True))
 
 
-def _with_cells(copies: dict[int, Any], function: types.FunctionType) -> types.FunctionType:
-    """A closure over what was copied, closed over the copies instead.
+class _Copier:
+    """`copies` are by the ids of their originals, as in the memo of `copy.deepcopy`.
 
-    Also one that wraps a method, as those of `torch.compile` and `torch.no_grad()(self.step)` do.
+    `other` is what becomes of tensors that are not in it, and of everything that is not copied here.
     """
-    old = [getattr(cell, "cell_contents", None) for cell in function.__closure__ or ()]
-    new_contents = [_in_cell(copies, content) for content in old]
-    if all(a is b for a, b in zip(old, new_contents, strict=True)):
-        return function
-    cells = [
-        cell if a is b else types.CellType(b)
-        for cell, a, b in zip(function.__closure__ or (), old, new_contents, strict=True)
-    ]
-    defaults = with_copies(copies, function.__defaults__)
-    new = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))
-    given = function.__kwdefaults__
-    new.__kwdefaults__ = given and {name: with_copies(copies, value) for name, value in given.items()}
-    new.__dict__.update(function.__dict__)
-    return new
+
+    def __init__(self, known: Mapping[int, Any], other: Callable[[_Copier, Any], Any]):
+        self.copies = dict(known)
+        self.alive: list[Any] = []
+        """Originals whose ids must stay theirs."""
+        self._other = other
+
+    def copied_tree(self, module: nn.Module) -> Any:
+        submodules = list(module.modules())
+        for original in submodules:
+            self.copies[id(original)] = object.__new__(type(original))
+        for original in submodules:
+            self._fill(self.copies[id(original)], original)
+        return self.copies[id(module)]
+
+    def visit(self, value: Any) -> Any:
+        """The copy of the value; the value itself where nothing in it is copied."""
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if id(value) in self.copies:
+            return self.copies[id(value)]
+        if kind in _BY_KIND:
+            return _BY_KIND[kind](self, value)
+        if kind is dict or kind is collections.OrderedDict:
+            self.copies[id(value)] = new = kind()
+            for key, item in value.items():
+                new[key if type(key) is str else self.visit(key)] = item if type(item) in ATOMS else self.visit(item)
+            return new
+        if issubclass(kind, (tuple, frozenset)):
+            return self._fixed(value)
+        if built_in(kind):
+            self.copies[id(value)] = new = empty_like(value)
+            fill(new, [(self.visit(key), self.visit(item)) for key, item in items_of(value)])
+            return self._fill(new, value)
+        if issubclass(kind, nn.Module) or (is_plain_class(kind) and not kind.__module__.startswith("torch.")):
+            self.copies[id(value)] = new = empty_like(value)
+            return self._fill(new, value)
+        return self._other(self, value)
+
+    def _fill(self, new: Any, original: Any) -> Any:
+        for name, item in attributes_of(original).items():
+            vars(new)[name] = item if type(item) in ATOMS else self.visit(item)
+        return new
+
+    def _fixed(self, value: Any) -> Any:
+        items = [item for _, item in items_of(value)] if isinstance(value, tuple) else list(value)
+        new = [self.visit(item) for item in items]
+        if _same(items, new):
+            return value
+        return self._fill(tuple_of(type(value), new), value) if isinstance(value, tuple) else type(value)(new)
+
+    def _set(self, value: set) -> set:
+        return self.copies.setdefault(id(value), {self.visit(item) for item in value})
+
+    def _method(self, value: types.MethodType) -> types.MethodType:
+        old = value.__func__, value.__self__
+        new = self.visit(old[0]), self.visit(old[1])
+        return value if _same(old, new) else types.MethodType(*new)
+
+    def _partial(self, value: functools.partial) -> functools.partial:
+        old = [value.func, *value.args, *value.keywords.values()]
+        new = [self.visit(part) for part in old]
+        if _same(old, new):
+            return value
+        count = len(value.args) + 1
+        copied = functools.partial(*new[:count], **dict(zip(value.keywords, new[count:], strict=True)))
+        return self._fill(copied, value)
+
+    def _function(self, value: types.FunctionType) -> types.FunctionType:
+        """A closure over what is copied, closed over the copies instead.
+
+        Also one that wraps a method, as those of `torch.compile` and `torch.no_grad()(self.step)` do.
+        """
+        if not value.__closure__:
+            return value
+        self.copies[id(value)] = value  # it may enclose itself
+        cells = tuple(map(self.visit, value.__closure__))
+        if _same(cells, value.__closure__):
+            return value
+        new = types.FunctionType(
+            value.__code__, value.__globals__, value.__name__, self.visit(value.__defaults__), cells
+        )
+        new.__kwdefaults__ = self.visit(value.__kwdefaults__)
+        new.__dict__.update(value.__dict__)
+        self.copies[id(value)] = new
+        return new
+
+    def _cell(self, value: types.CellType) -> types.CellType:
+        self.copies[id(value)] = value
+        try:
+            content = self.visit(value.cell_contents)
+        except ValueError:  # an empty one
+            return value
+        if content is not value.cell_contents:
+            self.copies[id(value)] = types.CellType(content)
+        return self.copies[id(value)]
+
+    def _weak(self, value: Any) -> Any:
+        is_proxy = type(value) in weakref.ProxyTypes
+        try:
+            target = value.__init__.__self__ if is_proxy else value()
+        except ReferenceError:
+            return value
+        new = self.visit(target) if isinstance(target, (nn.Module, torch.Tensor)) else target
+        return value if new is target else (weakref.proxy if is_proxy else weakref.ref)(new)
+
+    def _weak_dict(self, value: Any) -> Any:
+        self.copies[id(value)] = new = type(value)()
+        for key, item in list(value.items()):
+            new[self.visit(key)] = self.visit(item)
+        return new
+
+    def _handle(self, value: RemovableHandle) -> RemovableHandle:
+        """One that removes the hook from the copy of its module."""
+        self.copies[id(value)] = new = object.__new__(RemovableHandle)
+        new.__setstate__(self.visit(value.__getstate__()))
+        return new
+
+
+_BY_KIND: dict[type, Callable[[_Copier, Any], Any]] = {
+    set: _Copier._set,
+    types.MethodType: _Copier._method,
+    types.FunctionType: _Copier._function,
+    types.CellType: _Copier._cell,
+    functools.partial: _Copier._partial,
+    weakref.ref: _Copier._weak,
+    weakref.WeakKeyDictionary: _Copier._weak_dict,
+    weakref.WeakValueDictionary: _Copier._weak_dict,
+    **dict.fromkeys(weakref.ProxyTypes, _Copier._weak),
+    RemovableHandle: _Copier._handle,
+}
+
+
+def override(module: nn.Module, copies: Iterable[Any], name: str, number: BridgeTensor) -> None:
+    """Set a number in an attribute of the copy of a module, or of an object that was copied with it."""
+    *path, last = name.split(".")
+    owner: Any = module
+    for depth, step in enumerate(path):
+        if not hasattr(owner, step):
+            raise BridgeError(_no_number(name, ".".join(path[:depth]), owner, step))
+        owner = getattr(owner, step)
+    if not isinstance(getattr(owner, last, None), (bool, int, float)):
+        raise BridgeError(_no_number(name, ".".join(path), owner, last))
+    if all(owner is not each for each in copies):
+        raise BridgeError(
+            f"the override {name} names a number in a {type(owner).__name__}, which keeps its state elsewhere than in "
+            "attributes and is not copied for a call; keep the number in the module"
+        )
+    object.__setattr__(owner, last, number)
+
+
+def _no_number(name: str, place: str, owner: Any, step: str) -> str:
+    found = f"is {getattr(owner, step)!r}" if hasattr(owner, step) else "is not there"
+    numbers = sorted(k for k, v in attributes_of(owner).items() if type(v) in (int, float) and not k.startswith("_"))
+    return (
+        f"the override {name} names no number: {step} {found} in {place or 'the module'} ({type(owner).__name__}); "
+        f"numbers there: {', '.join(numbers) or 'none'}"
+    )
+
+
+def name_calls(modules: Mapping[str, nn.Module]) -> None:
+    """Calls of each module run under `jax.named_scope("layers.0[Block]")`: its qualified name and its class.
+
+    Profiles and compiled programs show it. It writes into the modules themselves, which are copies for one call.
+    """
+    for name, module in modules.items():
+        if getattr(type(module), "forward", None) in (None, nn.Module.forward):  # a container
+            continue
+        forward = module.forward
+        scoped = jax.named_scope(f"{name}[{type(module).__name__}]")(forward)
+        module.__dict__["forward"] = functools.update_wrapper(scoped, forward)

@@ -14,12 +14,13 @@ from torch.distributions import Distribution
 from bridge.autograd import checkpoint, engine
 from bridge.autograd.function import in_place_of_apply
 from bridge.context import CURRENT, entered
-from bridge.context import current as active  # noqa: F401
+from bridge.context import current as active
 from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
 from bridge.internals import NO_MEMORY, Replacements, before, compiler_is_loaded, validates_distributions
+from bridge.named_functions import replaced
 from bridge.precision import products_of_pytorch
 
 
@@ -125,6 +126,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             CURRENT.compiler,
             dispatch,
             Functions(dispatch),
+            replaced(dispatch.functions, active),
         ):
             yield
             changed = _put_back(before_modes)

@@ -100,8 +100,8 @@ def state_dict(
 
     What `get_extra_state` gives is no tensor of a call and is left out.
     """
-    first_names, reals = _first_names(fn.module), state_of(fn.module)
-    windows = roots(reals)
+    reals = state_of(fn.module)
+    first_names, windows = {id(tensor): name for name, tensor in reals.items()}, roots(reals)
     state = {}
     for name, slot in _tensors_of(fn.module).items():
         home = first_names[id(slot)]
@@ -121,13 +121,6 @@ def save_weights(path: str | os.PathLike, state: Mapping[str, torch.Tensor]) -> 
     scratch = path.with_name(path.name + ".partial")
     save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, scratch)
     os.replace(scratch, path)
-
-
-def _first_names(module: torch.nn.Module) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        names.setdefault(id(tensor), name)
-    return names
 
 
 def _find_in(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import torch
 
-from bridge.pytrees import convert
+from bridge.pytrees import attributes_of, built_in, convert, is_plain_class, items_of
 from bridge.tensors import BridgeTensor
 
 
@@ -20,6 +21,7 @@ class Arguments:
         self._containers: list[tuple[Any, Any, dict]] = []
         self._tensors: list[tuple[Any, BridgeTensor, Any, int]] = []
         self._given = method, args, kwargs
+        seen: set[int] = set()
         todo: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
         while todo:
             name, value = todo.pop(0)
@@ -27,7 +29,8 @@ class Arguments:
                 self._tensors.append((name, value, value._cell.storage, value._cell.version))
                 continue
             items = _items(value)
-            if items is not None:
+            if items is not None and id(value) not in seen:
+                seen.add(id(value))
                 self._containers.append((name, value, items))
                 todo += [(name, item) for item in items.values()]
 
@@ -58,14 +61,12 @@ def _names(method: Callable, args: tuple, kwargs: dict) -> Iterator[str]:
 
 
 def _items(value: Any) -> dict | None:
-    """What a container holds, by key; None for anything else."""
-    if isinstance(value, dict):
-        return dict.copy(value)
-    if isinstance(value, list):
-        return dict(enumerate(list.__iter__(value)))
-    if isinstance(value, tuple):
-        return dict(enumerate(tuple.__iter__(value)))
-    return dict(vars(value)) if hasattr(value, "__dict__") and hasattr(type(value), "__dataclass_fields__") else None
+    """What a container or an object holds, by key; None for anything else."""
+    if built_in(type(value)):
+        return dict(items_of(value))
+    if is_plain_class(type(value)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return dict(attributes_of(value))
+    return None
 
 
 def _same(now: dict | None, before: dict) -> bool:
@@ -82,5 +83,5 @@ def _contents(outputs: Any) -> set[int]:
         if items is not None and id(value) not in found:
             found.add(id(value))
             todo += items.values()
-    leaves = jax.tree.leaves(convert(outputs, lambda v: v), is_leaf=lambda v: isinstance(v, torch.Tensor))
+    leaves = jax.tree.leaves(convert(outputs, lambda v: v, objects=True), is_leaf=lambda v: isinstance(v, torch.Tensor))
     return found | {id(t._cell.storage) for t in leaves if isinstance(t, BridgeTensor)}

@@ -75,12 +75,12 @@ def verify(
     with _named_failure("the module cannot be exported"):
         jax_side = JaxSide(export(original, int64=int64), call, jit)
     torch_call = (args, kwargs)
-    wide_call: tuple[tuple, dict] = convert(torch_call, _widened)
+    wide_call: tuple[tuple, dict] = convert(torch_call, _widened, objects=True)
     if checked(int64):
         for name, value in zip(*named_inputs(args, kwargs)[:2], strict=True):
             if torch.is_tensor(value):
                 check_values(f"input {name}", value)
-    jax_call: tuple[tuple, dict] = convert((args, kwargs), _to_jax)
+    jax_call: tuple[tuple, dict] = convert((args, kwargs), _to_jax, objects=True)
     rows: list[Row] = []
     for step in range(steps):
         # The reason may be that the inputs require grad here: a kept cache is written twice, say.

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import functools
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,16 +15,14 @@ from torch import nn
 
 from bridge.arrays import array_of
 from bridge.call import method_of, refuse_gradient_hooks
-from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
-from bridge.held_objects import WEAK
 from bridge.internals import DispatchMode
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.operations import is_draw, is_random
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
-from bridge.shadow import with_copies
+from bridge.shadow import independent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +53,7 @@ class TorchSide:
         with drawing(draws) as self.draws:
             outputs = method_of(self.module, self.call.method)(*args, **kwargs)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
-        detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v)
+        detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
         loss = self.call.loss
         objective = loss(outputs) if loss else projection(outputs, torch.is_tensor, torch_weigh)
         for tensor in (*self._trained.values(), *inputs.values()):
@@ -131,7 +126,7 @@ def unwritten(tensor: torch.Tensor, before: Snapshot | None) -> str:
 
 def named_inputs(args: tuple, kwargs: dict) -> tuple[list[str], list[Any], Any]:
     """Every leaf of a call's inputs: its name (`0`, `carry.inner.z_H`), itself, and the structure."""
-    tree = convert((args, kwargs), lambda v: v)
+    tree = convert((args, kwargs), lambda v: v, objects=True)
     flat, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [
         f"{getattr(path[1], 'idx', getattr(path[1], 'key', ''))}{jax.tree_util.keystr(path[2:])}" for path, _ in flat
@@ -253,48 +248,9 @@ def jax_weigh(leaf: jax.Array, weights: np.ndarray) -> Any:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy to work on. Raises `BridgeError` for a module that has none.
-
-    A tensor that a hook made of parameters (pruning, weight norm) is copied as its values: PyTorch copies no results.
-    """
+    """A copy to work on. Raises `BridgeError` for a module with hooks of gradients."""
     refuse_gradient_hooks(module)  # a copy would not have them
-    results = [v for m in module.modules() for v in vars(m).values() if torch.is_tensor(v) and not v.is_leaf]
-    known: dict[int, Any] = {id(t): t.detach().clone() for t in results}
-    try:
-        _copy_parameters(module, known)
-        twin = copy.deepcopy(module, known)
-        _refer_to_copies(twin, known)
-        return twin
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise BridgeError(
-            f"the module cannot be copied ({text}); verify works on a copy, so that yours stays"
-        ) from error
-
-
-def _refer_to_copies(module: nn.Module, copies: dict[int, Any]) -> None:
-    """In hooks and attributes, let functions that enclose what was copied enclose the copy: `deepcopy` shares them."""
-    for each in module.modules():
-        for contents in (vars(each), *[v for v in vars(each).values() if isinstance(v, dict)]):
-            contents.update({k: with_copies(copies, v) for k, v in contents.items() if isinstance(v, _FUNCTIONS)})
-            contents.update({k: _weak_copy(copies, v) for k, v in contents.items() if isinstance(v, WEAK)})
-
-
-def _weak_copy(copies: dict[int, Any], value: Any) -> Any:
-    """The dict with what was copied in the places of the originals, which `deepcopy` keeps in it."""
-    return type(value)({copies.get(id(k), k): copies.get(id(v), v) for k, v in value.items()})
-
-
-_FUNCTIONS = (types.FunctionType, functools.partial)
-
-
-def _copy_parameters(module: nn.Module, known: dict[int, Any]) -> None:
-    """Put copies of parameters into the memo: `deepcopy` leaves their attributes out, and parts what shares memory."""
-    for parameter in module.parameters():
-        if type(parameter) is nn.Parameter and id(parameter) not in known:
-            values = copy.deepcopy(parameter.detach(), known)
-            known[id(parameter)] = twin = nn.Parameter(values, parameter.requires_grad)
-            vars(twin).update(copy.deepcopy(vars(parameter), known))
+    return independent(module)
 
 
 def jitter(modules: list[nn.Module], scale: float) -> None:

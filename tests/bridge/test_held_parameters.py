@@ -1,5 +1,6 @@
 """Parameters, buffers and modules held by objects, closures and classes of the user's own: the call's own ones."""
 
+import dataclasses
 import functools
 import types
 import weakref
@@ -19,6 +20,12 @@ class Helper:
 
     def __init__(self, **attributes):
         self.__dict__.update(attributes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    params: tuple
+    rates: dict
 
 
 class Rates(dict):
@@ -73,9 +80,10 @@ def written(m, x):
 
 CASES = {
     "object": (lambda m: Helper(w=m.l.weight), lambda m, x: x * (2 if m.held.w is m.l.weight else 1)),
-    "by identity number": (lambda m: {id(m.l.bias): 4.0}, lambda m, x: x * m.held.get(id(m.l.bias), 1)),
-    "number in an object": (lambda m: Helper(i=id(m.l)), lambda m, x: x * (2 if m.held.i == id(m.l) else 1)),
-    "set of numbers": (lambda m: {id(m.b), 7}, lambda m, x: x * (2 if id(m.b) in m.held else 1)),
+    "frozen dataclass": (
+        lambda m: Group((m.l.weight, m.l.bias), {m.b: 3.0}),
+        lambda m, x: x * (2 if m.held.params[1] is m.l.bias else 1) * m.held.rates.get(m.b, 1),
+    ),
     "dict of a class": (
         lambda m: Rates({m.b: 2.0, "x": 1}),
         lambda m, x: x * m.held.get(m.b, 1) * list(m.held)[1:].index("x"),
@@ -94,6 +102,10 @@ CASES = {
     "proxy of a buffer": (lambda m: [weakref.proxy(m.b)], lambda m, x: m.held[0] * x + m.held[0].sum()),
     "proxy in a closure": (in_a_proxy, lambda m, x: m.held(x) * (m.held.__closure__[0].cell_contents.b is m.b)),
     "proxy of nothing": (lambda m: Helper(p=weakref.proxy(Helper())), lambda m, x: m.l(x)),
+    "weak keys": (
+        lambda m: weakref.WeakKeyDictionary({m.l: 3.0}),
+        lambda m, x: x * m.held.get(m.l, 1),
+    ),
     "mode of a module": (lambda m: Helper(drop=m.drop), lambda m, x: m.held.drop(x)),
     "module, its list": (
         lambda m: (Helper(items=[m.l]), types.SimpleNamespace(back=m)),

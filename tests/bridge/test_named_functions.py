@@ -1,7 +1,9 @@
 """Python functions that a traced call replaces by their names."""
 
+import contextlib
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import torch
 from eager import Call, randn
 
 import bridge
-from bridge import named_functions
+from bridge import named_functions, tracing
 
 BUFFER, NEW = randn(2, 5, 3, seed=1), randn(2, 1, 3, seed=2)
 
@@ -58,17 +60,40 @@ def test_a_registered_function_is_pytorch_s_at_every_position(registered):
     assert step._cache_size() == 1
 
 
-def test_pytorch_runs_the_function_itself(registered):
-    named_functions.install(())
-    assert kernels.written.__wrapped__ is written
-    with pytest.raises(RuntimeError, match="a Tensor with 2 elements cannot be converted to Scalar"):
-        kernels.written(BUFFER.clone(), NEW, lengths=torch.zeros(1, 2))
-    named_functions.install(())
-    assert kernels.written.__wrapped__ is written, "replaced once"
+class Kernel:
+    @staticmethod
+    def total(x):
+        return x.sum()
+
+
+class Inherits(Kernel):
+    pass
+
+
+def test_a_function_is_replaced_only_while_a_call_runs(registered):
+    """Also in two calls at once, and where the code of a call fails; other threads run the function itself."""
+
+    def use_inside(buffer, new, lengths):
+        seen = [kernels.written.__wrapped__ is written]
+        bridge.export(Call(use))({}, {}, BUFFER.numpy(), NEW.numpy(), LAST)
+        seen.append(kernels.written is not written)
+        with ThreadPoolExecutor(1) as pool:
+            wrong = pool.submit(kernels.written, BUFFER.clone(), NEW, lengths=torch.zeros(1, 2)).exception()
+        raise KeyError(*seen, "2 elements cannot be converted" in str(wrong))
+
+    with pytest.raises(KeyError) as error:
+        bridge.export(Call(use_inside))({}, {}, BUFFER.numpy(), NEW.numpy(), LAST)
+    assert error.value.args == (True,) * 3 and kernels.written is written and not named_functions._PLACES
+    for name in ("Kernel.total", "Inherits.total"):
+        functions = {f"{__name__}:{name}": lambda x: x.sum() * 2}
+        fn = bridge.export(Call(lambda x: Inherits.total(x)), functions=functions)
+        before = dict(vars(Kernel)), dict(vars(Inherits))
+        assert fn({}, {}, jnp.ones(3))[0] == 6 and Inherits.total(torch.ones(3)) == 3
+        assert (dict(vars(Kernel)), dict(vars(Inherits))) == before
 
 
 def test_without_the_rule_the_function_cannot_be_traced(registered, monkeypatch):
-    monkeypatch.setattr(named_functions, "install", lambda functions: None)
+    monkeypatch.setattr(tracing, "replaced", lambda functions, active: contextlib.nullcontext())
     with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
         jax.eval_shape(lambda *inputs: bridge.export(Call(use))({}, {}, *inputs)[0], BUFFER.numpy(), NEW.numpy(), LAST)
 
@@ -106,8 +131,8 @@ def test_names(registered):
         with pytest.raises(ValueError, match=r"names no function; use package\.module:function"):
             bridge.register_function(wrong, written_anywhere)
     bridge.register_function("not_imported.kernels:written", written_anywhere)
+    bridge.export(Call(torch.sin))({}, {}, LAST)
     assert "not_imported" not in sys.modules
-    named_functions.install(())
     bridge.register_function(f"{__name__}:kernels.other", written_anywhere)
     with pytest.raises(bridge.BridgeError, match=r"kernels\.other is not there: .* has no attribute 'other'; correct"):
         bridge.export(Call(torch.sin))({}, {}, LAST)

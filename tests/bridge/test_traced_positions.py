@@ -200,6 +200,8 @@ def test_refused(name):
 class Filled:
     """No dataclass: a buffer, and how much of it is filled."""
 
+    __slots__ = ("buffer", "name", "position")
+
     def __init__(self, size):
         self.buffer, self.position, self.name = torch.zeros(2, size), torch.tensor(0), "filled"
 
@@ -217,7 +219,7 @@ def _rebuilt(name, children):
 
 
 def test_an_object_that_is_carried_from_call_to_call():
-    with pytest.raises(TypeError, match="Filled is not a dataclass; make it one, give flatten and unflatten"):
+    with pytest.raises(TypeError, match="Filled keeps its state elsewhere than in attributes; give flatten"):
         bridge.register(Filled)
     with pytest.raises(TypeError, match="has one of flatten and unflatten; give both"):
         bridge.register(Filled, lambda filled: ((), None))

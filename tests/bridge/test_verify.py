@@ -198,13 +198,12 @@ def test_an_advance_that_fails():
         bridge.verify(nn.Linear(3, 3), X, steps=2, advance=advance)
 
 
-def test_a_module_that_cannot_be_copied():
+def test_a_module_with_something_that_python_cannot_copy():
     import threading
 
     module = nn.Linear(3, 3)
     module.lock = threading.Lock()
-    with pytest.raises(bridge.BridgeError, match="cannot be copied"):
-        bridge.verify(module, X)
+    assert bridge.verify(module, X).ok
 
 
 def test_json_holds_no_infinity():
