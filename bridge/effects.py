@@ -75,7 +75,10 @@ class Snapshot:
         self._modules, self._slots = modules, slots
         self._held: list[tuple[Any, dict]] = []
         """(container, its items)"""
+        lists = {id(vars(m).get(name)) for m in modules.values() for name in _LISTS_OF_STATE}
         for value in copies:
+            if id(value) in lists:
+                continue
             if isinstance(value, (dict, list, set, collections.deque)):
                 self._held.append((value, dict.copy(value) if isinstance(value, dict) else _items(value)))
             if type(value).__dictoffset__ and type(value) not in _ATOMS:

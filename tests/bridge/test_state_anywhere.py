@@ -76,7 +76,6 @@ HELD = {
     "callable": (lambda m, x: x * m.it(), Callback),
     "namespace": (lambda m, x: x * up(m.it), lambda: types.SimpleNamespace(n=0)),
     "module in a list": (lambda m, x: m.it[0](x), lambda: [Helper()]),
-    "weak reference": (lambda m, x: x * m.it[0]()(), lambda: [weakref.ref(c := Callback()), c]),
 }
 
 
