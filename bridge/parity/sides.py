@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,16 +20,18 @@ from torch import nn
 from bridge.arrays import array_of
 from bridge.attributes import arrays_in
 from bridge.call import method_of, refuse_gradient_hooks
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, is_framework
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
 from bridge.held_objects import WEAK
 from bridge.internals import DispatchMode, storage_id
 from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
+from bridge.parity.inputs import Inputs, named_inputs, ordered_as
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
 from bridge.shadow import with_copies
+from bridge.tensors import BridgeTensor
 from bridge.written_arguments import SHARED
 
 
@@ -42,32 +45,53 @@ class Call:
     input_gradients: bool
 
 
-class TorchSide:
+class Side:
+    """One side, step after step."""
+
+    def __init__(self, call: Call, inputs: Inputs, convert_leaf: Callable[[Any], Any] | None):
+        self.call, self._inputs_of_steps, self._convert_leaf = call, inputs, convert_leaf
+        self._next, self._outputs, self._given = 0, None, ((), {})
+
+    def next(self, draws: list | None = None) -> Leaves:
+        """Runs the next step, with these random draws if there are any."""
+        self._given = self._inputs_of_steps.of(self._next, self._outputs, self._given, self._convert_leaf)
+        self._outputs, leaves = self.step(*self._given, draws)
+        self._next += 1
+        return leaves
+
+    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
+        raise NotImplementedError
+
+
+class TorchSide(Side):
     """Works on `module` itself: give it a copy."""
 
-    def __init__(self, module: nn.Module, call: Call):
-        self.module, self.call, self.draws = module, call, []
+    def __init__(self, module: nn.Module, call: Call, inputs: Inputs, convert_leaf: Callable[[Any], Any] | None = None):
+        super().__init__(call, inputs, convert_leaf)
+        self.module, self.draws = module, []
         if call.train is not None:
             module.train(call.train)
         # As they are before the first call: a buffer that is assigned a result requires grad after it.
         self._trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
-    def step(self, args: tuple, kwargs: dict, draws: list | None = None) -> tuple[Any, Leaves]:
+    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
         for tensor in self._trained.values():
             tensor.grad = None
-        given = [t for t in jax.tree.leaves(named_inputs(args, kwargs)[1]) if torch.is_tensor(t)]
+        given = {n: t for n, t in zip(*named_inputs(args, kwargs)[:2], strict=True) if torch.is_tensor(t)}
         args, kwargs, inputs = self._inputs(args, kwargs)
         copies = [(t, t._version) for t in jax.tree.leaves(named_inputs(args, kwargs)[1]) if torch.is_tensor(t)]
         before = snapshot(self._state())
         with drawing(draws) as self.draws:
             outputs = method_of(self.module, self.call.method)(*args, **kwargs)
-        memory = [storage_id(t) for t in given if t.layout is torch.strided]
+        memory = [storage_id(t) for t in given.values() if t.layout is torch.strided]
         if len(set(memory)) < len(memory) and any(t._version != version for t, version in copies):
             raise BridgeError(SHARED)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
         detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v)
         loss = self.call.loss
         objective = loss(outputs) if loss else projection(outputs, torch.is_tensor, torch_weigh)
+        leaves = self._trained | {n: t for n, t in inputs.items() if given[n].requires_grad}
+        left = {n: leaf_of(t.grad) for n, t in leaves.items() if t.grad is not None}
         for tensor in (*self._trained.values(), *inputs.values()):
             tensor.grad = None
         if torch.is_tensor(objective) and objective.requires_grad:
@@ -75,6 +99,7 @@ class TorchSide:
         state = self._state()  # after the call: a buffer may have been assigned anew
         leaves = {
             "output": named(detached),
+            ".grad": left,
             "gradient": {n: gradient_leaf(t) for n, t in self._trained.items()},
             "input gradient": {n: gradient_leaf(t) for n, t in inputs.items()},
             "buffer": {n: leaf_of(t, unwritten(t, before.get(n))) for n, t in state.items() if n not in self._trained},
@@ -98,7 +123,7 @@ class TorchSide:
             return leaf.clone()
 
         copies = jax.tree.unflatten(structure, [given(n, v) for n, v in zip(names, values, strict=True)])
-        return *_ordered_as((args, kwargs), copies), leaves
+        return *ordered_as((args, kwargs), copies), leaves
 
     def _cut(self) -> None:
         """Gradients are those of one step: what a buffer holds goes on without the graph that made it."""
@@ -136,32 +161,16 @@ def unwritten(tensor: torch.Tensor, before: Snapshot | None) -> str:
     return "cleared" if values.any() else ""
 
 
-def named_inputs(args: tuple, kwargs: dict) -> tuple[list[str], list[Any], Any]:
-    """Every leaf of a call's inputs: its name (`0`, `carry.inner.z_H`), itself, and the structure."""
-    tree = convert((args, kwargs), lambda v: v)
-    flat, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [
-        f"{getattr(path[1], 'idx', getattr(path[1], 'key', ''))}{jax.tree_util.keystr(path[2:])}" for path, _ in flat
-    ]
-    return names, [value for _, value in flat], structure
-
-
-def _ordered_as(given: Any, rebuilt: Any) -> Any:
-    """`rebuilt`, its dicts in the order of `given`: JAX sorts their keys, and a module may go through them in turn."""
-    if type(given) is dict:
-        return {key: _ordered_as(value, rebuilt[key]) for key, value in given.items()}
-    if type(given) in (list, tuple):
-        return type(given)(_ordered_as(a, b) for a, b in zip(given, rebuilt, strict=True))
-    return rebuilt
-
-
-class JaxSide:
-    def __init__(self, fn: Functional, call: Call, jit: bool):
-        self.fn, self.call, self.jit = fn, call, jit
+class JaxSide(Side):
+    def __init__(self, fn: Functional, call: Call, inputs: Inputs, jit: bool):
+        super().__init__(call, inputs, _to_jax)
+        self.fn, self.jit = fn, jit
+        self.asked: list[str] = []
+        """Where the module asks an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
         self.params, self.buffers = fn.params, fn.buffers
         self._known: tuple[Any, Callable] | None = None
 
-    def step(self, args: tuple, kwargs: dict, draws: list) -> tuple[Any, Leaves]:
+    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
         names, values, structure = named_inputs(args, kwargs)
         free = {n: v for n, v in zip(names, values, strict=True) if self._is_free(v)}
         bound = {n: v for n, v in zip(names, values, strict=True) if is_array(v) and n not in free}
@@ -169,7 +178,7 @@ class JaxSide:
         if self._known is None or self._known[0] != (structure, fixed):
             # Compiled again only where something else than the arrays has changed.
             self._known = (structure, fixed), self._gradient(names, values, structure)
-        draws = [array_of(draw) for draw in draws]
+        draws = [array_of(draw) for draw in draws or []]
         (_, result), gradients = self._known[1](self.params, free, bound, self.buffers, draws)
         outputs, self.buffers, self.params = result
         return outputs, {
@@ -190,13 +199,36 @@ class JaxSide:
             arrays = free | bound
             given = [arrays.get(name, value) for name, value in zip(names, values, strict=True)]
             args, kwargs = jax.tree.unflatten(structure, given)
-            result = self.fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
+            with _noting_who_asks_inputs(self.asked):
+                result = self.fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
             value = call.loss(result.outputs) if call.loss else projection(result.outputs, is_array, jax_weigh)
             numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # no text, which JAX refuses
             return jnp.asarray(value, jnp.result_type(float)), result._replace(outputs=numbers)
 
         gradient = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
         return jax.jit(gradient) if self.jit else gradient
+
+
+@contextlib.contextmanager
+def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
+    """Add to `places` each line of the user's code that reads `requires_grad` of an input, or of a result of inputs."""
+    known: Any = vars(BridgeTensor)["requires_grad"]
+
+    def read(tensor: BridgeTensor) -> bool:
+        code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
+        if tensor.may_have_gradient and not known.fget(tensor) and not is_framework(code.co_filename):
+            places.append(f"{code.co_filename}:{line}")
+        return known.fget(tensor)
+
+    type.__setattr__(BridgeTensor, "requires_grad", property(read, known.fset))
+    try:
+        yield
+    finally:
+        type.__setattr__(BridgeTensor, "requires_grad", known)
+
+
+def _to_jax(value: Any) -> Any:
+    return array_of(value) if torch.is_tensor(value) else value
 
 
 def _as_pytorch(gradient: jax.Array) -> jax.Array:
