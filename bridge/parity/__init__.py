@@ -107,6 +107,10 @@ def _remedy(call: Call, inputs: Inputs, step: int) -> str:
     return "; input_gradients=False lets the inputs require none" if call.input_gradients else ""
 
 
+_ROUNDING = 1e-3
+"""What differs more from float64 has roundings of 16 bits in it, or it is another computation."""
+
+
 class _Again:
     """The same steps once more in PyTorch, in float64 and as they were, as far as they are asked for."""
 
@@ -132,7 +136,7 @@ class _Again:
         # In `double`, parameters and buffers have memory of their own, which they may have shared before.
         same = TorchSide(copied(self._module)._apply(torch.clone), self._call, self._inputs)
         for draws in self.draws:
-            yield Again(wide.next(draws), same.next(draws), 0.05 if self._double is None else float("inf"))
+            yield Again(wide.next(draws), same.next(draws), _ROUNDING if self._double is None else math.inf)
 
 
 def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None:

@@ -149,11 +149,12 @@ def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | st
     if wide is None or same is None or not _difference(same.values, expected.values) <= row.tolerance * row.scale:
         return dataclasses.replace(row, note="PyTorch itself computes something else when it is called again")
     own = _difference(wide.values, expected.values) / row.scale
-    allowed, note = 8 * own, f"float64 differs from PyTorch's own by {own:.1e}"
-    if not own <= again.limit:
-        return dataclasses.replace(row, note=f"{note}, which is taken for more than rounding")
+    allowed, limit, note = 8 * own, again.limit, f"float64 differs from PyTorch's own by {own:.1e}"
     if "gradient" in row.kind and _magnitude(wide.values) <= 1e-12 * largest:
-        allowed, note = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale), "zero in float64"
+        allowed = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale)
+        limit, note = max(limit, 0.05), "zero in float64"  # relative to a scale that is 1e-3 of the largest
+    if not own <= limit:
+        return dataclasses.replace(row, note=f"{note}, which is taken for more than rounding")
     return dataclasses.replace(row, tolerance=max(row.tolerance, allowed), note=note)
 
 
