@@ -24,6 +24,14 @@ class CellNet(nn.Module):
         return self.head(self.drop(F.gelu(self.norm(x))))
 
 
+class OtherInJax(CellNet):
+    """Computes something else where the bridge traces it."""
+
+    def forward(self, inputs):
+        logits = super().forward(inputs)
+        return logits if type(logits) is torch.Tensor else logits * 2
+
+
 @dataclasses.dataclass
 class ThinkerCarry:
     memory: torch.Tensor
