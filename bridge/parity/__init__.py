@@ -15,10 +15,10 @@ from torch import nn
 from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
 from bridge.integers import Int64, check_values, checked
-from bridge.parity.inputs import Advance, Inputs, named_inputs, widened
+from bridge.parity.inputs import Advance, Call, named_inputs, widened
 from bridge.parity.leaves import Again, compare
 from bridge.parity.report import Environment, ParityReport, Row
-from bridge.parity.sides import Call, JaxSide, TorchSide, copied
+from bridge.parity.sides import JaxSide, TorchSide, copied
 from bridge.parity.sides import jitter as add_jitter
 
 __all__ = ["Environment", "ParityReport", "Row", "verify"]
@@ -64,23 +64,22 @@ def verify(
     """
     _check(tolerance, steps, jitter, known_zero)
     check_method(module, method)
-    call = Call(train, method, loss, input_gradients)
+    call = Call(args, kwargs, advance, train, method, loss, input_gradients)
     original = copied(module)
     wide = None if double is None else copied(double)
     if jitter:
         add_jitter([original] if wide is None else [original, wide], jitter)
-    inputs = Inputs(args, kwargs, advance)
-    torch_side = TorchSide(copied(original), call, inputs)
+    torch_side = TorchSide(copied(original), call)
     with named_failure("the module cannot be exported"):
-        jax_side = JaxSide(export(original, int64=int64), call, inputs, jit)
+        jax_side = JaxSide(export(original, int64=int64), call, jit)
     if checked(int64):
         for name, value in zip(*named_inputs(args, kwargs)[:2], strict=True):
             if torch.is_tensor(value):
                 check_values(f"input {name}", value)
-    again = _Again(original, wide, call, inputs)
+    again = _Again(original, wide, call)
     rows: list[Row] = []
     for step in range(steps):
-        with named_failure(f"PyTorch itself fails, in step {step}", _remedy(call, inputs, step)):
+        with named_failure(f"PyTorch itself fails, in step {step}", _remedy(call, step)):
             ours = torch_side.next()
         with named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
             theirs = jax_side.next(torch_side.draws)
@@ -97,8 +96,8 @@ _ASKS_INPUTS = (
 )
 
 
-def _remedy(call: Call, inputs: Inputs, step: int) -> str:
-    if step and not inputs.advance:
+def _remedy(call: Call, step: int) -> str:
+    if step and not call.advance:
         return (
             "; a further call gets other numbers of the same shapes: where the module cannot take them, steps=1 "
             "compares one call, and `advance` makes the inputs of the next one"
@@ -114,8 +113,8 @@ _ROUNDING = 1e-3
 class _Again:
     """The same steps once more in PyTorch, in float64 and as they were, as far as they are asked for."""
 
-    def __init__(self, module: nn.Module, double: nn.Module | None, call: Call, inputs: Inputs):
-        self._module, self._double, self._call, self._inputs = module, double, call, inputs
+    def __init__(self, module: nn.Module, double: nn.Module | None, call: Call):
+        self._module, self._double, self._call = module, double, call
         self._steps = self._run()
         self._known: list[Again | str] = []
         self.draws: list[list[torch.Tensor]] = []
@@ -132,9 +131,9 @@ class _Again:
 
     def _run(self) -> Iterator[Again]:
         double = self._double or copied(self._module)._apply(widened)
-        wide = TorchSide(double, self._call, self._inputs, widened)
+        wide = TorchSide(double, self._call, widened)
         # In `double`, parameters and buffers have memory of their own, which they may have shared before.
-        same = TorchSide(copied(self._module)._apply(torch.clone), self._call, self._inputs)
+        same = TorchSide(copied(self._module)._apply(torch.clone), self._call)
         for draws in self.draws:
             yield Again(wide.next(draws), same.next(draws), _ROUNDING if self._double is None else math.inf)
 

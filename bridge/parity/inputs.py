@@ -1,4 +1,4 @@
-"""The inputs of a call: their names, other numbers of the same shapes for further calls, and double precision."""
+"""The inputs of each call: their names, other numbers of the same shapes for further calls, double precision."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What each step is given."""
+class Call:
+    """What both sides do, step after step."""
 
     args: tuple
     kwargs: dict[str, Any]
     advance: Advance | None
+    train: bool | None
+    method: str
+    loss: Callable[[Any], Any] | None
+    input_gradients: bool
 
-    def of(
+    def inputs(
         self, step: int, outputs: Any, previous: tuple[tuple, dict], convert_leaf: Callable[[Any], Any] | None
     ) -> tuple[tuple, dict]:
         """Returns args and kwargs of a step. `outputs` and `previous`: the outputs and inputs of the one before.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from bridge.held_objects import WEAK
 from bridge.internals import DispatchMode, storage_id
 from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
-from bridge.parity.inputs import Inputs, named_inputs, ordered_as
+from bridge.parity.inputs import Call, named_inputs, ordered_as
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
 from bridge.shadow import with_copies
@@ -35,26 +35,16 @@ from bridge.tensors import BridgeTensor
 from bridge.written_arguments import SHARED
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What both sides do."""
-
-    train: bool | None
-    method: str
-    loss: Callable[[Any], Any] | None
-    input_gradients: bool
-
-
 class Side:
     """One side, step after step."""
 
-    def __init__(self, call: Call, inputs: Inputs, convert_leaf: Callable[[Any], Any] | None):
-        self.call, self._inputs_of_steps, self._convert_leaf = call, inputs, convert_leaf
+    def __init__(self, call: Call, convert_leaf: Callable[[Any], Any] | None):
+        self.call, self._convert_leaf = call, convert_leaf
         self._next, self._outputs, self._given = 0, None, ((), {})
 
     def next(self, draws: list | None = None) -> Leaves:
         """Runs the next step, with these random draws if there are any."""
-        self._given = self._inputs_of_steps.of(self._next, self._outputs, self._given, self._convert_leaf)
+        self._given = self.call.inputs(self._next, self._outputs, self._given, self._convert_leaf)
         self._outputs, leaves = self.step(*self._given, draws)
         self._next += 1
         return leaves
@@ -66,8 +56,8 @@ class Side:
 class TorchSide(Side):
     """Works on `module` itself: give it a copy."""
 
-    def __init__(self, module: nn.Module, call: Call, inputs: Inputs, convert_leaf: Callable[[Any], Any] | None = None):
-        super().__init__(call, inputs, convert_leaf)
+    def __init__(self, module: nn.Module, call: Call, convert_leaf: Callable[[Any], Any] | None = None):
+        super().__init__(call, convert_leaf)
         self.module, self.draws = module, []
         if call.train is not None:
             module.train(call.train)
@@ -80,7 +70,6 @@ class TorchSide(Side):
         given = {n: t for n, t in zip(*named_inputs(args, kwargs)[:2], strict=True) if torch.is_tensor(t)}
         args, kwargs, inputs = self._inputs(args, kwargs)
         copies = [(t, t._version) for t in jax.tree.leaves(named_inputs(args, kwargs)[1]) if torch.is_tensor(t)]
-        before = snapshot(self._state())
         with drawing(draws) as self.draws:
             outputs = method_of(self.module, self.call.method)(*args, **kwargs)
         memory = [storage_id(t) for t in given.values() if t.layout is torch.strided]
@@ -89,7 +78,7 @@ class TorchSide(Side):
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
         detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v)
         loss = self.call.loss
-        objective = loss(outputs) if loss else projection(outputs, torch.is_tensor, torch_weigh)
+        objective = loss(outputs) if loss else projection(outputs)
         leaves = self._trained | {n: t for n, t in inputs.items() if given[n].requires_grad}
         left = {n: leaf_of(t.grad) for n, t in leaves.items() if t.grad is not None}
         for tensor in (*self._trained.values(), *inputs.values()):
@@ -102,7 +91,7 @@ class TorchSide(Side):
             ".grad": left,
             "gradient": {n: gradient_leaf(t) for n, t in self._trained.items()},
             "input gradient": {n: gradient_leaf(t) for n, t in inputs.items()},
-            "buffer": {n: leaf_of(t, unwritten(t, before.get(n))) for n, t in state.items() if n not in self._trained},
+            "buffer": {n: leaf_of(t) for n, t in state.items() if n not in self._trained},
             "parameter": {n: leaf_of(t) for n, t in state.items() if n in self._trained},
         }
         self._cut()
@@ -143,27 +132,9 @@ def gradient_leaf(tensor: torch.Tensor) -> Leaf:
     return leaf_of(tensor.grad)
 
 
-Snapshot = tuple[torch.Tensor, int, torch.Tensor]
-"""A tensor, its version, its values."""
-
-
-def snapshot(state: dict[str, torch.Tensor]) -> dict[str, Snapshot]:
-    return {name: (t, t._version, t.detach().clone()) for name, t in state.items()}
-
-
-def unwritten(tensor: torch.Tensor, before: Snapshot | None) -> str:
-    """Why a buffer may be zero: nobody wrote it, or it was something else before."""
-    if before is None:
-        return ""
-    same, version, values = before
-    if tensor is same and tensor._version == version:
-        return "not written"
-    return "cleared" if values.any() else ""
-
-
 class JaxSide(Side):
-    def __init__(self, fn: Functional, call: Call, inputs: Inputs, jit: bool):
-        super().__init__(call, inputs, _to_jax)
+    def __init__(self, fn: Functional, call: Call, jit: bool):
+        super().__init__(call, _to_jax)
         self.fn, self.jit = fn, jit
         self.asked: list[str] = []
         """Where the module asks an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
@@ -201,7 +172,7 @@ class JaxSide(Side):
             args, kwargs = jax.tree.unflatten(structure, given)
             with _noting_who_asks_inputs(self.asked):
                 result = self.fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
-            value = call.loss(result.outputs) if call.loss else projection(result.outputs, is_array, jax_weigh)
+            value = call.loss(result.outputs) if call.loss else projection(result.outputs)
             numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # no text, which JAX refuses
             return jnp.asarray(value, jnp.result_type(float)), result._replace(outputs=numbers)
 
@@ -273,31 +244,24 @@ def _rrelu(func: Any, x: torch.Tensor, noise: torch.Tensor, lower: float, upper:
     return x.mul_(noise) if func is _RRELU[1] else x * noise
 
 
-def projection(outputs: Any, is_leaf: Callable[[Any], bool], weigh: Callable) -> Any:
-    """A real number that feels every element of every output: the default objective."""
-    leaves = [leaf for leaf in jax.tree.leaves(convert(outputs, lambda v: v)) if is_leaf(leaf)]
+def projection(outputs: Any) -> Any:
+    """A real number that feels every element of every output of either side: the default objective."""
     rng = np.random.default_rng(0)
     total: Any = 0.0
+    leaves: list[Any] = jax.tree.leaves(convert(outputs, lambda v: v))
     for leaf in leaves:
+        if not (torch.is_tensor(leaf) or is_array(leaf)):
+            continue
         shape = tuple(leaf.shape)
-        weights: Any = rng.normal(size=shape) / max(leaf.size if is_array(leaf) else leaf.numel(), 1) ** 0.5
+        weights: Any = rng.normal(size=shape) / max(math.prod(shape), 1) ** 0.5
         if leaf.dtype.is_complex if torch.is_tensor(leaf) else jnp.iscomplexobj(leaf):
-            weights = weights + 1j * rng.normal(size=shape) / max(weights.size, 1) ** 0.5
-        total = total + weigh(leaf, weights)
+            weights = weights + 1j * rng.normal(size=shape) / max(math.prod(shape), 1) ** 0.5
+        if torch.is_tensor(leaf):
+            if leaf.requires_grad:
+                total = total + (leaf * torch.as_tensor(weights, dtype=leaf.dtype)).sum().real
+        elif jnp.issubdtype(leaf.dtype, jnp.inexact):
+            total = total + (leaf * jnp.asarray(weights, leaf.dtype)).sum().real
     return total
-
-
-def torch_weigh(leaf: torch.Tensor, weights: np.ndarray) -> Any:
-    if not leaf.requires_grad:
-        return 0.0
-    total = (leaf * torch.as_tensor(weights, dtype=leaf.dtype)).sum()
-    return total.real if total.is_complex() else total
-
-
-def jax_weigh(leaf: jax.Array, weights: np.ndarray) -> Any:
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return 0.0
-    return (leaf * jnp.asarray(weights, leaf.dtype)).sum().real
 
 
 def copied(module: nn.Module) -> nn.Module:

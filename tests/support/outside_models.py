@@ -24,14 +24,6 @@ class CellNet(nn.Module):
         return self.head(self.drop(F.gelu(self.norm(x))))
 
 
-class OtherInJax(CellNet):
-    """Computes something else where the bridge traces it."""
-
-    def forward(self, inputs):
-        logits = super().forward(inputs)
-        return logits if type(logits) is torch.Tensor else logits * 2
-
-
 @dataclasses.dataclass
 class ThinkerCarry:
     memory: torch.Tensor
@@ -127,3 +119,11 @@ class Fails(nn.Module):
 
 def a_function():
     return CellNet(6, 16)
+
+
+class TwiceInJax(CellNet):
+    """Computes something else where the bridge traces it."""
+
+    def forward(self, inputs):
+        logits = super().forward(inputs)
+        return logits if type(logits) is torch.Tensor else logits * 2

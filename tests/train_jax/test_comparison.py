@@ -24,9 +24,9 @@ def test_a_first_run_is_compared_and_a_continued_one_is_not(tmp_path, data_dir, 
 
 def test_a_module_that_differs_stops_the_run(tmp_path, data_dir, capsys, monkeypatch):
     run = tmp_path / "run"
-    assert train("OtherInJax", data_dir, run) == 2
+    assert train("TwiceInJax", data_dir, run) == 2
     (error,) = capsys.readouterr().err.strip().splitlines()
-    assert "OtherInJax computes something else in JAX than in PyTorch, most " in error and "--no-verify" in error
+    assert "TwiceInJax computes something else in JAX than in PyTorch, most " in error and "--no-verify" in error
     assert not run.exists()
     monkeypatch.setattr(loop, "verified", lambda *_: pytest.fail("compared"))
-    assert train("OtherInJax", data_dir, run, "--no-verify") == 0
+    assert train("TwiceInJax", data_dir, run, "--no-verify") == 0

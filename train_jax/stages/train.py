@@ -62,8 +62,10 @@ def cli(argv: list[str]) -> None:
     )
     if "--dry-run" in argv:
         dry_run(name, config, option_value(argv, "--preset") or BASE_PRESET)
+    elif "--no-verify" in argv:
+        main(config, verify=False)
     else:
-        main(config, verify="--no-verify" not in argv)
+        main(config)
 
 
 if __name__ == "__main__":
