@@ -7,7 +7,6 @@ arguments, `keywords` a dict of them.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import importlib
 import io
@@ -24,6 +23,7 @@ from tyro.conf import OmitSubcommandPrefixes, Positional
 
 import bridge
 from bridge.arrays import array_of
+from bridge.errors import first_line
 from bridge.parity import Environment
 from bridge.pytrees import convert
 
@@ -36,8 +36,8 @@ class Verify:
     """`package.module:function` that returns the module and example inputs."""
     tolerance: float = 1e-4
     """Largest allowed difference, relative to a leaf's largest entry."""
-    steps: int = 1
-    """Calls in a row; buffers go from one to the next."""
+    steps: int = 2
+    """Calls in a row, each with other numbers of the same shapes; buffers go from one to the next."""
     train: bool | None = None
     """Mode of every submodule; each one's own if not given."""
     seed: int = 0
@@ -50,8 +50,6 @@ class Verify:
     """Method of the module to call."""
     input_gradients: bool = True
     """Compare the gradients of floating inputs, too."""
-    double: bool = False
-    """Run PyTorch in float64, too, and allow JAX 8 times the rounding of PyTorch's float32 where that is more."""
     json: bool = False
     """Print the report as JSON."""
     html: str = ""
@@ -83,7 +81,6 @@ def verify(config: Verify) -> int:
         jitter=config.jitter,
         known_zero=config.known_zero,
         input_gradients=config.input_gradients,
-        double=copy.deepcopy(module).double() if config.double else None,
         **kwargs,
     )
     if config.html:
@@ -134,13 +131,13 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     try:
         function = getattr(importlib.import_module(path), name)
     except Exception as error:  # also whatever the file itself raises
-        text = f"{factory} cannot be found ({_first_line(error)}); write package.module:function"
+        text = f"{factory} cannot be found ({first_line(error)}); write package.module:function"
         raise bridge.BridgeError(text) from error
     torch.manual_seed(seed)
     try:
         made = function()
     except Exception as error:
-        raise bridge.BridgeError(f"{factory} failed: {type(error).__name__}: {_first_line(error)}") from error
+        raise bridge.BridgeError(f"{factory} failed: {first_line(error)}") from error
     parts = (*made, {})[:3] if isinstance(made, tuple) and len(made) in (2, 3) else (None, (), {})
     module, args, kwargs = parts
     if not isinstance(module, torch.nn.Module) or not isinstance(kwargs, dict):
@@ -154,10 +151,6 @@ def _described(made: Any) -> str:
     if isinstance(made, tuple):
         return f"({', '.join(type(part).__name__ for part in made)})"
     return f"a {type(made).__name__}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
 
 
 def parse(argv: list[str] | None) -> Any:

@@ -94,3 +94,19 @@ def _frames(innermost: types.FrameType, error: BaseException | None) -> Iterator
         yield from reversed(raised)
         outer = raised[0][0].f_back
     yield from traceback.walk_stack(outer) if outer is not None else ()
+
+
+@contextlib.contextmanager
+def named_failure(what: str, remedy: str = "") -> Iterator[None]:
+    """Raise whatever is raised under it as one `BridgeError` that says what failed."""
+    try:
+        yield
+    except BridgeError:
+        raise
+    except Exception as error:
+        raise BridgeError(f"{what}: {first_line(error)}{remedy}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The type of an error and the first line of its text."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"

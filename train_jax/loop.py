@@ -11,6 +11,7 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.cache import continued_file, upload_working_files
 from train_jax.run.code import hash_of_all, source_hashes
+from train_jax.run.comparison import verified
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.events import Events
@@ -38,19 +39,30 @@ from train_jax.tasks.task import Evaluator, Task
 
 
 def train(
-    config: RunConfig, devices: Devices | None = None, task: Task | None = None, *, since: float | None = None
+    config: RunConfig,
+    devices: Devices | None = None,
+    task: Task | None = None,
+    *,
+    since: float | None = None,
+    verify: bool = False,
 ) -> dict[str, Any]:
     """Trains until the run is finished; returns the metrics of the final evaluation, at once for a finished run.
 
     `since`: when the work began, in seconds of the epoch, if the process is there only for this run; by default now.
+    `verify`: a new run of a module of the user's is compared with PyTorch first, in the first process.
     Raises `UserError`, before a folder is created, for a configuration or data that cannot be trained.
     """
     with Preemption().watching() as preemption:
-        return _run(config, devices, task, preemption, Timeline(since))
+        return _run(config, devices, task, preemption, Timeline(since), verify)
 
 
 def _run(
-    config: RunConfig, devices: Devices | None, task: Task | None, preemption: Preemption, timeline: Timeline
+    config: RunConfig,
+    devices: Devices | None,
+    task: Task | None,
+    preemption: Preemption,
+    timeline: Timeline,
+    verify: bool,
 ) -> dict[str, Any]:
     with all_or_none():
         check_debugging(config)
@@ -61,6 +73,8 @@ def _run(
         require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
         return begin.finished
     with all_or_none():
+        if verify and not begin.continues and is_main_process():
+            remarks += filter(None, [verified(config, training.task)])
         state = training.initial_state(continues=begin.continues, say=remarks.append)
     with contextlib.ExitStack() as closing:
         folder = _open(training, closing)

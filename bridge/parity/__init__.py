@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from bridge.arrays import array_of
-from bridge.cells import differentiable
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
-from bridge.parity.leaves import compare
+from bridge.parity.inputs import Advance, Call, named_inputs, widened
+from bridge.parity.leaves import Again, compare
 from bridge.parity.report import Environment, ParityReport, Row
-from bridge.parity.sides import Call, JaxSide, TorchSide, copied, named_inputs
+from bridge.parity.sides import JaxSide, TorchSide, copied
 from bridge.parity.sides import jitter as add_jitter
-from bridge.pytrees import convert
 from bridge.symbolic.int64 import Int64, check_values, checked
 
 __all__ = ["Environment", "ParityReport", "Row", "verify"]
-
-Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
-"""(outputs, args, kwargs) of one step -> args and kwargs of the next; written for either side's arrays."""
 
 
 def verify(
     module: nn.Module,
     *args: Any,
-    steps: int = 1,
+    steps: int = 2,
     advance: Advance | None = None,
     loss: Callable[[Any], Any] | None = None,
     train: bool | None = None,
@@ -48,11 +44,14 @@ def verify(
     """Compare outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
 
     `args` and `kwargs` hold torch tensors. The gradient is that of `loss(outputs)`, by default of a fixed random
-    projection of all outputs that carry one. Buffers and written parameters go from step to step; `advance` makes
-    the next step's inputs (a carry, say) from the outputs. Random draws are PyTorch's, replayed in JAX. With
-    `double`, the same module in float64, which gets the inputs in float64, a leaf may differ by 8 times what
-    PyTorch's own float32 differs from float64, where that is more than `tolerance`. The module itself is not
-    changed.
+    projection of all outputs that carry one. Buffers and written parameters go from step to step. The inputs of each
+    further step are other numbers of the same shapes: floats are drawn between the least and the largest given one,
+    integers and masks are rolled along their first axis. `advance` makes them from the outputs instead (a carry,
+    say). Random draws are PyTorch's, replayed in JAX. The module itself is not changed.
+
+    Where a leaf is beyond `tolerance`, the steps run in PyTorch again in float64, and the leaf may differ by 8 times
+    what PyTorch's own float32 differs from that, where this is small enough to be rounding. `double` is the module in
+    float64, for one that `.double()` does not make so, and what it computes is believed.
 
     JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both. A float leaf that is zero on both sides
     is unproved and the report then not `ok`: `jitter` adds noise of this size to all parameters of both, and
@@ -65,40 +64,78 @@ def verify(
     """
     _check(tolerance, steps, jitter, known_zero)
     check_method(module, method)
-    call = Call(train, method, loss, input_gradients)
+    call = Call(args, kwargs, advance, train, method, loss, input_gradients)
     original = copied(module)
     wide = None if double is None else copied(double)
     if jitter:
         add_jitter([original] if wide is None else [original, wide], jitter)
     torch_side = TorchSide(copied(original), call)
-    wide_side = None if wide is None else TorchSide(wide, call)
-    with _named_failure("the module cannot be exported"):
+    with named_failure("the module cannot be exported"):
         jax_side = JaxSide(export(original, int64=int64), call, jit)
-    torch_call = (args, kwargs)
-    wide_call: tuple[tuple, dict] = convert(torch_call, _widened, objects=True)
     if checked(int64):
         for name, value in zip(*named_inputs(args, kwargs)[:2], strict=True):
             if torch.is_tensor(value):
                 check_values(f"input {name}", value)
-    jax_call: tuple[tuple, dict] = convert((args, kwargs), _to_jax, objects=True)
+    again = _Again(original, wide, call)
     rows: list[Row] = []
     for step in range(steps):
-        # The reason may be that the inputs require grad here: a kept cache is written twice, say.
-        remedy = "; input_gradients=False lets the inputs require none" if input_gradients else ""
-        with _named_failure(f"PyTorch itself fails, in step {step}", remedy):
-            outputs, ours = torch_side.step(*torch_call)
-        with _named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
-            jax_outputs, theirs = jax_side.step(*jax_call, draws=torch_side.draws)
-        exact = wide_outputs = None
-        if wide_side is not None:
-            with _named_failure(f"PyTorch fails in float64, in step {step}"):
-                wide_outputs, exact = wide_side.step(*wide_call, draws=torch_side.draws)
-        if advance is not None and step + 1 < steps:
-            with _named_failure(f"`advance` fails, after step {step}"):
-                torch_call, jax_call = advance(outputs, *torch_call), advance(jax_outputs, *jax_call)
-                wide_call = wide_call if wide_side is None else advance(wide_outputs, *wide_call)
-        rows += compare(step, ours, theirs, exact, tolerance, known_zero)
+        with named_failure(f"PyTorch itself fails, in step {step}", _remedy(call, step)):
+            ours = torch_side.next()
+        with named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
+            theirs = jax_side.next(torch_side.draws)
+        again.draws.append(torch_side.draws)
+        rows += compare(step, ours, theirs, functools.partial(again.at, step), tolerance, known_zero)
+    if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
+        warnings.warn(BridgeWarning(f"{jax_side.asked[0]} {_ASKS_INPUTS}"), stacklevel=2)
     return ParityReport.of(rows)
+
+
+_ASKS_INPUTS = (
+    "asks an input whether it requires grad: it does in PyTorch here, and does not in the bridge, as in training; "
+    "input_gradients=False compares with inputs that require none"
+)
+
+
+def _remedy(call: Call, step: int) -> str:
+    if step and not call.advance:
+        return (
+            "; a further call gets other numbers of the same shapes: where the module cannot take them, steps=1 "
+            "compares one call, and `advance` makes the inputs of the next one"
+        )
+    # The reason may be that the inputs require grad here: a kept cache is written twice, say.
+    return "; input_gradients=False lets the inputs require none" if call.input_gradients else ""
+
+
+_ROUNDING = 1e-3
+"""What differs more from float64 has roundings of 16 bits in it, or it is another computation."""
+
+
+class _Again:
+    """The same steps once more in PyTorch, in float64 and as they were, as far as they are asked for."""
+
+    def __init__(self, module: nn.Module, double: nn.Module | None, call: Call):
+        self._module, self._double, self._call = module, double, call
+        self._steps = self._run()
+        self._known: list[Again | str] = []
+        self.draws: list[list[torch.Tensor]] = []
+        """Of each step."""
+
+    def at(self, step: int) -> Again | str:
+        """Returns the numbers of a step, or why there are none."""
+        while len(self._known) <= step and not (self._known and isinstance(self._known[-1], str)):
+            try:
+                self._known.append(next(self._steps))
+            except Exception as error:
+                self._known.append(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
+        return self._known[min(step, len(self._known) - 1)]
+
+    def _run(self) -> Iterator[Again]:
+        double = self._double or copied(self._module)._apply(widened)
+        wide = TorchSide(double, self._call, widened)
+        # In `double`, parameters and buffers have memory of their own, which they may have shared before.
+        same = TorchSide(copied(self._module)._apply(torch.clone), self._call)
+        for draws in self.draws:
+            yield Again(wide.next(draws), same.next(draws), _ROUNDING if self._double is None else math.inf)
 
 
 def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None:
@@ -112,27 +149,3 @@ def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None
         re.compile(known_zero)
     except re.error as error:
         raise BridgeError(f"known_zero is {known_zero!r}, which is no regular expression: {error}") from error
-
-
-def _widened(value: Any) -> Any:
-    """A floating-point or complex input in double precision."""
-    if not torch.is_tensor(value) or not differentiable(value.dtype):
-        return value
-    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
-    return wide.requires_grad_(value.requires_grad)
-
-
-def _to_jax(value: Any) -> Any:
-    return array_of(value) if torch.is_tensor(value) else value
-
-
-@contextlib.contextmanager
-def _named_failure(what: str, remedy: str = "") -> Iterator[None]:
-    """Whatever is raised under it, as one error that says what failed."""
-    try:
-        yield
-    except BridgeError:
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or ["no message"]
-        raise BridgeError(f"{what}: {type(error).__name__}: {lines[0]}{remedy}") from error

@@ -22,7 +22,8 @@ class Row:
     """One compared leaf at one step."""
 
     kind: str
-    """`output`, `gradient`, `input gradient`, `buffer`; `parameter` only where one was written and the sides differ."""
+    """`output`, `gradient`, `input gradient`, `buffer`; `parameter` only where one was written and the sides differ,
+    `.grad` only where the call itself leaves one."""
     name: str
     step: int
     error: float
@@ -30,6 +31,7 @@ class Row:
     scale: float
     """The leaf's largest magnitude in PyTorch; not below 1e-3 of the largest gradient (or of 1, for outputs)."""
     tolerance: float
+    """What the caller gave, or more where PyTorch's own float32 differs from float64 by more."""
     zero: bool = False
     """Zero on both sides at every step, and nothing says that it has to be: equal, but no proof."""
     note: str = ""

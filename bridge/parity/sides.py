@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,47 +16,61 @@ from torch import nn
 
 from bridge.arrays import array_of
 from bridge.call import method_of, refuse_gradient_hooks
+from bridge.errors import is_framework
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
 from bridge.internals import DispatchMode
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.operations import is_draw, is_random
+from bridge.parity.inputs import Call, named_inputs, ordered_as
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
 from bridge.pytrees import convert, is_number
 from bridge.shadow import independent
+from bridge.tensors import BridgeTensor
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What both sides do."""
+class Side:
+    """One side, step after step."""
 
-    train: bool | None
-    method: str
-    loss: Callable[[Any], Any] | None
-    input_gradients: bool
+    def __init__(self, call: Call, convert_leaf: Callable[[Any], Any] | None):
+        self.call, self._convert_leaf = call, convert_leaf
+        self._next, self._outputs, self._given = 0, None, ((), {})
+
+    def next(self, draws: list | None = None) -> Leaves:
+        """Runs the next step, with these random draws if there are any."""
+        self._given = self.call.inputs(self._next, self._outputs, self._given, self._convert_leaf)
+        self._outputs, leaves = self.step(*self._given, draws)
+        self._next += 1
+        return leaves
+
+    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
+        raise NotImplementedError
 
 
-class TorchSide:
+class TorchSide(Side):
     """Works on `module` itself: give it a copy."""
 
-    def __init__(self, module: nn.Module, call: Call):
-        self.module, self.call, self.draws = module, call, []
+    def __init__(self, module: nn.Module, call: Call, convert_leaf: Callable[[Any], Any] | None = None):
+        super().__init__(call, convert_leaf)
+        self.module, self.draws = module, []
         if call.train is not None:
             module.train(call.train)
         # As they are before the first call: a buffer that is assigned a result requires grad after it.
         self._trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
-    def step(self, args: tuple, kwargs: dict, draws: list | None = None) -> tuple[Any, Leaves]:
+    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
         for tensor in self._trained.values():
             tensor.grad = None
+        given = {n: t for n, t in zip(*named_inputs(args, kwargs)[:2], strict=True) if torch.is_tensor(t)}
         args, kwargs, inputs = self._inputs(args, kwargs)
-        before = snapshot(self._state())
         with drawing(draws) as self.draws:
             outputs = method_of(self.module, self.call.method)(*args, **kwargs)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
         detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
         loss = self.call.loss
-        objective = loss(outputs) if loss else projection(outputs, torch.is_tensor, torch_weigh)
+        objective = loss(outputs) if loss else projection(outputs)
+        leaves = self._trained | {n: t for n, t in inputs.items() if given[n].requires_grad}
+        left = {n: leaf_of(t.grad) for n, t in leaves.items() if t.grad is not None}
         for tensor in (*self._trained.values(), *inputs.values()):
             tensor.grad = None
         if torch.is_tensor(objective) and objective.requires_grad:
@@ -63,9 +78,10 @@ class TorchSide:
         state = self._state()  # after the call: a buffer may have been assigned anew
         leaves = {
             "output": named(detached),
+            ".grad": left,
             "gradient": {n: gradient_leaf(t) for n, t in self._trained.items()},
             "input gradient": {n: gradient_leaf(t) for n, t in inputs.items()},
-            "buffer": {n: leaf_of(t, unwritten(t, before.get(n))) for n, t in state.items() if n not in self._trained},
+            "buffer": {n: leaf_of(t) for n, t in state.items() if n not in self._trained},
             "parameter": {n: leaf_of(t) for n, t in state.items() if n in self._trained},
         }
         self._cut()
@@ -86,7 +102,7 @@ class TorchSide:
             return leaf.clone()
 
         copies = jax.tree.unflatten(structure, [given(n, v) for n, v in zip(names, values, strict=True)])
-        return *_ordered_as((args, kwargs), copies), leaves
+        return *ordered_as((args, kwargs), copies), leaves
 
     def _cut(self) -> None:
         """Gradients are those of one step: what a buffer holds goes on without the graph that made it."""
@@ -106,50 +122,16 @@ def gradient_leaf(tensor: torch.Tensor) -> Leaf:
     return leaf_of(tensor.grad)
 
 
-Snapshot = tuple[torch.Tensor, int, torch.Tensor]
-"""A tensor, its version, its values."""
-
-
-def snapshot(state: dict[str, torch.Tensor]) -> dict[str, Snapshot]:
-    return {name: (t, t._version, t.detach().clone()) for name, t in state.items()}
-
-
-def unwritten(tensor: torch.Tensor, before: Snapshot | None) -> str:
-    """Why a buffer may be zero: nobody wrote it, or it was something else before."""
-    if before is None:
-        return ""
-    same, version, values = before
-    if tensor is same and tensor._version == version:
-        return "not written"
-    return "cleared" if values.any() else ""
-
-
-def named_inputs(args: tuple, kwargs: dict) -> tuple[list[str], list[Any], Any]:
-    """Every leaf of a call's inputs: its name (`0`, `carry.inner.z_H`), itself, and the structure."""
-    tree = convert((args, kwargs), lambda v: v, objects=True)
-    flat, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [
-        f"{getattr(path[1], 'idx', getattr(path[1], 'key', ''))}{jax.tree_util.keystr(path[2:])}" for path, _ in flat
-    ]
-    return names, [value for _, value in flat], structure
-
-
-def _ordered_as(given: Any, rebuilt: Any) -> Any:
-    """`rebuilt`, its dicts in the order of `given`: JAX sorts their keys, and a module may go through them in turn."""
-    if type(given) is dict:
-        return {key: _ordered_as(value, rebuilt[key]) for key, value in given.items()}
-    if type(given) in (list, tuple):
-        return type(given)(_ordered_as(a, b) for a, b in zip(given, rebuilt, strict=True))
-    return rebuilt
-
-
-class JaxSide:
+class JaxSide(Side):
     def __init__(self, fn: Functional, call: Call, jit: bool):
-        self.fn, self.call, self.jit = fn, call, jit
+        super().__init__(call, _to_jax)
+        self.fn, self.jit = fn, jit
+        self.asked: list[str] = []
+        """Where the module asks an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
         self.params, self.buffers = fn.params, fn.buffers
         self._known: tuple[Any, Callable] | None = None
 
-    def step(self, args: tuple, kwargs: dict, draws: list) -> tuple[Any, Leaves]:
+    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
         names, values, structure = named_inputs(args, kwargs)
         free = {n: v for n, v in zip(names, values, strict=True) if self._is_free(v)}
         bound = {n: v for n, v in zip(names, values, strict=True) if is_array(v) and n not in free}
@@ -157,7 +139,7 @@ class JaxSide:
         if self._known is None or self._known[0] != (structure, fixed):
             # Compiled again only where something else than the arrays has changed.
             self._known = (structure, fixed), self._gradient(names, values, structure)
-        draws = [array_of(draw) for draw in draws]
+        draws = [array_of(draw) for draw in draws or []]
         (_, result), gradients = self._known[1](self.params, free, bound, self.buffers, draws)
         outputs, self.buffers, self.params = result
         return outputs, {
@@ -178,13 +160,36 @@ class JaxSide:
             arrays = free | bound
             given = [arrays.get(name, value) for name, value in zip(names, values, strict=True)]
             args, kwargs = jax.tree.unflatten(structure, given)
-            result = self.fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
-            value = call.loss(result.outputs) if call.loss else projection(result.outputs, is_array, jax_weigh)
+            with _noting_who_asks_inputs(self.asked):
+                result = self.fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
+            value = call.loss(result.outputs) if call.loss else projection(result.outputs)
             numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # no text, which JAX refuses
             return jnp.asarray(value, jnp.result_type(float)), result._replace(outputs=numbers)
 
         gradient = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
         return jax.jit(gradient) if self.jit else gradient
+
+
+@contextlib.contextmanager
+def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
+    """Add to `places` each line of the user's code that reads `requires_grad` of an input, or of a result of inputs."""
+    known: Any = vars(BridgeTensor)["requires_grad"]
+
+    def read(tensor: BridgeTensor) -> bool:
+        code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
+        if tensor.may_have_gradient and not known.fget(tensor) and not is_framework(code.co_filename):
+            places.append(f"{code.co_filename}:{line}")
+        return known.fget(tensor)
+
+    type.__setattr__(BridgeTensor, "requires_grad", property(read, known.fset))
+    try:
+        yield
+    finally:
+        type.__setattr__(BridgeTensor, "requires_grad", known)
+
+
+def _to_jax(value: Any) -> Any:
+    return array_of(value) if torch.is_tensor(value) else value
 
 
 def _as_pytorch(gradient: jax.Array) -> jax.Array:
@@ -220,31 +225,24 @@ class _Draws(DispatchMode):
         return out
 
 
-def projection(outputs: Any, is_leaf: Callable[[Any], bool], weigh: Callable) -> Any:
-    """A real number that feels every element of every output: the default objective."""
-    leaves = [leaf for leaf in jax.tree.leaves(convert(outputs, lambda v: v)) if is_leaf(leaf)]
+def projection(outputs: Any) -> Any:
+    """A real number that feels every element of every output of either side: the default objective."""
     rng = np.random.default_rng(0)
     total: Any = 0.0
+    leaves: list[Any] = jax.tree.leaves(convert(outputs, lambda v: v, objects=True))
     for leaf in leaves:
+        if not (torch.is_tensor(leaf) or is_array(leaf)):
+            continue
         shape = tuple(leaf.shape)
-        weights: Any = rng.normal(size=shape) / max(leaf.size if is_array(leaf) else leaf.numel(), 1) ** 0.5
+        weights: Any = rng.normal(size=shape) / max(math.prod(shape), 1) ** 0.5
         if leaf.dtype.is_complex if torch.is_tensor(leaf) else jnp.iscomplexobj(leaf):
-            weights = weights + 1j * rng.normal(size=shape) / max(weights.size, 1) ** 0.5
-        total = total + weigh(leaf, weights)
+            weights = weights + 1j * rng.normal(size=shape) / max(math.prod(shape), 1) ** 0.5
+        if torch.is_tensor(leaf):
+            if leaf.requires_grad:
+                total = total + (leaf * torch.as_tensor(weights, dtype=leaf.dtype)).sum().real
+        elif jnp.issubdtype(leaf.dtype, jnp.inexact):
+            total = total + (leaf * jnp.asarray(weights, leaf.dtype)).sum().real
     return total
-
-
-def torch_weigh(leaf: torch.Tensor, weights: np.ndarray) -> Any:
-    if not leaf.requires_grad:
-        return 0.0
-    total = (leaf * torch.as_tensor(weights, dtype=leaf.dtype)).sum()
-    return total.real if total.is_complex() else total
-
-
-def jax_weigh(leaf: jax.Array, weights: np.ndarray) -> Any:
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return 0.0
-    return (leaf * jnp.asarray(weights, leaf.dtype)).sum().real
 
 
 def copied(module: nn.Module) -> nn.Module:

@@ -17,8 +17,8 @@ from rows_registry import Row
 import bridge
 from bridge.arrays import array_of
 from bridge.parity import ParityReport
-from bridge.parity.leaves import Leaves, compare, is_array, leaf_of, named
-from bridge.parity.sides import drawing, gradient_leaf, jax_weigh, projection, snapshot, torch_weigh, unwritten
+from bridge.parity.leaves import Leaves, compare, leaf_of, named
+from bridge.parity.sides import drawing, gradient_leaf, projection
 from bridge.pytrees import convert
 
 
@@ -34,14 +34,13 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
     """One call for each seed, on one module; the objective is the sum of all."""
     module = copy.deepcopy(row.build()).train(train)
     trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
-    before = snapshot(state_of(module))
     outputs, inputs, draws, total = {}, {}, [], torch.zeros(())
     for i, seed in enumerate(seeds):
         args, kwargs = convert(row.example(seed), lambda v: leaf(v, row.input_gradients))
         torch.manual_seed(seed)
         with drawing(None) as made:
             out = getattr(module, row.method)(*args, **kwargs)
-        value = projection(out, torch.is_tensor, torch_weigh)
+        value = projection(out)
         if row.spans_calls:
             total = total + value
         else:  # gradients add up; PyTorch would not go back past a leaf that a later call has filled
@@ -55,7 +54,7 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
         "output": named(outputs),
         "gradient": {n: gradient_leaf(t) for n, t in trained.items()},
         "input gradient": {},
-        "buffer": {n: leaf_of(t, unwritten(t, before.get(n))) for n, t in state.items() if n not in trained},
+        "buffer": {n: leaf_of(t) for n, t in state.items() if n not in trained},
         "parameter": named({n: t for n, t in state.items() if n in trained}),
     }
     if row.input_gradients:
@@ -94,7 +93,7 @@ def objective_of(row: Row, train: bool) -> tuple[bridge.Functional, Callable]:
         given = iter(inputs)
         args, kwargs = structure.unflatten([next(given) if torch.is_tensor(v) else v for v in leaves])
         result = fn.run(params, buffers, *args, rng=draws, train=train, method=row.method, **kwargs)
-        value = projection(result.outputs, is_array, jax_weigh)
+        value = projection(result.outputs)
         return jnp.asarray(value, jnp.float32), result
 
     return fn, objective

@@ -20,7 +20,7 @@ import bridge
 from bridge import cells, tensors
 from bridge.parity.leaves import compare as compared
 from bridge.parity.leaves import named
-from bridge.parity.sides import projection, torch_weigh
+from bridge.parity.sides import projection
 
 NAMES = [name for name, row in ROWS.items() if row.module.__module__ == rows_gradients.__name__]
 
@@ -30,7 +30,7 @@ def in_pytorch(row):
     args, kwargs = row.example()
     trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
     out = getattr(module, row.method)(*args, **kwargs)
-    objective = projection(out, torch.is_tensor, torch_weigh)
+    objective = projection(out)
     leaves = list(trained.values())
     first = torch.autograd.grad(objective, leaves, create_graph=True, allow_unused=True)
     penalty = sum((g.square().sum() for g in first if g is not None), torch.zeros(()))

@@ -48,7 +48,7 @@ def test_complex_numbers_with_both_parts():
     weight = torch.complex(torch.linspace(0.5, 1.5, 3), torch.linspace(-1, 1, 3))
     report = bridge.verify(Applied(lambda x, w: x * w.exp(), weight), torch.complex(X, 2 * X), tolerance=1e-5)
     assert report.ok, f"\n{report}"
-    assert len(report.rows) == 3 and all(row.scale > 0.1 for row in report.rows)
+    assert len(report.rows) == 6 and all(row.scale > 0.1 for row in report.rows)
 
 
 class Lora(nn.Module):
@@ -66,8 +66,8 @@ class Lora(nn.Module):
 def test_zero_on_both_sides_is_unproved_until_jitter_makes_it_speak():
     report = bridge.verify(Lora(), X)
     assert not report.ok and report.count("beyond tolerance") == 0
-    assert [(r.kind, r.name) for r in report.rows if r.verdict == "unproved"] == [("gradient", "a.weight")]
-    assert report.worst.verdict == "unproved" and "0 beyond tolerance, 1 unproved" in str(report)
+    assert [(r.kind, r.name) for r in report.rows if r.verdict == "unproved"] == 2 * [("gradient", "a.weight")]
+    assert report.worst.verdict == "unproved" and "0 beyond tolerance, 2 unproved" in str(report)
     unused = rows(report, "gradient")["unused"]
     assert unused.verdict == "equal" and unused.note == "no gradient in PyTorch"
     report = bridge.verify(Lora(), X, jitter=0.1)
@@ -85,17 +85,6 @@ def test_jitter_is_the_same_for_the_module_in_float64():
     assert not module.b.weight.any(), "the module itself is not changed"
 
 
-def test_rounding_of_a_gradient_that_is_zero():
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
-    x = torch.randn(16, 4)
-    strict = {"train": True, "tolerance": 1e-9}
-    row = rows(bridge.verify(module, x, **strict), "gradient")["0.bias"]
-    assert row.verdict == "beyond tolerance" and "`double`" in row.note
-    row = rows(bridge.verify(module, x, double=copy.deepcopy(module).double(), **strict), "gradient")["0.bias"]
-    assert row.verdict == "equal" and not row.note
-
-
 def test_one_step_in_which_a_leaf_speaks_proves_it():
     class Late(nn.Module):
         def __init__(self):
@@ -107,8 +96,8 @@ def test_one_step_in_which_a_leaf_speaks_proves_it():
             self.gate = self.gate + 1
             return out
 
-    assert not bridge.verify(Late(), X).ok
-    assert bridge.verify(Late(), X, steps=2).ok
+    assert not bridge.verify(Late(), X, steps=1).ok
+    assert bridge.verify(Late(), X).ok
 
 
 def test_a_buffer_that_holds_a_graph_goes_on_without_it():

@@ -158,6 +158,7 @@ def in_autocast(module, x):
 IDS = torch.tensor([[0, 1], [3, 2]])
 ALL = {"output", "gradient", "input gradient"}
 GRADIENTS = {"gradient", "input gradient"}
+ONCE = {"steps": 1}
 
 FAULTS = {
     # gradients
@@ -255,16 +256,14 @@ FAULTS = {
     "a hook lost": Fault(without_forward_hooks, lambda m, x: m.child(x * m.w), ALL),
     "a buffer missing": Fault(returning(lambda r, *_: r._replace(buffers={})), accumulated, {"buffer"}),
     "a buffer of another name": Fault(
-        returning(lambda r, *_: r._replace(buffers={"c": r.buffers["b"]})), accumulated, {"buffer"}
+        returning(lambda r, *_: r._replace(buffers={"c": r.buffers["b"]})), accumulated, {"buffer"}, settings=ONCE
     ),
     "a buffer in another dtype": Fault(
         returning(lambda r, *_: r._replace(buffers={"b": r.buffers["b"].astype("bfloat16")})), accumulated, {"buffer"}
     ),
     "a buffer not written": Fault(rules.without_writes, accumulated, {"output", "buffer"}),
     "a buffer that was assigned lost": Fault(returning(lambda r, p, b: r._replace(buffers=b)), assigned, {"buffer"}),
-    "state not carried on": Fault(
-        returning(lambda r, p, b: r._replace(buffers=b)), accumulated, {"output", "buffer"}, settings={"steps": 2}
-    ),
+    "state not carried on": Fault(returning(lambda r, p, b: r._replace(buffers=b)), accumulated, {"output", "buffer"}),
     "a written parameter lost": Fault(rules.without_written_parameters, filled_without_grad, {"parameter"}),
     "a write through a view lost": Fault(
         rules.without_write_back, lambda m, x: (lambda y: (y, y[1:].mul_(2))[0])(x * m.w), ALL

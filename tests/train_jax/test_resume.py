@@ -15,7 +15,7 @@ from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open
 
 SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", "8", "--log-every-steps", "1",
          "--checkpoint-every-steps", "2", "--global-batch-size", "8", "--model", "support.outside_models:CellNet",
-         "--arch.options", '{"hidden": 4}']  # fmt: skip
+         "--arch.options", '{"hidden": 4}', "--no-verify"]  # fmt: skip
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from train_jax.runtime.timeline import Timeline
 
 SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", "8", "--log-every-steps", "1",
          "--checkpoint-every-steps", "2", "--global-batch-size", "8", "--model", "support.outside_models:CellNet",
-         "--arch.options", '{"hidden": 4}', "--steps", "6"]  # fmt: skip
+         "--arch.options", '{"hidden": 4}', "--steps", "6", "--no-verify"]  # fmt: skip
 
 
 @pytest.fixture

@@ -19,14 +19,14 @@ from train_jax.runtime.timeline import process_start
 from train_jax.tasks.task import task_class
 
 
-def main(config: RunConfig) -> None:
+def main(config: RunConfig, *, verify: bool = True) -> None:
     with join_processes(config.platform, cpu_devices=config.virtual_devices):
         shared = path_of(config.run_dir).parent / "compiled" if place()[1] > 1 else None
         without_cache = use_compile_cache(config.compute.compile_cache, shared)
         if without_cache and is_main_process():
             print(f"trm: {without_cache}", file=sys.stderr)
         devices = Devices(runner=config.compute.runner)
-        figures = train(config, devices, since=process_start())
+        figures = train(config, devices, since=process_start(), verify=verify)
         if is_main_process():
             steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
             print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
@@ -51,16 +51,19 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
 
 def cli(argv: list[str]) -> None:
     name, config = parse_run(
-        [word for word in argv if word != "--dry-run"],
+        [word for word in argv if word not in ("--dry-run", "--no-verify")],
         prog="trm train",
         description=f"Train a model from a preset ({', '.join(all_presets())}) or an experiment (`trm sweep list`; "
         "`--preset NAME` applies its changes to another preset). Defaults below are those of the preset. `--dry-run` "
         "prints the differences from the baseline, steps and examples, and trains nothing. `--restarts N` starts the "
         "run again after a crash, up to N times. `--model NAME` selects "
-        "the --arch fields, `--task NAME` the fields of the task.",
+        "the --arch fields, `--task NAME` the fields of the task. `--no-verify` starts a module of your own without "
+        "comparing it with PyTorch.",
     )
     if "--dry-run" in argv:
         dry_run(name, config, option_value(argv, "--preset") or BASE_PRESET)
+    elif "--no-verify" in argv:
+        main(config, verify=False)
     else:
         main(config)
 

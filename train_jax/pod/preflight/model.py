@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-import bridge
-from bridge.arrays import tensor_of
-from bridge.pytrees import convert
-from train_jax.errors import UserError
 from train_jax.pod.compile import memory_of, train_step_arguments
 from train_jax.pod.preflight.row import Row, row
+from train_jax.run.comparison import TOLERANCE, compared
 from train_jax.run.config import RunConfig
-from train_jax.run.model import build_module, build_objective
 from train_jax.runtime.devices import Devices
 from train_jax.start import Training, assemble
 from train_jax.tasks.task import Task
 
-ROWS = 2
-"""Examples of the comparison with PyTorch."""
-TOLERANCE = 1e-3
-"""Or 8 times what PyTorch's own float32 differs from its float64."""
-JITTER = 0.02
-"""Noise on the parameters, so that those that start at zero are compared, too."""
 MEMORY_WARN = 0.9
 _MEMINFO = Path("/proc/meminfo")
 
@@ -40,32 +28,9 @@ def batch_row(training: Training) -> Row:
     return Row("configuration trains", "PASS", text, f"multiples of {devices.count} devices")
 
 
-# ---- beside PyTorch
-
-
-class _CalledError(Exception):
-    """The arguments with which a task calls the module."""
-
-    def __init__(self, args: tuple, kwargs: dict[str, Any]):
-        self.args_of_call, self.keywords = args, kwargs
-
-
 def check_model(config: RunConfig, task: Task) -> Row:
     """`bridge.verify` of the module's call in the first training step: outputs, gradients and buffers, in float32."""
-    wide = _in_dtype(config, "float32")
-    module = build_module(wide, task, ROWS).train()
-    args, keywords = _first_call(wide, task)
-    method = keywords.pop("method", "forward")
-    report = bridge.verify(
-        module,
-        *args,
-        method=method,
-        tolerance=TOLERANCE,
-        jitter=JITTER,
-        double=_in_float64(config, task, module),
-        input_gradients=False,
-        **keywords,
-    )
+    report = compared(config, task)
     beyond = report.count("beyond tolerance")
     worst = report.worst
     where = report.environment
@@ -79,45 +44,6 @@ def check_model(config: RunConfig, task: Task) -> Row:
         limit=f"{TOLERANCE:.0e}, or 8 x PyTorch's own rounding",
         remedy="do not train here: does it pass with --platform cpu? then the device computes wrongly",
     )
-
-
-def _in_dtype(config: RunConfig, dtype: str) -> RunConfig:
-    if not hasattr(config.arch, "forward_dtype"):
-        return config
-    return dataclasses.replace(config, arch=dataclasses.replace(config.arch, forward_dtype=dtype))  # pyright: ignore
-
-
-def _in_float64(config: RunConfig, task: Task, module: Any) -> Any:
-    """The same module in float64; None if it cannot be built so."""
-    try:
-        double = build_module(_in_dtype(config, "float64"), task, ROWS).double().train()
-        double.load_state_dict(module.state_dict())
-        return double
-    except Exception:  # of a module of the user
-        return None
-
-
-def _first_call(config: RunConfig, task: Task) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of the module's call in the first training step, as PyTorch's tensors."""
-    objective = build_objective(config, task, ROWS)
-    batch = jax.tree.map(lambda x: x[:ROWS], task.batch(0, (0, 1)))
-    carry = jax.jit(objective.initial_carry)(objective.params, objective.buffers, batch)
-
-    def call(*args: Any, **keywords: Any) -> Any:
-        raise _CalledError(args, keywords)
-
-    try:
-        task.loss(call, carry, batch)
-    except _CalledError as error:
-        return convert((error.args_of_call, error.keywords), _to_pytorch)
-    raise UserError(f"task {config.task} does not call the module in its loss")
-
-
-def _to_pytorch(value: Any) -> Any:
-    if not isinstance(value, jax.Array | np.ndarray):
-        return value
-    tensor = tensor_of(value)
-    return tensor.long() if np.issubdtype(value.dtype, np.integer) else tensor  # as indices and labels are in PyTorch
 
 
 # ---- memory

@@ -1,0 +1,32 @@
+"""A module of the user's is compared with PyTorch at the start of its first run."""
+
+import pytest
+
+from train_jax import loop
+from train_jax.__main__ import main
+
+SHORT = ["--wandb", "disabled", "--steps", "2", "--eval-every-steps", "0", "--eval-batch-size", "8",
+         "--checkpoint-every-steps", "1", "--log-every-steps", "1", "--global-batch-size", "8"]  # fmt: skip
+
+
+def train(model, data_dir, run_dir, *options):
+    where = ["--data-dir", str(data_dir), "--run-dir", str(run_dir), "--model", f"support.outside_models:{model}"]
+    return main(["train", "tiny", *where, "--arch.options", '{"hidden": 4}', *SHORT, *options])
+
+
+def test_a_first_run_is_compared_and_a_continued_one_is_not(tmp_path, data_dir, capsys, monkeypatch):
+    assert train("CellNet", data_dir, tmp_path) == 0
+    assert "support.outside_models:CellNet agrees with PyTorch over two calls, " in capsys.readouterr().out
+    monkeypatch.setattr(loop, "verified", lambda *_: pytest.fail("compared again"))
+    assert train("CellNet", data_dir, tmp_path, "--steps", "3") == 0
+    assert "continuing at step 2" in capsys.readouterr().out
+
+
+def test_a_module_that_differs_stops_the_run(tmp_path, data_dir, capsys, monkeypatch):
+    run = tmp_path / "run"
+    assert train("TwiceInJax", data_dir, run) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "TwiceInJax computes something else in JAX than in PyTorch, most " in error and "--no-verify" in error
+    assert not run.exists()
+    monkeypatch.setattr(loop, "verified", lambda *_: pytest.fail("compared"))
+    assert train("TwiceInJax", data_dir, run, "--no-verify") == 0
