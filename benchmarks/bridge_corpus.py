@@ -89,9 +89,11 @@ def serve(zoo: Path | None, texts: Path | None) -> None:
     out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)  # what a library prints goes elsewhere
     import jax
+    import torch
 
     from benchmarks.bridge_corpus_cases import all_cases
 
+    torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
     jax.config.update("jax_disable_most_optimizations", True)  # compiles in a part of the time
     cases = all_cases(zoo)
     for line in sys.stdin:
