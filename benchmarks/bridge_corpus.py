@@ -81,7 +81,8 @@ def outcome(case: Any, texts: Path | None = None) -> Record:
 
 def words(error: BaseException) -> str:
     text = " ".join(str(error).split()) or "no message"
-    return re.sub(r"0x[0-9a-f]+", "0x…", f"{type(error).__name__}: {text}")[:200]
+    text = re.sub(r"0x[0-9a-f]+", "0x…", f"{type(error).__name__}: {text}")
+    return re.sub(r"(/[^\s:]*)?/([^\s/:]+\.py):\d+", r"\2", text)[:200]  # another checkout, other lines
 
 
 def serve(zoo: Path | None, texts: Path | None) -> None:
