@@ -33,6 +33,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -100,19 +101,29 @@ def serve(zoo: Path | None, texts: Path | None) -> None:
     for line in sys.stdin:
         name = line.strip()
         file = texts / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}.mlir" if texts else None
+        child = (
+            os.fork() if zoo else 0
+        )  # a call that fails may leave libraries in another state; imports are not repeated
+        if child:
+            status = os.waitpid(child, 0)[1]
+            if status:
+                print(json.dumps({"status": "crash", "why": f"the process ended with {status}"}), file=out, flush=True)
+            continue
         try:
             found = outcome(cases[name](), file)
         except Exception as error:
             found = {"status": "unusable", "why": words(error)}
-        jax.clear_caches()
         print(json.dumps(found), file=out, flush=True)
+        if zoo:
+            os._exit(0)
+        jax.clear_caches()
 
 
 # ---- all cases
 
 
 class Worker:
-    """A process that runs one case after another; a new one replaces it after a crash, and for what it says."""
+    """A process that runs one case after another; a new one replaces it after a crash."""
 
     def __init__(self, options: argparse.Namespace):
         self.options, self.process = options, None
@@ -124,9 +135,8 @@ class Worker:
             for option in ("zoo", "texts"):
                 if getattr(self.options, option):
                     command += [f"--{option}", str(getattr(self.options, option).resolve())]
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            self.process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"{name}\n")
         self.process.stdin.flush()
@@ -137,13 +147,12 @@ class Worker:
         else:
             why = f"the process ended with {self.process.wait()}" if ready else f"more than {self.options.limit} s"
             found = {"status": "crash" if ready else "slow", "why": why}
-        if not line or (found["status"] != "right" and self.options.zoo):
-            self.close()  # a call that failed may have left its process in another state
+            self.close()
         return found | {"seconds": round(time.monotonic() - begun, 2)}
 
     def close(self) -> None:
         if self.process is not None:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)  # with its fork
             self.process.communicate()
             self.process = None
 
