@@ -28,6 +28,7 @@ Only `--no-deps` keeps PyTorch as it is. If torchvision's operators do not fit, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -101,9 +102,7 @@ def serve(zoo: Path | None, texts: Path | None) -> None:
     for line in sys.stdin:
         name = line.strip()
         file = texts / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}.mlir" if texts else None
-        child = (
-            os.fork() if zoo else 0
-        )  # a call that fails may leave libraries in another state; imports are not repeated
+        child = os.fork() if zoo else 0  # a call that fails may leave the state of a library changed
         if child:
             status = os.waitpid(child, 0)[1]
             if status:
@@ -152,7 +151,8 @@ class Worker:
 
     def close(self) -> None:
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)  # with its fork
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # with its fork
             self.process.communicate()
             self.process = None
 
