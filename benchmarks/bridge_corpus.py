@@ -56,13 +56,14 @@ def outcome(case: Any, texts: Path | None = None) -> Record:
     """Runs a case in this process."""
     import bridge
     from benchmarks import bridge_corpus_sides as sides
+    from benchmarks.bridge_corpus_numbers import summary
 
     if not isinstance(case, sides.Case):
         text, leaves = case.run()
         if texts:
             texts.write_text(text)
         program = hashlib.sha256(text.encode()).hexdigest()
-        return {"status": "right", "why": "", "program": program, "numbers": sides.summary([leaves])}
+        return {"status": "right", "why": "", "program": program, "numbers": summary([leaves])}
     try:
         reference = sides.in_pytorch(case)
     except Exception as error:
@@ -77,8 +78,8 @@ def outcome(case: Any, texts: Path | None = None) -> Record:
         texts.write_text("\n".join(translated.texts))
     error, share, leaf = sides.worst(case, reference, translated)
     status = "right" if share <= 1 else "wrong"
-    found = {"status": status, "why": leaf if share > 1 else "", "error": float(f"{error:.3g}"), "share": share}
-    return found | {"program": translated.program, "numbers": sides.summary(translated.leaves)}
+    entry = {"status": status, "why": leaf if share > 1 else "", "error": float(f"{error:.3g}"), "share": share}
+    return entry | {"program": translated.program, "numbers": summary(translated.leaves)}
 
 
 def words(error: BaseException) -> str:
@@ -109,10 +110,10 @@ def serve(zoo: Path | None, texts: Path | None) -> None:
                 print(json.dumps({"status": "crash", "why": f"the process ended with {status}"}), file=out, flush=True)
             continue
         try:
-            found = outcome(cases[name](), file)
+            entry = outcome(cases[name](), file)
         except Exception as error:
-            found = {"status": "unusable", "why": words(error)}
-        print(json.dumps(found), file=out, flush=True)
+            entry = {"status": "unusable", "why": words(error)}
+        print(json.dumps(entry), file=out, flush=True)
         if zoo:
             os._exit(0)
         jax.clear_caches()
@@ -142,12 +143,12 @@ class Worker:
         ready, _, _ = select.select([self.process.stdout], [], [], self.options.limit)
         line = self.process.stdout.readline() if ready else ""
         if line:
-            found = json.loads(line)
+            entry = json.loads(line)
         else:
             why = f"the process ended with {self.process.wait()}" if ready else f"more than {self.options.limit} s"
-            found = {"status": "crash" if ready else "slow", "why": why}
+            entry = {"status": "crash" if ready else "slow", "why": why}
             self.close()
-        return found | {"seconds": round(time.monotonic() - begun, 2)}
+        return entry | {"seconds": round(time.monotonic() - begun, 2)}
 
     def close(self) -> None:
         if self.process is not None:
@@ -175,10 +176,10 @@ def record(options: argparse.Namespace) -> dict[str, Record]:
                 name = next((n for n in names if not needs_no_help(n, results)), None)
             if name is None:
                 return worker.close()
-            found = worker.run(name)
+            entry = worker.run(name)
             with lock:
-                results[name] = found
-                print(f"{found['status']:8} {name} {found['why']}", flush=True)
+                results[name] = entry
+                print(f"{entry['status']:8} {name} {entry['why']}", flush=True)
                 if options.output:
                     write(options.output, results)
 
@@ -204,7 +205,7 @@ def write(path: Path, results: dict[str, Record]) -> None:
 
 
 def counts(results: dict[str, Record]) -> str:
-    number = Counter(found["status"] for found in results.values())
+    number = Counter(entry["status"] for entry in results.values())
     return f"{len(results)} cases: " + ", ".join(f"{number[kind]} {kind}" for kind in KINDS if number[kind])
 
 

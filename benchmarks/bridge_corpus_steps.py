@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.bridge_corpus_sides import flat, numbers
+from benchmarks.bridge_corpus_numbers import flat, numbers
 from benchmarks.example_puzzles import ExamplePuzzles
 from train_jax.pod.compile import train_step_arguments
 from train_jax.run.config import RunConfig

@@ -82,7 +82,7 @@ class Observer:
 
 
 def tested(tree: Path, package: str, arguments: list[str], records: bool, output: Path) -> None:
-    """Runs pytest in this process, a fork, and writes what it found."""
+    """Runs pytest in this process, a fork, and writes the outcome."""
     import pytest
 
     os.chdir(tree)
@@ -216,11 +216,11 @@ def campaign(options: argparse.Namespace, root: Path) -> None:
     done = {line["name"] for line in read(results)}
     mutants = drawn(root, options.package, options.count, options.seed)
 
-    def say(mutant: Mutant, verdict: str, found: dict) -> None:
-        line = {"name": mutant.name, "verdict": verdict, "before": mutant.before, "after": mutant.after} | found
+    def say(mutant: Mutant, verdict: str, facts: dict) -> None:
+        line = {"name": mutant.name, "verdict": verdict, "before": mutant.before, "after": mutant.after} | facts
         with results.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        print(f"{verdict:9} {mutant.name} {found.get('cpu', 0)} s {found.get('failed', '')}", flush=True)
+        print(f"{verdict:9} {mutant.name} {facts.get('cpu', 0)} s {facts.get('failed', '')}", flush=True)
 
     def task(mutant: Mutant, names: list[str]) -> Task:
         def prepare(tree: Path) -> None:
