@@ -29,7 +29,7 @@ DATA = {
     "tiny": ["sudoku", "--size", "4", "--num-train", "200", "--num-test", "40"],
     "sudoku6": ["sudoku", "--size", "6", "--num-test", "40"],
     "sudoku9": ["sudoku", "--size", "9", "--num-test", "40"],
-    "maze": ["maze", "--size", "6", "--kind", "perfect", "--num-train", "100", "--num-test", "20"],
+    "maze": ["maze", "--size", "9", "--kind", "perfect", "--min-path", "12", "--num-train", "100", "--num-test", "20"],
     "arc": ["arc", "--source", "{sources}/arc", "--num-aug", "3"],
     "text": ["text", "--source", "{sources}/text", "--vocab-size", "280", "--test-share", "0.2"],
 }
@@ -84,9 +84,9 @@ def write_sources(folder: Path) -> None:
         (folder / "text" / f"{number}.txt").write_text(f"{number} + {number} = {2 * number}\n" * 20)
 
 
-def record(checkout: Path, only: str) -> dict[str, dict[str, str]]:
-    """Trains all cases; returns case -> tensor -> hash."""
-    hashes = {}
+def record(checkout: Path, only: str, output: Path) -> None:
+    """Trains all cases; writes case -> tensor -> hash after each."""
+    hashes: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         write_sources(Path(scratch, "sources"))
         built = set()
@@ -106,8 +106,8 @@ def record(checkout: Path, only: str) -> dict[str, dict[str, str]]:
                 hashes[case] = {
                     tensor: hashlib.sha256(array.tobytes()).hexdigest() for tensor, array in load_file(weights).items()
                 }
+                output.write_text(json.dumps(hashes, indent=1))
                 print(f"{case}: {len(hashes[case])} tensors", flush=True)
-    return hashes
 
 
 def trm(checkout: Path, arguments: list[str], devices: int = 1) -> None:
@@ -145,7 +145,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "compare":
         sys.exit(bool(compare(*(json.loads(path.read_text()) for path in (arguments.before, arguments.after)))))
-    arguments.output.write_text(json.dumps(record(arguments.checkout.resolve(), arguments.only), indent=1))
+    record(arguments.checkout.resolve(), arguments.only, arguments.output)
 
 
 if __name__ == "__main__":
