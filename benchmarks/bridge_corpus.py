@@ -28,11 +28,13 @@ Only `--no-deps` keeps PyTorch as it is. If torchvision's operators do not fit, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -54,13 +56,14 @@ def outcome(case: Any, texts: Path | None = None) -> Record:
     """Runs a case in this process."""
     import bridge
     from benchmarks import bridge_corpus_sides as sides
+    from benchmarks.bridge_corpus_numbers import summary
 
     if not isinstance(case, sides.Case):
         text, leaves = case.run()
         if texts:
             texts.write_text(text)
         program = hashlib.sha256(text.encode()).hexdigest()
-        return {"status": "right", "why": "", "program": program, "numbers": sides.summary([leaves])}
+        return {"status": "right", "why": "", "program": program, "numbers": summary([leaves])}
     try:
         reference = sides.in_pytorch(case)
     except Exception as error:
@@ -75,13 +78,14 @@ def outcome(case: Any, texts: Path | None = None) -> Record:
         texts.write_text("\n".join(translated.texts))
     error, share, leaf = sides.worst(case, reference, translated)
     status = "right" if share <= 1 else "wrong"
-    found = {"status": status, "why": leaf if share > 1 else "", "error": float(f"{error:.3g}"), "share": share}
-    return found | {"program": translated.program, "numbers": sides.summary(translated.leaves)}
+    entry = {"status": status, "why": leaf if share > 1 else "", "error": float(f"{error:.3g}"), "share": share}
+    return entry | {"program": translated.program, "numbers": summary(translated.leaves)}
 
 
 def words(error: BaseException) -> str:
     text = " ".join(str(error).split()) or "no message"
-    return re.sub(r"0x[0-9a-f]+", "0x…", f"{type(error).__name__}: {text}")[:200]
+    text = re.sub(r"0x[0-9a-f]+", "0x…", f"{type(error).__name__}: {text}")
+    return re.sub(r"(/[^\s:]*)?/([^\s/:]+\.py):\d+", r"\2", text)[:200]  # another checkout, other lines
 
 
 def serve(zoo: Path | None, texts: Path | None) -> None:
@@ -89,27 +93,37 @@ def serve(zoo: Path | None, texts: Path | None) -> None:
     out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)  # what a library prints goes elsewhere
     import jax
+    import torch
 
     from benchmarks.bridge_corpus_cases import all_cases
 
+    torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
     jax.config.update("jax_disable_most_optimizations", True)  # compiles in a part of the time
     cases = all_cases(zoo)
     for line in sys.stdin:
         name = line.strip()
         file = texts / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}.mlir" if texts else None
+        child = os.fork() if zoo else 0  # a call that fails may leave the state of a library changed
+        if child:
+            status = os.waitpid(child, 0)[1]
+            if status:
+                print(json.dumps({"status": "crash", "why": f"the process ended with {status}"}), file=out, flush=True)
+            continue
         try:
-            found = outcome(cases[name](), file)
+            entry = outcome(cases[name](), file)
         except Exception as error:
-            found = {"status": "unusable", "why": words(error)}
+            entry = {"status": "unusable", "why": words(error)}
+        print(json.dumps(entry), file=out, flush=True)
+        if zoo:
+            os._exit(0)
         jax.clear_caches()
-        print(json.dumps(found), file=out, flush=True)
 
 
 # ---- all cases
 
 
 class Worker:
-    """A process that runs one case after another; a new one replaces it after a crash, and for what it says."""
+    """A process that runs one case after another; a new one replaces it after a crash."""
 
     def __init__(self, options: argparse.Namespace):
         self.options, self.process = options, None
@@ -121,26 +135,25 @@ class Worker:
             for option in ("zoo", "texts"):
                 if getattr(self.options, option):
                     command += [f"--{option}", str(getattr(self.options, option).resolve())]
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            self.process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"{name}\n")
         self.process.stdin.flush()
         ready, _, _ = select.select([self.process.stdout], [], [], self.options.limit)
         line = self.process.stdout.readline() if ready else ""
         if line:
-            found = json.loads(line)
+            entry = json.loads(line)
         else:
             why = f"the process ended with {self.process.wait()}" if ready else f"more than {self.options.limit} s"
-            found = {"status": "crash" if ready else "slow", "why": why}
-        if not line or (found["status"] != "right" and self.options.zoo):
-            self.close()  # a call that failed may have left its process in another state
-        return found | {"seconds": round(time.monotonic() - begun, 2)}
+            entry = {"status": "crash" if ready else "slow", "why": why}
+            self.close()
+        return entry | {"seconds": round(time.monotonic() - begun, 2)}
 
     def close(self) -> None:
         if self.process is not None:
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # with its fork
             self.process.communicate()
             self.process = None
 
@@ -163,10 +176,10 @@ def record(options: argparse.Namespace) -> dict[str, Record]:
                 name = next((n for n in names if not needs_no_help(n, results)), None)
             if name is None:
                 return worker.close()
-            found = worker.run(name)
+            entry = worker.run(name)
             with lock:
-                results[name] = found
-                print(f"{found['status']:8} {name} {found['why']}", flush=True)
+                results[name] = entry
+                print(f"{entry['status']:8} {name} {entry['why']}", flush=True)
                 if options.output:
                     write(options.output, results)
 
@@ -192,7 +205,7 @@ def write(path: Path, results: dict[str, Record]) -> None:
 
 
 def counts(results: dict[str, Record]) -> str:
-    number = Counter(found["status"] for found in results.values())
+    number = Counter(entry["status"] for entry in results.values())
     return f"{len(results)} cases: " + ", ".join(f"{number[kind]} {kind}" for kind in KINDS if number[kind])
 
 

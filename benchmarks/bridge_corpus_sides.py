@@ -6,10 +6,9 @@ written parameters go from one to the next. PyTorch's random draws are recorded 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bridge
+from benchmarks.bridge_corpus_numbers import Leaves, errors, flat, mapped, numbers, projection
 
 CALLS = 3
 TOLERANCE = 1e-4
@@ -28,8 +28,6 @@ DOUBLE = 8
 """A leaf may also differ by this many times what PyTorch's float32 differs from its float64."""
 
 Inputs = tuple[tuple, dict[str, Any]]
-Leaves = dict[str, np.ndarray]
-"""Maps "kind path" to numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,77 +51,6 @@ class Case:
     tolerance: float = TOLERANCE
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of `bridge.export`."""
-
-
-# ---- trees: none of the bridge's own functions, so that a fault in them is seen
-
-
-def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Returns the containers of inputs with other tensors."""
-    if torch.is_tensor(tree) or isinstance(tree, (jax.Array, np.ndarray)):
-        return leaf(tree)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        new = copy.copy(tree)
-        for field in dataclasses.fields(tree):
-            object.__setattr__(new, field.name, mapped(getattr(tree, field.name), leaf))
-        return new
-    if isinstance(tree, dict):
-        new = copy.copy(tree)
-        for key, value in tree.items():
-            dict.__setitem__(new, key, mapped(value, leaf))
-        return new
-    if isinstance(tree, (list, tuple)):
-        items = [mapped(value, leaf) for value in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return tree
-
-
-def flat(tree: Any, path: str = "", seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """Yields the tensors, arrays and numbers of a tree with their paths, those in attributes of objects too."""
-    if torch.is_tensor(tree) or isinstance(tree, (jax.Array, np.ndarray, bool, int, float, complex)):
-        yield path, tree
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from flat(value, f"{path}/{key}", seen)
-    elif isinstance(tree, (list, tuple)):
-        names = getattr(tree, "_fields", range(len(tree)))
-        for name, value in zip(names, tree, strict=True):
-            yield from flat(value, f"{path}/{name}", seen)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for field in dataclasses.fields(tree):
-            yield from flat(getattr(tree, field.name), f"{path}/{field.name}", seen)
-    elif hasattr(tree, "__dict__") and id(tree) not in seen and not isinstance(tree, nn.Module) and not callable(tree):
-        yield from flat(vars(tree), path, seen | {id(tree)})
-
-
-def weights(number: int, shape: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng([7, number]).standard_normal((*shape, 2)).astype(np.float32)
-
-
-def projection(outputs: Any, convert: Callable[[np.ndarray], Any]) -> Any:
-    """Returns the sum of all floating-point outputs, each entry times a fixed random weight."""
-    total: Any = 0.0
-    for number, (_, leaf) in enumerate(flat(outputs)):
-        name = str(getattr(leaf, "dtype", ""))
-        if "float" not in name and "complex" not in name:
-            continue
-        if torch.is_tensor(leaf) and not leaf.requires_grad:
-            continue
-        weight = convert(weights(number, tuple(leaf.shape)))
-        if "complex" in name:
-            total = total + (leaf.real * weight[..., 0]).sum() + (leaf.imag * weight[..., 1]).sum()
-        else:
-            total = total + (leaf * weight[..., 0]).sum()
-    return total
-
-
-def numbers(value: Any) -> np.ndarray:
-    if torch.is_tensor(value):
-        value = value.detach().resolve_conj().resolve_neg()
-        value = value.to_dense() if value.layout is not torch.strided else value
-        return value.float().numpy() if value.dtype in (torch.bfloat16, torch.float16) else value.numpy()
-    array = np.asarray(value)
-    return array.astype(np.float32) if array.dtype.name in ("bfloat16", "float16") else array
 
 
 # ---- PyTorch
@@ -343,59 +270,20 @@ def worst(case: Case, reference: Reference, translated: Translated) -> tuple[flo
 
     PyTorch runs in float64 only if a leaf differs by more than the tolerance.
     """
-    measured = [_errors(ours, theirs) for ours, theirs in zip(reference.leaves, translated.leaves, strict=True)]
+    measured = [errors(ours, theirs) for ours, theirs in zip(reference.leaves, translated.leaves, strict=True)]
     allowed: list[dict[str, float]] = [{} for _ in measured]
     if any(error > case.tolerance for each in measured for error in each.values()):
         try:
             exact = in_pytorch(case, reference.draws)
         except Exception:  # a module that does not run in float64 has the tolerance alone
             exact = reference
-        allowed = [_errors(ours, wide) for ours, wide in zip(reference.leaves, exact.leaves, strict=True)]
+        allowed = [errors(ours, wide) for ours, wide in zip(reference.leaves, exact.leaves, strict=True)]
     largest, share, leaf = 0.0, 0.0, ""
-    for call, errors in enumerate(measured):
-        for name, error in errors.items():
+    for call, each in enumerate(measured):
+        for name, error in each.items():
             limit = max(case.tolerance, DOUBLE * allowed[call].get(name, 0.0))
             part = 0.0 if not error else error / limit if np.isfinite(error) else float("inf")
             largest = max(largest, error)
             if part > share:
                 share, leaf = part, f"call {call}: {name}"
     return largest, share, leaf
-
-
-def _errors(ours: Leaves, theirs: Leaves) -> dict[str, float]:
-    gradients = [_magnitude(a) for name, a in ours.items() if "gradient" in name]
-    largest = max(gradients, default=0.0)
-    errors = {}
-    for name in ours.keys() | theirs.keys():
-        if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape:
-            errors[name] = float("inf")
-            continue
-        a, b = (_wide(leaves[name]) for leaves in (ours, theirs))
-        floor = max(1e-3 * largest if "gradient" in name else 1e-3, 1e-30)
-        scale = 1.0 if ours[name].dtype.kind in "biu" else max(_magnitude(a), floor)
-        with np.errstate(invalid="ignore"):
-            gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-        errors[name] = float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0)) / scale
-    return errors
-
-
-def _wide(a: np.ndarray) -> np.ndarray:
-    return a if a.dtype.kind == "c" else a.astype(np.float64)
-
-
-def _magnitude(a: np.ndarray) -> float:
-    size = np.abs(_wide(a))
-    return float(size.max(initial=0.0, where=np.isfinite(size)))
-
-
-def summary(calls: list[Leaves]) -> dict[str, Any]:
-    """Returns the SHA-256 of all numbers, and two numbers of each leaf, with six digits: norm and a projection."""
-    digest, summaries = hashlib.sha256(), {}
-    for call, leaves in enumerate(calls):
-        for name, array in sorted(leaves.items()):
-            digest.update(f"{call} {name} {array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-            wide = np.nan_to_num(np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)).ravel()
-            signs = np.random.default_rng(5).choice([-1.0, 1.0], wide.size)
-            summaries[f"{call} {name}"] = [float(f"{v:.6g}") for v in (np.linalg.norm(wide), float(wide @ signs))]
-    return {"sha256": digest.hexdigest(), "leaves": summaries}

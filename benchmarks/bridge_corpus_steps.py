@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.bridge_corpus_sides import flat, numbers
+from benchmarks.bridge_corpus_numbers import flat, numbers
 from benchmarks.example_puzzles import ExamplePuzzles
 from train_jax.pod.compile import train_step_arguments
 from train_jax.run.config import RunConfig
@@ -34,7 +34,7 @@ class Step:
         step, batch, state = training.parallel_step(), training.batches.at(0), training.initial_state()
         carry = devices.shard(training.initial_carry(state, batch))
         text = jax.jit(lambda *args: step(*args)).lower(*train_step_arguments(training)).as_text()
-        state, _, metrics = step(devices.replicate(state), carry, batch, devices.random_key(0))
+        state, _, metrics = step(training.placement.place(state), carry, batch, devices.random_key(0))
         named = {f"state {path}": a for path, a in flat(state)} | {f"metric {path}": a for path, a in flat(metrics)}
         return text, {name: numbers(leaf) for name, leaf in named.items()}
 
