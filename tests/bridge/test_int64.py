@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import bridge
+from bridge import computation
+from bridge.symbolic.int64 import follow
+from bridge.symbolic.ranges import range_of
 
 IDS = torch.tensor([[3, 1, 2], [0, 3, 7]])
 
@@ -97,7 +100,7 @@ def places_in_experts(m, ids):
 
 WARNED = {
     "positions from a mask": lambda m, ids: [(x.cumsum(1) - 1) * x for x in (ids, ids + 1)],
-    "rows and columns": lambda m, ids: F.embedding(ids * 10 + ids, m.table),
+    "rows and columns of inputs": lambda m, ids: F.embedding(ids * 10 + ids, m.table),
     "hash by exclusive or": lambda m, ids: F.embedding(((ids * 31) ^ (ids >> 3)) % 97, m.table),
     "product of unknown numbers": lambda m, ids: ids * ids,
     "product in place": lambda m, ids: ids.clone().mul_(31),
@@ -169,6 +172,22 @@ def test_what_cannot_leave_them_is_let_through(name):
         warnings.simplefilter("error", bridge.BridgeWarning)
         report = bridge.verify(Applied(LET_THROUGH[name]), IDS)
     assert report.ok, f"\n{report}"
+
+
+@pytest.mark.parametrize("name", [*LET_THROUGH, *WARNED])
+def test_no_value_is_outside_its_interval(name, monkeypatch):
+    """A branch, or the size of a result, may be decided by one."""
+
+    def follow_and_check(context, func, args, kwargs, results):
+        follow(context, func, args, kwargs, results)
+        for result in results:
+            low, high = range_of(result)[:2]
+            assert not (result.value < low).any() and not (result.value > high).any(), func
+
+    monkeypatch.setattr(computation, "follow", follow_and_check)
+    fn = bridge.export(Applied((LET_THROUGH | WARNED)[name]), int64="wrap")
+    for ids in (IDS, IDS * 0, IDS - 5, IDS * 1000):
+        fn(fn.params, fn.buffers, jnp.asarray(ids.numpy()))
 
 
 def test_the_caller_may_choose_to_wrap_and_verify_sees_that_it_does():
