@@ -162,11 +162,11 @@ def export(
     name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
     that shall not use the bridge's own lowering; `lowerings` has functions of arrays that take its place, such as
     `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `functions` has replacements as for
-    `bridge.register_function`, for the calls of this module only. `int64`: while JAX has 32-bit integers only, a
-    call that may make ones outside them is refused ("refuse"), or they wrap ("wrap"); "exact" insists on JAX's 64-bit
-    types. `name_scopes`: each call of a submodule runs under a `jax.named_scope` such as `layers.0[Block]`, which
-    profiles and compiled programs show. Raises `BridgeError` for a name or expression that matches nothing, and for
-    state that 32 bits do not hold.
+    `bridge.register_function`, for the calls of this module only. `int64`: while JAX has 32-bit integers only, a call
+    that is known to make ones outside them is refused and products of unknown ones warn ("refuse"), or integers wrap
+    ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: each call of a submodule runs under a
+    `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show. Raises `BridgeError` for a
+    name or expression that matches nothing, and for state that 32 bits do not hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
     lowerings = dict(lowerings or {})

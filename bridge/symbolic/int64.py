@@ -138,23 +138,24 @@ def _says_something(name: str, args: tuple, results: Sequence[Any]) -> bool:
 def _stored(context: Context, call: Call, dtype: torch.dtype, known: Interval) -> Interval | None:
     """Returns the interval of integers of a type, None if they may be any of them."""
     if any(isinstance(end, float) and math.isfinite(end) for end in known[:2]):  # of floats, among which nan becomes 0
-        known = Interval(min(_whole(known.low), 0), max(_whole(known.high), 0))
+        if dtype == torch.bool:
+            return None
+        low, high = (end if math.isinf(end) else math.trunc(end) for end in known[:2])
+        known = Interval(min(low, 0), max(high, 0))
     if dtype != torch.int64:
         least, most = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         return known if least <= known.low and known.high <= most else None
-    if _fits(known):
-        if call.factor is None or is_finite(known) or not context.checks_int64:
-            return known
-        factor = call.factor or 1
-        if factor < _OF_HASHES:
-            context.warn(
-                f"`{call.func.name()}` multiplies 64-bit integers of which nothing is known, in 32 bits",
-                f"limit them before, as in x.clamp(0, n) or x % n; {REMEDY}",
-            )
-        else:
-            _refuse(context, call.func, Interval(-factor * 128, factor * 128))
+    if call.factor is None or is_finite(known):
+        if context.checks_int64 and not _fits(known):
+            _refuse(context, call.func, known)
+        return known if _fits(known) else None
+    if context.checks_int64 and call.factor >= _OF_HASHES:
+        _refuse(context, call.func, Interval(-call.factor * 128, call.factor * 128))
     elif context.checks_int64:
-        _refuse(context, call.func, known)
+        context.warn(
+            f"`{call.func.name()}` multiplies 64-bit integers of which nothing is known, in 32 bits",
+            f"limit them before, as in x.clamp(0, n) or x % n; {REMEDY}",
+        )
     return None
 
 
@@ -181,10 +182,6 @@ def _fits(known: Interval) -> bool:
     """True if no finite end is beyond the integers that JAX has."""
     limit = _limit()
     return all(math.isinf(end) or -limit <= end < limit for end in known[:2])
-
-
-def _whole(end: float) -> float:
-    return end if math.isinf(end) else math.trunc(end)
 
 
 def _said(known: Interval) -> str:

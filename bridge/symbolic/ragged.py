@@ -30,7 +30,7 @@ _ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, 
 """Operations beside those that PyTorch calls pointwise."""
 _SUMS = (torch.sum, torch.Tensor.sum)
 _MEANS = (torch.mean, torch.Tensor.mean)
-_SHAPE_REMEDY = "choose with torch.where, or keep the shape"
+_SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _LENGTH_REMEDY = (
     "give F.scaled_dot_product_attention both keys and values of this length, or mask the whole buffer with "

@@ -120,7 +120,7 @@ class Call:
         return self.kwargs.get(name, default)
 
     def range(self, index: int) -> Interval:
-        return range_of(self.args[index])
+        return range_of(self.args[index]) if index < len(self.args) else UNKNOWN
 
     def size(self) -> Interval:
         """Returns the number of elements along `dim`, or of all if the call names none."""
@@ -128,7 +128,9 @@ class Call:
         count = x.shape[dim] if isinstance(dim, int) and x.dim() else x.numel()
         return Interval(count, count)
 
-    def product(self, a: Interval, b: Interval) -> Interval:
+    def product(self, b: Interval | None = None) -> Interval:
+        """Returns the interval of the first argument times the second one, or times `b`."""
+        a, b = self.range(0), b or self.range(1)
         result = times(a, b)
         if not is_finite(result) and not any(r.low >= -1 and r.high <= 1 for r in (a, b)):
             finite = [abs(end) for r in (a, b) for end in r[:2] if not math.isinf(end)]
@@ -146,128 +148,53 @@ class Call:
         return Interval(0 if base.low >= 0 else -top, max(top, 1))
 
 
-Rule = Callable[[Call], "Interval | tuple[Interval, ...]"]
-RULES: dict[str, Rule] = {}
-"""Name of the ATen operation without underscores around it -> interval of its result, or of each."""
-_FIXED: dict[str, Interval] = {
-    **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], Interval(0, 0)),
-    **dict.fromkeys(["ones", "ones_like", "new_ones"], Interval(1, 1)),
-    **dict.fromkeys(["sigmoid", "eye"], Interval(0, 1)),
-    **dict.fromkeys(["sign", "sgn"], Interval(-1, 1)),
-}
-_LIMITS = {
-    **dict.fromkeys(["clamp", "clip", "clamp_min", "clamp_max"], ("min", "max")),
-    "hardtanh": ("min_val", "max_val"),
-}
-LIMITING = {*_LIMITS, "sigmoid"}
-"""Operations that limit floats whatever is known of these."""
-_COPIES = (
-    "clone to_copy contiguous alias lift_fresh lift_fresh_copy index index_select gather take embedding flip roll "
-    "repeat amax amin repeat_interleave unfold unsafe_view unsafe_index constant_pad_nd tril triu"
-)
-OF_FLOATS = {
-    *_COPIES.split(),
-    *LIMITING,
-    *["copy", "round", "floor", "ceil", "trunc", "add", "sub", "mul", "div", "neg", "abs", "where", "cat", "stack"],
-}
-"""Operations that are followed for floats, because these become indices: `x.round().clamp(0, 255).long()`."""
+def _with_zero(r: Interval) -> Interval:
+    return Interval(min(r.low, 0), max(r.high, 0))
 
 
-@functools.cache
-def rule_of(func: Any) -> tuple[str, Rule] | None:
-    """Returns the name of an operation and its rule; None if any number may come out of it."""
-    name = schema_name(func).removeprefix("aten::").strip("_")
-    return (name, RULES[name]) if name in RULES else None
-
-
-def rule(names: str) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names.split(), function))
-        return function
-
-    return register
-
-
-RULES |= {name: lambda call, interval=interval: interval for name, interval in _FIXED.items()}
-RULES |= {
-    **dict.fromkeys(["round", "floor", "ceil", "trunc"], lambda c: c.range(0)),
-    "copy": lambda c: c.range(1),
-    "where": lambda c: union(c.range(1), c.range(2)),
-    "neg": lambda c: times(c.range(0), range_of(-1)),
-    "mul": lambda c: c.product(c.range(0), c.range(1)),
-    "square": lambda c: c.product(c.range(0), c.range(0)),
-    "pow": lambda c: c.power(c.range(0), c.range(1)),
-    "sum": lambda c: times(c.range(0), range_of(c.args[0].numel() // max(1, c.out.numel()))),
-    "cumsum": lambda c: union(c.range(0), times(c.range(0), c.size())),
-    "count_nonzero": lambda c: Interval(0, c.args[0].numel()),
-}
-
-
-@rule(_COPIES)
-def _copied(call: Call) -> Interval:
-    known = call.range(0)
-    is_padded = call.name in ("constant_pad_nd", "tril", "triu")
-    return union(known, range_of(call.named("value", 0))) if is_padded else known
-
-
-@rule("cat stack")
-def _joined(call: Call) -> Interval:
-    return union(*map(range_of, call.args[0]))
-
-
-@rule("topk sort kthvalue mode cummax cummin argmax argmin argsort")
-def _picked(call: Call) -> tuple[Interval, ...]:
-    """Elements of the input, and their places."""
+def _picked(call: Call) -> Interval | tuple[Interval, ...]:
+    """Returns the intervals of elements of the input and of their places; `max(a, b)` is `maximum(a, b)`."""
+    if call.name in ("max", "min") and isinstance(call.named("other"), torch.Tensor):
+        return _larger(call)
     x, is_place = call.args[0], call.name.startswith("arg")
     dim = call.named("dim", None if is_place else -1)
     places = Interval(0, max((x.shape[dim] if isinstance(dim, int) and x.dim() else x.numel()) - 1, 0))
-    return (places,) if is_place else (Interval(*call.range(0)[:2]), places)
+    return (places,) if is_place else (union(call.range(0)), places)
 
 
-_FILLED_BY = {"masked_fill": 2, "masked_scatter": 2, "index_put": 2, "scatter": 3, "index_fill": 3, "slice_scatter": 1}
+def _larger(call: Call) -> Interval:
+    a, b, choose = call.range(0), call.range(1), min if call.name.startswith("min") else max
+    return Interval(choose(a.low, b.low), choose(a.high, b.high))
+
+
+_FILLED_BY = {"masked_fill": 2, "index_put": 2, "scatter": 3, "index_fill": 3}
 """Which argument holds what is put into a copy of the first one."""
 
 
-@rule(" ".join(_FILLED_BY))
 def _filled(call: Call) -> Interval:
     if call.named("accumulate") or call.named("reduce"):
         return UNKNOWN
     return union(call.range(0), call.range(_FILLED_BY[call.name]))
 
 
-@rule("index_add scatter_add")
 def _added_into(call: Call) -> Interval:
     """As many terms for one place as the index has along the dimension; that of `index_add` has only one."""
     index = call.args[2]
     count = index.numel() if index.dim() < 2 else index.shape[call.args[1]]
     terms = times(times(call.range(3), range_of(call.named("alpha", 1))), range_of(count))
-    return _plus(call.range(0), union(Interval(0, 0), terms))
+    return _plus(call.range(0), _with_zero(terms))
 
 
-@rule("fill full full_like new_full scalar_tensor")
-def _full(call: Call) -> Interval:
-    return range_of(next((v for n in ("fill_value", "value", "s") if (v := call.named(n)) is not None), None))
+_LIMITS = {
+    **dict.fromkeys(["clamp", "clamp_min", "clamp_max"], ("min", "max")),
+    "hardtanh": ("min_val", "max_val"),
+}
 
 
-@rule("arange")
-def _arange(call: Call) -> Interval:
-    return union(*map(range_of, (call.named("start", 0), call.named("end"))))
-
-
-@rule("max min minimum maximum")
-def _larger(call: Call) -> Interval | tuple[Interval, ...]:
-    if not isinstance(call.named("other"), BridgeTensor):
-        return _picked(call)
-    (a, b, *_), (c, d, *_) = call.range(0), call.range(1)
-    choose = min if "min" in call.name else max
-    return Interval(choose(a, c), choose(b, d))
-
-
-@rule(" ".join(_LIMITS))
 def _clamped(call: Call) -> Interval:
-    known, names = call.range(0), _LIMITS[call.name]
+    known = call.range(0)
     of_hardtanh = (-1, 1) if call.name == "hardtanh" else (None, None)
-    least, most = map(call.named, names, of_hardtanh)
+    least, most = map(call.named, _LIMITS[call.name], of_hardtanh)
     low, high = known[:2]
     if least is not None:
         low, high = max(low, range_of(least).low), max(high, range_of(least).high)
@@ -280,50 +207,20 @@ def _clamped(call: Call) -> Interval:
     return Interval(low, high, same)
 
 
-@rule("add sub rsub")
 def _sum(call: Call) -> Interval:
     a, b = (call.range(1), call.range(0)) if call.name == "rsub" else (call.range(0), call.range(1))
     scale = call.named("alpha", 1) * (1 if call.name == "add" else -1)
     return _plus(a, b if isinstance(scale, int) and scale == 1 else times(b, range_of(scale)))
 
 
-@rule("abs")
-def _absolute(call: Call) -> Interval:
-    low, high = call.range(0)[:2]
-    return Interval(max(0, low, -high), max(abs(low), abs(high)))
-
-
-@rule("mm bmm mv dot matmul")
-def _contracted(call: Call) -> Interval:
-    return times(call.product(call.range(0), call.range(1)), range_of(call.args[0].shape[-1]))
-
-
-@rule("lshift bitwise_left_shift")
-def _shifted_left(call: Call) -> Interval:
-    return call.product(call.range(0), call.power(range_of(2), call.range(1)))
-
-
-@rule("rshift bitwise_right_shift")
-def _shifted_right(call: Call) -> Interval:
-    low, high = call.range(0)[:2]
-    return Interval(min(low, 0), max(high, -1))
-
-
-@rule("prod cumprod")
-def _multiplied(call: Call) -> Interval:
-    return union(call.range(0), call.power(call.range(0), call.size()))
-
-
-@rule("remainder")
 def _remainder(call: Call) -> Interval:
-    (low, high, *_), (least, most, *_) = call.range(0), call.range(1)
-    if least > 0:
-        return Interval(0, min(most - 1, high) if low >= 0 else most - 1)
-    size = max(abs(least), abs(most), 1) - 1
+    a, b = call.range(0), call.range(1)
+    if b.low > 0:
+        return Interval(0, min(b.high - 1, a.high) if a.low >= 0 else b.high - 1)
+    size = max(abs(b.low), abs(b.high), 1) - 1
     return Interval(-size, size)
 
 
-@rule("floor_divide div")
 def _quotient(call: Call) -> Interval:
     a, b = call.range(0), call.range(1)
     if call.out.dtype.is_floating_point:
@@ -333,22 +230,14 @@ def _quotient(call: Call) -> Interval:
         size = max(abs(a.low), abs(a.high))
         return Interval(-size, size)
     if not is_finite(a) or not is_finite(b):
-        return union(a, Interval(0, 0))
+        return _with_zero(a)
     ends = [q for x in a[:2] for y in b[:2] for q in (x // y, -(-x // y))]
     return Interval(min(ends), max(ends))
 
 
-@rule("bitwise_and and")
 def _both_bits(call: Call) -> Interval:
     tops = [r.high for r in (call.range(0), call.range(1)) if r.low >= 0]
     return Interval(0, min(tops)) if tops else UNKNOWN
-
-
-@rule("bitwise_or bitwise_xor or xor")
-def _either_bits(call: Call) -> Interval:
-    a, b = call.range(0), call.range(1)
-    top = max(a.high, b.high)
-    return Interval(0, 2 ** int(top).bit_length() - 1) if min(a.low, b.low) >= 0 and top < _HUGE else UNKNOWN
 
 
 _COMPARISONS: dict[str, Callable[[float, float], tuple[bool, bool]]] = {
@@ -362,7 +251,6 @@ _COMPARISONS: dict[str, Callable[[float, float], tuple[bool, bool]]] = {
 """Whether the ends of `a - b` say that the comparison holds, and whether they say that it does not."""
 
 
-@rule(" ".join(_COMPARISONS))
 def _compared(call: Call) -> Interval:
     if any(isinstance(a, BridgeTensor) and a.dtype.is_floating_point for a in call.args):
         return Interval(0, 1)  # of nan, no comparison but `!=` holds
@@ -370,3 +258,60 @@ def _compared(call: Call) -> Interval:
     ends = (a.low - b.high, a.high - b.low) if apart is None else (apart, apart)
     holds, fails = _COMPARISONS[call.name](*ends)
     return Interval(int(holds), int(not fails))
+
+
+Rule = Callable[[Call], Interval | tuple[Interval, ...]]
+_COPIES = "clone to_copy index index_select gather take embedding flip roll repeat amax amin unsafe_view unsafe_index"
+_PADDED = "constant_pad_nd tril triu"
+_OF_FLOATS = f"{_COPIES} {_PADDED} copy round floor ceil trunc add sub mul div neg abs where cat"
+LIMITING = {*_LIMITS, "sigmoid"}
+"""Operations that limit floats whatever is known of these."""
+OF_FLOATS = {*LIMITING, *_OF_FLOATS.split()}
+"""Operations that are followed for floats, because these become indices: `x.round().clamp(0, 255).long()`."""
+
+
+def _each(names: str, rule: Rule) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+RULES: dict[str, Rule] = {
+    **_each(_COPIES, lambda c: c.range(0)),
+    **_each(_PADDED, lambda c: union(c.range(0), range_of(c.named("value", 0)))),
+    **_each("round floor ceil trunc", lambda c: c.range(0)),
+    **_each("cat stack", lambda c: union(*map(range_of, c.args[0]))),
+    **_each("max min topk sort argmax argmin argsort", _picked),
+    **_each("maximum minimum", _larger),
+    **dict.fromkeys(_FILLED_BY, _filled),
+    **_each("index_add scatter_add", _added_into),
+    **_each("full full_like new_full", lambda c: range_of(c.named("fill_value"))),
+    **dict.fromkeys(_LIMITS, _clamped),
+    **_each("add sub rsub", _sum),
+    **_each("mm bmm mv dot", lambda c: times(c.product(), range_of(c.args[0].shape[-1]))),
+    **_each("lshift bitwise_left_shift", lambda c: c.product(c.power(range_of(2), c.range(1)))),
+    **_each("rshift bitwise_right_shift", lambda c: union(c.range(0), Interval(-1, 0))),
+    **_each("prod cumprod", lambda c: union(c.range(0), c.power(c.range(0), c.size()))),
+    **_each("floor_divide div", _quotient),
+    **_each("bitwise_and and", _both_bits),
+    **dict.fromkeys(_COMPARISONS, _compared),
+    "abs": lambda c: Interval(0, max(map(abs, c.range(0)[:2]))),
+    "arange": lambda c: union(range_of(c.named("start", 0)), range_of(c.named("end"))),
+    "copy": lambda c: c.range(1),
+    "count_nonzero": lambda c: Interval(0, c.args[0].numel()),
+    "cumsum": lambda c: union(c.range(0), times(c.range(0), c.size())),
+    "fill": lambda c: c.range(1),
+    "mul": lambda c: c.product(),
+    "neg": lambda c: times(c.range(0), range_of(-1)),
+    "pow": lambda c: c.power(c.range(0), c.range(1)),
+    "remainder": _remainder,
+    "sigmoid": lambda c: Interval(0, 1),
+    "sum": lambda c: times(c.range(0), range_of(c.args[0].numel() // max(1, c.out.numel()))),
+    "where": lambda c: union(c.range(1), c.range(2)),
+}
+"""Name of the ATen operation without underscores around it -> interval of its result, or of each."""
+
+
+@functools.cache
+def rule_of(func: Any) -> tuple[str, Rule] | None:
+    """Returns the name of an operation and its rule; None if any number may come out of it."""
+    name = schema_name(func).removeprefix("aten::").strip("_")
+    return (name, RULES[name]) if name in RULES else None

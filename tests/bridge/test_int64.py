@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import bridge
+from bridge import computation
+from bridge.symbolic.int64 import follow
+from bridge.symbolic.ranges import range_of
 
 IDS = torch.tensor([[3, 1, 2], [0, 3, 7]])
 
@@ -97,7 +100,7 @@ def places_in_experts(m, ids):
 
 WARNED = {
     "positions from a mask": lambda m, ids: [(x.cumsum(1) - 1) * x for x in (ids, ids + 1)],
-    "rows and columns": lambda m, ids: F.embedding(ids * 10 + ids, m.table),
+    "rows and columns of inputs": lambda m, ids: F.embedding(ids * 10 + ids, m.table),
     "hash by exclusive or": lambda m, ids: F.embedding(((ids * 31) ^ (ids >> 3)) % 97, m.table),
     "product of unknown numbers": lambda m, ids: ids * ids,
     "product in place": lambda m, ids: ids.clone().mul_(31),
@@ -119,7 +122,20 @@ def test_products_of_unknown_numbers_are_announced_once(name):
     assert sum("of which nothing is known" in str(w.message) for w in caught) == 1
 
 
+def of_known_numbers(m, ids):
+    x, y = ids % 7 - 3, ids % 5 + 1
+    return (
+        *(-y, x >> 1, x.abs(), 2 - x, x - y, x.sub(y, alpha=3), x // y, y // x.clamp(1, 2), x.remainder(-y), x & 5),
+        *(torch.minimum(x, y), torch.maximum(x, y), torch.max(x, y), x.min(), x.amax(0), x.cumprod(1), x.prod(), y**2),
+        *(x.tril(), F.pad(y, (1, 1)), F.pad(y, (1, 1), value=9), torch.cat([x, y]), torch.where(x > 1, x, y)),
+        *(x.masked_fill(y > 2, -9), x.index_fill(1, ids[0, :2] % 3, 8), x.scatter(1, y % 3, y), x.sort(1)[0]),
+        *(torch.full_like(x, 4) - y, x @ y.T, x.cumsum(0), x.sum(1), y << 2, x.clamp(max=y), x / y, (x / 2).long()),
+        *((m.table.clamp(-1, 1) * 4 + 2).ceil().long(), (m.table.sigmoid() > 0.5).long() - 1),
+    )
+
+
 LET_THROUGH = {
+    "known numbers": of_known_numbers,
     "positions": rotary_places,
     "long positions": lambda m, ids: torch.arange(70_000) * 4 + ids[0, 0] % 2,
     "sum of a mask": lambda m, ids: ((ids != 0).sum(-1), (ids != 0).long().cumsum(-1) * (ids != 0)),
@@ -169,6 +185,22 @@ def test_what_cannot_leave_them_is_let_through(name):
         warnings.simplefilter("error", bridge.BridgeWarning)
         report = bridge.verify(Applied(LET_THROUGH[name]), IDS)
     assert report.ok, f"\n{report}"
+
+
+@pytest.mark.parametrize("name", [*LET_THROUGH, *WARNED])
+def test_no_value_is_outside_its_interval(name, monkeypatch):
+    """A branch, or the size of a result, may be decided by one."""
+
+    def follow_and_check(context, func, args, kwargs, results):
+        follow(context, func, args, kwargs, results)
+        for result in results:
+            low, high = range_of(result)[:2]
+            assert not (result.value < low).any() and not (result.value > high).any(), func
+
+    monkeypatch.setattr(computation, "follow", follow_and_check)
+    fn = bridge.export(Applied((LET_THROUGH | WARNED)[name]), int64="wrap")
+    for ids in (IDS, IDS * 0, IDS - 5, IDS * 1000):
+        fn(fn.params, fn.buffers, jnp.asarray(ids.numpy()))
 
 
 def test_the_caller_may_choose_to_wrap_and_verify_sees_that_it_does():

@@ -165,6 +165,8 @@ REFUSED = {
     "a step": (lambda x, i: x[i.clamp(0, 2) : i.clamp(0, 2) + 2 : 2], ASKS),
     "two positions": (lambda x, i: x[i.clamp(0, 2) : (i + 1).clamp(0, 2)], ASKS),
     "a branch that the range does not decide": (lambda x, i: x if i.clamp(0, 3) > 2 else -x, ASKS),
+    "a branch on a float that was cut": (lambda x, i: x if x[0, 0].clamp(0.5, 0.7).bool() else -x, ASKS),
+    "a branch on a float that may be nan": (lambda x, i: x if x[0, 0].clamp(0, 1) < 2 else -x, ASKS),
     "a sum along a dimension": (lambda x, i: x[: i.clamp(0, 3)].sum(0), f"{DEPENDS}, which `sum` needs"),
     "a product": (lambda x, i: x[: i.clamp(0, 3)] @ x, f"{DEPENDS}, which `__matmul__`"),
     "a write": (lambda x, i: (y := x * 1, y[: i.clamp(0, 3)].mul_(2))[0], f"{DEPENDS}, which `mul_` needs"),
