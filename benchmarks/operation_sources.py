@@ -41,6 +41,7 @@ SERVERS = {
     "PyTorch, composed": "a decomposition of PyTorch's",
     "view": "view",
     "random": "random",
+    "unsupported": "nothing",
 }
 
 
@@ -156,8 +157,8 @@ def of_transformers(name: str, fields: dict[str, Any], inputs: str) -> Model:
     return module, (), {"input_ids": ids} | ({"labels": ids.clone()} if inputs == "labels" else {})
 
 
-def servers_of(model: Model) -> tuple[set[tuple[str, str]], dict[str, str]]:
-    """Returns (operation, who serves it) of one call, and what is not supported, with the reason."""
+def servers_of(model: Model) -> set[tuple[str, str]]:
+    """Returns (operation, who serves it) of one call."""
     module, args, kwargs = model
     composed: set[tuple[str, str]] = set()
 
@@ -170,8 +171,8 @@ def servers_of(model: Model) -> tuple[set[tuple[str, str]], dict[str, str]]:
     fn = bridge.export(module, int64="wrap")
     args, kwargs = convert((args, kwargs), lambda v: array_of(v) if torch.is_tensor(v) else v)
     with mock.patch.object(computation, "decomposition", noted):
-        found = fn.survey(*args, rng=jax.random.key(0), train=True, **kwargs)
-    return set(found.ops) | composed, found.unsupported
+        survey = fn.survey(*args, rng=jax.random.key(0), train=True, **kwargs)
+    return set(survey.ops) | composed | {(name, "unsupported") for name in survey.unsupported}
 
 
 def is_of_pytorch(op: Any, made_of: Callable) -> bool:
@@ -188,12 +189,12 @@ def used(options: Options) -> tuple[dict[tuple[str, str], set[str]], list[str], 
     for name, build in models(options):
         torch.manual_seed(0)
         try:
-            found, _ = servers_of(build())
+            sources = servers_of(build())
         except Exception as error:  # a model of others, or a refusal
             failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
             continue
         traced.append(name)
-        for each in found:
+        for each in sources:
             users[each].add(name)
     return users, traced, failed
 

@@ -1,6 +1,7 @@
 """Normalisations, softmax among them, with statistics in float32 whatever the input dtype."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -58,10 +59,13 @@ def _standardize_jvp(axes, eps, primals, tangents):
     return (out, mean, rstd), (scaled - out * shared, dmean, -rstd * shared)
 
 
-def _affine(x: Any, weight: Any, bias: Any) -> Any:
-    """Arrays or tensors; `weight` and `bias` may be None."""
-    x = x if weight is None else x * weight
-    return x if bias is None else x + bias
+def _affine(x: Any, weight: Any, bias: Any, shape: Sequence[int] | None = None) -> Any:
+    """Arrays or tensors; `weight` and `bias` may be None, and are brought to `shape` before."""
+    if weight is not None:
+        x = x * (weight if shape is None else weight.reshape(shape))
+    if bias is not None:
+        x = x + (bias if shape is None else bias.reshape(shape))
+    return x
 
 
 @lowers(aten.native_layer_norm.default)
@@ -79,7 +83,7 @@ def group_norm(x, weight, bias, batch, channels, size, groups, eps):
     wide = jnp.reshape(widened(x), (batch, groups, channels // groups * size))
     out, mean, rstd = _standardize(wide, (-1,), eps)
     shape = (1, channels) + (1,) * (x.ndim - 2)
-    out = _affine(jnp.reshape(out, x.shape), *(v if v is None else jnp.reshape(v, shape) for v in (weight, bias)))
+    out = _affine(jnp.reshape(out, x.shape), weight, bias, shape)
     return out.astype(x.dtype), mean[..., 0], rstd[..., 0]
 
 
@@ -117,7 +121,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
         mean, var = running_mean.to(wide.dtype), running_var.to(wide.dtype)
     invstd = torch.rsqrt(var + eps)
     out = (wide - mean.view(shape)) * invstd.view(shape)
-    out = _affine(out, *(v if v is None else v.view(shape) for v in (weight, bias)))
+    out = _affine(out, weight, bias, shape)
     if not training:  # PyTorch saves nothing then
         return out.to(x.dtype), mean.new_empty(0), invstd.new_empty(0)
     return out.to(x.dtype), mean.detach(), invstd.detach()

@@ -159,14 +159,7 @@ def has_same_storage_numel(x, y):
     return first == second
 
 
-@decomposes(aten._is_all_true.default)
-def is_all_true(x):
-    return x.all()
-
-
-@decomposes(aten._is_any_true.default)
-def is_any_true(x):
-    return x.any()
+DECOMPOSITIONS |= {aten._is_all_true.default: torch.all, aten._is_any_true.default: torch.any}
 
 
 @decomposes(aten._new_zeros_with_same_feature_meta.default)

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 
 import bridge
 from bridge import internals
+from bridge.internals import MissingOperation, missing_operations_tolerated
 
 _PRIVATE = re.compile(
     r"torch\._[A-Za-z]|torch\.(\w+\.)+_[a-z]|^import torchax|^from torchax|jax\._src|jax\.core|from torch.* import _"
@@ -85,3 +88,40 @@ def test_the_installed_release_is_tested():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         internals.check()
+
+
+def test_an_operation_that_is_gone_stops_only_a_tested_release(monkeypatch):
+    with missing_operations_tolerated(), pytest.raises(AttributeError):
+        _ = torch.ops.aten.no_such_operation
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    with missing_operations_tolerated():
+        assert isinstance(torch.ops.aten.no_such_operation.default, MissingOperation)
+        assert isinstance(torch.ops.aten.prod.no_such_overload, MissingOperation)
+        assert not isinstance(torch.ops.aten.add.Tensor, MissingOperation)
+    with pytest.raises(AttributeError):
+        _ = torch.ops.aten.no_such_operation
+
+
+NEWER = """
+import torch
+torch.__version__ = "99.0"
+gone = {"_cdist_forward", "i0", "_upsample_bicubic2d_aa"}
+for name in gone:
+    torch.ops.aten.__dict__.pop(name, None)
+original = torch._ops._OpNamespace.__getattr__
+def look_up(self, name):
+    if name in gone:
+        raise AttributeError(name)
+    return original(self, name)
+torch._ops._OpNamespace.__getattr__ = look_up
+import bridge
+assert not {op.name() for op in bridge.LOWERINGS} & {f"aten::{name}" for name in gone} and len(bridge.LOWERINGS) > 150
+fn = bridge.export(torch.nn.Linear(2, 3))
+fn(fn.params, {}, torch.ones(1, 2).numpy())
+"""
+
+
+@pytest.mark.slow
+def test_a_release_without_some_operations_runs():
+    said = subprocess.run([sys.executable, "-c", NEWER], capture_output=True, text=True)
+    assert not said.returncode and "untested" in said.stderr, said.stderr
