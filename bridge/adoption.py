@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from bridge.arrays import array_of
 from bridge.cells import REGION, Cell, View
-from bridge.errors import BridgeError
+from bridge.context import TraceContext
 from bridge.internals import below_modes, is_view_of, storage_id
 from bridge.memory import elements, positions, what_is_special
 from bridge.metas import listed, meta_of, meta_of_strided, tensors_in
@@ -70,22 +70,10 @@ class _Made:
         return self.versions == (*_versions(self.args, self.kwargs), version_of(self.real))
 
 
-class Host(Protocol):
-    """What `Adopted` asks of the call."""
-
-    def error(self, what: str, remedy: str) -> BridgeError:
-        """The exception for a tensor that can have no traced one."""
-        ...
-
-    def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Compute an operation on traced tensors."""
-        ...
-
-
 class Adopted:
     """The traced tensor of every real tensor, by identity or, for one that shares memory, by storage.
 
-    Methods that make one take the call's `Host`: holding it would be a cycle, and arrays would outlive their trace.
+    Methods that make one take the call's context: holding it would be a cycle, and arrays would outlive their trace.
     """
 
     def __init__(self):
@@ -177,59 +165,61 @@ class Adopted:
 
     # What becomes traced.
 
-    def adopt(self, host: Host, real: torch.Tensor) -> BridgeTensor:
+    def adopt(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
         if isinstance(real, BridgeTensor):
             return real
         special = what_is_special(real)
         if special is not None:
             what, _, remedy = special.partition("; ")
-            raise host.error(f"a tensor {what}", remedy)
+            raise context.error(f"a tensor {what}", remedy)
         known = self._known.get(id(real))
         if known is not None and known[1] in (None, version_of(real)):
             return known[2]
         owners = self._owners.get(storage_id(real))
         made = self._made.get(id(real))
         if owners is not None and made is not None and kind_of(made.func) == "view":
-            tensor = self._again(host, made)
+            tensor = self._again(context, made)
         elif owners is not None:
-            tensor = self._window(host, owners, real)
+            tensor = self._window(context, owners, real)
         elif real.requires_grad:  # a leaf that the call made
-            tensor = self._constant(host, real)
+            tensor = self._constant(context, real)
             self.stand_in(real, tensor)
         else:
-            tensor = self._constant(host, real)
+            tensor = self._constant(context, real)
         self._known[id(real)] = real, None if storage_id(real) in self._owners else version_of(real), tensor
         return tensor
 
-    def take_over(self, host: Host, real: torch.Tensor) -> BridgeTensor:
+    def take_over(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for one that traced values are about to be written into."""
         if not self.is_traced(real):
             root = self._storages.get(storage_id(real))
             if root is None:
-                raise host.error(
+                raise context.error(
                     "the call writes into a tensor that was there before it and is no parameter or buffer, which the "
                     "next call would not see",
                     "register the tensor as a buffer, or clone it before the write",
                 )
             memory = storage_id(root)
             self._known = {i: entry for i, entry in self._known.items() if storage_id(entry[0]) != memory}
-            self.stand_in(root, self._constant(host, root))
-        return self.adopt(host, real)
+            self.stand_in(root, self._constant(context, root))
+        return self.adopt(context, real)
 
-    def _window(self, host: Host, known: list[tuple[BridgeTensor, Cell]], real: torch.Tensor) -> BridgeTensor:
+    def _window(
+        self, context: TraceContext, known: list[tuple[BridgeTensor, Cell]], real: torch.Tensor
+    ) -> BridgeTensor:
         """A view or `.data` of a state tensor, taken before the call."""
         owners = [
             owner if owner._cell.storage is cell.storage else BridgeTensor(cell, _layout(cell)) for owner, cell in known
         ]
         if any(o.dtype != real.dtype for o in owners):
-            raise host.error(
+            raise context.error(
                 "a tensor shares the memory of a parameter or buffer of another dtype",
                 "make the view inside the call, or clone it",
             )
         owner = next((o for o in owners if elements(o._meta, positions(real)) is not None), None)
         if owner is None:
-            raise host.error(
+            raise context.error(
                 "a tensor shares memory with a parameter or buffer and reaches beyond it",
                 "register the whole tensor as one parameter or buffer, or clone it",
             )
@@ -237,24 +227,24 @@ class Adopted:
         differentiable = real.requires_grad or (root is not None and is_view_of(real, root))
         return window(owner, real, differentiable=differentiable)
 
-    def _constant(self, host: Host, real: torch.Tensor) -> BridgeTensor:
+    def _constant(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
         if real.requires_grad and real.grad_fn is not None:
-            raise host.error(
+            raise context.error(
                 f"a tensor of shape {tuple(real.shape)} that PyTorch has computed with gradients before the call",
                 "compute it in the call, before it is read (a layer with weight_norm computes its weight when it is "
                 "called); or detach it before export",
             )
         made = self._made.get(id(real))
         if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
-            return self._again(host, made)
+            return self._again(context, made)
         meta = blank(real.shape, real.stride(), real.dtype)
         with _unnoted():  # known before the call: it belongs to no region of recomputation
             return fresh(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
 
-    def _again(self, host: Host, made: _Made) -> BridgeTensor:
+    def _again(self, context: TraceContext, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
-            again = listed(host.replay(made.func, made.args, made.kwargs))[made.index]
-        return self.adopt(host, again)  # real if PyTorch takes the operation apart into others
+            again = listed(context.replay(made.func, made.args, made.kwargs))[made.index]
+        return self.adopt(context, again)  # real if PyTorch takes the operation apart into others
 
 
 def window(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:

@@ -68,6 +68,10 @@ class TraceContext(Protocol):
         """Returns the real tensor that a traced one stands for; None if there is none."""
         ...
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Computes an operation as if PyTorch had dispatched it."""
+        ...
+
     def metas_of(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns the result of an operation as tensors on the meta device."""
         ...

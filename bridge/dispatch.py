@@ -90,7 +90,7 @@ class Dispatch(UncompiledDispatchMode):
         self.is_backward = False
         self._names = names
         self.off, self.lowerings = off, lowerings
-        self._adopted = Adopted()
+        self._use(Adopted())
         self._said: set[str] = set()
         self._nested = 0
         """In how many decompositions the operation at hand is: PyTorch has no part in what those are made of."""
@@ -115,15 +115,17 @@ class Dispatch(UncompiledDispatchMode):
             functions=self.functions,
         )
         other.is_backward = True
-        other._adopted, other.state = self._adopted, self.state
+        other._use(self._adopted)
+        other.state = self.state
         other.products_of_pytorch = self.products_of_pytorch
         return other
 
     # Real tensors.
 
-    def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
-        """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
-        self._adopted.stand_in(real, tensor)
+    def _use(self, adopted: Adopted) -> None:
+        self._adopted = adopted
+        self.stand_in, self.real_of = adopted.stand_in, adopted.real_of
+        self.is_traced, self.may_write = adopted.is_traced, adopted.may_write
 
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
@@ -135,18 +137,6 @@ class Dispatch(UncompiledDispatchMode):
     def take_over(self, real: torch.Tensor) -> BridgeTensor:
         """As `adopt`; from here on `real` and whatever shares its memory is traced."""
         return self._adopted.take_over(self, real)
-
-    def is_traced(self, tensor: torch.Tensor) -> bool:
-        """Whether it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
-        return self._adopted.is_traced(tensor)
-
-    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The real tensor that a traced one stands for; None if there is none."""
-        return self._adopted.real_of(tensor)
-
-    def may_write(self, real: torch.Tensor) -> bool:
-        """Whether the memory of the real tensor is the call's own."""
-        return self._adopted.may_write(real)
 
     def _adopt_all(self, values: Any, *, constants: bool = True) -> Any:
         """`values` with the traced tensors of those in it, `constants` or only of those that are traced."""

@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from bridge.arrays import tensor_of
 from bridge.autograd import engine
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
-from bridge.context import CURRENT
-from bridge.dispatch import Dispatch
+from bridge.context import CURRENT, TraceContext
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.internals import (
     GET_BASE,
@@ -66,31 +65,37 @@ _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Fun
 class Functions(TorchFunctionMode):
     """The mode that is active beside `Dispatch`."""
 
-    def __init__(self, dispatch: Dispatch):
+    def __init__(self, dispatch: TraceContext):
         super().__init__()
         self._dispatch = dispatch
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         args = self._traced(args)
         kwargs = dict(zip(kwargs, self._traced([*kwargs.values()]), strict=True)) if kwargs else {}
-        if types and not all(issubclass(t, torch.Tensor) for t in types):
-            return self._by_other_classes(func, types, args, kwargs)
+        for cls in types:
+            if not issubclass(cls, torch.Tensor):
+                return self._by_other_classes(func, types, args, kwargs)
         op = FUNCTIONS.get(func)
         if op is not None and op.name() not in self._dispatch.off:
             return self._whole(func, op, types, args, kwargs)
-        if func is F.dropout and any(isinstance(v, BridgeTensor) for v in (*args[1:], *kwargs.values())):
-            return _dropout_by_traced_number(*args, **kwargs)
-        if func in _OF_OUR_TENSORS and wrapped_by_transform(args[0]):
-            return func(*args, **kwargs)
-        if func in _OF_OUR_TENSORS and isinstance(args[0], BridgeTensor):
-            return _OF_OUR_TENSORS[func](*args, **kwargs)
-        if func in _MAKE_TRACED and not isinstance(args[0], BridgeTensor) and self._makes_traced(func, args, kwargs):
-            twin = self._dispatch.take_over(args[0])
-            return args[0] if _OF_OUR_TENSORS[func](twin, *args[1:], **kwargs) is twin else None
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
-        return self._plain(func, args, kwargs)
+        return self._plain(func, args, kwargs) if kwargs else func(*args)
+
+    def _of_our_tensor(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What PyTorch's engine or memory would answer by itself, wrongly."""
+        tensor = args[0]
+        if type(tensor) is BridgeTensor:
+            return _OF_OUR_TENSORS[func](*args, **kwargs)
+        if func in _MAKE_TRACED and not wrapped_by_transform(tensor) and self._makes_traced(func, args, kwargs):
+            twin = self._dispatch.take_over(tensor)
+            return tensor if _OF_OUR_TENSORS[func](twin, *args[1:], **kwargs) is twin else None
+        return func(*args, **kwargs)
+
+    def _dropout(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        by_number = all(type(v) is not BridgeTensor for v in (*args[1:], *kwargs.values()))
+        return func(*args, **kwargs) if by_number else _dropout_by_traced_number(*args, **kwargs)
 
     def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         """By a class that is no tensor and has a `__torch_function__`, or by PyTorch's error if none of them knows."""
@@ -105,7 +110,7 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _plain(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        if kwargs.get("requires_grad") is True and func not in _MAKE_TRACED:  # `torch.zeros(3, requires_grad=True)`
+        if kwargs.get("requires_grad") is True:  # `torch.zeros(3, requires_grad=True)`
             return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
         return func(*args, **kwargs)
 
@@ -348,8 +353,9 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.is_inference: lambda tensor: tensor._cell.storage.inference,
     torch.is_inference: lambda tensor: tensor._cell.storage.inference,
 }
-"""What PyTorch's engine or memory would answer by itself, wrongly."""
 _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
+    **dict.fromkeys(_OF_OUR_TENSORS, Functions._of_our_tensor),
+    F.dropout: Functions._dropout,
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(engine.ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(CONSTRUCTORS, Functions._construct),

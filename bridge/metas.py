@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from bridge.arrays import refuse_dtype
-from bridge.internals import arguments, below_dispatch, leave_compiler_unloaded, overload_name, schema_name
+from bridge.internals import (
+    arguments,
+    below_dispatch,
+    leave_compiler_unloaded,
+    overload_name,
+    schema_name,
+    tree_map_only,
+)
 from bridge.lowerings.registry import METAS
 from bridge.tensors import BridgeTensor, blank
 
 leave_compiler_unloaded()
-
-
-def map_tensors(value: Any, leaf: Callable[[BridgeTensor], Any]) -> Any:
-    """`value` with `leaf(tensor)` for every tensor in it; lists and tuples are followed, nothing else holds tensors."""
-    if isinstance(value, BridgeTensor):
-        return leaf(value)
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(v, leaf) for v in value)
-    return value
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
@@ -43,14 +42,19 @@ def listed(values: Any) -> tuple | list:
 
 def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
     """The result of an operation as tensors on the meta device."""
-    kwargs = _on_meta({k: map_tensors(v, _twin) for k, v in kwargs.items()})
-    if any(a.name == "device" for a in arguments(func)):
+    kwargs = _on_meta(kwargs) if kwargs else {}
+    if _takes_device(func):
         kwargs["device"] = "meta"
     if "generator" in overload_name(func):
         kwargs["generator"] = None
     with below_dispatch():
         answer = METAS.get(func) or func
-        return answer(*map_tensors(args, _twin), **kwargs)
+        return answer(*_twins(args), **kwargs)
+
+
+@functools.cache
+def _takes_device(func: Any) -> bool:
+    return any(a.name == "device" for a in arguments(func))
 
 
 def traced_meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -92,18 +96,27 @@ def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> N
         return
     if any(n > 1 and s == 0 for n, s in zip(target.shape, target._meta.stride(), strict=True)):
         # Elements that share memory, of which the meta device says nothing.
-        kwargs = {k: map_tensors(v, _zeros) for k, v in kwargs.items()}
+        args, kwargs = tree_map_only(BridgeTensor, _zeros, (args, kwargs))
         with below_dispatch():
-            func(*map_tensors(args, _zeros), **kwargs)
+            func(*args, **kwargs)
         return
     scratch = blank(target.shape, target._meta.stride(), target.dtype)
-    kwargs = _on_meta({k: map_tensors(v, _twin) for k, v in kwargs.items()})
+    kwargs = _on_meta(kwargs) if kwargs else {}
     with below_dispatch():
-        func(scratch, *map_tensors(args[1:], _twin), **kwargs)
+        func(scratch, *_twins(args[1:]), **kwargs)
 
 
-def _twin(tensor: BridgeTensor) -> torch.Tensor:
-    return tensor._meta
+def _twins(values: tuple | list) -> list:
+    """Returns `values` with the tensors on the meta device of those in it."""
+    twins = []
+    for value in values:
+        kind = type(value)
+        if kind is BridgeTensor:
+            value = value._meta
+        elif kind is list or kind is tuple:
+            value = kind(_twins(value))
+        twins.append(value)
+    return twins
 
 
 def _zeros(tensor: BridgeTensor) -> torch.Tensor:
@@ -111,7 +124,8 @@ def _zeros(tensor: BridgeTensor) -> torch.Tensor:
 
 
 def _on_meta(kwargs: dict) -> dict:
-    return {k: "meta" if k == "device" else v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
+    named = zip(kwargs, _twins([*kwargs.values()]), strict=True)
+    return {k: "meta" if k == "device" else v for k, v in named if k not in ("generator", "pin_memory")}
 
 
 def _signature(values: tuple | list) -> tuple:

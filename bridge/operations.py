@@ -154,8 +154,8 @@ def written_places(func: Any) -> tuple[tuple[int, str], ...]:
 
 def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """Returns the tensors that the operation writes into."""
-    written: list[Any] = []
+    written: list[torch.Tensor] = []
     for place, name in written_places(func):
         given: Any = kwargs.get(name, args[place] if place < len(args) else None)
-        written += given if type(given) in (list, tuple) else [given]
-    return [w for w in written if isinstance(w, torch.Tensor)]
+        written += [t for t in (given if type(given) in (list, tuple) else [given]) if isinstance(t, torch.Tensor)]
+    return written
