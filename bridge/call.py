@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bridge.adoption import window
-from bridge.arrays import jax_dtype, torch_dtype
+from bridge.arrays import array_of, has_counterpart, jax_dtype, torch_dtype
 from bridge.autograd.checkpoint import recomputed
 from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, restarted, start_graph
 from bridge.autograd.function import end_of_call
@@ -199,6 +199,9 @@ class Call:
 
     def _to_torch(self, value: Any) -> Any:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
+        if isinstance(value, torch.Tensor) and not isinstance(value, BridgeTensor):
+            if value.layout is torch.strided and has_counterpart(value.dtype):
+                value = array_of(value)  # as in a cache that the caller has made
         if not is_array(value):
             return CallGenerator() if isinstance(value, torch.Generator) else value
         if self._dispatch.checks_int64 and isinstance(value, (np.ndarray, np.generic)):

@@ -85,16 +85,26 @@ def test_a_static_cache():
         return fn(params, fn.buffers, ids, past_key_values=cache)[0]
 
     theirs = transformers.StaticCache(module.config, max_cache_len=16)
-    ours = jax.tree.map(
-        jnp.asarray,
-        bridge.register(transformers.StaticCache) and transformers.StaticCache(module.config, max_cache_len=16),
-    )
+    bridge.register(transformers.StaticCache)
+    ours = jax.tree.map(jnp.asarray, transformers.StaticCache(module.config, max_cache_len=16))
     for part in (ids[:, :5], ids[:, 5:6], ids[:, 6:7], ids[:, 7:]):
         expected = module(part, past_key_values=theirs)
         out = step(fn.params, jnp.asarray(part.numpy()), ours)
         ours = out.past_key_values
         close(out.logits, expected.logits)
     assert step._cache_size() == 2
+
+
+def test_tensors_of_pytorch_in_an_argument_are_inputs():
+    """The call writes the length of such a cache, and the caller's stays as it was."""
+    module, ids = model("llama"), tokens(2, 6)
+    fn = bridge.export(module)
+    ours, theirs = (transformers.StaticCache(module.config, max_cache_len=8) for _ in range(2))
+    for part in (ids[:, :4], ids[:, 4:]):
+        out, _ = fn(fn.params, fn.buffers, jnp.asarray(part.numpy()), past_key_values=ours)
+        close(out.logits, module(part, past_key_values=theirs).logits)
+        assert int(ours.layers[0].cumulative_length) == int(theirs.layers[0].cumulative_length) - part.shape[1]
+        ours = out.past_key_values
 
 
 def test_verify_compares_what_is_in_a_cache():
