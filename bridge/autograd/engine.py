@@ -15,7 +15,7 @@ import torch
 import torch.utils.dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
-from bridge.cells import differentiable
+from bridge.cells import UnreadableCell, differentiable
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError, calls_of_thread
 from bridge.internals import (
     DispatchMode,
@@ -28,7 +28,7 @@ from bridge.internals import (
     engine_requires_grad,
     in_transform,
 )
-from bridge.tensors import BridgeTensor
+from bridge.tensors import BridgeTensor, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
@@ -147,14 +147,24 @@ def set_gradient(call: Trace, func: Any, args: tuple, kwargs: dict) -> None:
 
 
 def get_gradient(call: Trace, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
-    """`tensor.grad`; of a parameter None, as before the first step."""
+    """`tensor.grad`; one from before the call may be compared with None and set to it, but not used."""
     (tensor,) = args
     gradient = func(*args, **kwargs)
-    if gradient is None and not call.is_backward and isinstance(tensor, BridgeTensor):
-        real = call.real_of(tensor)
-        if real is not None and engine_gradient(real) is not None:
-            call.warn("`.grad` is None in the call, though PyTorch's engine has left one on the parameter or buffer")
-    return gradient
+    if gradient is not None or call.is_backward or not isinstance(tensor, BridgeTensor):
+        return gradient
+    real = call.real_of(tensor)
+    if real is None or real is tensor or engine_gradient(real) is None:
+        return None
+
+    def refusal() -> BridgeError:
+        return call.error(
+            "the call uses the `.grad` that PyTorch's engine has left on a parameter or buffer, and no input of it",
+            "pass the gradient as an argument, or leave it out",
+        )
+
+    unreadable = fresh(tensor.value, tensor._meta)
+    unreadable._cell = UnreadableCell(unreadable._cell, refusal)
+    return unreadable
 
 
 # Functions that steer PyTorch's engine or dispatcher and that no mode sees.
