@@ -32,23 +32,23 @@ from bridge.tensors import BridgeTensor, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
-"""What PyTorch records: nothing; what comes of parameters; also of inputs, which then require grad."""
+"""How much PyTorch records: nothing; operations on parameters; also those on inputs, which then require grad."""
 
 T = TypeVar("T")
 
 
 class Trace(Protocol):
-    """What this room asks of a traced call."""
+    """The interface of a traced call that `bridge.autograd` uses."""
 
     traced: bool
     recording: int
     is_backward: bool
-    """Whether it runs the backward of a `torch.autograd.Function`."""
+    """True in the backward of a `torch.autograd.Function`."""
     state: list[BridgeTensor]
     """Parameters and buffers."""
     inputs: list[BridgeTensor]
     contexts: list[Any]
-    """What the `torch.autograd.Function`s of the call keep."""
+    """The saved contexts of the `torch.autograd.Function`s of the call."""
 
     def again(self, recording: int) -> Any: ...
 
@@ -76,7 +76,7 @@ class Restart(BaseException):
 
 
 def restarted(trace: Callable[[int], T]) -> T:
-    """`trace(recording)` with as much recording as it turns out to need."""
+    """Returns `trace(recording)` with as much recording as it turns out to need."""
     recording = NO_GRAPH
     while True:
         try:
@@ -86,19 +86,19 @@ def restarted(trace: Callable[[int], T]) -> T:
 
 
 def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
-    """The tensor; PyTorch's graph starts there, if there is one and the tensor requires grad."""
+    """Returns the tensor; PyTorch's graph starts there, if there is one and the tensor requires grad."""
     if recording and tensor.requires_grad:
         engine_leaf(tensor, True)
     return tensor
 
 
 def recorded(tensors: Iterable[Any]) -> bool:
-    """Whether an operation on these would become part of PyTorch's graph."""
+    """True if an operation on these becomes part of PyTorch's graph."""
     return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and engine_requires_grad(t) for t in tensors)
 
 
 def run_engine(call: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    """One of `ENGINE_CALLS` with its result, once PyTorch records what it needs."""
+    """Runs one of `ENGINE_CALLS`, once PyTorch records the operations that it needs."""
     if in_transform() and (call.recording or not _is_of_what_came_before(args, kwargs)):
         return func(*args, **kwargs)
     needed = _needed(call.recording, func, args, kwargs)
@@ -114,14 +114,14 @@ def run_engine(call: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _is_of_what_came_before(args: tuple, kwargs: dict) -> bool:
-    """Whether `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
+    """True if `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
     outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
     outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     return all(isinstance(t, BridgeTensor) for t in outputs)
 
 
 def _needed(recording: int, func: Any, args: tuple, kwargs: dict) -> int:
-    """How much has to be recorded for this call of the engine."""
+    """Returns how much has to be recorded for this call of the engine."""
     inputs = kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None)
     inputs = inputs if isinstance(inputs, (list, tuple)) else [inputs]
     free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
@@ -138,7 +138,7 @@ _GRADIENT_REMEDY = (
 
 
 def set_gradient(call: Trace, func: Any, args: tuple, kwargs: dict) -> None:
-    """`tensor.grad = gradient`; refused where it would outlive the call."""
+    """Sets `tensor.grad`; refused where the gradient would outlive the call."""
     tensor, gradient = args
     if gradient is not None and not call.is_backward and any(tensor is t for t in (*call.state, *call.inputs)):
         what = "`.grad` of a parameter, a buffer or an input is assigned in the call, and is no result of it"
@@ -147,7 +147,7 @@ def set_gradient(call: Trace, func: Any, args: tuple, kwargs: dict) -> None:
 
 
 def get_gradient(call: Trace, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
-    """`tensor.grad`; one from before the call may be compared with None and set to it, but not used."""
+    """Returns `tensor.grad`; one from before the call may be compared with None and set to it, but not used."""
     (tensor,) = args
     gradient = func(*args, **kwargs)
     if gradient is not None or call.is_backward or not isinstance(tensor, BridgeTensor):
@@ -183,7 +183,7 @@ def _before_derivative(inputs: tuple, create_graph: bool) -> None:
 
 
 def _before_saved_tensors_hooks(hooks: Any) -> None:
-    """What they give back instead of a saved tensor would change gradients; to save on the CPU changes no value.
+    """Refuses hooks, which would change gradients by another saved tensor; to save on the CPU changes no value.
 
     Where PyTorch records its own graph of the call, hooks would keep its tensors in a cycle that is never freed.
     """
@@ -196,7 +196,7 @@ def _before_saved_tensors_hooks(hooks: Any) -> None:
 
 
 def _before_mode(mode: Any) -> None:
-    """What a mode changes is below PyTorch's autograd: the gradient would stay that of the unchanged operation.
+    """Refuses modes that change values below PyTorch's autograd, where gradients stay those of the unchanged operation.
 
     The modes of PyTorch's compiler change nothing.
     """
