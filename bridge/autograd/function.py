@@ -380,8 +380,10 @@ class _Attributes:
                 value = attributes.get(name)
                 if not _same(value, before.get(name)):
                     (tensors if isinstance(value, torch.Tensor) else others).append(f"{path}.{name}")
-            attributes.clear()
-            attributes.update(before)
+                    if name in before:
+                        attributes[name] = before[name]
+                    else:
+                        del attributes[name]
         others += [path for path, container, before in self._containers if not _same(_contents(container), before)]
         return tensors, others
 
