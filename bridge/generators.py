@@ -42,7 +42,7 @@ _BY_SHAPE = (
 
 
 class CallGenerator(torch.Generator):
-    """What stands in a traced call for a generator that was there before it."""
+    """The stand-in, in a traced call, for a generator of the module or its arguments."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class CallGenerator(torch.Generator):
 
 
 def seeded(generator: torch.Generator) -> bool:
-    """Whether it is none that the bridge made, or one that the call has seeded since."""
+    """True unless the bridge made it and the call has not seeded it since."""
     with below_modes():
         seed = generator.initial_seed()
         unused = torch.Generator().manual_seed(seed) if seed in _UNSEEDED else None
@@ -120,7 +120,7 @@ def generator_of(given: torch.Generator | None) -> torch.Generator | None:
 
 
 def state_of_python() -> tuple:
-    """What `random` and `numpy.random` will draw next."""
+    """Returns the states of `random` and `numpy.random`."""
     return random.getstate(), np.random.get_state()
 
 

@@ -395,7 +395,7 @@ def engine_requires_grad(tensor: torch.Tensor) -> bool:
 
 
 def engine_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What PyTorch's engine, or the code, has left as the `grad` of a leaf."""
+    """Returns the `grad` of a leaf, by PyTorch's engine or by the code."""
     with torch._C.DisableTorchFunction():
         return torch._C.TensorBase.grad.__get__(tensor) if torch._C.TensorBase.is_leaf.__get__(tensor) else None  # pyright: ignore
 
@@ -443,7 +443,7 @@ class Replacements:
         self._made: list[tuple[Any, Any]] = [(_MISSING, None)] * len(table)
         """For each name its last original and the replacement of that."""
         self._own: list[Any] = []
-        """What the owners themselves have under these names, apart from what they inherit."""
+        """The objects of the owners themselves under these names; inherited ones are missing."""
 
     def __enter__(self) -> None:
         with self._lock:

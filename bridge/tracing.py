@@ -159,4 +159,4 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
 _REPLACED = Replacements(
     in_place_of_apply(tracing), *checkpoint.REPLACED, *engine.REPLACED, before(torch, "compile", _turn_compiler_off)
 )
-"""What is another object in PyTorch while a call runs."""
+"""The names of PyTorch that another object has while a call runs."""

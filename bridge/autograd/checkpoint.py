@@ -16,7 +16,7 @@ from bridge.tensors import BridgeTensor
 
 
 def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """`function(*args, **kwargs)`, its intermediate results left out of what the backward pass keeps.
+    """Returns `function(*args, **kwargs)`; the backward pass keeps none of its intermediate results.
 
     Everything that outlives the call leaves the `jax.checkpoint` as one of its results: what the function returns,
     wrote in place or put away in an attribute. Batch statistics are written once; PyTorch writes them again in its
@@ -56,7 +56,7 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def _slots(holders: list) -> list[tuple[Any, str]]:
-    """Where arrays are that belong to the region."""
+    """Returns the places of the arrays that belong to the region."""
     cells = [h for h in holders if isinstance(h, Cell)]
     memory = [h for h in holders if isinstance(h, Storage)]
     return [*((c, "_array") for c in cells), *((m, "array") for m in memory)]
@@ -91,7 +91,7 @@ def _check_reentrant_results(outputs: Any) -> None:
 
 
 def _holds_gradient(value: Any) -> bool:
-    """Whether a tensor that may have a gradient is among the leaves."""
+    """True if a tensor that may have a gradient is among the leaves."""
     leaves = jax.tree.leaves(convert(value, lambda v: v), is_leaf=lambda v: isinstance(v, torch.Tensor))
     return any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in leaves)
 

@@ -15,9 +15,9 @@ import torch
 import torch.utils.dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
-from bridge.cells import differentiable
+from bridge.cells import UnreadableCell, differentiable
 from bridge.context import TraceContext, current
-from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError
 from bridge.internals import (
     DispatchMode,
     ProxyMode,
@@ -29,11 +29,11 @@ from bridge.internals import (
     engine_requires_grad,
     in_transform,
 )
-from bridge.tensors import BridgeTensor
+from bridge.tensors import BridgeTensor, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
-"""What PyTorch records: nothing; what comes of parameters; also of inputs, which then require grad."""
+"""How much PyTorch records: nothing; operations on parameters; also those on inputs, which then require grad."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Restart(BaseException):
 
 
 def restarted(trace: Callable[[int], T]) -> T:
-    """`trace(recording)` with as much recording as it turns out to need."""
+    """Returns `trace(recording)` with as much recording as it turns out to need."""
     recording = NO_GRAPH
     while True:
         try:
@@ -56,19 +56,19 @@ def restarted(trace: Callable[[int], T]) -> T:
 
 
 def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
-    """The tensor; PyTorch's graph starts there, if there is one and the tensor requires grad."""
+    """Returns the tensor; PyTorch's graph starts there, if there is one and the tensor requires grad."""
     if recording and tensor.requires_grad:
         engine_leaf(tensor, True)
     return tensor
 
 
 def recorded(tensors: Iterable[Any]) -> bool:
-    """Whether an operation on these would become part of PyTorch's graph."""
+    """True if an operation on these becomes part of PyTorch's graph."""
     return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and engine_requires_grad(t) for t in tensors)
 
 
 def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """One of `ENGINE_CALLS` with its result, once PyTorch records what it needs."""
+    """Runs one of `ENGINE_CALLS`, once PyTorch records the operations that it needs."""
     if in_transform() and (call.recording or not _is_of_what_came_before(args, kwargs)):
         return func(*args, **kwargs)
     needed = _needed(call.recording, func, args, kwargs)
@@ -84,14 +84,14 @@ def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _is_of_what_came_before(args: tuple, kwargs: dict) -> bool:
-    """Whether `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
+    """True if `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
     outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
     outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     return all(isinstance(t, BridgeTensor) for t in outputs)
 
 
 def _needed(recording: int, func: Any, args: tuple, kwargs: dict) -> int:
-    """How much has to be recorded for this call of the engine."""
+    """Returns how much has to be recorded for this call of the engine."""
     inputs = kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None)
     inputs = inputs if isinstance(inputs, (list, tuple)) else [inputs]
     free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
@@ -108,7 +108,7 @@ _GRADIENT_REMEDY = (
 
 
 def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> None:
-    """`tensor.grad = gradient`; refused where it would outlive the call."""
+    """Sets `tensor.grad`; refused where the gradient would outlive the call."""
     tensor, gradient = args
     if gradient is not None and not call.is_backward and any(tensor is t for t in (*call.state, *call.inputs)):
         what = "`.grad` of a parameter, a buffer or an input is assigned in the call, and is no result of it"
@@ -117,14 +117,24 @@ def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> No
 
 
 def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
-    """`tensor.grad`; of a parameter None, as before the first step."""
+    """Returns `tensor.grad`; one from before the call may be compared with None and set to it, but not used."""
     (tensor,) = args
     gradient = func(*args, **kwargs)
-    if gradient is None and not call.is_backward and isinstance(tensor, BridgeTensor):
-        real = call.real_of(tensor)
-        if real is not None and engine_gradient(real) is not None:
-            call.warn("`.grad` is None in the call, though PyTorch's engine has left one on the parameter or buffer")
-    return gradient
+    if gradient is not None or call.is_backward or not isinstance(tensor, BridgeTensor):
+        return gradient
+    real = call.real_of(tensor)
+    if real is None or real is tensor or engine_gradient(real) is None:
+        return None
+
+    def refusal() -> BridgeError:
+        return call.error(
+            "the call uses the `.grad` that PyTorch's engine has left on a parameter or buffer, and no input of it",
+            "pass the gradient as an argument, or leave it out",
+        )
+
+    unreadable = fresh(tensor.value, tensor._meta)
+    unreadable._cell = UnreadableCell(unreadable._cell, refusal)
+    return unreadable
 
 
 # Functions that steer PyTorch's engine or dispatcher and that no mode sees.
@@ -143,7 +153,7 @@ def _before_derivative(inputs: tuple, create_graph: bool) -> None:
 
 
 def _before_saved_tensors_hooks(hooks: Any) -> None:
-    """What they give back instead of a saved tensor would change gradients; to save on the CPU changes no value.
+    """Refuses hooks, which would change gradients by another saved tensor; to save on the CPU changes no value.
 
     Where PyTorch records its own graph of the call, hooks would keep its tensors in a cycle that is never freed.
     """
@@ -156,7 +166,7 @@ def _before_saved_tensors_hooks(hooks: Any) -> None:
 
 
 def _before_mode(mode: Any) -> None:
-    """What a mode changes is below PyTorch's autograd: the gradient would stay that of the unchanged operation.
+    """Refuses modes that change values below PyTorch's autograd, where gradients stay those of the unchanged operation.
 
     The modes of PyTorch's compiler change nothing.
     """

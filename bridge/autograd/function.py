@@ -50,7 +50,7 @@ Tracing = Callable[[Any], contextlib.AbstractContextManager]
 
 
 class Context(FunctionCtx):
-    """What `forward` leaves for `backward`: PyTorch's own notebook, with the two answers that its engine gives."""
+    """PyTorch's own context, with the two answers that its engine gives."""
 
     needs_input_grad: tuple[bool, ...] = ()
 
@@ -170,7 +170,7 @@ class _Leaf:
 
 
 _ENCLOSED = "variables that the backward encloses"
-"""Where a context has the traced ones, so that the backward finds them as they are in its own trace."""
+"""The entry of a context with the traced ones, which the backward encloses as they are in its own trace."""
 
 
 class _Saved:
@@ -192,7 +192,7 @@ class _Saved:
         """Those that the backward may call, each with a path to it."""
         self.arrays: list[jax.Array] = []
         self._late: set[Any] = set()
-        """What was written after the Function: tensors of the context and of the state, by their homes."""
+        """The homes of tensors that were written after the Function was applied."""
         self._tensors: dict[tuple[str, int], torch.Tensor] = {}
         """Those of the context, by home, during the call."""
         self._tree = self._taken_apart(ctx.__dict__ | {_ENCLOSED: _enclosed(backward)}, inputs, outputs)
@@ -202,13 +202,13 @@ class _Saved:
         self._state = {id(t): (t, t._cell) for t in call.state if modules or id(t) in self._own}
         """Parameters and buffers that the backward may read."""
         self._cells = {cell: len(self.arrays) + i for i, cell in enumerate({c: 0 for _, c in self._state.values()})}
-        """Where their arrays are."""
+        """Their cells, with the places of the arrays of these."""
         self.arrays += [cell.read() for cell in self._cells]
         self._changes: list[tuple[Any, Callable[[], bool]]] = []
         self._rebuilt: list[tuple[BridgeTensor, tuple[str, int], int]] = []
         """The tensors of the context of a backward, their homes, and how often each had been written."""
         self._versions: dict[Cell, int] = {}
-        """How often the parameters and buffers had been written before it."""
+        """The versions of the parameters and buffers before it."""
 
     def _held_by(self, ctx: Context, backward: Any) -> list[tuple[str, Any]]:
         """The tensors and modules that the backward finds, with their paths."""
@@ -279,7 +279,7 @@ class _Saved:
         self._changes = []
 
     def _replaced(self, real: torch.Tensor) -> Callable[[], bool]:
-        """Whether the real tensor has other values than now, or traced ones."""
+        """Returns a function that is true once the real tensor has other values than now, or traced ones."""
         version, traced = version_of(real), self._call.is_traced(real)
         return lambda: version_of(real) != version or self._call.is_traced(real) != traced
 
@@ -339,7 +339,7 @@ class _Saved:
         return ctx
 
     def gradients(self) -> dict[tuple[str, int], jax.Array]:
-        """What the backward has left as `grad`, by the home of the tensor that it is of."""
+        """Returns each `grad` that the backward has left, by the home of its tensor."""
         left = [(home, tensor) for tensor, home, _ in self._rebuilt]
         left += [(("array", self._cells[cell]), t) for t, cell in self._state.values()]
         sums: dict[tuple[str, int], jax.Array] = {}
@@ -351,7 +351,7 @@ class _Saved:
         return sums
 
     def written(self) -> tuple[bool, bool]:
-        """Whether the backward has written parameters or buffers: those of its context, and others."""
+        """True if the backward has written a parameter or buffer of its context; true if it has written any."""
         written = [i in self._own for i, (_, c) in self._state.items() if c.version != self._versions[c]]
         views = any(home in self._of_state and t._cell.version != version for t, home, version in self._rebuilt)
         return views or any(written), bool(written)
@@ -367,7 +367,7 @@ def _written(storage: Any) -> Callable[[], bool]:
 
 
 class _Attributes:
-    """What modules hold: their attributes, and what is in containers among these."""
+    """A snapshot of the attributes of modules, and of the containers among them."""
 
     def __init__(self, modules: Collection[tuple[str, nn.Module]]):
         self._attributes = [(path, each, dict(each)) for path, m in modules for each in (vars(m), m._buffers)]
@@ -386,8 +386,10 @@ class _Attributes:
                 value = attributes.get(name)
                 if not _same(value, before.get(name)):
                     (tensors if isinstance(value, torch.Tensor) else others).append(f"{path}.{name}")
-            attributes.clear()
-            attributes.update(before)
+                    if name in before:
+                        attributes[name] = before[name]
+                    else:
+                        del attributes[name]
         others += [path for path, container, before in self._containers if not _same(_contents(container), before)]
         return tensors, others
 
@@ -404,7 +406,7 @@ def _contents(container: Any) -> list[tuple[Any, Any]]:
 
 
 def _same(now: Any, before: Any) -> bool:
-    """Whether it is the same object, number or text, or a list of such."""
+    """True for the same object, number or text, and for lists of such."""
     if now is before or type(now) is not type(before):
         return now is before
     if isinstance(now, (list, tuple)):
@@ -423,7 +425,7 @@ class _Backward:
         self._metas = [t._meta if isinstance(t, BridgeTensor) else None for t in outputs]
         self.tracing: Tracing = contextlib.nullcontext
         self.is_run_by_pytorch = True
-        """Whether an input requires grad."""
+        """True if an input requires grad."""
 
         @jax.custom_vjp
         def attach(outputs: list, inputs: list, arrays: list) -> list:
@@ -438,7 +440,7 @@ class _Backward:
         self.attach = attach
 
     def __call__(self, saved: tuple, cotangents: list[jax.Array]) -> tuple[list[jax.Array], list[Any]]:
-        """The gradients of the inputs and of the arrays of the context."""
+        """Returns the gradients of the inputs and of the arrays of the context."""
         _, inputs, arrays = saved
         returned, left = restarted(lambda recording: self._run(saved, cotangents, recording))
         returned = returned if isinstance(returned, tuple) else (returned,)
@@ -458,7 +460,7 @@ class _Backward:
         return gradients, [left.get(("array", i)) for i in range(len(arrays))]
 
     def _run(self, saved: tuple, cotangents: list[jax.Array], recording: int) -> tuple[Any, dict]:
-        """What the backward returns, and what it leaves as `grad`."""
+        """Returns what the backward returns, and the `grad` of each tensor that it leaves one on."""
         outputs, inputs, arrays = saved
         given = dict(zip(self._free, cotangents, strict=True))
         with (
@@ -577,7 +579,7 @@ _LOOKED_AT = 10_000
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """What a container, an object or a function holds, each with a name."""
+    """Returns the contents of a container, an object or a function, each with a name."""
     if isinstance(value, _CONTAINERS):
         return [(f"[{key!r}]", item) for key, item in _contents(value)]
     if isinstance(value, types.FunctionType):
@@ -592,7 +594,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _reduces_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether PyTorch sums a gradient of this shape to the other one, which broadcasts to it."""
+    """True if PyTorch sums a gradient of this shape to the other one, which broadcasts to it."""
     kept = tuple(shape)[max(len(shape) - len(wanted), 0) :]
     return len(kept) == len(wanted) and all(b in (1, a) for a, b in zip(kept, wanted, strict=True))
 

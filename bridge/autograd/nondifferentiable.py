@@ -25,14 +25,14 @@ aten = torch.ops.aten
 
 
 class Rule(NamedTuple):
-    """What PyTorch says when it is asked for the derivative of an operation."""
+    """PyTorch's answer when it is asked for the derivative of an operation."""
 
     of: tuple[str, ...] | None = None
     """The arguments that have no derivative; `None`: none has."""
     is_checked: bool = False
-    """Whether PyTorch raises as soon as one of these arguments requires grad."""
+    """True if PyTorch raises as soon as one of these arguments requires grad."""
     is_silent: bool = False
-    """Whether the result requires no grad, so that nothing raises."""
+    """True if the result requires no grad, so that nothing raises."""
     without_grad: tuple[int, ...] = ()
     """The results that require none, where others do."""
     applies: Callable[..., bool] = lambda *args, **kwargs: True

@@ -1,4 +1,4 @@
-"""`grad` of parameters: what a backward adds to it is part of JAX's gradient, what a forward assigns is refused."""
+"""`grad` of parameters: what the backward of a `torch.autograd.Function` adds to it is part of JAX's gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -242,57 +242,3 @@ def test_buffers_that_a_second_run_writes():
     fn = bridge.export(Normalised())
     with pytest.warns(bridge.BridgeWarning, match="the backward of Checkpointed changes .* once more, which is lost"):
         jax.grad(lambda p: fn(p, fn.buffers, X.numpy(), train=True)[0].sum())(fn.params)
-
-
-# ---- in forward
-
-
-def assigned(m, x):
-    m[0].weight.grad = torch.ones(5, 6)
-    return m(x)
-
-
-def added(m, x):
-    weight = m[0].weight
-    weight.grad = torch.ones(5, 6) if weight.grad is None else weight.grad.add_(1)
-    return m(x)
-
-
-def of_an_input(m, x):
-    x.grad = x.detach() * 2
-    return m(x)
-
-
-@pytest.mark.parametrize("call", [assigned, added, of_an_input])
-def test_assigned_in_forward(call):
-    fn = bridge.export(Call(call, small()))
-    with pytest.raises(bridge.BridgeError, match=r"`\.grad` of a parameter.* is assigned.*Remedy: "):
-        fn(fn.params, fn.buffers, X.numpy())
-
-
-def test_a_gradient_from_before_the_call():
-    def norm(m, x):
-        return x if m[0].weight.grad is None else x * m[0].weight.grad.norm()
-
-    module = Call(norm, small())
-    fn = bridge.export(module)
-    assert (fn(fn.params, fn.buffers, X.numpy())[0] == X.numpy()).all()
-    module.module(X).sum().backward()
-    with pytest.warns(bridge.BridgeWarning, match=r"`\.grad` is None in the call, though"):
-        assert (fn(fn.params, fn.buffers, X.numpy())[0] == X.numpy()).all()
-
-
-def reset(m, x):
-    """As `delta.grad.zero_()` of an attack, and `zero_grad` after it."""
-    delta = torch.zeros_like(x, requires_grad=True)
-    for _ in range(2):
-        (x.detach() * delta).sin().sum().backward()
-        with torch.no_grad():
-            delta += 0.1 * delta.grad.sign()
-        delta.grad.zero_()
-    m.zero_grad()
-    return m(x + delta.detach())
-
-
-def test_leaves_of_the_call_s_own():
-    compare(Call(reset, small()), [X])
