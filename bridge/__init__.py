@@ -6,7 +6,8 @@
 Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
-from bridge import custom_functions, generators, interception, internals, recomputation
+from bridge import custom_functions, generators, interception, recomputation
+from bridge._compat import releases
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
@@ -36,7 +37,7 @@ __all__ = [
     "verify",
 ]
 
-internals.check()
+releases.check()
 custom_functions.install()
 recomputation.install()
 generators.install()

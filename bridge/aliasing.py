@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bridge._compat.torch import below_autograd, below_modes, schema_name
 from bridge.argument_checks import raise_if_not_cast
 from bridge.arrays import jax_dtype
 from bridge.computation import compute, values_into
-from bridge.internals import below_autograd, below_modes, schema_name
 from bridge.memory import refuse_overlap
 from bridge.metas import check_write, listed, map_tensors, meta_of_strided, traced_meta_of
 from bridge.operations import functional_of, functional_op, has_out

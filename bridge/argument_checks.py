@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bridge.internals import below_modes, overload_name, tree_map_only
+from bridge._compat.torch import below_modes, overload_name, tree_map_only
 from bridge.kernel_checks import refused_by_kernel
 from bridge.metas import tensors_in
 from bridge.tensors import BridgeTensor

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import gradient_hooks, mark_as_parameter, storage_id
 from bridge.adoption import window
 from bridge.arrays import jax_dtype, torch_dtype
 from bridge.attributes import Attributes, Place
@@ -31,7 +33,6 @@ from bridge.final_state import (
 )
 from bridge.generators import CallGenerator
 from bridge.integers import check_values
-from bridge.internals import Tracer, gradient_hooks, mark_as_parameter, storage_id
 from bridge.memory import has_overlap, roots
 from bridge.overrides import override
 from bridge.pytrees import convert, is_array

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.torchax import decomposition, torchax_lowering
 from bridge.arrays import jax_dtype
 from bridge.cells import differentiable, stop_gradient
 from bridge.draws import drawn_numbers
 from bridge.errors import BridgeError
 from bridge.inlining import cast
 from bridge.integers import REMEDY, RangeError, fitting
-from bridge.internals import decomposition, torchax_lowering
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
 from bridge.metas import listed, map_tensors

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bridge._compat.jax import Tracer
 from bridge.errors import is_framework
-from bridge.internals import Tracer
 from bridge.omitted_arguments import frame_of
 
 if TYPE_CHECKING:

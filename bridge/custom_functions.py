@@ -14,19 +14,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import increment_version
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import AutogradFunction, below_modes, in_function_transform, is_dual, wrapped_by_transform
 from bridge.arrays import jax_dtype
 from bridge.cells import differentiable, stop_gradient
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
 from bridge.function_notes import Context, Notes
-from bridge.internals import (
-    AutogradFunction,
-    Tracer,
-    below_modes,
-    in_function_transform,
-    is_dual,
-    wrapped_by_transform,
-)
 from bridge.kept_on_context import KeptOnContext
 from bridge.recording import recorded, restarted
 from bridge.tensors import BridgeTensor, fresh

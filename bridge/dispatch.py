@@ -15,6 +15,15 @@ from typing import Any
 
 import torch
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import (
+    HigherOrderOperator,
+    UncompiledDispatchMode,
+    is_composite,
+    is_without_memory,
+    returns,
+    schema_name,
+)
 from bridge.adoption import Adopted
 from bridge.aliasing import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
 from bridge.argument_checks import ORDINARY, raise_if_refused
@@ -23,15 +32,6 @@ from bridge.draws import seeded_generator
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
 from bridge.integers import REMEDY, Integers, RangeError, checked
-from bridge.internals import (
-    HigherOrderOperator,
-    Tracer,
-    UncompiledDispatchMode,
-    is_composite,
-    is_without_memory,
-    returns,
-    schema_name,
-)
 from bridge.kernel_checks import as_said_by_kernel
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.lowerings.no_derivative import NO_DERIVATIVE, apply_rule

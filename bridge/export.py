@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from torch import nn
 
 from bridge import named_functions
+from bridge._compat.torch import is_script
 from bridge.arrays import array_of
 from bridge.attributes import Place
 from bridge.call import Call, Request, Result, refuse_gradient_hooks
 from bridge.errors import BridgeError
 from bridge.integers import Int64, check_policy, check_values, checked
-from bridge.internals import is_script
 from bridge.lost_state import check_left, warn_of_arguments
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots

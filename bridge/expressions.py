@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from bridge.internals import Tracer
+from bridge._compat.jax import Tracer
 
 _MOVES = frozenset({"broadcast_in_dim", "concatenate", "reshape", "rev", "slice", "squeeze", "transpose"})
 """Primitives that only move elements."""

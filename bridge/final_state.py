@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from bridge._compat.torch import is_parameter, storage_id
 from bridge.errors import BridgeError
-from bridge.internals import is_parameter, storage_id
 from bridge.memory import overlap, shares_memory
 from bridge.slots import state_of, value_in
 from bridge.tensors import BridgeTensor

@@ -12,6 +12,18 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from bridge import cumulative_average
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import (
+    GET_BASE,
+    IS_VIEW,
+    base_of,
+    below_modes,
+    casts_under_autocast,
+    engine_requires_grad,
+    in_transform,
+    tree_map_only,
+    wrapped_by_transform,
+)
 from bridge.arrays import tensor_of
 from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
 from bridge.dispatch import Dispatch
@@ -24,18 +36,6 @@ from bridge.indexing import (
     is_window,
     places_of,
     selected,
-)
-from bridge.internals import (
-    GET_BASE,
-    IS_VIEW,
-    Tracer,
-    base_of,
-    below_modes,
-    casts_under_autocast,
-    engine_requires_grad,
-    in_transform,
-    tree_map_only,
-    wrapped_by_transform,
 )
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.masked import MaskedRows, is_mask, rows_by_mask

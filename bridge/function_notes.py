@@ -14,11 +14,11 @@ import jax
 import torch
 from torch.autograd.function import FunctionCtx
 
+from bridge._compat.torch import engine_leaf, engine_requires_grad
 from bridge.adoption import version_of
 from bridge.cells import Cell, Storage, UnreadableCell
 from bridge.dispatch import Dispatch
 from bridge.errors import BridgeError
-from bridge.internals import engine_leaf, engine_requires_grad
 from bridge.pytrees import convert
 from bridge.recording import start_graph
 from bridge.tensors import BridgeTensor, fresh

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from bridge.internals import below_modes, default_generator, replace_default_generator, tree_map_only
+from bridge._compat.torch import below_modes, default_generator, replace_default_generator, tree_map_only
 from bridge.tensors import BridgeTensor
 
 aten = torch.ops.aten

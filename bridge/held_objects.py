@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bridge.internals import below_modes
+from bridge._compat.torch import below_modes
 from bridge.tensors import BridgeTensor
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)

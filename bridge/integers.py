@@ -18,11 +18,11 @@ from bridge import (
     float_ranges,
     integer_arithmetic,  # noqa: F401 (importing it fills the table of rules)
 )
+from bridge._compat.torch import arguments as arguments_of
+from bridge._compat.torch import below_modes, schema_name
 from bridge.errors import BridgeError
 from bridge.integer_ranges import INT32, Bounds, Range, is_known, is_wide, range_of, union
 from bridge.integer_rules import INDEX_ONLY, PICKS, PRODUCTS, RULES, Call, size_along
-from bridge.internals import arguments as arguments_of
-from bridge.internals import below_modes, schema_name
 from bridge.tensors import BridgeTensor
 
 Int64 = Literal["refuse", "wrap", "exact"]

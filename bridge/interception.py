@@ -9,8 +9,8 @@ import torch
 import torch.utils.dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
+from bridge._compat.torch import DispatchMode, run_before, run_before_functional
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
-from bridge.internals import DispatchMode, run_before, run_before_functional
 from bridge.recording import GRAPH_FROM_INPUTS, Restart
 from bridge.tensors import BridgeTensor
 from bridge.tracing import active, turn_compiler_off

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import torch
 
+from bridge._compat.torch import arguments, below_modes, schema_name, tree_map_only
 from bridge.errors import BridgeError
-from bridge.internals import arguments, below_modes, schema_name, tree_map_only
 from bridge.metas import tensors_in
 from bridge.operations import has_out, is_random, kind_of
 from bridge.tensors import BridgeTensor

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from bridge._compat.jax import Tracer, same_values
+from bridge._compat.torch import UncompiledDispatchMode, below_modes, in_transform
 from bridge.errors import BridgeError, refusal
 from bridge.indexing import is_traced_place, places_of
-from bridge.internals import Tracer, UncompiledDispatchMode, below_modes, in_transform, same_values
 from bridge.lowerings import FUNCTIONS
 from bridge.operations import written_arguments
 from bridge.tensors import BridgeTensor

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from bridge._compat.torch import arguments, below_dispatch, leave_compiler_unloaded, overload_name, schema_name
 from bridge.arrays import refuse_dtype
-from bridge.internals import arguments, below_dispatch, leave_compiler_unloaded, overload_name, schema_name
 from bridge.lowerings.registry import METAS
 from bridge.tensors import BridgeTensor, blank
 

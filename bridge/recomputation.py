@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import torch
 
+from bridge._compat.torch import replace_checkpoint
 from bridge.cells import REGION, Cell, Storage
-from bridge.internals import replace_checkpoint
 from bridge.pytrees import convert
 from bridge.tensors import BridgeTensor
 from bridge.tracing import active

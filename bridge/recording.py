@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from bridge._compat.torch import engine_leaf, engine_requires_grad
 from bridge.cells import differentiable
-from bridge.internals import engine_leaf, engine_requires_grad
 from bridge.tensors import BridgeTensor
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)

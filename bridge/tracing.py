@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import torch
 
+from bridge._compat.torch import NO_MEMORY, compiler_is_loaded
 from bridge.dispatch import Dispatch
 from bridge.errors import UNDER_WAY, WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
-from bridge.internals import NO_MEMORY, compiler_is_loaded
 from bridge.precision import products_of_pytorch
 from bridge.process_modes import modes, put_back
 from bridge.recording import NO_GRAPH

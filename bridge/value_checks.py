@@ -10,11 +10,12 @@ import torch
 import torch.distributions
 import torch.nn.functional
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import below_modes
 from bridge.arrays import tensor_of
 from bridge.cumulative_average import asks_for_counter
 from bridge.errors import is_framework
 from bridge.exception_handlers import caught_by_the_module
-from bridge.internals import Tracer, below_modes
 from bridge.tensors import BridgeTensor
 
 if TYPE_CHECKING:

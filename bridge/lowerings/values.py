@@ -12,10 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import below_modes, tree_map_only
 from bridge.arrays import jax_dtype
 from bridge.errors import calls_of_thread, refusal
 from bridge.integer_ranges import range_of
-from bridge.internals import Tracer, below_modes, tree_map_only
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.tensors import BridgeTensor, blank, fresh

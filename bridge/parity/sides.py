@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bridge._compat.torch import DispatchMode, storage_id
 from bridge.arrays import array_of
 from bridge.attributes import arrays_in
 from bridge.call import method_of, refuse_gradient_hooks
@@ -23,7 +24,6 @@ from bridge.errors import BridgeError
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
 from bridge.held_objects import WEAK
-from bridge.internals import DispatchMode, storage_id
 from bridge.memory import array_over, shares_memory
 from bridge.operations import is_draw
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named

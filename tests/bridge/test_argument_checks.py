@@ -14,7 +14,7 @@ from torch import nn
 import bridge
 from benchmarks import op_survey
 from bridge import kernel_checks
-from bridge.internals import DispatchMode, tree_map_only
+from bridge._compat.torch import DispatchMode, tree_map_only
 from bridge.tensors import blank, fresh
 
 X = randn(3, 4)

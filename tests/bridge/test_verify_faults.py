@@ -17,7 +17,7 @@ from torch import nn
 
 import bridge
 from bridge import custom_functions
-from bridge.internals import torchax_lowering
+from bridge._compat.torchax import torchax_lowering
 from bridge.lowerings import LOWERINGS, METAS
 from bridge.randomness import RANDOM
 
