@@ -302,7 +302,9 @@ def erfcx(x):
 def polygamma(n, x):
     """JAX's own is another function where `n` is zero; of numbers below -7 it is wrong, and nan here."""
     x = widened(x)
-    return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
+    if not n:
+        return jax.lax.digamma(x)
+    return jnp.where(x < -7, jnp.nan, jnp.where(jnp.isposinf(x), 0, jax.lax.polygamma(jnp.full_like(x, n), x)))
 
 
 @lowers(aten.digamma.default)
