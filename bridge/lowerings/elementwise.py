@@ -302,14 +302,12 @@ def erfcx(x):
 def polygamma(n, x):
     """JAX's own is another function where `n` is zero; of numbers below -7 it is wrong, and nan here."""
     x = widened(x)
-    if not n:
-        return jax.lax.digamma(x)
-    return jnp.where(x < -7, jnp.nan, jnp.where(jnp.isposinf(x), 0, jax.lax.polygamma(jnp.full_like(x, n), x)))
+    return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
 
 
 @lowers(aten.digamma.default)
 @of_widened
-@with_derivatives(lambda t, out, x: t * polygamma(1, x))
+@with_derivatives(lambda t, out, x: t * jnp.where(x == jnp.inf, 0, polygamma(1, x)))
 def digamma(x):
     return jax.lax.digamma(x)
 

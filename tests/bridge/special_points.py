@@ -197,6 +197,7 @@ DIFFERS = {
     "digamma": (lambda x: x <= 0, "between poles PyTorch's own float32 differs by 1e-4 of its float64; JAX has a pole"),
     "lgamma": (lambda x: x <= 0, "its gradient is that digamma"),
     "special.ndtri": (lambda x: x in (0, 1), "JAX's derivative at the ends is 0, PyTorch's inf"),
+    "polygamma 1": (_infinite, "JAX's value at infinity is nan"),
     "polygamma 2": (lambda x: x <= 0, "JAX's value at poles is nan"),
     "polygamma 3": (lambda x: x <= 0, "its gradient at poles is nan, and below -7 its value"),
     "logit": (lambda x: str(x) == "-0.0", "PyTorch's gradient is inf or -inf there, by the width of its vectors"),
