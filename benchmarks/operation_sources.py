@@ -26,8 +26,8 @@ from torch import nn
 
 import bridge
 from bridge import computation
+from bridge._compat.torchax import decomposition, pytorch_decomposition
 from bridge.arrays import array_of
-from bridge.internals import decomposition, pytorch_decomposition
 from bridge.pytrees import convert
 from models_torch import registry
 

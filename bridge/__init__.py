@@ -6,7 +6,7 @@
 Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
-from bridge import internals
+from bridge._compat import releases
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
@@ -36,4 +36,4 @@ __all__ = [
     "verify",
 ]
 
-internals.check()
+releases.check()

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.arrays import array_of
 from bridge.cells import REGION, Cell, View
 from bridge.context import TraceContext
-from bridge.internals import below_modes, is_view_of, storage_id
 from bridge.memory import elements, positions, what_is_special
 from bridge.metas import listed, meta_of, meta_of_strided, tensors_in
 from bridge.operations import is_random, kind_of

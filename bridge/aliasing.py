@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from bridge._compat.torch import below_autograd, below_modes, schema_name
 from bridge.arrays import jax_dtype
 from bridge.computation import arrays_of, compute
 from bridge.context import TraceContext
 from bridge.eager_errors import raise_if_not_cast
-from bridge.internals import below_autograd, below_modes, schema_name
 from bridge.memory import refuse_overlap
 from bridge.metas import check_write, listed, meta_of_strided, traced_meta_of
 from bridge.operations import functional_of, functional_op, has_out

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge._compat.torch import below_modes
+from bridge._compat.torchax import jax_dtype_of, torch_dtype_of
 from bridge.errors import refusal
-from bridge.internals import below_modes, jax_dtype_of, torch_dtype_of
 
 
 def jax_dtype(dtype: torch.dtype) -> Any:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.adoption import window
 from bridge.arrays import array_of, has_counterpart, jax_dtype, torch_dtype
 from bridge.autograd.checkpoint import recomputed
@@ -22,7 +24,6 @@ from bridge.dispatch import Dispatch
 from bridge.effects import Place, Shapes, Snapshot
 from bridge.errors import BridgeError, placed
 from bridge.generators import CallGenerator
-from bridge.internals import Tracer, gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.memory import has_overlap, roots
 from bridge.pytrees import NO_PYTREE, convert, is_array, tensor_inside
 from bridge.randomness import Rng

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.torchax import decomposition, torchax_lowering
 from bridge.arrays import jax_dtype
 from bridge.cells import differentiable, stop_gradient
 from bridge.context import TraceContext
 from bridge.errors import BridgeError
 from bridge.inlining import cast
-from bridge.internals import decomposition, torchax_lowering
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
 from bridge.operations import takes_dimension

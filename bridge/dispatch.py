@@ -16,6 +16,14 @@ from typing import Any
 import jax
 import torch
 
+from bridge._compat.torch import (
+    HigherOrderOperator,
+    UncompiledDispatchMode,
+    is_composite,
+    is_without_memory,
+    returns,
+    schema_name,
+)
 from bridge.adoption import BY_SHAPE, Adopted
 from bridge.aliasing import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
 from bridge.autograd.engine import NO_GRAPH
@@ -24,14 +32,6 @@ from bridge.computation import compute
 from bridge.eager_errors import CHECKS, kernel_error, raise_if_refused
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.generators import draw
-from bridge.internals import (
-    HigherOrderOperator,
-    UncompiledDispatchMode,
-    is_composite,
-    is_without_memory,
-    returns,
-    schema_name,
-)
 from bridge.item import check_matrix, is_all_true, is_equal, number_of
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.metas import MetaCache

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bridge.internals import below_modes, tree_map_only
+from bridge._compat.torch import below_modes, tree_map_only
 from bridge.metas import tensors_in
 from bridge.operations import is_random
 from bridge.tensors import BridgeTensor

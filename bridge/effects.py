@@ -27,8 +27,9 @@ import torch
 from jax.extend.core import Literal
 from torch import nn
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import below_modes
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.internals import Tracer, below_modes
 from bridge.pytrees import convert, is_number
 from bridge.tensors import BridgeTensor
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from torch import nn
 
 from bridge import named_functions
+from bridge._compat.torch import is_script
 from bridge.arrays import array_of
 from bridge.call import Request, Result, refuse_gradient_hooks, run_call
 from bridge.effects import Verdicts
 from bridge.errors import BridgeError
-from bridge.internals import is_script
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.memory import check_kinds, roots
 from bridge.randomness import Rng, check_key

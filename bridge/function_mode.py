@@ -12,15 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from bridge.arrays import tensor_of
-from bridge.autograd import engine
-from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
-from bridge.context import CURRENT, TraceContext
-from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
-from bridge.internals import (
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import (
     GET_BASE,
     IS_VIEW,
-    Tracer,
     base_of,
     below_modes,
     casts_under_autocast,
@@ -29,6 +24,11 @@ from bridge.internals import (
     tree_map_only,
     wrapped_by_transform,
 )
+from bridge.arrays import tensor_of
+from bridge.autograd import engine
+from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
+from bridge.context import CURRENT, TraceContext
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.item import CHECKING
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from bridge.internals import (
+from bridge._compat.torch import (
     Replacements,
     below_modes,
     default_generator,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bridge.internals import Tracer
+from bridge._compat.jax import Tracer
 
 _ARRAY = (jax.Array, None)
 """What stands for an array in the key of a trace; for another argument it is its type and its value."""

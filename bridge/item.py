@@ -7,10 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import below_modes
 from bridge.arrays import tensor_of
 from bridge.computation import compute
 from bridge.context import TraceContext
-from bridge.internals import Tracer, below_modes
 from bridge.symbolic.ranges import known_number
 from bridge.tensors import BridgeTensor
 from bridge.untranslated import VALUE_REMEDY, asked_inside

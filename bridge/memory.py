@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from bridge._compat.torch import storage_id
 from bridge.arrays import has_counterpart
 from bridge.errors import BridgeError
-from bridge.internals import storage_id
 
 PLAIN = (torch.Tensor, nn.Parameter)
 """Classes of tensors that mean what their numbers mean."""

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from bridge.arrays import refuse_dtype
-from bridge.internals import (
+from bridge._compat.torch import (
     arguments,
     below_dispatch,
     leave_compiler_unloaded,
@@ -17,6 +16,7 @@ from bridge.internals import (
     schema_name,
     tree_map_only,
 )
+from bridge.arrays import refuse_dtype
 from bridge.lowerings.registry import METAS
 from bridge.tensors import BridgeTensor, blank
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bridge.internals import arguments, overload_name, returns, schema_name
+from bridge._compat.torch import arguments, overload_name, returns, schema_name
 from bridge.randomness import RANDOM
 from bridge.tensors import BridgeTensor
 

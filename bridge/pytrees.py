@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import below_modes
 from bridge.errors import BridgeError
-from bridge.internals import Tracer, below_modes
 
 _Instance = TypeVar("_Instance")
 _REGISTERED: set[type] = set()

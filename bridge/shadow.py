@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from bridge._compat.torch import base_of
 from bridge.errors import BridgeError
 from bridge.generators import CallGenerator
-from bridge.internals import base_of
 from bridge.pytrees import ATOMS, attributes_of, built_in, empty_like, fill, is_plain_class, items_of, tuple_of
 from bridge.tensors import BridgeTensor
 

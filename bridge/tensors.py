@@ -16,11 +16,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from bridge._compat.torch import (
+    NO_TORCH_FUNCTION,
+    below_modes,
+    engine_leaf,
+    is_parameter,
+    make_wrapper,
+    mark_as_parameter,
+)
 from bridge.arrays import torch_dtype
 from bridge.cells import REGION, Cell, Storage, View, differentiable, has_tangents, regraft, stop_gradient
 from bridge.context import CURRENT, current
 from bridge.errors import refusal
-from bridge.internals import NO_TORCH_FUNCTION, below_modes, engine_leaf, is_parameter, make_wrapper, mark_as_parameter
 from bridge.memory import elements, positions
 
 _NO_LEAF = (

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.distributions import Distribution
 
+from bridge._compat.torch import NO_MEMORY, Replacements, before, compiler_is_loaded, validates_distributions
 from bridge.autograd import checkpoint, engine
 from bridge.autograd.function import in_place_of_apply
 from bridge.context import CURRENT, entered
@@ -19,7 +20,6 @@ from bridge.dispatch import Dispatch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.function_mode import Functions
 from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
-from bridge.internals import NO_MEMORY, Replacements, before, compiler_is_loaded, validates_distributions
 from bridge.named_functions import replaced
 from bridge.precision import products_of_pytorch
 

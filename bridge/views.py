@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from jax import lax
 
+from bridge._compat.torch import below_modes
 from bridge.arrays import jax_dtype
 from bridge.cells import REGION, View, stop_gradient
 from bridge.inlining import inlined
-from bridge.internals import below_modes
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS
 from bridge.memory import elements, positions

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import torch
 
+from bridge._compat.torch import in_place_of_checkpoint
 from bridge.autograd.engine import current
 from bridge.cells import REGION, Cell, Storage
-from bridge.internals import in_place_of_checkpoint
 from bridge.pytrees import convert
 from bridge.tensors import BridgeTensor
 

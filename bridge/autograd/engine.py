@@ -15,10 +15,7 @@ import torch
 import torch.utils.dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
-from bridge.cells import UnreadableCell, differentiable
-from bridge.context import TraceContext, current
-from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError
-from bridge.internals import (
+from bridge._compat.torch import (
     DispatchMode,
     ProxyMode,
     UncompiledDispatchMode,
@@ -29,6 +26,9 @@ from bridge.internals import (
     engine_requires_grad,
     in_transform,
 )
+from bridge.cells import UnreadableCell, differentiable
+from bridge.context import TraceContext, current
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError
 from bridge.tensors import BridgeTensor, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)

@@ -23,16 +23,10 @@ from torch import nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import increment_version
 
-from bridge.adoption import version_of
-from bridge.arrays import jax_dtype
-from bridge.autograd.engine import recorded, restarted, start_graph
-from bridge.cells import Cell, UnreadableCell, differentiable, stop_gradient
-from bridge.context import TraceContext, current
-from bridge.errors import BridgeError
-from bridge.internals import (
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import (
     AutogradFunction,
     Replacement,
-    Tracer,
     below_modes,
     engine_gradient,
     engine_leaf,
@@ -42,6 +36,12 @@ from bridge.internals import (
     set_engine_gradient,
     wrapped_by_transform,
 )
+from bridge.adoption import version_of
+from bridge.arrays import jax_dtype
+from bridge.autograd.engine import recorded, restarted, start_graph
+from bridge.cells import Cell, UnreadableCell, differentiable, stop_gradient
+from bridge.context import TraceContext, current
+from bridge.errors import BridgeError
 from bridge.pytrees import convert
 from bridge.tensors import BridgeTensor, fresh
 

@@ -16,9 +16,9 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from bridge._compat.torch import arguments, tree_map_only
 from bridge.cells import stop_gradient
 from bridge.errors import BridgeError
-from bridge.internals import arguments, tree_map_only
 from bridge.tensors import BridgeTensor, differentiable, fresh
 
 aten = torch.ops.aten

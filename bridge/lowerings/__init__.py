@@ -3,7 +3,7 @@
 One file a subject; importing this package fills the tables.
 """
 
-from bridge.internals import MissingOperation, missing_operations_tolerated
+from bridge._compat.torchax import MissingOperation, missing_operations_tolerated
 from bridge.lowerings.registry import BY_LAYOUT, DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
 
 with missing_operations_tolerated():

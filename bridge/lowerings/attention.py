@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from jax.custom_derivatives import SymbolicZero
 
+from bridge._compat.jax import Tracer
 from bridge.inlining import inlined
-from bridge.internals import Tracer
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, METAS, lowers
 

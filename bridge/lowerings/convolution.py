@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge._compat.torch import convolution_format
+from bridge._compat.torchax import decomposition
 from bridge.cells import regraft
-from bridge.internals import convolution_format, decomposition
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.norms import batch_norm
 from bridge.lowerings.registry import DECOMPOSITIONS, LOWERINGS, METAS, lowers, widened

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import torch
 
+from bridge._compat.torchax import pytorch_decomposition
 from bridge.arrays import array_of
 from bridge.cells import stop_gradient
-from bridge.internals import pytorch_decomposition
 from bridge.lowerings.registry import DECOMPOSITIONS, decomposes
 from bridge.tensors import BridgeTensor, fresh
 

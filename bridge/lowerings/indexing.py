@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.torchax import torchax_embedding, torchax_gather, torchax_index_put
 from bridge.cells import regraft
-from bridge.internals import torchax_embedding, torchax_gather, torchax_index_put
 from bridge.lowerings.creation import NARROW, broadcast
 from bridge.lowerings.registry import METAS, decomposes, lowers, widened
 

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import below_modes
 from bridge.arrays import tensor_of
-from bridge.internals import Tracer, below_modes
 from bridge.lowerings.registry import decomposes, lowers
 from bridge.tensors import BridgeTensor
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from bridge._compat.jax import Tracer
+from bridge._compat.torch import below_modes, tree_map_only
 from bridge.arrays import jax_dtype
 from bridge.errors import refusal
-from bridge.internals import Tracer, below_modes, tree_map_only
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.symbolic.ranges import range_of

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from bridge._compat.torch import DispatchMode
 from bridge.arrays import array_of
 from bridge.call import method_of, refuse_gradient_hooks
 from bridge.errors import is_framework
 from bridge.export import Functional
 from bridge.generators import WatchedGenerator, default_generator_as
-from bridge.internals import DispatchMode
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.operations import is_draw, is_random
 from bridge.parity.inputs import Call, named_inputs, ordered_as

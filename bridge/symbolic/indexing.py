@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.jax import Tracer
 from bridge.cells import View
-from bridge.internals import Tracer
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensors import BridgeTensor, as_view, blank
 

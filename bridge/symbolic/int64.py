@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import torch
 
+from bridge._compat.torch import arguments as arguments_of
+from bridge._compat.torch import below_modes
 from bridge.errors import BridgeError
-from bridge.internals import arguments as arguments_of
-from bridge.internals import below_modes
 from bridge.symbolic.ranges import LIMITING, OF_FLOATS, Call, Interval, is_finite, rule_of
 from bridge.tensors import BridgeTensor
 

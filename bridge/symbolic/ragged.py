@@ -16,8 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from bridge._compat.jax import Tracer, same_values
+from bridge._compat.torch import UncompiledDispatchMode, arguments, below_modes, in_transform
 from bridge.errors import BridgeError, refusal
-from bridge.internals import Tracer, UncompiledDispatchMode, arguments, below_modes, in_transform, same_values
 from bridge.symbolic.indexing import Error, is_traced_number, is_traced_place, places_of
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensors import BridgeTensor

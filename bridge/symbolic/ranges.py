@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import torch
 
-from bridge.internals import arguments as arguments_of
-from bridge.internals import schema_name
+from bridge._compat.torch import arguments as arguments_of
+from bridge._compat.torch import schema_name
 from bridge.tensors import BridgeTensor
 
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 import bridge
 from bridge import tracing
-from bridge.internals import Replacements
+from bridge._compat.torch import Replacements
 
 
 class Reversed(Function):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import bridge
-from bridge import internals
-from bridge.internals import MissingOperation, missing_operations_tolerated
+from bridge._compat import releases
+from bridge._compat.torchax import MissingOperation, missing_operations_tolerated
 
 _PRIVATE = re.compile(
     r"torch\._[A-Za-z]|torch\.(\w+\.)+_[a-z]|^import torchax|^from torchax|jax\._src|jax\.core|from torch.* import _"
@@ -25,7 +25,7 @@ def private_names(source: str) -> list[str]:
 
 
 def test_no_other_file_of_the_bridge_names_one():
-    files = [p for p in Path(bridge.__file__).parent.rglob("*.py") if p.name != "internals.py"]
+    files = [p for p in Path(bridge.__file__).parent.rglob("*.py") if p.parent.name != "_compat"]
     named = {p.name: lines for p in files if (lines := private_names(p.read_text()))}
     assert not named
 
@@ -73,21 +73,21 @@ def test_the_search_finds_a_wide_handler():
 
 
 def test_a_missing_name_is_refused(monkeypatch):
-    monkeypatch.setitem(internals._NAMES, torch, "_C._not_there_any_more")
+    monkeypatch.setitem(releases._NAMES, torch, "_C._not_there_any_more")
     with pytest.raises(bridge.BridgeError, match=r"_C\._not_there_any_more.*constraints"):
-        internals.check()
+        releases.check()
 
 
 def test_an_untested_release_is_announced(monkeypatch):
-    monkeypatch.setattr(internals, "TESTED", internals.TESTED | {"torch": ((1, 0), (1, 13))})
+    monkeypatch.setattr(releases, "TESTED", releases.TESTED | {"torch": ((1, 0), (1, 13))})
     with pytest.warns(bridge.BridgeWarning, match="tested with 1.0 to 1.13"):
-        internals.check()
+        releases.check()
 
 
 def test_the_installed_release_is_tested():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        internals.check()
+        releases.check()
 
 
 def test_an_operation_that_is_gone_stops_only_a_tested_release(monkeypatch):

@@ -16,8 +16,8 @@ from support.markers import slow_unless
 from torch import nn
 
 import bridge
+from bridge._compat.torchax import torchax_lowering
 from bridge.autograd.function import _Backward
-from bridge.internals import torchax_lowering
 from bridge.lowerings import LOWERINGS, METAS
 from bridge.randomness import RANDOM
 

@@ -1,31 +1,18 @@
-"""Every private name of PyTorch, torchax and JAX that the bridge uses. No other file of the bridge names one.
-
-`check` runs when the bridge is imported: a release that lacks one of the names is refused there, and not in the middle
-of somebody's model. A release outside `TESTED` is announced by a warning.
-"""
+"""Private names of PyTorch."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import operator
-import os
-import re
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 import torch
 import torch.autograd.function
 import torch.utils.checkpoint
-from jax._src.interpreters.batching import BatchTracer
-from jax._src.interpreters.partial_eval import DynamicJaxprTracer
-from jax.core import Tracer as Tracer
 from torch import nn
 from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator as HigherOrderOperator
@@ -34,107 +21,8 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMo
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
-from bridge.errors import BridgeError, BridgeWarning
-
-_CLIENT_OPTIONS = "jax_pjrt_client_create_options"
-
-
-@contextlib.contextmanager
-def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
-    """For the import of torchax, which changes PyTorch for everybody; the bridge needs its functions of arrays only.
-
-    It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
-    attention and registers decompositions. Where somebody has imported torchax before, these changes are theirs and
-    stay. Otherwise the bridge keeps a copy of torchax to itself: an `import torchax` after it runs torchax anew, with
-    its device.
-
-    Yields a dict that holds all decompositions afterwards, torchax's included.
-    """
-    known: dict[Any, Callable] = {}
-    if "torchax" in sys.modules:
-        yield known
-        known.update(decomposition_table)
-        return
-    own, fast_path = dict(decomposition_table), torch.backends.mha.get_fastpath_enabled()
-    rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
-    options, environment = getattr(jax.config, _CLIENT_OPTIONS), dict(os.environ)
-    torch.utils.rename_privateuse1_backend = torch._register_device_module = lambda *_args: None  # pyright: ignore
-    try:
-        yield known
-    finally:
-        torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        jax.config.update(_CLIENT_OPTIONS, options)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        known.update(decomposition_table)
-        decomposition_table.clear()
-        decomposition_table.update(own)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchax"]:
-            _TORCHAX[name] = sys.modules.pop(name)
-
-
-TESTED = {"torch": ((2, 13), (2, 13)), "jax": ((0, 10), (0, 10))}
-"""Package -> the oldest and the newest release that CI runs the tests of the bridge with."""
-
-
-def release(package: Any) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", package.__version__)[:2])
-
-
-class MissingOperation:
-    """Stands for an operation, or an overload of one, that a newer PyTorch has no more."""
-
-    def __getattr__(self, name: str) -> MissingOperation:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def overloads(self) -> tuple[str, ...]:
-        return ()
-
-    def name(self) -> str:
-        return ""
-
-
-@contextlib.contextmanager
-def missing_operations_tolerated() -> Iterator[None]:
-    """For the import of tables that name operations: one that an untested, newer PyTorch lacks does not stop it."""
-    owners: Any = (torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
-    originals = [owner.__getattr__ for owner in owners]
-    if release(torch) <= TESTED["torch"][1]:
-        owners = ()
-    for owner, original in zip(owners, originals, strict=False):
-        owner.__getattr__ = _or_missing(original)
-    try:
-        yield
-    finally:
-        for owner, original in zip(owners, originals, strict=False):
-            owner.__getattr__ = original
-
-
-def _or_missing(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    def call(owner: Any, name: str) -> Any:
-        try:
-            return look_up(owner, name)
-        except AttributeError:
-            if name.startswith("__"):
-                raise
-            return MissingOperation()
-
-    return call
-
-
 _TORCHAX: dict[str, types.ModuleType] = {}
 """The modules of the bridge's own copy of torchax."""
-
-with _torch_unchanged() as _DECOMPOSITIONS, missing_operations_tolerated():
-    import torchax
-    import torchax.decompositions
-    from torchax.ops import jaten, jtorch, jtorchvision_nms, mappings  # noqa: F401
-
-    if torch.distributed.is_available():
-        from torchax.ops import jc10d  # noqa: F401
 
 
 @contextlib.contextmanager
@@ -148,33 +36,6 @@ def _torchax_imports() -> Iterator[None]:
         for name in _TORCHAX:
             del sys.modules[name]
         sys.modules.update(others)
-
-
-_NAMES = {
-    torch: """
-        _C.DisableTorchFunction _C.TensorBase.requires_grad.__set__ _C._DisableTorchDispatch
-        _C._are_functorch_transforms_active _C._conv_determine_backend_memory_format _C._disabled_torch_function_impl
-        _C._dispatch_has_kernel_for_dispatch_key _C._dispatch_tls_is_dispatch_key_excluded
-        _C._functorch.is_functorch_wrapped_tensor _C._select_conv_backend _C._set_throw_on_mutable_data_ptr
-        _C.default_generator Tensor._backward_hooks Tensor._base.__get__ Tensor._is_view Tensor._make_wrapper_subclass
-        UntypedStorage._cdata _decomp.decomposition_table _disable_dynamo _ops.OpOverloadPacket _ops._OpNamespace
-        _register_device_module autograd.forward_ad._current_level autograd.functional._grad_preprocess
-        autograd.function._SingleLevelFunction.setup_context nn.modules.module._global_backward_hooks
-        nn.modules.module._global_backward_pre_hooks ops.aten.add.Tensor._overloadname ops.aten.add.Tensor._schema
-        random.default_generator utils.checkpoint.checkpoint.__wrapped__
-    """,
-    torchax: """
-        default_env ops.mappings.t2j_dtype ops.mappings.j2t_dtype ops.jaten._aten_index_put ops.jaten._aten_embedding
-        ops.jaten._aten_gather
-    """,
-    jax: """
-        core.Tracer ensure_compile_time_eval transfer_guard _src.interpreters.batching.BatchTracer
-        _src.interpreters.partial_eval.DynamicJaxprTracer.parent
-        _src.interpreters.partial_eval.DynamicJaxprTracer.full_lower
-        _src.interpreters.partial_eval.TracingEqn.in_tracers
-    """,
-}
-"""Package -> names that `check` looks up in it."""
 
 
 GET_BASE: Any = torch.Tensor._base.__get__  # pyright: ignore
@@ -193,30 +54,7 @@ def is_view_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return base is not None and (base is other or base is base_of(other))
 
 
-def check() -> None:
-    """Raise `BridgeError` if a private name is gone; warn about a release that the tests were not run with."""
-    for package, names in _NAMES.items():
-        for name in names.split():
-            try:
-                operator.attrgetter(name)(package)
-            except AttributeError:
-                raise BridgeError(
-                    f"{package.__name__} {package.__version__} has no {name}, which the bridge needs; "
-                    "install the versions in constraints.txt"
-                ) from None
-    for package in (torch, jax):
-        oldest, newest = TESTED[package.__name__]
-        if not oldest <= release(package) <= newest:
-            span = " to ".join(".".join(map(str, r)) for r in (oldest, newest))
-            warnings.warn(
-                BridgeWarning(
-                    f"{package.__name__} {package.__version__} is untested: the bridge is tested with {span}"
-                ),
-                stacklevel=2,
-            )
-
-
-# PyTorch: its dispatcher.
+# Its dispatcher.
 
 
 @contextlib.contextmanager
@@ -377,7 +215,7 @@ def validates_distributions() -> bool:
     return torch.distributions.Distribution._validate_args
 
 
-# PyTorch: its autograd.
+# Its autograd.
 
 AutogradFunction: Any = torch.autograd.function._SingleLevelFunction
 """The class below `torch.autograd.Function` that has its `apply`."""
@@ -557,7 +395,7 @@ def _beside_compiler(function: Any) -> Callable[..., Any]:
     return call
 
 
-# PyTorch: its random numbers.
+# Its random numbers.
 
 default_generator: torch.Generator = torch._C.default_generator
 
@@ -578,93 +416,3 @@ def in_place_of_default_generator(of_the_call: Callable[[], Any]) -> Replacement
     The functions of `torch.random` look the generator up in their module at every call.
     """
     return Replacement(torch.random, "default_generator", lambda _: _DefaultGenerator(of_the_call))
-
-
-# torchax: a library of functions of arrays.
-
-
-@functools.cache
-def _torchax() -> Any:
-    """The library of lowerings; made late, because making it claims the devices, and never part of a trace."""
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), _torchax_imports():
-        return torchax.default_env()
-
-
-@functools.cache
-def torchax_lowering(op: Any) -> Callable | None:
-    """torchax's function of arrays for the operation, if there is one that needs nothing else."""
-    for key in (op, op.overloadpacket):
-        known = _torchax()._ops.get(key)
-        if known is not None and known.is_jax_function and not known.needs_env:
-            return known.func
-    return None
-
-
-@functools.cache
-def decomposition(op: Any) -> Callable | None:
-    """How torchax or PyTorch make the operation of others."""
-    known = _torchax()._decomps.get(op) or _torchax()._decomps.get(op.overloadpacket)
-    return known.func if known is not None else _DECOMPOSITIONS.get(op)
-
-
-def pytorch_decomposition(op: Any) -> Callable:
-    """PyTorch's own decomposition of the operation, whatever torchax has."""
-    return _DECOMPOSITIONS[op]
-
-
-torchax_index_put: Callable[..., jax.Array] = jaten._aten_index_put
-torchax_embedding: Callable[..., jax.Array] = jaten._aten_embedding
-torchax_gather: Callable[..., jax.Array] = jaten._aten_gather
-jax_dtype_of: Callable[[torch.dtype], Any] = mappings.t2j_dtype
-torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
-
-
-# JAX: what it has recorded of a trace.
-
-
-def same_values(one: Any, other: Any) -> bool:
-    """Whether two arrays are one, or were computed by the same operations from the same arrays.
-
-    Knows the operations of the innermost trace and constants of one number; False is no proof of a difference.
-    """
-    known: dict[tuple[int, int], bool] = {}
-
-    def same(a: Any, b: Any) -> bool:
-        if a is b:
-            return True
-        key = id(a), id(b)
-        if key not in known:
-            known[key] = made_alike(a, b)
-        return known[key]
-
-    def made_alike(a: Any, b: Any) -> bool:
-        if isinstance(a, BatchTracer) and isinstance(b, BatchTracer):  # under `vmap`
-            return a._trace is b._trace and a.batch_dim == b.batch_dim and same(a.val, b.val)
-        if not isinstance(a, Tracer) and not isinstance(b, Tracer):
-            return np.array_equal(a, b, equal_nan=False)
-        if not (isinstance(a, DynamicJaxprTracer) and isinstance(b, DynamicJaxprTracer)) or a._trace is not b._trace:
-            return False
-        if a.val is b.val:
-            return True
-        x, y = a.full_lower(), b.full_lower()
-        if not isinstance(x, Tracer) and not isinstance(y, Tracer):
-            return a.aval == b.aval and np.size(x) == 1 and np.asarray(x).tobytes() == np.asarray(y).tobytes()
-        made, again = a.parent, b.parent
-        return (
-            made is not None
-            and again is not None
-            and made.primitive is again.primitive
-            and [v is a.val for v in made.outvars] == [v is b.val for v in again.outvars]
-            and _equal_parameters(made.params, again.params)
-            and len(made.in_tracers) == len(again.in_tracers)
-            and all(map(same, made.in_tracers, again.in_tracers))
-        )
-
-    return same(one, other)
-
-
-def _equal_parameters(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    try:
-        return one.keys() == other.keys() and all(one[key] is other[key] or bool(one[key] == other[key]) for key in one)
-    except ValueError:  # the truth of an array
-        return False

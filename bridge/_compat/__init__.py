@@ -1,0 +1,1 @@
+"""Private names of PyTorch, torchax and JAX, one file each. No other file of the bridge names one."""

@@ -1,0 +1,59 @@
+"""Private names of JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax._src.interpreters.batching import BatchTracer
+from jax._src.interpreters.partial_eval import DynamicJaxprTracer
+from jax.core import Tracer as Tracer
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMode  # noqa: F401
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two arrays are one, or were computed by the same operations from the same arrays.
+
+    Knows the operations of the innermost trace and constants of one number; False is no proof of a difference.
+    """
+    known: dict[tuple[int, int], bool] = {}
+
+    def same(a: Any, b: Any) -> bool:
+        if a is b:
+            return True
+        key = id(a), id(b)
+        if key not in known:
+            known[key] = made_alike(a, b)
+        return known[key]
+
+    def made_alike(a: Any, b: Any) -> bool:
+        if isinstance(a, BatchTracer) and isinstance(b, BatchTracer):  # under `vmap`
+            return a._trace is b._trace and a.batch_dim == b.batch_dim and same(a.val, b.val)
+        if not isinstance(a, Tracer) and not isinstance(b, Tracer):
+            return np.array_equal(a, b, equal_nan=False)
+        if not (isinstance(a, DynamicJaxprTracer) and isinstance(b, DynamicJaxprTracer)) or a._trace is not b._trace:
+            return False
+        if a.val is b.val:
+            return True
+        x, y = a.full_lower(), b.full_lower()
+        if not isinstance(x, Tracer) and not isinstance(y, Tracer):
+            return a.aval == b.aval and np.size(x) == 1 and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        made, again = a.parent, b.parent
+        return (
+            made is not None
+            and again is not None
+            and made.primitive is again.primitive
+            and [v is a.val for v in made.outvars] == [v is b.val for v in again.outvars]
+            and _equal_parameters(made.params, again.params)
+            and len(made.in_tracers) == len(again.in_tracers)
+            and all(map(same, made.in_tracers, again.in_tracers))
+        )
+
+    return same(one, other)
+
+
+def _equal_parameters(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    try:
+        return one.keys() == other.keys() and all(one[key] is other[key] or bool(one[key] == other[key]) for key in one)
+    except ValueError:  # the truth of an array
+        return False

@@ -1,0 +1,153 @@
+"""All that the bridge has of torchax: a library of functions of arrays, and PyTorch's decompositions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import torch
+import torch.autograd.function
+import torch.utils.checkpoint
+from torch._decomp import decomposition_table
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMode  # noqa: F401
+
+from bridge._compat.torch import _TORCHAX, _torchax_imports
+
+_CLIENT_OPTIONS = "jax_pjrt_client_create_options"
+
+
+@contextlib.contextmanager
+def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
+    """For the import of torchax, which changes PyTorch for everybody; the bridge needs its functions of arrays only.
+
+    It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
+    attention and registers decompositions. Where somebody has imported torchax before, these changes are theirs and
+    stay. Otherwise the bridge keeps a copy of torchax to itself: an `import torchax` after it runs torchax anew, with
+    its device.
+
+    Yields a dict that holds all decompositions afterwards, torchax's included.
+    """
+    known: dict[Any, Callable] = {}
+    if "torchax" in sys.modules:
+        yield known
+        known.update(decomposition_table)
+        return
+    own, fast_path = dict(decomposition_table), torch.backends.mha.get_fastpath_enabled()
+    rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
+    options, environment = getattr(jax.config, _CLIENT_OPTIONS), dict(os.environ)
+    torch.utils.rename_privateuse1_backend = torch._register_device_module = lambda *_args: None  # pyright: ignore
+    try:
+        yield known
+    finally:
+        torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        jax.config.update(_CLIENT_OPTIONS, options)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        known.update(decomposition_table)
+        decomposition_table.clear()
+        decomposition_table.update(own)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchax"]:
+            _TORCHAX[name] = sys.modules.pop(name)
+
+
+TESTED = {"torch": ((2, 13), (2, 13)), "jax": ((0, 10), (0, 10))}
+"""Package -> the oldest and the newest release that CI runs the tests of the bridge with."""
+
+
+def release(package: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", package.__version__)[:2])
+
+
+class MissingOperation:
+    """Stands for an operation, or an overload of one, that a newer PyTorch has no more."""
+
+    def __getattr__(self, name: str) -> MissingOperation:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def overloads(self) -> tuple[str, ...]:
+        return ()
+
+    def name(self) -> str:
+        return ""
+
+
+@contextlib.contextmanager
+def missing_operations_tolerated() -> Iterator[None]:
+    """For the import of tables that name operations: one that an untested, newer PyTorch lacks does not stop it."""
+    owners: Any = (torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
+    originals = [owner.__getattr__ for owner in owners]
+    if release(torch) <= TESTED["torch"][1]:
+        owners = ()
+    for owner, original in zip(owners, originals, strict=False):
+        owner.__getattr__ = _or_missing(original)
+    try:
+        yield
+    finally:
+        for owner, original in zip(owners, originals, strict=False):
+            owner.__getattr__ = original
+
+
+def _or_missing(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def call(owner: Any, name: str) -> Any:
+        try:
+            return look_up(owner, name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+            return MissingOperation()
+
+    return call
+
+
+with _torch_unchanged() as _DECOMPOSITIONS, missing_operations_tolerated():
+    import torchax
+    import torchax.decompositions
+    from torchax.ops import jaten, jtorch, jtorchvision_nms, mappings  # noqa: F401
+
+    if torch.distributed.is_available():
+        from torchax.ops import jc10d  # noqa: F401
+
+
+@functools.cache
+def _torchax() -> Any:
+    """The library of lowerings; made late, because making it claims the devices, and never part of a trace."""
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), _torchax_imports():
+        return torchax.default_env()
+
+
+@functools.cache
+def torchax_lowering(op: Any) -> Callable | None:
+    """torchax's function of arrays for the operation, if there is one that needs nothing else."""
+    for key in (op, op.overloadpacket):
+        known = _torchax()._ops.get(key)
+        if known is not None and known.is_jax_function and not known.needs_env:
+            return known.func
+    return None
+
+
+@functools.cache
+def decomposition(op: Any) -> Callable | None:
+    """How torchax or PyTorch make the operation of others."""
+    known = _torchax()._decomps.get(op) or _torchax()._decomps.get(op.overloadpacket)
+    return known.func if known is not None else _DECOMPOSITIONS.get(op)
+
+
+def pytorch_decomposition(op: Any) -> Callable:
+    """PyTorch's own decomposition of the operation, whatever torchax has."""
+    return _DECOMPOSITIONS[op]
+
+
+torchax_index_put: Callable[..., jax.Array] = jaten._aten_index_put
+torchax_embedding: Callable[..., jax.Array] = jaten._aten_embedding
+torchax_gather: Callable[..., jax.Array] = jaten._aten_gather
+jax_dtype_of: Callable[[torch.dtype], Any] = mappings.t2j_dtype
+torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
