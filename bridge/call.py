@@ -200,11 +200,8 @@ class Call:
 
     def _to_torch(self, value: Any) -> Any:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
-        if (
-            type(value) in (torch.Tensor, nn.Parameter)
-            and value.layout is torch.strided
-            and has_counterpart(value.dtype)
-        ):
+        real = isinstance(value, torch.Tensor) and not isinstance(value, BridgeTensor)
+        if real and value.layout is torch.strided and has_counterpart(value.dtype):
             value = array_of(value)  # as in a cache that the caller has made
         if not is_array(value):
             return CallGenerator() if isinstance(value, torch.Generator) else value
