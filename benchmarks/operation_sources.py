@@ -25,10 +25,10 @@ import tyro
 from torch import nn
 
 import bridge
-from bridge import computation
 from bridge._compat.torchax import decomposition, pytorch_decomposition
-from bridge.arrays import array_of
-from bridge.pytrees import convert
+from bridge.dispatch import compute as computation
+from bridge.tensor.convert import array_of
+from bridge.tensor.pytrees import convert
 from models_torch import registry
 
 Model = tuple[nn.Module, tuple, dict[str, Any]]

@@ -7,14 +7,14 @@ Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
 from bridge._compat import releases
+from bridge.dispatch.named_functions import register_function
+from bridge.dispatch.random import ShardedKey
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
 from bridge.lowerings.attention import fused_attention
-from bridge.named_functions import register_function
 from bridge.parity import ParityReport, verify
-from bridge.pytrees import register
-from bridge.randomness import ShardedKey
+from bridge.tensor.pytrees import register
 from bridge.weights import into, load_weights, save_weights, state_dict
 
 __all__ = [

@@ -22,10 +22,10 @@ import tyro
 from tyro.conf import OmitSubcommandPrefixes, Positional
 
 import bridge
-from bridge.arrays import array_of
 from bridge.errors import first_line
 from bridge.parity import Environment
-from bridge.pytrees import convert
+from bridge.tensor.convert import array_of
+from bridge.tensor.pytrees import convert
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,48 +12,27 @@ import jax
 import jax.numpy as jnp
 from torch import nn
 
-from bridge import named_functions
 from bridge._compat.torch import is_script
-from bridge.arrays import array_of
-from bridge.call import Request, Result, refuse_gradient_hooks, run_call
-from bridge.effects import Verdicts
+from bridge.dispatch import named_functions
+from bridge.dispatch.random import Rng, check_key
+from bridge.dispatch.unsupported import Survey
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.memory import check_kinds, roots
-from bridge.randomness import Rng, check_key
-from bridge.state import second_names, state_of
+from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
+from bridge.module.state import second_names, state_of
 from bridge.symbolic.int64 import Int64, check_policy, check_values, checked
-from bridge.untranslated import Survey
+from bridge.tensor.convert import array_of
+from bridge.tensor.layout import check_kinds, roots
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Functional:
+class Functional(Exported):
     """A module as a pure function. Composes with `jit`, `grad`, `vmap`, `pmap`, `scan`, `checkpoint`.
 
     Made by `export`. Hashable, and equal to itself alone: a function given to `jax.jit`, a static argument or a static
     field is traced again only for another export. `params` and `buffers` are the state at that time, keyed by qualified
     names; a tied weight is there once, under its first name.
     """
-
-    module: nn.Module
-    params: dict[str, jax.Array]
-    buffers: dict[str, jax.Array]
-    without_lowerings: frozenset[str] = frozenset()
-    """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
-    lowerings: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-    """Names of ops -> lowerings that take the place of the bridge's own."""
-    functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-    """Names of Python functions -> what runs in their place, as `bridge.register_function` has for every module."""
-    recompute: tuple[str, ...] = ()
-    """Names of submodules whose intermediate results are computed again in the backward pass."""
-    int64: Int64 = "refuse"
-    """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
-    name_scopes: bool = False
-    """Whether the operations of JAX have the names of the submodules that they come from."""
-    second_names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
-    """Further names of a parameter or buffer -> the first one."""
-    verdicts: Verdicts = dataclasses.field(default_factory=Verdicts, init=False, repr=False, compare=False)
-    """What is known of effects that calls have on the module."""
 
     def __call__(
         self,

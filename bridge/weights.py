@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bridge.arrays import array_of, jax_dtype, tensor_of
 from bridge.errors import BridgeError
 from bridge.export import Functional
-from bridge.memory import elements, positions, roots
-from bridge.state import state_of
+from bridge.module.state import state_of
+from bridge.tensor.convert import array_of, jax_dtype, tensor_of
+from bridge.tensor.layout import elements, positions, roots
 
 _WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DataParallel put in front of every name."""

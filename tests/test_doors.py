@@ -1,6 +1,7 @@
 """Which room may import which, read from the imports; chains of imports are followed to the end."""
 
 import ast
+import graphlib
 import shutil
 from pathlib import Path
 
@@ -151,3 +152,43 @@ def test_nothing_imports_a_stage():
 def test_no_file_has_a_catch_all_name():
     names = {path.stem for folder in (*ROOMS, "tests", "benchmarks") for path in files(folder)}
     assert not names & {"utils", "common", "helpers", "misc"}
+
+
+BRIDGE_FLOORS = (
+    "__init__ __main__", "parity", "export weights", "module", "dispatch", "autograd", "lowerings", "symbolic", "tensor",
+    "_compat", "errors", "context",
+)  # fmt: skip
+"""Rooms of the bridge, each of which imports from the floors below its own only."""
+
+
+def upward_imports(root):
+    floor = {room: i for i, rooms in enumerate(BRIDGE_FLOORS) for room in rooms.split()}
+    found = []
+    for path in sorted((root / "bridge").rglob("*.py")):
+        room = path.relative_to(root / "bridge").with_suffix("").parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "bridge":
+                names = [a.name for a in node.names] if node.module == "bridge" else [node.module.split(".")[1]]
+                found += [f"{path.relative_to(root)} imports {name}" for name in names if floor[name] < floor[room]]
+    return found
+
+
+def test_imports_of_the_bridge_run_downwards():
+    assert not upward_imports(ROOT)
+
+
+def test_an_upward_import_of_the_bridge_is_found(tmp_path):
+    (tmp_path / "bridge" / "tensor").mkdir(parents=True)
+    (tmp_path / "bridge" / "tensor" / "tensor.py").write_text(
+        "if TYPE_CHECKING:\n    from bridge.module.call import Call\n"
+    )
+    assert upward_imports(tmp_path) == ["bridge/tensor/tensor.py imports module"]
+
+
+def test_the_files_of_the_bridge_import_each_other_in_no_circle():
+    paths = {dotted(ROOT, path): path for path in (ROOT / "bridge").rglob("*.py") if path.name != "__init__.py"}
+    imported = {
+        name: {other for each in direct_imports(path) for other in paths if f"{each}.".startswith(f"{other}.")}
+        for name, path in paths.items()
+    }
+    graphlib.TopologicalSorter(imported).prepare()  # raises CycleError

@@ -10,9 +10,9 @@ import torch
 
 from bridge._compat.torch import in_place_of_checkpoint
 from bridge.autograd.engine import current
-from bridge.cells import REGION, Cell, Storage
-from bridge.pytrees import convert
-from bridge.tensors import BridgeTensor
+from bridge.tensor.pytrees import convert
+from bridge.tensor.storage import REGION, Cell, Storage
+from bridge.tensor.tensor import BridgeTensor
 
 
 def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -26,10 +26,10 @@ from bridge._compat.torch import (
     engine_requires_grad,
     in_transform,
 )
-from bridge.cells import UnreadableCell, differentiable
 from bridge.context import TraceContext, current
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError
-from bridge.tensors import BridgeTensor, fresh
+from bridge.tensor.storage import UnreadableCell, differentiable
+from bridge.tensor.tensor import BridgeTensor, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)

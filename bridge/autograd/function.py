@@ -36,14 +36,14 @@ from bridge._compat.torch import (
     set_engine_gradient,
     wrapped_by_transform,
 )
-from bridge.adoption import version_of
-from bridge.arrays import jax_dtype
 from bridge.autograd.engine import recorded, restarted, start_graph
-from bridge.cells import Cell, UnreadableCell, differentiable, stop_gradient
 from bridge.context import TraceContext, current
 from bridge.errors import BridgeError
-from bridge.pytrees import convert
-from bridge.tensors import BridgeTensor, fresh
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.layout import version_of
+from bridge.tensor.pytrees import convert
+from bridge.tensor.storage import Cell, UnreadableCell, differentiable, stop_gradient
+from bridge.tensor.tensor import BridgeTensor, fresh
 
 Tracing = Callable[[Any], contextlib.AbstractContextManager]
 """The context in which a call runs."""

@@ -17,9 +17,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from bridge._compat.torch import arguments, tree_map_only
-from bridge.cells import stop_gradient
 from bridge.errors import BridgeError
-from bridge.tensors import BridgeTensor, differentiable, fresh
+from bridge.tensor.storage import stop_gradient
+from bridge.tensor.tensor import BridgeTensor, differentiable, fresh
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.inlining import inlined
+from bridge.lowerings.cache import inlined
 from bridge.lowerings.custom_gradients import converted, with_derivatives
 from bridge.lowerings.registry import METAS, lowers, of_widened, widened
 

@@ -18,11 +18,11 @@ import torch
 
 from bridge._compat.torch import convolution_format
 from bridge._compat.torchax import decomposition
-from bridge.cells import regraft
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.norms import batch_norm
 from bridge.lowerings.registry import DECOMPOSITIONS, LOWERINGS, METAS, lowers, widened
-from bridge.tensors import BridgeTensor
+from bridge.tensor.storage import regraft
+from bridge.tensor.tensor import BridgeTensor
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

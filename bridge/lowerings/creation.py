@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.arrays import jax_dtype
-from bridge.cells import regraft
-from bridge.inlining import inlined
+from bridge.lowerings.cache import inlined
 from bridge.lowerings.registry import METAS, lowers, widened
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.storage import regraft
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

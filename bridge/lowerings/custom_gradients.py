@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from bridge.inlining import inlined
+from bridge.lowerings.cache import inlined
 
 Derivative = Callable[..., jax.Array]
 """(tangent, result, *arguments) -> what the tangent of one argument adds to that of the result; linear in it."""

@@ -10,10 +10,10 @@ import jax
 import torch
 
 from bridge._compat.torchax import pytorch_decomposition
-from bridge.arrays import array_of
-from bridge.cells import stop_gradient
 from bridge.lowerings.registry import DECOMPOSITIONS, decomposes
-from bridge.tensors import BridgeTensor, fresh
+from bridge.tensor.convert import array_of
+from bridge.tensor.storage import stop_gradient
+from bridge.tensor.tensor import BridgeTensor, fresh
 
 aten = torch.ops.aten
 

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.cells import regraft
-from bridge.generators import generator_of
-from bridge.inlining import inlined
+from bridge.lowerings.cache import inlined
 from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, lowers, of_widened, widened
+from bridge.tensor.generators import generator_of
+from bridge.tensor.storage import regraft
 
 aten = torch.ops.aten
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import torch
 
 from bridge._compat.torchax import torchax_embedding, torchax_gather, torchax_index_put
-from bridge.cells import regraft
 from bridge.lowerings.creation import NARROW, broadcast
 from bridge.lowerings.registry import METAS, decomposes, lowers, widened
+from bridge.tensor.storage import regraft
 
 aten = torch.ops.aten
 

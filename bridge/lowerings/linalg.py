@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.cells import regraft
 from bridge.errors import refusal
-from bridge.inlining import inlined
+from bridge.lowerings.cache import inlined
 from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, decomposes, lowers, widened
+from bridge.tensor.storage import regraft
 
 aten = torch.ops.aten
 

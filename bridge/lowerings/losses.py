@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.cells import regraft
-from bridge.inlining import inlined
+from bridge.lowerings.cache import inlined
 from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.registry import METAS, lowers, widened
+from bridge.tensor.storage import regraft
 
 aten = torch.ops.aten
 

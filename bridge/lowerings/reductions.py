@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.arrays import jax_dtype
-from bridge.cells import regraft
 from bridge.lowerings.creation import to_copy
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import lowers, widened
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.storage import regraft
 
 aten = torch.ops.aten
 

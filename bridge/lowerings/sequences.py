@@ -10,9 +10,9 @@ import torch
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes
-from bridge.arrays import tensor_of
 from bridge.lowerings.registry import decomposes, lowers
-from bridge.tensors import BridgeTensor
+from bridge.tensor.convert import tensor_of
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
-from bridge.arrays import jax_dtype
 from bridge.errors import refusal
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.symbolic.ranges import range_of
-from bridge.tensors import BridgeTensor, blank, fresh
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.tensor import BridgeTensor, blank, fresh
 
 aten = torch.ops.aten
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import torch
 
-from bridge.cells import differentiable
 from bridge.errors import named_failure
-from bridge.pytrees import convert
+from bridge.tensor.pytrees import convert
+from bridge.tensor.storage import differentiable
 
 Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 """(outputs, args, kwargs) of one step -> args and kwargs of the next; written for either side's arrays."""

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.arrays import jax_dtype
 from bridge.parity.report import Row
-from bridge.pytrees import convert, is_number
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.pytrees import convert, is_number
 
 
 class Leaf(NamedTuple):

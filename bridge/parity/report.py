@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import torch
 
-from bridge.precision import matmul_precision
+from bridge.dispatch.precision import matmul_precision
 
 Verdict = Literal["equal", "beyond tolerance", "unproved"]
 
@@ -51,7 +51,7 @@ class Environment:
     platform: str
     device: str
     matmul_precision: str
-    """Of float32 products, in JAX's words; see `bridge.precision`."""
+    """Of float32 products, in JAX's words; see `bridge.dispatch.precision`."""
     x64: bool
     """Whether JAX has 64-bit types; without them they are compared as the 32-bit ones they are stored as."""
     versions: dict[str, str]

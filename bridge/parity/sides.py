@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from bridge._compat.torch import DispatchMode
-from bridge.arrays import array_of
-from bridge.call import method_of, refuse_gradient_hooks
+from bridge.dispatch.schema import is_draw, is_random
 from bridge.errors import is_framework
 from bridge.export import Functional
-from bridge.generators import WatchedGenerator, default_generator_as
 from bridge.lowerings import DECOMPOSITIONS
-from bridge.operations import is_draw, is_random
+from bridge.module.call import method_of, refuse_gradient_hooks
+from bridge.module.copy import independent
 from bridge.parity.inputs import Call, named_inputs, ordered_as
 from bridge.parity.leaves import Leaf, Leaves, is_array, leaf_of, named
-from bridge.pytrees import convert, is_number
-from bridge.shadow import independent
-from bridge.tensors import BridgeTensor
+from bridge.tensor.convert import array_of
+from bridge.tensor.generators import WatchedGenerator, default_generator_as
+from bridge.tensor.pytrees import convert, is_number
+from bridge.tensor.tensor import BridgeTensor
 
 
 class Side:

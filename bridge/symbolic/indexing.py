@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import torch
 
 from bridge._compat.jax import Tracer
-from bridge.cells import View
 from bridge.symbolic.ranges import distance, range_of
-from bridge.tensors import BridgeTensor, as_view, blank
+from bridge.tensor.storage import View
+from bridge.tensor.tensor import BridgeTensor, as_view, blank
 
 Error = Callable[[str, str], Exception]
 """Makes the error of the traced call from what was found and a remedy."""

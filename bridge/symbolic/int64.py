@@ -18,7 +18,7 @@ from bridge._compat.torch import arguments as arguments_of
 from bridge._compat.torch import below_modes
 from bridge.errors import BridgeError
 from bridge.symbolic.ranges import LIMITING, OF_FLOATS, Call, Interval, is_finite, rule_of
-from bridge.tensors import BridgeTensor
+from bridge.tensor.tensor import BridgeTensor
 
 Int64 = Literal["refuse", "wrap", "exact"]
 """What a call does with 64-bit integers. "refuse": an error where some are known not to fit into 32 bits, a warning

@@ -21,7 +21,7 @@ from bridge._compat.torch import UncompiledDispatchMode, arguments, below_modes,
 from bridge.errors import BridgeError, refusal
 from bridge.symbolic.indexing import Error, is_traced_number, is_traced_place, places_of
 from bridge.symbolic.ranges import distance, range_of
-from bridge.tensors import BridgeTensor
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 

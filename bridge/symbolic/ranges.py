@@ -17,7 +17,7 @@ import torch
 
 from bridge._compat.torch import arguments as arguments_of
 from bridge._compat.torch import schema_name
-from bridge.tensors import BridgeTensor
+from bridge.tensor.tensor import BridgeTensor
 
 
 class Interval(NamedTuple):

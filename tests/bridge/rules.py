@@ -9,8 +9,14 @@ import torch
 from torch import nn
 
 import bridge
-from bridge import adoption, arrays, cells, computation, dispatch, draws, tensors
+from bridge import draws
+from bridge.dispatch import compute as computation
+from bridge.dispatch import constants as adoption
+from bridge.dispatch import mode as dispatch
 from bridge.lowerings import DECOMPOSITIONS
+from bridge.tensor import convert as arrays
+from bridge.tensor import storage as cells
+from bridge.tensor import tensor as tensors
 
 call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("call", "parity"))
 

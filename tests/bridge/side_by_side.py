@@ -15,11 +15,11 @@ import torch
 from rows_registry import Row
 
 import bridge
-from bridge.arrays import array_of
 from bridge.parity import ParityReport
 from bridge.parity.leaves import Leaves, compare, leaf_of, named
 from bridge.parity.sides import drawing, gradient_leaf, projection
-from bridge.pytrees import convert
+from bridge.tensor.convert import array_of
+from bridge.tensor.pytrees import convert
 
 
 class Reference(NamedTuple):

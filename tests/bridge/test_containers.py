@@ -90,7 +90,7 @@ def test_the_objects_of_the_caller_hold_nothing_of_a_call():
 
 
 def test_a_copy_shares_no_tensor_and_what_python_cannot_copy():
-    from bridge.shadow import independent
+    from bridge.module.copy import independent
 
     module = Holds()
     module.view, module.log = module.lin.weight.detach()[0], [module.lin.weight]

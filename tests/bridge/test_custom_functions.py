@@ -11,8 +11,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import bridge
-from bridge import tracing
 from bridge._compat.torch import Replacements
+from bridge.dispatch import tracing
 
 
 class Reversed(Function):

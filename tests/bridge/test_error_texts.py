@@ -8,7 +8,7 @@ from eager import Call, compare, randn
 from torch import nn
 
 import bridge
-from bridge import eager_errors
+from bridge.dispatch import eager_errors
 
 X = randn(3, 7)
 ones = torch.ones

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import bridge
-from bridge.inlining import inlined
 from bridge.lowerings import LOWERINGS
+from bridge.lowerings.cache import inlined
 
 
 def counted(function):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bridge
-from bridge import computation
+from bridge.dispatch import compute as computation
 from bridge.symbolic.int64 import follow
 from bridge.symbolic.ranges import range_of
 

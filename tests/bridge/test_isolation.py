@@ -19,9 +19,9 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import bridge
-from bridge.arrays import array_of
-from bridge.pytrees import convert
-from bridge.tensors import BridgeTensor
+from bridge.tensor.convert import array_of
+from bridge.tensor.pytrees import convert
+from bridge.tensor.tensor import BridgeTensor
 
 # ---- the module
 

@@ -12,7 +12,7 @@ import torch
 from eager import Call, randn
 
 import bridge
-from bridge import named_functions, tracing
+from bridge.dispatch import named_functions, tracing
 
 BUFFER, NEW = randn(2, 5, 3, seed=1), randn(2, 1, 3, seed=2)
 

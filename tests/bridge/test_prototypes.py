@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import bridge
-from bridge.adoption import EMBEDDED
+from bridge.dispatch.constants import EMBEDDED
 
 SHAPE = EMBEDDED // 64 + 1, 64
 

@@ -12,7 +12,7 @@ from rows_state import Noise
 from torch import nn
 
 import bridge
-from bridge import randomness
+from bridge.dispatch import random as randomness
 
 
 class Dropped(nn.Module):

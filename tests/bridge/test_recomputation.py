@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import bridge
 from bridge.autograd import checkpoint as checkpoint_file
-from bridge.cells import Region
+from bridge.tensor.storage import Region
 
 
 class Block(nn.Module):

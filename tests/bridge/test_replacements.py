@@ -12,8 +12,8 @@ from eager import Call, Doubled
 from torch import nn
 
 import bridge
-from bridge.generators import _REPLACED as OF_GENERATORS
-from bridge.tracing import _REPLACED
+from bridge.dispatch.tracing import _REPLACED
+from bridge.tensor.generators import _REPLACED as OF_GENERATORS
 
 TABLE = [*_REPLACED._table, *OF_GENERATORS._table]
 

@@ -17,10 +17,11 @@ from side_by_side import inputs_of, objective_of, state_of
 from support.markers import slow_unless
 
 import bridge
-from bridge import cells, tensors
 from bridge.parity.leaves import compare as compared
 from bridge.parity.leaves import named
 from bridge.parity.sides import projection
+from bridge.tensor import storage as cells
+from bridge.tensor import tensor as tensors
 
 NAMES = [name for name, row in ROWS.items() if row.module.__module__ == rows_gradients.__name__]
 

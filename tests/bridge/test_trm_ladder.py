@@ -226,7 +226,7 @@ def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
 
 def test_the_gradient_trap(monkeypatch):
     """Why the bridge exists: without the rule the loss agrees to seven digits and the gradients do not."""
-    from bridge import computation
+    from bridge.dispatch import compute as computation
 
     _, module, batch = model("attention")
     monkeypatch.setattr(computation, "stop_gradient", lambda array: array)

@@ -18,8 +18,8 @@ from torch import nn
 import bridge
 from bridge._compat.torchax import torchax_lowering
 from bridge.autograd.function import _Backward
+from bridge.dispatch.random import RANDOM
 from bridge.lowerings import LOWERINGS, METAS
-from bridge.randomness import RANDOM
 
 aten = torch.ops.aten
 stop = jax.lax.stop_gradient

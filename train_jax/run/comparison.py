@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 import bridge
-from bridge.arrays import tensor_of
 from bridge.parity import ParityReport
-from bridge.pytrees import convert
+from bridge.tensor.convert import tensor_of
+from bridge.tensor.pytrees import convert
 from models_torch.outside import is_outside
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig

@@ -25,7 +25,7 @@ from bridge._compat.torch import (
     in_place_of_default_generator,
     tree_map_only,
 )
-from bridge.tensors import BridgeTensor
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 

@@ -13,13 +13,13 @@ import torch
 from jax import lax
 
 from bridge._compat.torch import below_modes
-from bridge.arrays import jax_dtype
-from bridge.cells import REGION, View, stop_gradient
-from bridge.inlining import inlined
+from bridge.lowerings.cache import inlined
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS
-from bridge.memory import elements, positions
-from bridge.tensors import BridgeTensor
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.layout import elements, positions
+from bridge.tensor.storage import REGION, View, stop_gradient
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 

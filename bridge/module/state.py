@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bridge.cells import Storage
 from bridge.errors import BridgeError
-from bridge.memory import overlap
-from bridge.tensors import BridgeTensor
+from bridge.tensor.layout import overlap
+from bridge.tensor.storage import Storage
+from bridge.tensor.tensor import BridgeTensor
 
 Slot = tuple[nn.Module, str]
 """A submodule, and the name of a parameter or buffer in it."""

@@ -24,23 +24,18 @@ from bridge._compat.torch import (
     returns,
     schema_name,
 )
-from bridge.adoption import BY_SHAPE, Adopted
-from bridge.aliasing import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
 from bridge.autograd.engine import NO_GRAPH
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
-from bridge.computation import compute
-from bridge.eager_errors import CHECKS, kernel_error, raise_if_refused
-from bridge.errors import BridgeError, BridgeWarning, where_in_module
-from bridge.generators import draw
-from bridge.item import check_matrix, is_all_true, is_equal, number_of
-from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.metas import MetaCache
-from bridge.operations import draws_numbers, each_of, is_random, kind_of, shapes_by_data, written_arguments
-from bridge.precision import precision_is_given
-from bridge.randomness import RANDOM, Rng, seeded_generator
-from bridge.symbolic.int64 import checked, note_constant
-from bridge.tensors import BridgeTensor
-from bridge.untranslated import (
+from bridge.dispatch.compute import compute
+from bridge.dispatch.constants import BY_SHAPE, Adopted
+from bridge.dispatch.eager_errors import CHECKS, kernel_error, raise_if_refused
+from bridge.dispatch.item import check_matrix, is_all_true, is_equal, number_of
+from bridge.dispatch.meta import MetaCache
+from bridge.dispatch.mutation import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
+from bridge.dispatch.precision import precision_is_given
+from bridge.dispatch.random import RANDOM, Rng, seeded_generator
+from bridge.dispatch.schema import draws_numbers, each_of, is_random, kind_of, shapes_by_data, written_arguments
+from bridge.dispatch.unsupported import (
     DEFECT_REMEDY,
     SHAPE_REMEDY,
     TRACE_ERRORS,
@@ -51,6 +46,11 @@ from bridge.untranslated import (
     of_functions,
     untranslated,
 )
+from bridge.errors import BridgeError, BridgeWarning, where_in_module
+from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
+from bridge.symbolic.int64 import checked, note_constant
+from bridge.tensor.generators import draw
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.arrays import array_of, jax_dtype
 from bridge.context import TraceContext
 from bridge.errors import BridgeError
-from bridge.generators import draw, generator_of
+from bridge.tensor.convert import array_of, jax_dtype
+from bridge.tensor.generators import draw, generator_of
 
 aten = torch.ops.aten
 

@@ -21,9 +21,9 @@ from torch.utils.hooks import RemovableHandle
 
 from bridge._compat.torch import base_of
 from bridge.errors import BridgeError
-from bridge.generators import CallGenerator
-from bridge.pytrees import ATOMS, attributes_of, built_in, empty_like, fill, is_plain_class, items_of, tuple_of
-from bridge.tensors import BridgeTensor
+from bridge.tensor.generators import CallGenerator
+from bridge.tensor.pytrees import ATOMS, attributes_of, built_in, empty_like, fill, is_plain_class, items_of, tuple_of
+from bridge.tensor.tensor import BridgeTensor
 
 
 def shadow(

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes
-from bridge.arrays import tensor_of
-from bridge.computation import compute
 from bridge.context import TraceContext
+from bridge.dispatch.compute import compute
+from bridge.dispatch.unsupported import VALUE_REMEDY, asked_inside
 from bridge.symbolic.ranges import known_number
-from bridge.tensors import BridgeTensor
-from bridge.untranslated import VALUE_REMEDY, asked_inside
+from bridge.tensor.convert import tensor_of
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 

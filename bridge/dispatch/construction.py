@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bridge.tensors import BridgeTensor
+from bridge.tensor.tensor import BridgeTensor
 
 CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
 

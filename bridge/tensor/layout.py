@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bridge._compat.torch import storage_id
-from bridge.arrays import has_counterpart
 from bridge.errors import BridgeError
+from bridge.tensor.convert import has_counterpart
 
 PLAIN = (torch.Tensor, nn.Parameter)
 """Classes of tensors that mean what their numbers mean."""
@@ -149,3 +150,8 @@ def _overlapping(state: Mapping[str, torch.Tensor], names: list[str]) -> list[li
         met = [g for g in groups if any(overlap(state[name], state[other]) for other in g)]
         groups = [g for g in groups if g not in met] + [[*(n for g in met for n in g), name]]
     return [g for g in groups if len(g) > 1]
+
+
+def version_of(tensor: torch.Tensor) -> Any:
+    """Returns how often the tensor was written; one made in inference mode does not count, so each time is another."""
+    return object() if tensor.is_inference() else tensor._version

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from bridge._compat.torch import below_autograd, below_modes, schema_name
-from bridge.arrays import jax_dtype
-from bridge.computation import arrays_of, compute
 from bridge.context import TraceContext
-from bridge.eager_errors import raise_if_not_cast
-from bridge.memory import refuse_overlap
-from bridge.metas import check_write, listed, meta_of_strided, traced_meta_of
-from bridge.operations import functional_of, functional_op, has_out
+from bridge.dispatch.compute import arrays_of, compute
+from bridge.dispatch.eager_errors import raise_if_not_cast
+from bridge.dispatch.meta import check_write, listed, meta_of_strided, traced_meta_of
+from bridge.dispatch.schema import functional_of, functional_op, has_out
+from bridge.dispatch.views import view_steps
 from bridge.symbolic.ranges import after_write
-from bridge.tensors import BridgeTensor, as_view
-from bridge.views import view_steps
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.layout import refuse_overlap
+from bridge.tensor.tensor import BridgeTensor, as_view
 
 aten = torch.ops.aten
 

@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import torch
 
 from bridge._compat.torchax import decomposition, torchax_lowering
-from bridge.arrays import jax_dtype
-from bridge.cells import differentiable, stop_gradient
 from bridge.context import TraceContext
+from bridge.dispatch.random import RANDOM, drawn_numbers
+from bridge.dispatch.schema import takes_dimension
+from bridge.dispatch.unsupported import DEFECT_REMEDY, TRACE_ERRORS, LoweringError
 from bridge.errors import BridgeError
-from bridge.inlining import cast
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
+from bridge.lowerings.cache import cast
 from bridge.lowerings.creation import broadcast
-from bridge.operations import takes_dimension
-from bridge.randomness import RANDOM, drawn_numbers
 from bridge.symbolic.int64 import fitting, follow
-from bridge.tensors import BridgeTensor, fresh
-from bridge.untranslated import DEFECT_REMEDY, TRACE_ERRORS, LoweringError
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.storage import differentiable, stop_gradient
+from bridge.tensor.tensor import BridgeTensor, fresh
 
 aten = torch.ops.aten
 

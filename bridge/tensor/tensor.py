@@ -1,7 +1,7 @@
 """Tensors that mean what PyTorch's mean: the window on memory and gradient paths that a module's code holds.
 
-`bridge/cells.py` says what is behind the window. Every tensor carries a twin on PyTorch's `meta` device. PyTorch itself
-thus decides shape, dtype, strides and which results are views; JAX only computes values.
+`storage.py` says what is behind the window. Every tensor carries a twin on PyTorch's `meta` device. PyTorch itself thus
+decides shape, dtype, strides and which results are views; JAX only computes values.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bridge._compat.torch import (
     make_wrapper,
     mark_as_parameter,
 )
-from bridge.arrays import torch_dtype
-from bridge.cells import REGION, Cell, Storage, View, differentiable, has_tangents, regraft, stop_gradient
 from bridge.context import CURRENT, current
 from bridge.errors import refusal
-from bridge.memory import elements, positions
+from bridge.tensor.convert import torch_dtype
+from bridge.tensor.layout import elements, positions
+from bridge.tensor.storage import REGION, Cell, Storage, View, differentiable, has_tangents, regraft, stop_gradient
 
 _NO_LEAF = (
     "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in a subgraph "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,28 +15,50 @@ from torch import nn
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
-from bridge.adoption import window
-from bridge.arrays import array_of, has_counterpart, jax_dtype, torch_dtype
 from bridge.autograd.checkpoint import recomputed
 from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, restarted, start_graph
 from bridge.autograd.function import end_of_call
-from bridge.dispatch import Dispatch
-from bridge.effects import Place, Shapes, Snapshot
+from bridge.dispatch.constants import window
+from bridge.dispatch.mode import Dispatch
+from bridge.dispatch.random import Rng
+from bridge.dispatch.tracing import tracing
+from bridge.dispatch.unsupported import Survey
 from bridge.errors import BridgeError, placed
-from bridge.generators import CallGenerator
-from bridge.memory import has_overlap, roots
-from bridge.pytrees import NO_PYTREE, convert, is_array, tensor_inside
-from bridge.randomness import Rng
-from bridge.shadow import name_calls, override, shadow
-from bridge.state import Start, check_final, check_tied, fill, slot_of, state_of, value_in
-from bridge.symbolic.int64 import check_values
-from bridge.tensors import BridgeTensor, blank, fresh
-from bridge.tracing import tracing
-from bridge.untranslated import Survey
-from bridge.written_arguments import Arguments
+from bridge.module.arguments import Arguments
+from bridge.module.copy import name_calls, override, shadow
+from bridge.module.effects import Place, Shapes, Snapshot, Verdicts
+from bridge.module.state import Start, check_final, check_tied, fill, slot_of, state_of, value_in
+from bridge.symbolic.int64 import Int64, check_values
+from bridge.tensor.convert import array_of, has_counterpart, jax_dtype, torch_dtype
+from bridge.tensor.generators import CallGenerator
+from bridge.tensor.layout import has_overlap, roots
+from bridge.tensor.pytrees import NO_PYTREE, convert, is_array, tensor_inside
+from bridge.tensor.tensor import BridgeTensor, blank, fresh
 
-if TYPE_CHECKING:
-    from bridge.export import Functional
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exported:
+    """A module, its state, and the options that it was exported with."""
+
+    module: nn.Module
+    params: dict[str, jax.Array]
+    buffers: dict[str, jax.Array]
+    without_lowerings: frozenset[str] = frozenset()
+    """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
+    lowerings: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+    """Names of ops -> lowerings that take the place of the bridge's own."""
+    functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+    """Names of Python functions -> what runs in their place, as `bridge.register_function` has for every module."""
+    recompute: tuple[str, ...] = ()
+    """Names of submodules whose intermediate results are computed again in the backward pass."""
+    int64: Int64 = "refuse"
+    """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
+    name_scopes: bool = False
+    """Whether the operations of JAX have the names of the submodules that they come from."""
+    second_names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    """Further names of a parameter or buffer -> the first one."""
+    verdicts: Verdicts = dataclasses.field(default_factory=Verdicts, init=False, repr=False, compare=False)
+    """What is known of effects that calls have on the module."""
 
 
 class Result(NamedTuple):
@@ -72,7 +94,7 @@ class Request:
 class Call:
     """A copy of the module, ready to run."""
 
-    def __init__(self, fn: Functional, request: Request, recording: int = NO_GRAPH):
+    def __init__(self, fn: Exported, request: Request, recording: int = NO_GRAPH):
         self._fn, self.recording = fn, recording
         original = fn.module
         names = {id(m): name for name, m in original.named_modules()}
@@ -261,7 +283,7 @@ class Call:
                 )
 
 
-def run_call(fn: Functional, request: Request) -> tuple[Result, list[str]]:
+def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
     """What the call leaves behind, and the parameters that it has written.
 
     Raises `BridgeError` for an effect on the module that a later call would miss; warns of what is only lost.

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bridge.arrays import jax_dtype
 from bridge.context import TraceContext
+from bridge.dispatch.meta import listed, meta_of
+from bridge.dispatch.schema import is_random, shapes_by_data
 from bridge.errors import is_framework
-from bridge.metas import listed, meta_of
-from bridge.operations import is_random, shapes_by_data
-from bridge.tensors import fresh
+from bridge.tensor.convert import jax_dtype
+from bridge.tensor.tensor import fresh
 
 TRACE_ERRORS = (
     jax.errors.ConcretizationTypeError,

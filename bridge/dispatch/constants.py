@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
-from bridge.arrays import array_of
-from bridge.cells import REGION, Cell, View
 from bridge.context import TraceContext
-from bridge.memory import elements, positions, what_is_special
-from bridge.metas import listed, meta_of, meta_of_strided, tensors_in
-from bridge.operations import is_random, kind_of
-from bridge.tensors import BridgeTensor, as_view, blank, fresh
-from bridge.views import view_steps
+from bridge.dispatch.meta import listed, meta_of, meta_of_strided, tensors_in
+from bridge.dispatch.schema import is_random, kind_of
+from bridge.dispatch.views import view_steps
+from bridge.tensor.convert import array_of
+from bridge.tensor.layout import elements, positions, version_of, what_is_special
+from bridge.tensor.storage import REGION, Cell, View
+from bridge.tensor.tensor import BridgeTensor, as_view, blank, fresh
 
 aten = torch.ops.aten
 
@@ -279,11 +279,6 @@ def _like(meta: torch.Tensor) -> torch.Tensor:
 
 def _repeatable(func: Any) -> bool:
     return not is_random(func) and func is not aten.lift_fresh.default
-
-
-def version_of(tensor: torch.Tensor) -> Any:
-    """How often the tensor was written; a tensor made in inference mode does not count, so each time is another."""
-    return object() if tensor.is_inference() else tensor._version
 
 
 def _versions(*values: Any) -> tuple:

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import torch
 
-from bridge.pytrees import attributes_of, built_in, convert, is_plain_class, items_of
-from bridge.tensors import BridgeTensor
+from bridge.tensor.pytrees import attributes_of, built_in, convert, is_plain_class, items_of
+from bridge.tensor.tensor import BridgeTensor
 
 
 class Arguments:

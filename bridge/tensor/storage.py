@@ -6,7 +6,7 @@ autograd graph follows, and a window on both. So here:
 * `Storage` is the memory. Whoever writes last is what everybody reads.
 * `Cell` is one autograd identity over a storage. A tensor and its differentiable views share a cell. `detach`, `.data`
   and views made while gradients are off get a cell of their own over the same storage.
-* `BridgeTensor` (`bridge/tensors.py`) is the window: a cell and the chain of views from the cell's base to this tensor.
+* `BridgeTensor` (`tensor.py`) is the window: a cell and the chain of views from the cell's base to this tensor.
 
 JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are then three:
 
@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import torch
 
 if TYPE_CHECKING:
-    from bridge.tensors import BridgeTensor
+    from bridge.tensor.tensor import BridgeTensor
 
 
 @jax.custom_jvp

@@ -16,9 +16,9 @@ from bridge._compat.torch import (
     schema_name,
     tree_map_only,
 )
-from bridge.arrays import refuse_dtype
 from bridge.lowerings.registry import METAS
-from bridge.tensors import BridgeTensor, blank
+from bridge.tensor.convert import refuse_dtype
+from bridge.tensor.tensor import BridgeTensor, blank
 
 leave_compiler_unloaded()
 

@@ -16,12 +16,12 @@ from bridge.autograd import checkpoint, engine
 from bridge.autograd.function import in_place_of_apply
 from bridge.context import CURRENT, entered
 from bridge.context import current as active
-from bridge.dispatch import Dispatch
+from bridge.dispatch.function_mode import Functions
+from bridge.dispatch.mode import Dispatch
+from bridge.dispatch.named_functions import replaced
+from bridge.dispatch.precision import products_of_pytorch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
-from bridge.function_mode import Functions
-from bridge.generators import CallGenerator, default_generator_as, restore_python, state_of_python
-from bridge.named_functions import replaced
-from bridge.precision import products_of_pytorch
+from bridge.tensor.generators import CallGenerator, default_generator_as, restore_python, state_of_python
 
 
 class _Compiler(contextlib.ExitStack):

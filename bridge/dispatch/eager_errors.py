@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from bridge._compat.torch import below_modes, tree_map_only
-from bridge.metas import tensors_in
-from bridge.operations import is_random
-from bridge.tensors import BridgeTensor
+from bridge.dispatch.meta import tensors_in
+from bridge.dispatch.schema import is_random
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 

@@ -24,12 +24,11 @@ from bridge._compat.torch import (
     tree_map_only,
     wrapped_by_transform,
 )
-from bridge.arrays import tensor_of
 from bridge.autograd import engine
-from bridge.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
 from bridge.context import CURRENT, TraceContext
+from bridge.dispatch.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
+from bridge.dispatch.item import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
-from bridge.item import CHECKING
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (
     conditions_among,
@@ -41,7 +40,8 @@ from bridge.symbolic.indexing import (
     selected,
 )
 from bridge.symbolic.ragged import SIZED, Rows, is_mask, is_prefix, refused, rows_by_length, rows_by_mask, sized
-from bridge.tensors import BridgeTensor
+from bridge.tensor.convert import tensor_of
+from bridge.tensor.tensor import BridgeTensor
 
 _GRADIENT_HOOKS = (
     torch.Tensor.register_hook,

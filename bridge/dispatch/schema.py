@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from bridge._compat.torch import arguments, overload_name, returns, schema_name
-from bridge.randomness import RANDOM
-from bridge.tensors import BridgeTensor
+from bridge.dispatch.random import RANDOM
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 

@@ -30,8 +30,8 @@ from torch import nn
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.pytrees import convert, is_number
-from bridge.tensors import BridgeTensor
+from bridge.tensor.pytrees import convert, is_number
+from bridge.tensor.tensor import BridgeTensor
 
 Place = tuple[str, Any]
 """(path of a container from the module, key or position in it)"""
