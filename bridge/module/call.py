@@ -139,7 +139,7 @@ class Call:
         """One call."""
         snapshot = self._snapshot()
         result = self._run(request)
-        self.changes = snapshot.changes()
+        self.changes = snapshot.changes() | self._changed_flags()
         if any(self._start[name].memory is not memory for name, memory in self._final.items()):
             self.changes |= snapshot.holders(self._has_parted)
         return result
@@ -159,6 +159,15 @@ class Call:
             start.hide(hidden)
         after = self._run(second, check=False)
         return before, after, start.changes()
+
+    def _changed_flags(self) -> dict[Place, Any]:
+        """Parameters that the run has frozen or thawed."""
+        current = {name: value_in(name, self._slots[name]) for name in self._fn.params}
+        return {
+            (name, "requires_grad"): tensor.requires_grad
+            for name, tensor in current.items()
+            if tensor is self._start[name].tensor and tensor.requires_grad != self._start[name].requires_grad
+        }
 
     def _has_parted(self, tensor: torch.Tensor) -> bool:
         """True if the tensor is over memory that a parameter or buffer had before the call, and has no longer.

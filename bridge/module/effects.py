@@ -241,8 +241,14 @@ def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes)
     try:
         closed, (after, alone, _) = jax.make_jaxpr(results, return_shape=True)(shapes.leaves, shapes.leaves)
         values = iter(value_numbers(closed))
-        after, alone = ([n for n, _ in itertools.islice(values, len(leaves))] for leaves in (after, alone))
-        same = after == alone and texts[0] == texts[1]
+        after, alone = ([*itertools.islice(values, len(leaves))] for leaves in (after, alone))
+        same = [v.number for v in after] == [v.number for v in alone] and texts[0] == texts[1]
+        if any(key == "requires_grad" for _, key in changes):  # a frozen parameter changes no value
+            n = len(shapes.leaves)
+            reached = [
+                [{i % n for i in value.paths if i % n < shapes.of_state} for value in half] for half in (after, alone)
+            ]
+            same = same and reached[0] == reached[1]
     except Exception:  # the code does not expect the state that a call leaves, or it asks for values
         same = False
     # A parameter is trained, so it matters where it stays even if every call that makes it would make the same.
@@ -256,8 +262,9 @@ def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes)
     lost = []
     for place, *counts in kept:
         mine, alone = ([*itertools.islice(values, count)] for count in counts)
-        inputs = frozenset[int]().union(*(used for _, used in mine))
-        of_state = mine and mine == alone and all(i % len(shapes.leaves) < shapes.of_state for i in inputs)
+        inputs = frozenset[int]().union(*(value.inputs for value in mine))
+        same = [v.number for v in mine] == [v.number for v in alone]
+        of_state = mine and same and all(i % len(shapes.leaves) < shapes.of_state for i in inputs)
         lost += [] if of_state else [place]  # a later call puts the same there, as a hook that computes a weight does
     others = [place for place, value in changes.items() if place not in again and value is not KEPT]
     lost += [place for place in others if _unread(place, second_call, shapes)]
@@ -286,51 +293,68 @@ class _Unreadable:
 UNREADABLE = _Unreadable()
 
 
-def value_numbers(closed: Any) -> list[tuple[int, frozenset[int]]]:
-    """The results of a traced program as numbers, the same for two that have the same value, and the inputs of each.
+class Value(NamedTuple):
+    """A result of a traced program."""
 
-    Results are the same where the same operations on the same inputs and constants make them, in whatever order. What
-    only decides gradients does not count.
+    number: int
+    """The same for two results that have the same value."""
+    inputs: frozenset[int]
+    """The inputs that it depends on."""
+    paths: frozenset[int]
+    """Those that a gradient reaches."""
+
+
+def value_numbers(closed: Any) -> list[Value]:
+    """Returns the results of a traced program as values that can be compared.
+
+    Two are the same where the same operations on the same inputs and constants make them, in whatever order. What only
+    decides gradients does not count for that.
     """
     numbers: dict[Hashable, int] = {}
-    inputs: dict[int, frozenset[int]] = {}
     constants: dict[int, Any] = {}
+    none = frozenset[int]()
 
-    def number(key: Hashable, used: frozenset[int] = frozenset()) -> int:
-        n = numbers.setdefault(key, len(numbers))
-        inputs[n] = used
-        return n
+    def value(key: Hashable, operands: Iterable[Value] = ()) -> Value:
+        number = numbers.setdefault(key, len(numbers))
+        return Value(number, none.union(*(v.inputs for v in operands)), none.union(*(v.paths for v in operands)))
 
-    def constant(value: Any) -> int:
-        n = number(("constant", _comparable(value)))
-        if not isinstance(value, Tracer):
-            constants[n] = value
-        return n
+    def constant(array: Any) -> Value:
+        new = value(("constant", _comparable(array)))
+        constants.update({} if isinstance(array, Tracer) else {new.number: array})
+        return new
 
-    known: dict[Any, int] = dict(zip(closed.jaxpr.constvars, map(constant, closed.consts), strict=True))
-    known |= {variable: number(("input", i), frozenset({i})) for i, variable in enumerate(closed.jaxpr.invars)}
+    known: dict[Any, Value] = dict(zip(closed.jaxpr.constvars, map(constant, closed.consts), strict=True))
+    for i, variable in enumerate(closed.jaxpr.invars):
+        known[variable] = value(("input", i))._replace(inputs=frozenset({i}), paths=frozenset({i}))
 
-    def of(atom: Any) -> int:
-        return number((str(atom.aval), _comparable(atom.val))) if isinstance(atom, Literal) else known[atom]
+    def of(atom: Any) -> Value:
+        return value((str(atom.aval), _comparable(atom.val))) if isinstance(atom, Literal) else known[atom]
 
     for equation in closed.jaxpr.eqns:
         operands = [*map(of, equation.invars)]
-        inner = getattr(equation.params.get("call_jaxpr"), "jaxpr", None)
-        if equation.primitive.name == "stop_gradient":
-            known[equation.outvars[0]] = operands[0]
-        elif inner is not None and not inner.eqns and {*inner.outvars} <= {*inner.invars}:  # such as `regraft`
-            places = [inner.invars.index(out) for out in inner.outvars]
-            known |= {out: operands[i] for out, i in zip(equation.outvars, places, strict=True)}
-        elif equation.primitive.name in _MOVES and all(n in constants for n in operands):
-            with jax.ensure_compile_time_eval():  # a part of a constant, whether PyTorch or the program took it
-                moved = equation.primitive.bind(*(constants[n] for n in operands), **equation.params)
-            known[equation.outvars[0]] = constant(moved)
+        name = equation.primitive.name
+        if name == "stop_gradient":
+            known[equation.outvars[0]] = operands[0]._replace(paths=none)
+        elif _is_regraft(equation):
+            known[equation.outvars[0]] = operands[0]._replace(paths=operands[1].paths)
+        elif name in _MOVES and all(v.number in constants for v in operands):
+            # A part of a constant, whether PyTorch or the program took it.
+            known[equation.outvars[0]] = constant(_moved(equation, [constants[v.number] for v in operands]))
         else:
-            params = tuple((name, _parameter(value)) for name, value in sorted(equation.params.items()))
-            used = frozenset[int]().union(*(inputs[n] for n in operands))
+            params = tuple((key, _parameter(setting)) for key, setting in sorted(equation.params.items()))
             for i, out in enumerate(equation.outvars):
-                known[out] = number((equation.primitive.name, params, tuple(operands), i), used)
-    return [(n, inputs[n]) for n in map(of, closed.jaxpr.outvars)]
+                known[out] = value((name, params, tuple(v.number for v in operands), i), operands)
+    return [*map(of, closed.jaxpr.outvars)]
+
+
+def _is_regraft(equation: Any) -> bool:
+    inner = getattr(equation.params.get("call_jaxpr"), "jaxpr", None)
+    return inner is not None and not inner.eqns and inner.outvars == inner.invars[:1]
+
+
+def _moved(equation: Any, constants: list[Any]) -> Any:
+    with jax.ensure_compile_time_eval():
+        return equation.primitive.bind(*constants, **equation.params)
 
 
 _MOVES = frozenset({"broadcast_in_dim", "concatenate", "reshape", "rev", "slice", "squeeze", "transpose"})

@@ -107,12 +107,6 @@ def check_final(start: Mapping[str, Start], final: Mapping[str, Any], memory_of:
                 f"the call sets {name} to None, from which the next one cannot start: a buffer stays an array; keep a "
                 "flag in another buffer, or zeros in this one"
             )
-        required = start[name].requires_grad
-        if value is start[name].tensor and isinstance(value, nn.Parameter) and value.requires_grad != required:
-            raise BridgeError(
-                f"the call changes `{name}.requires_grad`, and a later call would read it, but starts with {required} "
-                "here; make the change before `export`, or undo it within the call"
-            )
     before = {name: at.memory for name, at in start.items()}
     if not any(start[name].replaced_by(value) for name, value in final.items()):
         return before

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 import bridge
-from bridge import draws
 from bridge.dispatch import compute as computation
 from bridge.dispatch import constants as adoption
 from bridge.dispatch import mode as dispatch
+from bridge.dispatch import random
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.tensor import convert as arrays
 from bridge.tensor import storage as cells
 from bridge.tensor import tensor as tensors
 
-call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("call", "parity"))
+call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("module.call", "parity"))
 
 
 def without_stop(monkeypatch):
@@ -200,7 +200,7 @@ def with_one_draw_for_all(monkeypatch):
 
 def without_generators(monkeypatch):
     """Every draw follows the call's key."""
-    monkeypatch.setattr(draws, "generator_of", lambda given: None)
+    monkeypatch.setattr(random, "generator_of", lambda given: None)
 
 
 RULES = {

@@ -183,7 +183,7 @@ def test_an_argument_that_the_call_changes_and_does_not_return():
         return grown(x, memory)[0]
 
     memory = Memory(jnp.ones(3))
-    with pytest.warns(bridge.BridgeWarning, match=r"its argument `args\[1\]`"):
+    with pytest.warns(bridge.BridgeWarning, match=r"its argument `(memory|argument 1)`"):
         bridge.export(Call(forward))({}, {}, jnp.ones(3), memory)
     assert memory.first.count == 1
 

@@ -30,12 +30,13 @@ def rows(report, kind):
 # ---- several calls
 
 
-def test_a_further_call_gets_other_numbers_of_the_same_kind():
-    seen = []
+SEEN = []
 
+
+def test_a_further_call_gets_other_numbers_of_the_same_kind():
     def forward(inputs, w):
-        if not isinstance(inputs["floats"], bridge.tensors.BridgeTensor):
-            seen.append(inputs)
+        if not isinstance(inputs["floats"], bridge.tensor.tensor.BridgeTensor):
+            SEEN.append(inputs)  # a list that the function encloses would be copied with the module
         return inputs["floats"] * w + inputs["mask"].log()[:, None]
 
     inputs = {
@@ -52,7 +53,7 @@ def test_a_further_call_gets_other_numbers_of_the_same_kind():
         "number": 2,
     }
     assert bridge.verify(Applied(forward), inputs, steps=3).ok
-    first, second, third = seen
+    first, second, third = SEEN
     assert first["ids"].tolist() == [0, 1, 2, 3] and second["ids"].tolist() == [3, 0, 1, 2]
     assert second["mask"].tolist() == [2, 1, 1, 1] and third["mask"].tolist() == [1, 2, 1, 1]
     assert second["flags"].tolist() == [[False, True, True]], "a batch of one: along the next axis"
@@ -70,13 +71,13 @@ def test_one_tensor_as_two_arguments_stays_one():
 
 class Twice(nn.Module):
     def forward(self, x, y):
-        return x * y * (1 if isinstance(x, bridge.tensors.BridgeTensor) or torch.equal(x, y) else 2)
+        return x * y * (1 if isinstance(x, bridge.tensor.tensor.BridgeTensor) or torch.equal(x, y) else 2)
 
 
 def test_a_module_that_cannot_take_other_numbers_says_what_to_do():
     class Sorted(nn.Module):
         def forward(self, x, lengths):
-            if not isinstance(x, bridge.tensors.BridgeTensor) and not torch.equal(lengths, lengths.sort()[0]):
+            if not isinstance(x, bridge.tensor.tensor.BridgeTensor) and not torch.equal(lengths, lengths.sort()[0]):
                 raise ValueError("lengths have to be sorted")
             return x * 2
 
@@ -108,7 +109,7 @@ def test_a_grad_that_the_call_leaves_is_compared(who):
     def function(w, x):
         if who == "parameter":
             w.grad = torch.ones(3)
-        elif not isinstance(x, bridge.tensors.BridgeTensor):
+        elif not isinstance(x, bridge.tensor.tensor.BridgeTensor):
             (x * 2).sum().backward()
 
     try:
