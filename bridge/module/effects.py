@@ -30,7 +30,7 @@ from torch import nn
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.tensor.pytrees import convert, is_number
+from bridge.tensor.pytrees import ATOMS, convert, is_number
 from bridge.tensor.tensor import BridgeTensor
 
 Place = tuple[str, Any]
@@ -44,22 +44,11 @@ KEPT = object()
 
 ORDER = "the order of the keys"
 
-_ATOMS = frozenset(
-    {bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device, torch.Tensor}
-    | {
-        BridgeTensor,
-        nn.Parameter,
-        *weakref.ProxyTypes,
-        type,
-        types.FunctionType,
-        types.MethodType,
-        types.ModuleType,
-        np.ndarray,
-    }
-)
-"""Types of values that hold no further state."""
 _PLAIN = (dict, collections.OrderedDict)
 _TENSORS = frozenset({torch.Tensor, nn.Parameter, BridgeTensor})
+_CODE = frozenset({type, types.FunctionType, types.MethodType, types.ModuleType, *weakref.ProxyTypes})
+_ATOMS = ATOMS | _TENSORS | _CODE | {np.ndarray}
+"""Types of values that hold no further state."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persistent_buffers_set"})
 """Attributes that list parameters and buffers; recurrent modules make theirs again at each call."""
@@ -221,54 +210,60 @@ class Shapes(NamedTuple):
 
 def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[str, list[str]]:
     """Returns the text of an error, or "" and the names of values that are lost."""
-    kept: list[tuple[Place, int, int]] = []
-    """Places that the second call changes, with the numbers of traced values there on either copy."""
-    texts: list[list[str]] = []
-
-    def results(first: Any, second: Any) -> list[Any]:
-        leaves, values = [], []
-        (after, left), (alone, left_alone) = second_call(first, second)
-        for place, value in left.items():
-            pair = [[t.value for t in _traced_in(v)] for v in (value, left_alone.get(place))]
-            kept.append((place, len(pair[0]), len(pair[1])))
-            values.append(pair)
-        for outcome in (after, alone):
-            flat = jax.tree.leaves(outcome)
-            texts.append([repr(v) for v in flat if not is_number(v)])
-            leaves.append([v for v in flat if is_number(v)])
-        return [*leaves, values]
-
     try:
-        closed, (after, alone, _) = jax.make_jaxpr(results, return_shape=True)(shapes.leaves, shapes.leaves)
-        values = iter(value_numbers(closed))
-        after, alone = ([*itertools.islice(values, len(leaves))] for leaves in (after, alone))
-        same = [v.number for v in after] == [v.number for v in alone] and texts[0] == texts[1]
-        if any(key == "requires_grad" for _, key in changes):  # a frozen parameter changes no value
-            n = len(shapes.leaves)
-            reached = [
-                [{i % n for i in value.paths if i % n < shapes.of_state} for value in half] for half in (after, alone)
-            ]
-            same = same and reached[0] == reached[1]
+        same, again = _compare(changes, second_call, shapes)
     except Exception:  # the code does not expect the state that a call leaves, or it asks for values
-        same = False
+        same, again = False, {}
     # A parameter is trained, so it matters where it stays even if every call that makes it would make the same.
-    again = {place for place, *_ in kept}
     made = [place for place, value in changes.items() if isinstance(value, nn.Parameter) and place not in again]
     if made or not same:
         return (
             f"the call changes {_listed(made or changes)} and a later call would read it, but a call keeps parameters "
             f"and buffers only; {_remedy(made or [*changes], changes)}"
         ), []
-    lost = []
-    for place, *counts in kept:
-        mine, alone = ([*itertools.islice(values, count)] for count in counts)
-        inputs = frozenset[int]().union(*(value.inputs for value in mine))
-        same = [v.number for v in mine] == [v.number for v in alone]
-        of_state = mine and same and all(i % len(shapes.leaves) < shapes.of_state for i in inputs)
-        lost += [] if of_state else [place]  # a later call puts the same there, as a hook that computes a weight does
     others = [place for place, value in changes.items() if place not in again and value is not KEPT]
+    lost = [place for place, of_state in again.items() if not of_state]
     lost += [place for place in others if _unread(place, second_call, shapes)]
     return "", [_name(place) for place in lost]
+
+
+def _compare(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[bool, dict[Place, bool]]:
+    """Returns whether a second call does the same on the copy that the first one left as on a fresh one.
+
+    And the places that it changes again, with whether it puts there on any copy what follows from parameters and buffers
+    alone, as a hook that computes a weight does.
+    """
+    kept: list[tuple[Place, int, int]] = []
+    others: list[list[str]] = []
+
+    def results(first: Any, second: Any) -> list[Any]:
+        (after, left), (alone, left_alone) = second_call(first, second)
+        traced = [[[t.value for t in _traced_in(v)] for v in (left[p], left_alone.get(p))] for p in left]
+        kept.extend((place, *map(len, values)) for place, values in zip(left, traced, strict=True))  # pyright: ignore
+        leaves = [jax.tree.leaves(after), jax.tree.leaves(alone)]
+        others.extend([_without_addresses(v) for v in half if not is_number(v)] for half in leaves)
+        return [*([v for v in half if is_number(v)] for half in leaves), traced]
+
+    closed, (after, alone, _) = jax.make_jaxpr(results, return_shape=True)(shapes.leaves, shapes.leaves)
+    values = iter(value_numbers(closed))
+
+    def next_values(count: int) -> tuple[list[int], list[Value]]:
+        taken = [*itertools.islice(values, count)]
+        return [value.number for value in taken], taken
+
+    (numbers, after), (numbers_alone, alone) = next_values(len(after)), next_values(len(alone))
+    same, n = numbers == numbers_alone and others[0] == others[1], len(shapes.leaves)
+    if any(key == "requires_grad" for _, key in changes):  # which changes no value, but what a gradient reaches
+        reached = [
+            [{i % n for i in value.paths if i % n < shapes.of_state} for value in half] for half in (after, alone)
+        ]
+        same = same and reached[0] == reached[1]
+    again: dict[Place, bool] = {}
+    for place, count, count_alone in kept:
+        (mine, left), (fresh, _) = next_values(count), next_values(count_alone)
+        of_state = all(i % n < shapes.of_state for value in left for i in value.inputs)
+        again[place] = bool(mine) and mine == fresh and of_state
+    return same, again
 
 
 def _unread(place: Place, second_call: SecondCall, shapes: Shapes) -> bool:
@@ -361,9 +356,13 @@ _MOVES = frozenset({"broadcast_in_dim", "concatenate", "reshape", "rev", "slice"
 """Primitives that only move elements."""
 
 
+def _without_addresses(value: Any) -> str:
+    return re.sub(r"0x[0-9a-f]+", "", str(value))
+
+
 def _parameter(value: Any) -> Hashable:
-    """A parameter of an operation, without addresses in memory but with the constants of a program in it."""
-    return re.sub(r"0x[0-9a-f]+", "", str(value)), tuple(map(_comparable, getattr(value, "consts", ())))
+    """A parameter of an operation, with the constants of a program in it."""
+    return _without_addresses(value), tuple(map(_comparable, getattr(value, "consts", ())))
 
 
 def _comparable(constant: Any) -> Hashable:
@@ -391,7 +390,7 @@ def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
         return "register it in `__init__` and leave it there, or call the module once before `export`"
     if "_buffers" in registries:
         return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
-    return "make it a buffer, or pass it in and return it"
+    return "make it a buffer, pass it in and return it, or call the module once before `export` if later calls only read it"
 
 
 def _name(place: Place) -> str:
