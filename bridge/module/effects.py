@@ -230,8 +230,8 @@ def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes)
 def _compare(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[bool, dict[Place, bool]]:
     """Returns whether a second call does the same on the copy that the first one left as on a fresh one.
 
-    And the places that it changes again, with whether it puts there on any copy what follows from parameters and buffers
-    alone, as a hook that computes a weight does.
+    And the places that it changes again, with whether what it puts there follows from parameters and buffers alone, as
+    a weight that a hook computes.
     """
     kept: list[tuple[Place, int, int]] = []
     others: list[list[str]] = []
@@ -390,7 +390,7 @@ def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
         return "register it in `__init__` and leave it there, or call the module once before `export`"
     if "_buffers" in registries:
         return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
-    return "make it a buffer, pass it in and return it, or call the module once before `export` if later calls only read it"
+    return "make it a buffer, pass it in and return it, or call the module before `export` if later calls only read it"
 
 
 def _name(place: Place) -> str:
