@@ -30,6 +30,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PACKAGES = ("bridge", "models_torch", "train_jax")
 RUN_ELSEWHERE = {
     "docs/bridge.md": "tests/bridge/test_tutorial.py",
+    "docs/bridge_call.md": "tests/bridge/test_tutorial.py",
+    "docs/bridge_semantics.md": "tests/bridge/test_tutorial.py",
+    "docs/bridge_internals.md": "tests/bridge/test_tutorial.py",
     "docs/deploy-v4-64.md": "tests/train_jax/test_deploy_page.py",
 }
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")

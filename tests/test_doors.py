@@ -163,14 +163,14 @@ BRIDGE_FLOORS = (
 
 def upward_imports(root):
     floor = {room: i for i, rooms in enumerate(BRIDGE_FLOORS) for room in rooms.split()}
-    found = []
+    upward = []
     for path in sorted((root / "bridge").rglob("*.py")):
         room = path.relative_to(root / "bridge").with_suffix("").parts[0]
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "bridge":
                 names = [a.name for a in node.names] if node.module == "bridge" else [node.module.split(".")[1]]
-                found += [f"{path.relative_to(root)} imports {name}" for name in names if floor[name] < floor[room]]
-    return found
+                upward += [f"{path.relative_to(root)} imports {name}" for name in names if floor[name] < floor[room]]
+    return upward
 
 
 def test_imports_of_the_bridge_run_downwards():

@@ -1,4 +1,7 @@
-"""The code of docs/bridge.md, run from top to bottom in one namespace; the text under a block is what it printed."""
+"""The code of the pages on the bridge, run from top to bottom in one namespace.
+
+The text under a block is what it printed.
+"""
 
 import re
 import shlex
@@ -8,8 +11,13 @@ import pytest
 
 from bridge.__main__ import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "bridge.md"
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("bridge.md", "bridge_call.md", "bridge_semantics.md", "bridge_internals.md")
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"^```(\w+)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+]
 
 
 def pattern(text):
@@ -26,12 +34,12 @@ def run(kind, code, namespace):
         exec(compile(code, str(path.absolute()), "exec"), namespace)
     else:
         command = shlex.split(code)
-        assert command[:3] == ["python", "-m", "bridge"], f"not a command of this page: {code}"
+        assert command[:3] == ["python", "-m", "bridge"], f"not a command of these pages: {code}"
         assert main(command[3:]) == 0
 
 
 @pytest.mark.slow
-def test_the_page_is_true(tmp_path, monkeypatch, capsys):
+def test_the_pages_are_true(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     namespace = {"__name__": "tutorial"}
@@ -46,7 +54,7 @@ def test_the_page_is_true(tmp_path, monkeypatch, capsys):
             compared += 1
         else:
             assert not printed, f"{code}\nprinted\n{printed}\n\nwhich the page does not show"
-    assert compared >= 12
+    assert compared >= 16
 
 
 @pytest.mark.parametrize(
