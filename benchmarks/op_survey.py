@@ -30,7 +30,7 @@ from benchmarks.op_list import GAPS, OPS, not_listed
 from bridge.parity import Row
 
 TOLERANCE = 1e-5
-SETTINGS: Any = {"tolerance": TOLERANCE, "input_gradients": False, "int64": "wrap"}
+SETTINGS: Any = {"steps": 1, "tolerance": TOLERANCE, "input_gradients": False, "int64": "wrap"}
 """Options of `verify`: inputs with gradients are parameters here, and the integers in the samples are small."""
 
 

@@ -5,6 +5,7 @@ Inside in float32, whatever the dtype they are given; the dispatcher rounds to P
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -257,6 +258,18 @@ def _beyond(low):
 def logit(x, eps=None):
     eps = 0.0 if eps is None else eps
     return _logit(widened(x), eps, 1 - eps)
+
+
+def _of_tensor_degree(polynomial: Any) -> Any:
+    return lambda x, n: polynomial.default(x, torch.full((), n, dtype=x.dtype))
+
+
+for _name in (
+    "chebyshev_polynomial_t", "chebyshev_polynomial_u", "hermite_polynomial_h", "hermite_polynomial_he",
+    "laguerre_polynomial_l",
+):  # fmt: skip
+    _polynomial = getattr(aten, f"special_{_name}")
+    decomposes(_polynomial.n_scalar)(_of_tensor_degree(_polynomial))
 
 
 @decomposes(aten.native_dropout.default)

@@ -52,3 +52,11 @@ def test_incomplete_gamma_functions():
     for ours, theirs in zip(bridge.export(module)({}, {}, a.numpy(), x.numpy())[0], module(a, x), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
     compare(Call(lambda x: torch.igamma(torch.tensor(2.5), x.exp())), [randn(4)])
+
+
+@pytest.mark.parametrize("degree", [0, 3])
+@pytest.mark.parametrize("name", ["chebyshev_polynomial_t", "chebyshev_polynomial_u", "hermite_polynomial_h"])
+def test_a_polynomial_of_a_python_degree(name, degree):
+    x = torch.linspace(-0.9, 0.9, 5)
+    fn = bridge.export(Call(lambda x: getattr(torch.special, name)(x, degree)))
+    np.testing.assert_allclose(fn({}, {}, x.numpy())[0], getattr(torch.special, name)(x, degree), rtol=1e-5, atol=1e-6)
