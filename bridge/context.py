@@ -28,7 +28,7 @@ class TraceContext(Protocol):
     is_backward: bool
     """Whether it is the backward of a `torch.autograd.Function`, which has no key."""
     checked: str | None
-    """Within a function of `item.CHECKING`: what it checks."""
+    """Within a function of `values.CHECKING`: what it checks."""
     survey: Any
     """The `Survey` of a call that lists its operations; None in every other."""
     checks_int64: bool

@@ -200,6 +200,11 @@ def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
     tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def class_of(tensor: torch.Tensor) -> type:
+    """Returns the class that code sees: `nn.Parameter` of one that is marked."""
+    return nn.Parameter if getattr(tensor, "_is_param", False) else torch.Tensor
+
+
 def is_parameter(tensor: torch.Tensor) -> bool:
     """Also of a subclass that is marked as one."""
     return getattr(tensor, "_is_param", False)

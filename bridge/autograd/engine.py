@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from bridge._compat.torch import (
     DispatchMode,
@@ -166,7 +167,7 @@ def _before_mode(mode: Any) -> None:
             "which has no place in a traced call",
             "use torch.func.jvp, once for each tangent; torch.where in the place of torch.cond",
         )
-    if not mode.is_infra_mode():
+    if isinstance(mode, FlopCounterMode) or not mode.is_infra_mode():  # that one first sets hooks on all modules
         raise call.error(
             f"`{type(mode).__name__}` is a TorchDispatchMode, which acts below PyTorch's autograd and changes values "
             "without their gradients",
@@ -175,6 +176,7 @@ def _before_mode(mode: Any) -> None:
 
 
 REPLACED = (
+    before(FlopCounterMode, "__enter__", _before_mode),
     before_functional(_before_derivative),
     before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _before_saved_tensors_hooks),
     before(DispatchMode, "__enter__", _before_mode),

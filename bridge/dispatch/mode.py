@@ -26,13 +26,10 @@ from bridge._compat.torch import (
 )
 from bridge.autograd.engine import NO_GRAPH
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
-from bridge.dispatch.compute import compute
+from bridge.dispatch.compute import compute, precision_is_given
 from bridge.dispatch.constants import BY_SHAPE, Adopted
-from bridge.dispatch.eager_errors import CHECKS, kernel_error, raise_if_refused
-from bridge.dispatch.item import check_matrix, is_all_true, is_equal, number_of
 from bridge.dispatch.meta import MetaCache
 from bridge.dispatch.mutation import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.dispatch.precision import precision_is_given
 from bridge.dispatch.random import RANDOM, Rng, seeded_generator
 from bridge.dispatch.schema import draws_numbers, each_of, is_random, kind_of, shapes_by_data, written_arguments
 from bridge.dispatch.unsupported import (
@@ -45,6 +42,15 @@ from bridge.dispatch.unsupported import (
     asked_inside,
     of_functions,
     untranslated,
+)
+from bridge.dispatch.values import (
+    CHECKS,
+    check_matrix,
+    is_all_true,
+    is_equal,
+    kernel_error,
+    number_of,
+    raise_if_refused,
 )
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
@@ -101,7 +107,7 @@ class Dispatch(UncompiledDispatchMode):
         self._int64 = int64
         self.checks_int64 = checked(int64)
         self.checked: str | None = None
-        """Within a function of `item.CHECKING`: what it checks."""
+        """Within a function of `values.CHECKING`: what it checks."""
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributions import Distribution
@@ -16,36 +16,21 @@ from bridge.autograd import checkpoint, engine
 from bridge.autograd.function import in_place_of_apply
 from bridge.context import CURRENT, entered
 from bridge.context import current as active
+from bridge.dispatch.compute import products_of_pytorch
 from bridge.dispatch.function_mode import Functions
 from bridge.dispatch.mode import Dispatch
 from bridge.dispatch.named_functions import replaced
-from bridge.dispatch.precision import products_of_pytorch
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.tensor.generators import CallGenerator, default_generator_as, restore_python, state_of_python
 
 
-class _Compiler(contextlib.ExitStack):
-    """Within it `torch.compile` runs code as it is: with modes active it could not compile it, and would not try again.
-
-    Where the compiler is not loaded, which takes seconds, the first `torch.compile` of the call turns it off.
-    """
-
-    def __enter__(self) -> Self:
-        self.is_off = False
-        if compiler_is_loaded():
-            self.turn_off()
-        return super().__enter__()
-
-    def turn_off(self) -> None:
-        if not self.is_off:
-            self.is_off = True
-            self.enter_context(torch.compiler.set_stance("force_eager"))
-
-
 def _turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
-    """Before `torch.compile`: in a traced call that began without a loaded compiler."""
+    """Before `torch.compile`: it would find modes active, not compile the code, and not try again.
+
+    A call turns the compiler off where it begins, if that is loaded, which takes seconds.
+    """
     if CURRENT.compiler is not None:
-        CURRENT.compiler.turn_off()
+        CURRENT.compiler.enter_context(torch.compiler.set_stance("force_eager"))
 
 
 class _Mode(NamedTuple):
@@ -115,7 +100,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     PyTorch.
     """
     state, default_dtype, before_modes = state_of_python(), torch.get_default_dtype(), _modes()
-    compiler, CURRENT.compiler = CURRENT.compiler, _Compiler()
+    compiler, CURRENT.compiler = CURRENT.compiler, contextlib.ExitStack()
     try:
         with (
             entered(dispatch),
@@ -128,6 +113,8 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             Functions(dispatch),
             replaced(dispatch.functions, active),
         ):
+            if compiler_is_loaded():
+                _turn_compiler_off()
             yield
             changed = _put_back(before_modes)
         if changed:

@@ -108,7 +108,7 @@ def counted(x):
         (sine, "`tests_bridge::sine` has no translation", "call the Python function"),
         (choice, "`cond` takes functions", "torch.where"),
         (flexible, "`flex_attention` takes functions", "F.scaled_dot_product_attention, with a mask"),
-        (counted, "is a TorchDispatchMode", "enter it around the module"),
+        (counted, "`FlopCounterMode` is a TorchDispatchMode", "enter it around the module"),
     ],
 )
 def test_the_remedy_names_what_to_use_instead(action, what, remedy):
