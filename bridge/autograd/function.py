@@ -26,6 +26,7 @@ from bridge._compat.torch import (
     AutogradFunction,
     Replacement,
     below_modes,
+    closure_of,
     engine_gradient,
     engine_leaf,
     engine_requires_grad,
@@ -38,7 +39,7 @@ from bridge.autograd.engine import recorded, restarted, start_graph
 from bridge.context import TraceContext, current
 from bridge.errors import BridgeError
 from bridge.tensor.convert import jax_dtype
-from bridge.tensor.pytrees import built_in, closure_of, convert, items_of, parts_of
+from bridge.tensor.pytrees import built_in, convert, items_of, parts_of
 from bridge.tensor.storage import Cell, UnreadableCell, differentiable, stop_gradient
 from bridge.tensor.tensor import BridgeTensor, fresh
 

@@ -26,6 +26,7 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, TraceContext
+from bridge.dispatch.meta import with_named_tensors, with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
@@ -74,8 +75,8 @@ class Functions(TorchFunctionMode):
         self._dispatch = dispatch
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        args = self._traced(args)
-        kwargs = dict(zip(kwargs, self._traced([*kwargs.values()]), strict=True)) if kwargs else {}
+        args = with_tensors(args, self._traced_tensor)
+        kwargs = with_named_tensors(kwargs, self._traced_tensor) if kwargs else {}
         for cls in types:
             if not issubclass(cls, torch.Tensor):
                 return self._by_other_classes(func, types, args, kwargs)
@@ -281,24 +282,6 @@ class Functions(TorchFunctionMode):
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         with below_modes():
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
-
-    def _traced(self, values: Any) -> Any:
-        """`values` with what stands for real tensors whose memory the call has traced."""
-        changed: list[Any] | None = None
-        for place, value in enumerate(values):
-            kind = type(value)
-            if kind is BridgeTensor:
-                continue
-            if kind is list or kind is tuple:
-                new = self._traced(value)
-            elif kind is Rows or not isinstance(value, torch.Tensor):
-                continue
-            else:
-                new = self._traced_tensor(value)
-            if new is not value:
-                changed = [*values] if changed is None else changed
-                changed[place] = new
-        return values if changed is None else type(values)(changed)
 
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if wrapped_by_transform(tensor):

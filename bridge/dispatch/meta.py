@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,30 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
         elif isinstance(value, dict):
             found += tensors_in(tuple(value.values()))
     return found
+
+
+def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns `values` with `traced(tensor)` for each tensor that is none of the bridge; itself if nothing changes."""
+    changed: list[Any] | None = None
+    for place, value in enumerate(values):
+        kind = type(value)
+        if kind is BridgeTensor:
+            continue
+        if kind is list or kind is tuple:
+            new = with_tensors(value, traced)
+        elif issubclass(kind, torch.Tensor):
+            new = traced(value)
+        else:
+            continue
+        if new is not value:
+            changed = [*values] if changed is None else changed
+            changed[place] = new
+    return values if changed is None else type(values)(changed)
+
+
+def with_named_tensors(values: dict, traced: Callable[[torch.Tensor], torch.Tensor]) -> dict:
+    """As `with_tensors`, of keyword arguments."""
+    return dict(zip(values, with_tensors([*values.values()], traced), strict=True)) if values else values
 
 
 def listed(values: Any) -> tuple | list:

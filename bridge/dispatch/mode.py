@@ -28,7 +28,7 @@ from bridge.autograd.engine import NO_GRAPH
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
 from bridge.dispatch.compute import compute, precision_is_given
 from bridge.dispatch.constants import BY_SHAPE, Adopted
-from bridge.dispatch.meta import MetaCache
+from bridge.dispatch.meta import MetaCache, with_named_tensors, with_tensors
 from bridge.dispatch.mutation import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
 from bridge.dispatch.random import RANDOM, Rng, seeded_generator
 from bridge.dispatch.schema import draws_numbers, each_of, is_random, kind_of, shapes_by_data, written_arguments
@@ -144,26 +144,8 @@ class Dispatch(UncompiledDispatchMode):
         """As `adopt`; from here on `real` and whatever shares its memory is traced."""
         return self._adopted.take_over(self, real)
 
-    def _adopt_all(self, values: Any, *, constants: bool = True) -> Any:
-        """`values` with the traced tensors of those in it, `constants` or only of those that are traced."""
-        changed: list[Any] | None = None
-        for place, value in enumerate(values):
-            kind = type(value)
-            if kind is BridgeTensor:
-                continue
-            if kind is list or kind is tuple:
-                new = self._adopt_all(value, constants=constants)
-            elif isinstance(value, torch.Tensor) and (constants or self.is_traced(value)):
-                new = self.adopt(value)
-            else:
-                continue
-            if new is not value:
-                changed = [*values] if changed is None else changed
-                changed[place] = new
-        return values if changed is None else type(values)(changed)
-
-    def _adopt_named(self, values: dict, *, constants: bool = True) -> dict:
-        return dict(zip(values, self._adopt_all([*values.values()], constants=constants), strict=True))
+    def _traced_only(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.adopt(tensor) if self.is_traced(tensor) else tensor
 
     # The dispatcher.
 
@@ -214,7 +196,7 @@ class Dispatch(UncompiledDispatchMode):
                 return self._in_pytorch(func, args, kwargs)
         if self.recording or func in DECOMPOSITIONS:
             # What PyTorch has kept for its backward may be a real tensor that traced values were written into.
-            args, kwargs = self._adopt_all(args, constants=False), self._adopt_named(kwargs, constants=False)
+            args, kwargs = with_tensors(args, self._traced_only), with_named_tensors(kwargs, self._traced_only)
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested and rule.applies(*args, **kwargs):
             return apply_rule(rule, self.replay, func, args, kwargs, self.where)
@@ -269,7 +251,7 @@ class Dispatch(UncompiledDispatchMode):
             kind = "reshape" if torch.Tag.inplace_view in func.tags else kind
             for target in written_arguments(func, args, kwargs):
                 self.take_over(target)
-        args, kwargs = self._adopt_all(args), self._adopt_named(kwargs) if kwargs else kwargs
+        args, kwargs = with_tensors(args, self.adopt), with_named_tensors(kwargs, self.adopt)
         if kind == "compute":
             result = compute(self, func, args, kwargs)
             if kwargs.get("check_errors"):

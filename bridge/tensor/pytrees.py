@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bridge._compat.jax import Tracer
-from bridge._compat.torch import below_modes
+from bridge._compat.torch import below_modes, closure_of
 from bridge.errors import BridgeError
 
 _Instance = TypeVar("_Instance")
@@ -453,12 +453,6 @@ def tensor_inside(value: Any) -> str | None:
             steps = [(f".{name}", part) for name, part in tensors] if tensors else parts_of(value)
             todo += [(f"{path}{step}", part) for step, part in steps]
     return None
-
-
-def closure_of(function: types.FunctionType) -> dict[str, Any]:
-    """Returns the variables that a function encloses and that have values."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 def parts_of(value: Any) -> list[tuple[str, Any]]:
