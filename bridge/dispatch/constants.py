@@ -17,7 +17,7 @@ import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import TraceContext
-from bridge.dispatch.meta import listed, meta_of, meta_of_strided, tensors_in
+from bridge.dispatch.meta import listed, meta_of, meta_of_strided, tensors_in, zeros_like
 from bridge.dispatch.schema import is_random, kind_of
 from bridge.dispatch.views import view_steps
 from bridge.tensor.convert import array_of
@@ -111,7 +111,7 @@ class Adopted:
         """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
         if func is aten.resize_as_.default and isinstance(args[1], BridgeTensor) and not self.is_traced(args[0]):
             meta = args[1]._meta
-            return args[0], _like(meta), *args[2:]
+            return args[0], zeros_like(meta), *args[2:]
         if func is aten.resize_as_.default or not isinstance(args[0], BridgeTensor):
             return None
         if any(m.numel() > REAL for m in listed(meta_of(func, args, kwargs))):
@@ -120,7 +120,7 @@ class Adopted:
         with below_modes():
             if func in _NEW:
                 return torch.zeros((), dtype=meta.dtype), *args[1:]
-            return _like(meta), *args[1:]
+            return zeros_like(meta), *args[1:]
 
     def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether the operation makes a tensor from nothing that the host should not hold."""
@@ -270,11 +270,6 @@ def _unnoted() -> Iterator[None]:
         yield
     finally:
         REGION.notes = before
-
-
-def _like(meta: torch.Tensor) -> torch.Tensor:
-    """Zeros, because a replay may adopt it as a constant."""
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).zero_()
 
 
 def _repeatable(func: Any) -> bool:

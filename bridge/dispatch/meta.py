@@ -120,7 +120,7 @@ def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> N
         return
     if any(n > 1 and s == 0 for n, s in zip(target.shape, target._meta.stride(), strict=True)):
         # Elements that share memory, of which the meta device says nothing.
-        args, kwargs = tree_map_only(BridgeTensor, _zeros, (args, kwargs))
+        args, kwargs = tree_map_only(BridgeTensor, lambda t: zeros_like(t._meta), (args, kwargs))
         with below_dispatch():
             func(*args, **kwargs)
         return
@@ -143,8 +143,9 @@ def _twins(values: tuple | list) -> list:
     return twins
 
 
-def _zeros(tensor: BridgeTensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor._meta.stride(), dtype=tensor.dtype).zero_()
+def zeros_like(meta: torch.Tensor) -> torch.Tensor:
+    """Returns zeros on the host in the place of a twin."""
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).zero_()
 
 
 def _on_meta(kwargs: dict) -> dict:
