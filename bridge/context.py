@@ -45,8 +45,6 @@ class TraceContext(Protocol):
     """The tensors of parameters and buffers."""
     inputs: list[Any]
     """The tensors among the arguments."""
-    contexts: list[Any]
-    """What the `torch.autograd.Function`s of the call keep."""
 
     def adopt(self, real: torch.Tensor) -> Any:
         """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""

@@ -70,7 +70,7 @@ class _Made:
         return self.versions == (*_versions(self.args, self.kwargs), version_of(self.real))
 
 
-class Adopted:
+class ConstantTable:
     """The traced tensor of every real tensor, by identity or, for one that shares memory, by storage.
 
     Methods that make one take the call's context: holding it would be a cycle, and arrays would outlive their trace.
@@ -179,7 +179,7 @@ class Adopted:
         owners = self._owners.get(storage_id(real))
         made = self._made.get(id(real))
         if owners is not None and made is not None and kind_of(made.func) == "view":
-            tensor = self._again(context, made)
+            tensor = self._materialize(context, made)
         elif owners is not None:
             tensor = self._window(context, owners, real)
         elif real.requires_grad:  # a leaf that the call made
@@ -236,12 +236,12 @@ class Adopted:
             )
         made = self._made.get(id(real))
         if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
-            return self._again(context, made)
+            return self._materialize(context, made)
         meta = blank(real.shape, real.stride(), real.dtype)
         with _unnoted():  # known before the call: it belongs to no region of recomputation
             return fresh(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
 
-    def _again(self, context: TraceContext, made: _Made) -> BridgeTensor:
+    def _materialize(self, context: TraceContext, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
             again = listed(context.replay(made.func, made.args, made.kwargs))[made.index]
         return self.adopt(context, again)  # real if PyTorch takes the operation apart into others

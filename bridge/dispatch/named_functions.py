@@ -70,7 +70,8 @@ def _place_of(name: str, active: Callable[[], Any]) -> Replacements:
     def make(original: Any) -> Callable[..., Any]:
         @functools.wraps(original)
         def chosen(*args: Any, **kwargs: Any) -> Any:
-            call, function = active(), original
+            call = active()
+            function: Any = original
             if call is not None:
                 function = call.functions.get(name) or _REPLACEMENTS.get(name, original)
             return function(*args, **kwargs)
