@@ -28,7 +28,7 @@ class TraceContext(Protocol):
     is_backward: bool
     """Whether it is the backward of a `torch.autograd.Function`, which has no key."""
     checked: str | None
-    """Within a function of `item.CHECKING`: what it checks."""
+    """Within a function of `values.CHECKING`: what it checks."""
     survey: Any
     """The `Survey` of a call that lists its operations; None in every other."""
     checks_int64: bool
@@ -45,8 +45,6 @@ class TraceContext(Protocol):
     """The tensors of parameters and buffers."""
     inputs: list[Any]
     """The tensors among the arguments."""
-    contexts: list[Any]
-    """What the `torch.autograd.Function`s of the call keep."""
 
     def adopt(self, real: torch.Tensor) -> Any:
         """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""

@@ -8,7 +8,6 @@ import numpy as np
 from jax._src.interpreters.batching import BatchTracer
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 from jax.core import Tracer as Tracer
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMode  # noqa: F401
 
 
 def same_values(one: Any, other: Any) -> bool:

@@ -11,9 +11,6 @@ import warnings
 
 import jax
 import torch
-import torch.autograd.function
-import torch.utils.checkpoint
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMode  # noqa: F401
 
 from bridge._compat.torchax import TESTED, release, torchax
 from bridge.errors import BridgeError, BridgeWarning

@@ -200,6 +200,11 @@ def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
     tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def class_of(tensor: torch.Tensor) -> type:
+    """Returns the class that code sees: `nn.Parameter` of one that is marked."""
+    return nn.Parameter if getattr(tensor, "_is_param", False) else torch.Tensor
+
+
 def is_parameter(tensor: torch.Tensor) -> bool:
     """Also of a subclass that is marked as one."""
     return getattr(tensor, "_is_param", False)
@@ -208,11 +213,6 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 def is_script(module: nn.Module) -> bool:
     """Whether the module is compiled by TorchScript: its state lives in C++ and cannot be copied."""
     return isinstance(module, torch.jit.ScriptModule)
-
-
-def validates_distributions() -> bool:
-    """True if `torch.distributions` checks arguments where nothing else is said."""
-    return torch.distributions.Distribution._validate_args
 
 
 # Its autograd.
@@ -305,6 +305,10 @@ class Replacements:
 _MISSING = object()
 
 
+UNVALIDATED_DISTRIBUTIONS = Replacement(torch.distributions.Distribution, "_validate_args", lambda _: False)
+"""Distributions check their arguments only where they are told to: values are traced."""
+
+
 def before(owner: Any, name: str, check: Callable[..., None]) -> Replacement:
     """Returns the replacement of a function that calls `check` with the same arguments first."""
 
@@ -364,19 +368,16 @@ def leave_compiler_unloaded() -> None:
         function: Any = left.pop()
         if isinstance(function, types.FunctionType) and function not in seen:
             seen.add(function)
-            variables = _closure(function)
+            variables = closure_of(function)
             if function.__code__ is asks and "fn" in variables:
                 setattr(variables["fn"], "__dynamo_disable", _beside_compiler(variables["fn"]))
             left += variables.values()
 
 
-def _closure(function: types.FunctionType) -> dict[str, Any]:
-    """The outer variables of a function that have values, by name."""
-    variables = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # it has no value yet
-            variables[name] = cell.cell_contents
-    return variables
+def closure_of(function: types.FunctionType) -> dict[str, Any]:
+    """Returns the variables that a function encloses and that have values."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 def _beside_compiler(function: Any) -> Callable[..., Any]:

@@ -12,10 +12,7 @@ from typing import Any
 
 import jax
 import torch
-import torch.autograd.function
-import torch.utils.checkpoint
 from torch._decomp import decomposition_table
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMode  # noqa: F401
 
 from bridge._compat.torch import _TORCHAX, _torchax_imports
 

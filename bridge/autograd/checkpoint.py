@@ -9,8 +9,7 @@ import jax
 import torch
 
 from bridge._compat.torch import in_place_of_checkpoint
-from bridge.autograd.engine import current
-from bridge.tensor.pytrees import convert
+from bridge.context import current
 from bridge.tensor.storage import REGION, Cell, Storage
 from bridge.tensor.tensor import BridgeTensor
 
@@ -78,24 +77,6 @@ def _check_reentrant(args: tuple) -> None:
         raise call.error(what, "pass use_reentrant=False")
 
 
-def _check_reentrant_results(outputs: Any) -> None:
-    call = current()
-    assert call is not None
-    for each in outputs if isinstance(outputs, tuple) else (outputs,):
-        if torch.is_grad_enabled() and isinstance(each, (dict, list, tuple)) and _holds_gradient(each):
-            raise call.error(
-                "the function of `checkpoint(use_reentrant=True)` returns a tensor inside of a container, which has no "
-                "gradient in PyTorch",
-                "return a tensor or a tuple of tensors, or pass use_reentrant=False",
-            )
-
-
-def _holds_gradient(value: Any) -> bool:
-    """True if a tensor that may have a gradient is among the leaves."""
-    leaves = jax.tree.leaves(convert(value, lambda v: v), is_leaf=lambda v: isinstance(v, torch.Tensor))
-    return any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in leaves)
-
-
 _SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"}
 """Keywords of `torch.utils.checkpoint.checkpoint` that are none of the function's and change no value."""
 
@@ -103,10 +84,7 @@ _SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve
 def _checkpoint(function: Callable, *args: Any, use_reentrant: Any = None, **kwargs: Any) -> Any:
     if use_reentrant:
         _check_reentrant(args)
-    outputs = recomputed(function, *args, **{n: v for n, v in kwargs.items() if n not in _SETTINGS})
-    if use_reentrant:
-        _check_reentrant_results(outputs)
-    return outputs
+    return recomputed(function, *args, **{n: v for n, v in kwargs.items() if n not in _SETTINGS})
 
 
 REPLACED = (in_place_of_checkpoint(lambda: current() is not None, _checkpoint),)

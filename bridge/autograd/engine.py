@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-import torch.utils.dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
 from bridge._compat.torch import (
@@ -27,9 +26,8 @@ from bridge._compat.torch import (
     in_transform,
 )
 from bridge.context import TraceContext, current
-from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError
-from bridge.tensor.storage import UnreadableCell, differentiable
-from bridge.tensor.tensor import BridgeTensor, fresh
+from bridge.tensor.storage import differentiable
+from bridge.tensor.tensor import BridgeTensor
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
@@ -117,24 +115,14 @@ def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> No
 
 
 def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
-    """Returns `tensor.grad`; one from before the call may be compared with None and set to it, but not used."""
-    (tensor,) = args
-    gradient = func(*args, **kwargs)
-    if gradient is not None or call.is_backward or not isinstance(tensor, BridgeTensor):
-        return gradient
-    real = call.real_of(tensor)
-    if real is None or real is tensor or engine_gradient(real) is None:
-        return None
-
-    def refusal() -> BridgeError:
-        return call.error(
+    """Returns `tensor.grad`, of this call's engine."""
+    gradient, real = func(*args, **kwargs), call.real_of(args[0])
+    if gradient is None and not call.is_backward and real is not None and engine_gradient(real) is not None:
+        raise call.error(
             "the call uses the `.grad` that PyTorch's engine has left on a parameter or buffer, and no input of it",
-            "pass the gradient as an argument, or leave it out",
+            "call `module.zero_grad()` before; pass a gradient that the call needs as an argument",
         )
-
-    unreadable = fresh(tensor.value, tensor._meta)
-    unreadable._cell = UnreadableCell(unreadable._cell, refusal)
-    return unreadable
+    return gradient
 
 
 # Functions that steer PyTorch's engine or dispatcher and that no mode sees.
@@ -179,7 +167,7 @@ def _before_mode(mode: Any) -> None:
             "which has no place in a traced call",
             "use torch.func.jvp, once for each tangent; torch.where in the place of torch.cond",
         )
-    if not mode.is_infra_mode():
+    if isinstance(mode, FlopCounterMode) or not mode.is_infra_mode():  # that one first sets hooks on all modules
         raise call.error(
             f"`{type(mode).__name__}` is a TorchDispatchMode, which acts below PyTorch's autograd and changes values "
             "without their gradients",
@@ -187,29 +175,9 @@ def _before_mode(mode: Any) -> None:
         )
 
 
-def _before_flop_counter(_counter: Any) -> None:
-    """Before it sets a hook on the gradient of each module's results."""
-    call = current()
-    if call is not None:
-        raise call.error(
-            "`FlopCounterMode` is a TorchDispatchMode, which counts the operations of PyTorch's kernels and of its "
-            "engine, and JAX runs neither",
-            "enter it around the module in PyTorch; `python -m bridge inspect` prints the FLOPs of a compiled call",
-        )
-
-
-def _before_dlpack(tensor: Any, *_args: Any, **_kwargs: Any) -> None:
-    """A capsule of DLPack would point to no memory."""
-    call = current()
-    if call is not None and isinstance(tensor, torch.Tensor) and call.is_traced(tensor):
-        raise call.error(f"`to_dlpack()` {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY)
-
-
 REPLACED = (
+    before(FlopCounterMode, "__enter__", _before_mode),
     before_functional(_before_derivative),
     before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _before_saved_tensors_hooks),
     before(DispatchMode, "__enter__", _before_mode),
-    before(FlopCounterMode, "__enter__", _before_flop_counter),
-    before(torch, "to_dlpack", _before_dlpack),
-    before(torch.utils.dlpack, "to_dlpack", _before_dlpack),
 )

@@ -1,16 +1,14 @@
 """`torch.autograd.Function` as `jax.custom_vjp`: the forward runs at the call, the backward when JAX asks for it.
 
 JAX gives the backward what parameters, buffers and the context held when the Function was applied, PyTorch what they
-hold after the call: so the backward may not read a tensor that has been written since. What the backward adds to the
-`grad` of parameters, by PyTorch's engine or by itself, is added to JAX's gradient of them.
+hold after the call. `bridge.verify` finds a backward that reads what has been written since. What the backward adds to
+the `grad` of parameters, by PyTorch's engine or by itself, is added to JAX's gradient of them.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,6 +26,7 @@ from bridge._compat.torch import (
     AutogradFunction,
     Replacement,
     below_modes,
+    closure_of,
     engine_gradient,
     engine_leaf,
     engine_requires_grad,
@@ -40,8 +39,7 @@ from bridge.autograd.engine import recorded, restarted, start_graph
 from bridge.context import TraceContext, current
 from bridge.errors import BridgeError
 from bridge.tensor.convert import jax_dtype
-from bridge.tensor.layout import version_of
-from bridge.tensor.pytrees import convert
+from bridge.tensor.pytrees import built_in, convert, items_of, parts_of
 from bridge.tensor.storage import Cell, UnreadableCell, differentiable, stop_gradient
 from bridge.tensor.tensor import BridgeTensor, fresh
 
@@ -93,7 +91,7 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
     def adopted(value: Any) -> Any:
         return call.adopt(value) if isinstance(value, torch.Tensor) else value
 
-    given, args = args, tuple(map(adopted, args))
+    args = tuple(map(adopted, args))
     ctx = Context()
     # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
     ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)
@@ -130,8 +128,6 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
             listed[i].write(value, tracked=tracked, grad_enabled=True)
         else:
             listed[i] = fresh(value, listed[i]._meta, tracked=tracked)
-    saved.watch([listed[i] for i in free], {id(a): b for a, b in zip(args, given, strict=True) if a is not b})
-    call.contexts.append(saved)
     return tuple(listed) if several else listed[0]
 
 
@@ -151,18 +147,14 @@ def _forward(function: type[Any], ctx: Context, args: tuple) -> Any:
 
 
 def end_of_call(call: TraceContext, state: Collection[Any]) -> None:
-    """When PyTorch would begin with the backward; `state` is what the modules hold by then."""
-    held = set(map(id, state))
-    for saved in call.contexts:
-        saved.end(held)
-    call.contexts.clear()  # traced tensors would outlive their trace
+    """Nothing is left to do."""
 
 
 class _Leaf:
     """A leaf of a context: the place of its tensor, or the value itself.
 
-    `home`: "input", "output" or "array", in which `value` is an index; "state" or "constant". `attributes`: what the
-    code has set on the tensor.
+    `home`: "input", "output" or "array", in which `value` is an index; or "whole". `attributes`: what the code has set
+    on the tensor.
     """
 
     def __init__(self, home: str, value: Any, meta: Any = None, tracked: bool = False, attributes: Any = None):
@@ -184,17 +176,13 @@ class _Saved:
         inputs: list[BridgeTensor],
         outputs: list[BridgeTensor],
     ):
-        self._call, self._name, self._outputs = call, function.__name__, outputs
+        self._call, self._name = call, function.__name__
         backward = inspect.unwrap(function.backward)
         held = self._held_by(ctx, backward)
         modules = {id(m): (path, m) for path, root in held if isinstance(root, nn.Module) for m in root.modules()}
         self.modules = list(modules.values())
         """Those that the backward may call, each with a path to it."""
         self.arrays: list[jax.Array] = []
-        self._late: set[Any] = set()
-        """The homes of tensors that were written after the Function was applied."""
-        self._tensors: dict[tuple[str, int], torch.Tensor] = {}
-        """Those of the context, by home, during the call."""
         self._tree = self._taken_apart(ctx.__dict__ | {_ENCLOSED: _enclosed(backward)}, inputs, outputs)
         adopted = [call.adopt(t) for _, t in held if isinstance(t, torch.Tensor) and call.is_traced(t)]
         self._own = set(map(id, adopted)) & set(map(id, call.state))
@@ -204,7 +192,6 @@ class _Saved:
         self._cells = {cell: len(self.arrays) + i for i, cell in enumerate({c: 0 for _, c in self._state.values()})}
         """Their cells, with the places of the arrays of these."""
         self.arrays += [cell.read() for cell in self._cells]
-        self._changes: list[tuple[Any, Callable[[], bool]]] = []
         self._rebuilt: list[tuple[BridgeTensor, tuple[str, int], int]] = []
         """The tensors of the context of a backward, their homes, and how often each had been written."""
         self._versions: dict[Cell, int] = {}
@@ -222,7 +209,7 @@ class _Saved:
                     f"{self._name} keeps a traced tensor inside of an object or a function, at {path}",
                     "keep the tensor itself on ctx, or use ctx.save_for_backward",
                 )
-        for name, value in (_closure(backward) | _globals(backward)).items():
+        for name, value in (closure_of(backward) | _globals(backward)).items():
             held += _held(name, value, seen)
         return [(path, value) for path, value, _ in held]
 
@@ -238,57 +225,17 @@ class _Saved:
             if isinstance(value, torch.Tensor) and call.is_traced(value):
                 value = call.adopt(value)
             if not isinstance(value, BridgeTensor) or id(value) in own:
-                home = "state" if isinstance(value, BridgeTensor) else "constant"
-                if isinstance(value, torch.Tensor):
-                    self._tensors[home, id(value)] = value
-                return _Leaf(home, value)
+                return _Leaf("whole", value)
             if id(value) not in homes:
                 homes[id(value)] = "array", len(self.arrays)
                 self.arrays.append(value.value)
             home = homes[id(value)]
-            self._tensors[home] = value
             if id(value._cell.storage) in memory:
                 self._of_state.add(home)
             attributes = convert(value._attributes(), leaf)
             return _Leaf(*home, value._meta, value.requires_grad, attributes)
 
         return convert(contents, leaf)
-
-    def watch(self, outputs: list[BridgeTensor], constants: dict[int, torch.Tensor]) -> None:
-        """From now on for writes.
-
-        `outputs` are what the code gets for those of the forward; `constants` are real arguments, by the identity of
-        their traced tensors.
-        """
-        storages = {
-            id(before._cell.storage): after._cell.storage for before, after in zip(self._outputs, outputs, strict=True)
-        }
-        for home, tensor in self._tensors.items():
-            if isinstance(tensor, BridgeTensor) and home[0] != "state":
-                self._changes.append((home, _written(storages.get(id(tensor._cell.storage), tensor._cell.storage))))
-            real = constants.get(id(tensor), tensor)
-            if not isinstance(real, BridgeTensor):
-                self._changes.append((home, self._replaced(real)))
-        self._changes += [(("state", i), _written(cell.storage)) for i, (_, cell) in self._state.items()]
-        self._tensors, self._outputs = {}, []
-
-    def end(self, held: set[int]) -> None:
-        """Of the call. `held` has the identities of the parameters and buffers that the modules hold."""
-        self._late = {home for home, is_changed in self._changes if is_changed()}
-        self._late |= {("state", i) for i in self._state.keys() - self._own - held}
-        self._changes = []
-
-    def _replaced(self, real: torch.Tensor) -> Callable[[], bool]:
-        """Returns a function that is true once the real tensor has other values than now, or traced ones."""
-        version, traced = version_of(real), self._call.is_traced(real)
-        return lambda: version_of(real) != version or self._call.is_traced(real) != traced
-
-    def _written_since(self) -> BridgeError:
-        return self._call.error(
-            f"the backward of {self._name} reads a tensor that is written after `{self._name}.apply`, and would not "
-            "see that",
-            "keep a copy of the tensor on ctx, or write it before",
-        )
 
     def _not_held(self) -> BridgeError:
         return self._call.error(
@@ -307,10 +254,7 @@ class _Saved:
             for tensor in self._call.state:
                 stack.callback(setattr, tensor, "_cell", tensor._cell)
                 _, cell = self._state.get(id(tensor), (tensor, tensor._cell))  # another one if frozen since
-                if ("state", id(tensor)) in self._late or cell not in self._cells:
-                    refusal = self._not_held if cell not in self._cells else self._written_since
-                    cell = UnreadableCell(cell, refusal)
-                tensor._cell = cell
+                tensor._cell = cell if cell in self._cells else UnreadableCell(cell, self._not_held)
                 stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
                 stack.callback(set_engine_gradient, tensor, engine_gradient(tensor))
                 set_engine_gradient(tensor, None)
@@ -322,14 +266,10 @@ class _Saved:
 
         def rebuilt(leaf: _Leaf) -> Any:
             if leaf.meta is None:
-                if ("constant", id(leaf.value)) in self._late:
-                    raise self._written_since()
                 return leaf.value
             # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates by it.
             tensor = fresh(homes[leaf.home][leaf.value], leaf.meta, tracked=leaf.tracked or leaf.home == "input")
             place = leaf.home, leaf.value
-            if place in self._late:
-                tensor._cell = UnreadableCell(tensor._cell, self._written_since)
             self._rebuilt.append((tensor, place, tensor._cell.version))
             vars(tensor).update(jax.tree.map(rebuilt, leaf.attributes, is_leaf=_is_leaf))
             return start_graph(tensor, recording)
@@ -361,21 +301,16 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, _Leaf)
 
 
-def _written(storage: Any) -> Callable[[], bool]:
-    version = storage.version
-    return lambda: storage.version != version
-
-
 class _Attributes:
     """A snapshot of the attributes of modules, and of the containers among them."""
 
     def __init__(self, modules: Collection[tuple[str, nn.Module]]):
         self._attributes = [(path, each, dict(each)) for path, m in modules for each in (vars(m), m._buffers)]
         self._containers = [
-            (f"{path}.{name}", value, _contents(value))
+            (f"{path}.{name}", value, items_of(value))
             for path, m in modules
             for name, value in vars(m).items()
-            if isinstance(value, _CONTAINERS) and name != "_buffers"
+            if built_in(type(value)) and name != "_buffers"
         ]
 
     def put_back(self) -> tuple[list[str], list[str]]:
@@ -390,19 +325,8 @@ class _Attributes:
                         attributes[name] = before[name]
                     else:
                         del attributes[name]
-        others += [path for path, container, before in self._containers if not _same(_contents(container), before)]
+        others += [path for path, container, before in self._containers if not _same(items_of(container), before)]
         return tensors, others
-
-
-_CONTAINERS = (dict, list, tuple, set, collections.deque)
-
-
-def _contents(container: Any) -> list[tuple[Any, Any]]:
-    """Keys and values of a container, or places and values, whatever methods its class overrides."""
-    if isinstance(container, dict):
-        return list(dict.items(container))
-    iterate: Any = next(kind.__iter__ for kind in _CONTAINERS if isinstance(container, kind))
-    return list(enumerate(iterate(container)))
 
 
 def _same(now: Any, before: Any) -> bool:
@@ -518,22 +442,12 @@ class _Backward:
         return _conjugate(gradient.astype(x.dtype))
 
 
-def _closure(function: Any) -> dict[str, Any]:
-    """The variables that a function encloses and that have values."""
-    found = {}
-    if isinstance(function, types.FunctionType):
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # it has none yet
-                found[name] = cell.cell_contents
-    return found
-
-
 def _globals(function: Any) -> dict[str, Any]:
     """The globals that a function names, without other functions."""
     if not isinstance(function, types.FunctionType):
         return {}
     values = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    return {name: value for name, value in values.items() if isinstance(value, (nn.Module, *_CONTAINERS))}
+    return {name: value for name, value in values.items() if isinstance(value, nn.Module) or built_in(type(value))}
 
 
 def _enclosed(backward: Any) -> dict[str, Any]:
@@ -542,7 +456,7 @@ def _enclosed(backward: Any) -> dict[str, Any]:
     def leaves(value: Any) -> list:
         return jax.tree.leaves(value) if isinstance(value, (list, tuple, dict)) else [value]
 
-    return {name: v for name, v in _closure(backward).items() if any(map(_may_be_differentiated, leaves(v)))}
+    return {name: v for name, v in closure_of(backward).items() if any(map(_may_be_differentiated, leaves(v)))}
 
 
 @contextlib.contextmanager
@@ -570,27 +484,12 @@ def _held(path: str, value: Any, seen: set[int], visible: bool = True) -> Iterat
     elif id(value) not in seen and len(seen) < _LOOKED_AT:
         seen.add(id(value))
         visible = visible and (isinstance(value, (dict, list, tuple)) or dataclasses.is_dataclass(value))
-        for name, part in _parts(value):
+        for name, part in parts_of(value):
             yield from _held(path + name, part, seen, visible)
 
 
 _LOOKED_AT = 10_000
 """Objects in which tensors are looked for."""
-
-
-def _parts(value: Any) -> list[tuple[str, Any]]:
-    """Returns the contents of a container, an object or a function, each with a name."""
-    if isinstance(value, _CONTAINERS):
-        return [(f"[{key!r}]", item) for key, item in _contents(value)]
-    if isinstance(value, types.FunctionType):
-        return [(f", {name}", item) for name, item in _closure(value).items()]
-    if isinstance(value, types.MethodType):
-        return [("", value.__self__), ("", value.__func__)]
-    if isinstance(value, functools.partial):
-        return [("", value.func), ("", value.args), ("", value.keywords)]
-    if isinstance(value, (type, types.ModuleType)) or not isinstance(getattr(value, "__dict__", None), dict):
-        return []
-    return [(f".{name}", item) for name, item in vars(value).items()]
 
 
 def _reduces_to(shape: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import TraceContext
-from bridge.dispatch.meta import listed, meta_of, meta_of_strided, tensors_in
+from bridge.dispatch.meta import listed, meta_of, meta_of_strided, tensors_in, zeros_like
 from bridge.dispatch.schema import is_random, kind_of
 from bridge.dispatch.views import view_steps
 from bridge.tensor.convert import array_of
@@ -70,7 +70,7 @@ class _Made:
         return self.versions == (*_versions(self.args, self.kwargs), version_of(self.real))
 
 
-class Adopted:
+class ConstantTable:
     """The traced tensor of every real tensor, by identity or, for one that shares memory, by storage.
 
     Methods that make one take the call's context: holding it would be a cycle, and arrays would outlive their trace.
@@ -111,7 +111,7 @@ class Adopted:
         """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
         if func is aten.resize_as_.default and isinstance(args[1], BridgeTensor) and not self.is_traced(args[0]):
             meta = args[1]._meta
-            return args[0], _like(meta), *args[2:]
+            return args[0], zeros_like(meta), *args[2:]
         if func is aten.resize_as_.default or not isinstance(args[0], BridgeTensor):
             return None
         if any(m.numel() > REAL for m in listed(meta_of(func, args, kwargs))):
@@ -120,7 +120,7 @@ class Adopted:
         with below_modes():
             if func in _NEW:
                 return torch.zeros((), dtype=meta.dtype), *args[1:]
-            return _like(meta), *args[1:]
+            return zeros_like(meta), *args[1:]
 
     def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether the operation makes a tensor from nothing that the host should not hold."""
@@ -179,7 +179,7 @@ class Adopted:
         owners = self._owners.get(storage_id(real))
         made = self._made.get(id(real))
         if owners is not None and made is not None and kind_of(made.func) == "view":
-            tensor = self._again(context, made)
+            tensor = self._materialize(context, made)
         elif owners is not None:
             tensor = self._window(context, owners, real)
         elif real.requires_grad:  # a leaf that the call made
@@ -236,12 +236,12 @@ class Adopted:
             )
         made = self._made.get(id(real))
         if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
-            return self._again(context, made)
+            return self._materialize(context, made)
         meta = blank(real.shape, real.stride(), real.dtype)
         with _unnoted():  # known before the call: it belongs to no region of recomputation
             return fresh(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
 
-    def _again(self, context: TraceContext, made: _Made) -> BridgeTensor:
+    def _materialize(self, context: TraceContext, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
             again = listed(context.replay(made.func, made.args, made.kwargs))[made.index]
         return self.adopt(context, again)  # real if PyTorch takes the operation apart into others
@@ -270,11 +270,6 @@ def _unnoted() -> Iterator[None]:
         yield
     finally:
         REGION.notes = before
-
-
-def _like(meta: torch.Tensor) -> torch.Tensor:
-    """Zeros, because a replay may adopt it as a constant."""
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).zero_()
 
 
 def _repeatable(func: Any) -> bool:

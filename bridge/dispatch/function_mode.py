@@ -26,8 +26,8 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, TraceContext
-from bridge.dispatch.construction import CONSTRUCTORS, FILLERS, constructed, filled, holds_traced
-from bridge.dispatch.item import CHECKING
+from bridge.dispatch.meta import with_named_tensors, with_tensors
+from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (
@@ -58,6 +58,11 @@ _MEMORY = (
 )
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 """Under autocast PyTorch would give the bridge the parts of it, whose products are in float32."""
+_CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
+
+_FILLERS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2, torch.scalar_tensor: 0}
+"""Functions that fill a tensor -> the place of the number among their arguments."""
+_NAMES_OF_NUMBERS = ("fill_value", "s")
 _FORGOTTEN: dict[Any, str] = {F.l1_loss: "weight", torch.chain_matmul: "out"}
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 
@@ -70,8 +75,8 @@ class Functions(TorchFunctionMode):
         self._dispatch = dispatch
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        args = self._traced(args)
-        kwargs = dict(zip(kwargs, self._traced([*kwargs.values()]), strict=True)) if kwargs else {}
+        args = with_tensors(args, self._traced_tensor)
+        kwargs = with_named_tensors(kwargs, self._traced_tensor) if kwargs else {}
         for cls in types:
             if not issubclass(cls, torch.Tensor):
                 return self._by_other_classes(func, types, args, kwargs)
@@ -250,9 +255,9 @@ class Functions(TorchFunctionMode):
         return torch.tensor_split(args[0] if args else kwargs["input"], *more, **named)
 
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        if not any(map(holds_traced, args)):
+        if not any(map(_holds_traced, args)):
             return self._plain(func, args, kwargs)
-        made = constructed(func, args, kwargs)
+        made = _constructed(func, args, kwargs)
         return made.requires_grad_() if kwargs.get("requires_grad") else made
 
     def _sized(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -261,7 +266,7 @@ class Functions(TorchFunctionMode):
         return self._plain(func, args, kwargs) if made is None else made
 
     def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        made = filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})
+        made = _filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})
         if made is None:
             return self._plain(func, args, kwargs)
         return made.requires_grad_() if kwargs.get("requires_grad") else made
@@ -277,24 +282,6 @@ class Functions(TorchFunctionMode):
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         with below_modes():
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
-
-    def _traced(self, values: Any) -> Any:
-        """`values` with what stands for real tensors whose memory the call has traced."""
-        changed: list[Any] | None = None
-        for place, value in enumerate(values):
-            kind = type(value)
-            if kind is BridgeTensor:
-                continue
-            if kind is list or kind is tuple:
-                new = self._traced(value)
-            elif kind is Rows or not isinstance(value, torch.Tensor):
-                continue
-            else:
-                new = self._traced_tensor(value)
-            if new is not value:
-                changed = [*values] if changed is None else changed
-                changed[place] = new
-        return values if changed is None else type(values)(changed)
 
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if wrapped_by_transform(tensor):
@@ -358,8 +345,8 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     F.dropout: Functions._dropout,
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(engine.ENGINE_CALLS, Functions._engine),
-    **dict.fromkeys(CONSTRUCTORS, Functions._construct),
-    **dict.fromkeys(FILLERS, Functions._fill),
+    **dict.fromkeys(_CONSTRUCTORS, Functions._construct),
+    **dict.fromkeys(_FILLERS, Functions._fill),
     **dict.fromkeys(SIZED, Functions._sized),
     **dict.fromkeys(_MEMORY, Functions._memory),
     **dict.fromkeys(CHECKING, Functions._checking),
@@ -382,3 +369,55 @@ def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = Tr
         return x
     kept = torch.where(torch.rand_like(x) < p, 0, x / (1 - p))  # a share of 1 drops the division by 0 with it
     return x.copy_(kept) if inplace else kept
+
+
+# `torch.tensor`, `torch.full` and their like of traced numbers, whose values PyTorch would ask for.
+
+
+def _holds_traced(data: Any) -> bool:
+    """Whether a nested list holds a tensor of the bridge; a tensor by itself is no list."""
+    return isinstance(data, (list, tuple)) and any(isinstance(v, BridgeTensor) or _holds_traced(v) for v in data)
+
+
+def _constructed(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """What `func` makes of the list: numbers without a gradient, of the dtype that PyTorch infers.
+
+    Raises `ValueError` where PyTorch does.
+    """
+    owner, data = args if func is torch.Tensor.new_tensor else (None, args[0])
+    shape, leaves = _flat(data)
+    dtype = kwargs.get("dtype") or (owner.dtype if owner is not None else None)
+    dtype = dtype or functools.reduce(torch.promote_types, (v.dtype for v in leaves))
+    return torch.stack([v.detach().reshape(()).to(dtype) for v in leaves]).reshape(shape)
+
+
+def _filled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
+    """What `func` makes of a traced number: a tensor without a gradient. None where the number is not traced.
+
+    Raises `TypeError` where PyTorch does: of a number that requires grad.
+    """
+    place = _FILLERS[func]
+    name = next((n for n in _NAMES_OF_NUMBERS if n in kwargs), "")
+    number = kwargs.get(name, args[place] if place < len(args) else None)
+    if not isinstance(number, BridgeTensor) or number.dim():
+        return None
+    zero: Any = torch.zeros((), dtype=number.dtype, requires_grad=number.requires_grad)
+    zero = zero if number.requires_grad else zero.item()  # PyTorch infers a dtype from a Python number
+    if name:
+        made = func(*args, **(kwargs | {name: zero}))
+    else:
+        made = func(*args[:place], zero, *args[place + 1 :], **kwargs)
+    return made.fill_(number.detach().to(made.dtype))
+
+
+def _flat(data: Any) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    if isinstance(data, torch.Tensor):
+        if data.numel() != 1:
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return (), [data]
+    if not isinstance(data, (list, tuple)):
+        return (), [torch.tensor(data)]
+    parts = [_flat(v) for v in data]
+    if any(shape != parts[0][0] for shape, _ in parts):
+        raise ValueError("lists of different lengths make no tensor")
+    return (len(parts), *parts[0][0]), [leaf for _, leaves in parts for leaf in leaves]

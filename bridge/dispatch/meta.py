@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,30 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
         elif isinstance(value, dict):
             found += tensors_in(tuple(value.values()))
     return found
+
+
+def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns `values` with `traced(tensor)` for each tensor that is none of the bridge; itself if nothing changes."""
+    changed: list[Any] | None = None
+    for place, value in enumerate(values):
+        kind = type(value)
+        if kind is BridgeTensor:
+            continue
+        if kind is list or kind is tuple:
+            new = with_tensors(value, traced)
+        elif issubclass(kind, torch.Tensor):
+            new = traced(value)
+        else:
+            continue
+        if new is not value:
+            changed = [*values] if changed is None else changed
+            changed[place] = new
+    return values if changed is None else type(values)(changed)
+
+
+def with_named_tensors(values: dict, traced: Callable[[torch.Tensor], torch.Tensor]) -> dict:
+    """As `with_tensors`, of keyword arguments."""
+    return dict(zip(values, with_tensors([*values.values()], traced), strict=True)) if values else values
 
 
 def listed(values: Any) -> tuple | list:
@@ -96,7 +120,7 @@ def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> N
         return
     if any(n > 1 and s == 0 for n, s in zip(target.shape, target._meta.stride(), strict=True)):
         # Elements that share memory, of which the meta device says nothing.
-        args, kwargs = tree_map_only(BridgeTensor, _zeros, (args, kwargs))
+        args, kwargs = tree_map_only(BridgeTensor, lambda t: zeros_like(t._meta), (args, kwargs))
         with below_dispatch():
             func(*args, **kwargs)
         return
@@ -119,8 +143,9 @@ def _twins(values: tuple | list) -> list:
     return twins
 
 
-def _zeros(tensor: BridgeTensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor._meta.stride(), dtype=tensor.dtype).zero_()
+def zeros_like(meta: torch.Tensor) -> torch.Tensor:
+    """Returns zeros on the host in the place of a twin."""
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).zero_()
 
 
 def _on_meta(kwargs: dict) -> dict:

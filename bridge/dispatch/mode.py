@@ -26,13 +26,10 @@ from bridge._compat.torch import (
 )
 from bridge.autograd.engine import NO_GRAPH
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
-from bridge.dispatch.compute import compute
-from bridge.dispatch.constants import BY_SHAPE, Adopted
-from bridge.dispatch.eager_errors import CHECKS, kernel_error, raise_if_refused
-from bridge.dispatch.item import check_matrix, is_all_true, is_equal, number_of
-from bridge.dispatch.meta import MetaCache
+from bridge.dispatch.compute import compute, precision_is_given
+from bridge.dispatch.constants import BY_SHAPE, ConstantTable
+from bridge.dispatch.meta import MetaCache, with_named_tensors, with_tensors
 from bridge.dispatch.mutation import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.dispatch.precision import precision_is_given
 from bridge.dispatch.random import RANDOM, Rng, seeded_generator
 from bridge.dispatch.schema import draws_numbers, each_of, is_random, kind_of, shapes_by_data, written_arguments
 from bridge.dispatch.unsupported import (
@@ -45,6 +42,15 @@ from bridge.dispatch.unsupported import (
     asked_inside,
     of_functions,
     untranslated,
+)
+from bridge.dispatch.values import (
+    CHECKS,
+    check_matrix,
+    is_all_true,
+    is_equal,
+    kernel_error,
+    number_of,
+    raise_if_refused,
 )
 from bridge.errors import BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
@@ -83,14 +89,12 @@ class Dispatch(UncompiledDispatchMode):
         self.state: list[BridgeTensor] = []
         """What stands for parameters and buffers."""
         self.inputs: list[BridgeTensor] = []
-        self.contexts: list[Any] = []
-        """What the `torch.autograd.Function`s of the call keep."""
         self.survey = survey
         self.rng, self.draws = rng, 0
         self.is_backward = False
         self._names = names
         self.off, self.lowerings = off, lowerings
-        self._use(Adopted())
+        self._use(ConstantTable())
         self._said: set[str] = set()
         self._nested = 0
         """In how many decompositions the operation at hand is: PyTorch has no part in what those are made of."""
@@ -101,7 +105,7 @@ class Dispatch(UncompiledDispatchMode):
         self._int64 = int64
         self.checks_int64 = checked(int64)
         self.checked: str | None = None
-        """Within a function of `item.CHECKING`: what it checks."""
+        """Within a function of `values.CHECKING`: what it checks."""
 
     def again(self, recording: int) -> Dispatch:
         """For a later pass over the same module: its names and tensors, no random key."""
@@ -115,49 +119,31 @@ class Dispatch(UncompiledDispatchMode):
             functions=self.functions,
         )
         other.is_backward = True
-        other._use(self._adopted)
+        other._use(self._constants)
         other.state = self.state
         other.products_of_pytorch = self.products_of_pytorch
         return other
 
     # Real tensors.
 
-    def _use(self, adopted: Adopted) -> None:
-        self._adopted = adopted
-        self.stand_in, self.real_of = adopted.stand_in, adopted.real_of
-        self.is_traced, self.may_write = adopted.is_traced, adopted.may_write
+    def _use(self, table: ConstantTable) -> None:
+        self._constants = table
+        self.stand_in, self.real_of = table.stand_in, table.real_of
+        self.is_traced, self.may_write = table.is_traced, table.may_write
 
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
-        tensor = self._adopted.adopt(self, real)
+        tensor = self._constants.adopt(self, real)
         if tensor is not real:
             note_constant(self, real, tensor)
         return tensor
 
     def take_over(self, real: torch.Tensor) -> BridgeTensor:
         """As `adopt`; from here on `real` and whatever shares its memory is traced."""
-        return self._adopted.take_over(self, real)
+        return self._constants.take_over(self, real)
 
-    def _adopt_all(self, values: Any, *, constants: bool = True) -> Any:
-        """`values` with the traced tensors of those in it, `constants` or only of those that are traced."""
-        changed: list[Any] | None = None
-        for place, value in enumerate(values):
-            kind = type(value)
-            if kind is BridgeTensor:
-                continue
-            if kind is list or kind is tuple:
-                new = self._adopt_all(value, constants=constants)
-            elif isinstance(value, torch.Tensor) and (constants or self.is_traced(value)):
-                new = self.adopt(value)
-            else:
-                continue
-            if new is not value:
-                changed = [*values] if changed is None else changed
-                changed[place] = new
-        return values if changed is None else type(values)(changed)
-
-    def _adopt_named(self, values: dict, *, constants: bool = True) -> dict:
-        return dict(zip(values, self._adopt_all([*values.values()], constants=constants), strict=True))
+    def _traced_only(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.adopt(tensor) if self.is_traced(tensor) else tensor
 
     # The dispatcher.
 
@@ -199,7 +185,7 @@ class Dispatch(UncompiledDispatchMode):
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in BY_SHAPE:
-            args = self._adopted.without_values(func, args, kwargs) or args
+            args = self._constants.without_values(func, args, kwargs) or args
         for value in args:
             if type(value) is BridgeTensor:
                 break
@@ -208,7 +194,7 @@ class Dispatch(UncompiledDispatchMode):
                 return self._in_pytorch(func, args, kwargs)
         if self.recording or func in DECOMPOSITIONS:
             # What PyTorch has kept for its backward may be a real tensor that traced values were written into.
-            args, kwargs = self._adopt_all(args, constants=False), self._adopt_named(kwargs, constants=False)
+            args, kwargs = with_tensors(args, self._traced_only), with_named_tensors(kwargs, self._traced_only)
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested and rule.applies(*args, **kwargs):
             return apply_rule(rule, self.replay, func, args, kwargs, self.where)
@@ -226,11 +212,11 @@ class Dispatch(UncompiledDispatchMode):
 
     def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Whether the result depends on no input, on no parameter, buffer or key."""
-        if self._adopted.any_traced(args, kwargs):
+        if self._constants.any_traced(args, kwargs):
             return False
         if is_random(func):
             return seeded_generator(self, func, kwargs) is not None
-        return not self._adopted.is_large(func, args, kwargs)
+        return not self._constants.is_large(func, args, kwargs)
 
     def _in_pytorch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on constants."""
@@ -242,8 +228,8 @@ class Dispatch(UncompiledDispatchMode):
         if is_random(func):
             generator = seeded_generator(self, func, kwargs)
             assert generator is not None
-            return self._adopted.compute(lambda *a, **k: draw(generator, func, a, k), func, args, kwargs)
-        return self._adopted.compute(func, func, args, kwargs)
+            return self._constants.compute(lambda *a, **k: draw(generator, func, a, k), func, args, kwargs)
+        return self._constants.compute(func, func, args, kwargs)
 
     def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on traced tensors."""
@@ -263,7 +249,7 @@ class Dispatch(UncompiledDispatchMode):
             kind = "reshape" if torch.Tag.inplace_view in func.tags else kind
             for target in written_arguments(func, args, kwargs):
                 self.take_over(target)
-        args, kwargs = self._adopt_all(args), self._adopt_named(kwargs) if kwargs else kwargs
+        args, kwargs = with_tensors(args, self.adopt), with_named_tensors(kwargs, self.adopt)
         if kind == "compute":
             result = compute(self, func, args, kwargs)
             if kwargs.get("check_errors"):

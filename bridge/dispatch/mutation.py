@@ -11,9 +11,9 @@ import torch
 from bridge._compat.torch import below_autograd, below_modes, schema_name
 from bridge.context import TraceContext
 from bridge.dispatch.compute import arrays_of, compute
-from bridge.dispatch.eager_errors import raise_if_not_cast
 from bridge.dispatch.meta import check_write, listed, meta_of_strided, traced_meta_of
 from bridge.dispatch.schema import functional_of, functional_op, has_out
+from bridge.dispatch.values import raise_if_not_cast
 from bridge.dispatch.views import view_steps
 from bridge.symbolic.ranges import after_write
 from bridge.tensor.convert import jax_dtype

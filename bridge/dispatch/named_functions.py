@@ -7,13 +7,13 @@ value. A function of the same meaning, made of operations that can be traced, ta
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from bridge._compat.torch import Replacement, Replacements
 from bridge.errors import BridgeError
 
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {}
@@ -46,65 +46,39 @@ def replaced(functions: Iterable[str], active: Callable[[], Any]) -> Iterator[No
 
     `active` returns the traced call of a thread: code outside of one, in other threads, runs the functions themselves.
     """
-    entered: list[str] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for name in dict.fromkeys([*_REPLACEMENTS, *functions]):
-            module, _, path = name.partition(":")
-            if module in sys.modules:
-                with _LOCK:
-                    _enter(name, sys.modules[module], path.split("."), active)
-                entered.append(name)
+            if name.partition(":")[0] in sys.modules:
+                stack.enter_context(_place_of(name, active))
         yield
-    finally:
-        with _LOCK:
-            for name in entered:
-                _leave(name)
-
-
-@dataclasses.dataclass
-class _Place:
-    owner: Any
-    attribute: str
-    original: Any
-    """What is there outside of calls; None where the owner inherits it."""
-    calls: int = 1
 
 
 _LOCK = threading.Lock()
-_PLACES: dict[str, _Place] = {}
-"""Where a function is replaced now, and for how many calls."""
+_PLACES: dict[str, tuple[Any, Replacements]] = {}
+"""The owner of each function that was replaced so far, and what replaces it there."""
 
 
-def _enter(name: str, owner: Any, path: list[str], active: Callable[[], Any]) -> None:
-    if name in _PLACES:
-        _PLACES[name].calls += 1
-        return
+def _place_of(name: str, active: Callable[[], Any]) -> Replacements:
+    module, _, path = name.partition(":")
+    *steps, attribute = path.split(".")
     try:
-        for step in path[:-1]:
-            owner = getattr(owner, step)
-        original = getattr(owner, path[-1])
+        owner = functools.reduce(getattr, steps, sys.modules[module])
+        getattr(owner, attribute)
     except AttributeError as error:
         raise BridgeError(f"the registered function {name} is not there: {error}; correct the name") from None
 
-    @functools.wraps(original)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        dispatch = active()
-        function: Any = original
-        if dispatch is not None:
-            function = dispatch.functions.get(name) or _REPLACEMENTS.get(name, original)
-        return function(*args, **kwargs)
+    def make(original: Any) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            call = active()
+            function: Any = original
+            if call is not None:
+                function = call.functions.get(name) or _REPLACEMENTS.get(name, original)
+            return function(*args, **kwargs)
 
-    _PLACES[name] = _Place(owner, path[-1], vars(owner).get(path[-1]))
-    setattr(owner, path[-1], chosen)
+        return chosen
 
-
-def _leave(name: str) -> None:
-    place = _PLACES[name]
-    place.calls -= 1
-    if place.calls:
-        return
-    del _PLACES[name]
-    if place.original is None:
-        delattr(place.owner, place.attribute)
-    else:
-        setattr(place.owner, place.attribute, place.original)
+    with _LOCK:
+        if name not in _PLACES or _PLACES[name][0] is not owner:
+            _PLACES[name] = owner, Replacements(Replacement(owner, attribute, make))
+        return _PLACES[name][1]

@@ -83,17 +83,6 @@ class Source:
 
 Draw = Callable[..., jax.Array]
 
-RANDOM: dict[Any, Draw] = {}
-"""Random op -> (source, meta of the result, *the op's arguments as arrays, **keywords) -> array."""
-
-
-def _random(*ops: Any) -> Callable[[Draw], Draw]:
-    def register(function: Draw) -> Draw:
-        RANDOM.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
-
 
 def _uniforms(source: Source, meta: torch.Tensor) -> jax.Array:
     return source.sample(jax.random.uniform, tuple(meta.shape), jax_dtype(meta.dtype))
@@ -113,109 +102,25 @@ def _coin(source: Source, meta: torch.Tensor, p: Any) -> jax.Array:
     return (source.sample(jax.random.uniform, tuple(meta.shape)) < p).astype(jax_dtype(meta.dtype))
 
 
-@_random(aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.rand_like.generator)
-def _rand(source, meta, *_args, **_kwargs):
-    return _uniforms(source, meta)
-
-
-@_random(aten.randn.default, aten.randn.generator, aten.randn_like.default, aten.randn_like.generator)
-def _randn(source, meta, *_args, **_kwargs):
-    return _normals(source, meta)
-
-
-@_random(aten.randint.default, aten.randint.generator)
-def _randint(source, meta, high, _size, **_kwargs):
-    return _integers(source, meta, 0, high)
-
-
-@_random(aten.randint.low, aten.randint.low_generator)
-def _randint_low(source, meta, low, high, _size, **_kwargs):
-    return _integers(source, meta, low, high)
-
-
-@_random(aten.randint_like.default)
-def _randint_like(source, meta, _like, high, **_kwargs):
-    return _integers(source, meta, 0, high)
-
-
-@_random(aten.randint_like.low_dtype)
-def _randint_like_low(source, meta, _like, low, high, **_kwargs):
-    return _integers(source, meta, low, high)
-
-
-@_random(aten.random.default)
-def _random_full_range(source, meta, _self, **_kwargs):
-    # All integers the dtype represents exactly; int64 stored in 32 bits gets the 32-bit range.
+def _full_range(source: Source, meta: torch.Tensor) -> jax.Array:
+    """All integers the dtype represents exactly; int64 stored in 32 bits gets the 32-bit range."""
     dtype = jax_dtype(meta.dtype)
     if jnp.issubdtype(dtype, jnp.floating):
         return _integers(source, meta, 0, 2 ** min(jnp.finfo(dtype).nmant + 1, 31) - 1)
     return _integers(source, meta, 0, int(jnp.iinfo(dtype).max))
 
 
-@_random(aten.random.to)
-def _random_to(source, meta, _self, to, **_kwargs):
-    return _integers(source, meta, 0, to)
-
-
-@_random(getattr(aten.random, "from"))
-def _random_from(source, meta, _self, low, to, **_kwargs):
-    return _integers(source, meta, low, to)
-
-
-@_random(aten.randperm.default, aten.randperm.generator)
-def _randperm(source, meta, n, **_kwargs):
+def _permutation(source: Source, meta: torch.Tensor, n: Any) -> jax.Array:
     return source.sample(lambda key, shape: jax.random.permutation(key, *shape), (n,)).astype(jax_dtype(meta.dtype))
 
 
-@_random(aten.bernoulli.default)
-def _bernoulli(source, meta, probabilities, **_kwargs):
-    return _coin(source, meta, probabilities)
-
-
-@_random(aten.bernoulli.p, aten.bernoulli.Tensor)
-def _bernoulli_p(source, meta, _self, p=0.5, **_kwargs):
-    return _coin(source, meta, p)
-
-
-@_random(aten.uniform.default)
-def _uniform(source, meta, _self, low=0.0, high=1.0, **_kwargs):
-    return low + (high - low) * _uniforms(source, meta)
-
-
-@_random(aten.normal_functional.default)
-def _normal(source, meta, _self, mean=0.0, std=1.0, **_kwargs):
-    return mean + std * _normals(source, meta)
-
-
-@_random(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float)
-def _normal_of(source, meta, mean, std=1.0, *_size, **_kwargs):
-    return mean + std * _normals(source, meta)
-
-
-@_random(aten.exponential.default)
-def _exponential(source, meta, _self, lambd=1.0, **_kwargs):
-    return -jnp.log1p(-_uniforms(source, meta)) / lambd
-
-
-@_random(aten.geometric.default)
-def _geometric(source, meta, _self, p, **_kwargs):
+def _geometric(source, meta, _self, p, **_):
     # Trials up to the first success, as PyTorch counts: 1, 2, …
     tails = jnp.log1p(-source.sample(jax.random.uniform, tuple(meta.shape)))
     return jnp.maximum(jnp.ceil(tails / jnp.log1p(-p)), 1).astype(jax_dtype(meta.dtype))
 
 
-@_random(aten.log_normal.default)
-def _log_normal(source, meta, _self, mean=1.0, std=2.0, **_kwargs):
-    return jnp.exp(mean + std * _normals(source, meta))
-
-
-@_random(aten.cauchy.default)
-def _cauchy(source, meta, _self, median=0.0, sigma=1.0, **_kwargs):
-    return median + sigma * jnp.tan(jnp.pi * (_uniforms(source, meta) - 0.5))
-
-
-@_random(aten.multinomial.default)
-def _multinomial(source, meta, weights, count, replacement=False, **_kwargs):
+def _multinomial(source, meta, weights, count, replacement=False, **_):
     logits = jnp.log(weights.astype(jnp.float32))
     # The largest of Gumbel-perturbed logits is a draw; the `count` largest are draws without replacement, in order.
     if not replacement:
@@ -225,14 +130,70 @@ def _multinomial(source, meta, weights, count, replacement=False, **_kwargs):
     return jnp.argmax(logits[..., None, :] + noise, axis=-1).astype(jax_dtype(meta.dtype))
 
 
-@_random(aten.poisson.default)
-def _poisson(source, meta, rates, **_kwargs):
+def _poisson(source, meta, rates, **_):
     # With a key for each number: those that JAX draws with one key depend on the rates beside them.
     shape = tuple(meta.shape)
     keys = source.sample(jax.random.split, shape)
     keys, rates = jnp.reshape(keys, (-1, *keys.shape[len(shape) :])), jnp.reshape(rates, -1).astype(jnp.float32)
     numbers = jax.vmap(jax.random.poisson)(keys, jax.lax.stop_gradient(rates))
     return jnp.reshape(numbers, shape).astype(jax_dtype(meta.dtype))
+
+
+def _normal(source: Source, meta: torch.Tensor, mean: Any = 0.0, std: Any = 1.0) -> jax.Array:
+    return mean + std * _normals(source, meta)
+
+
+RANDOM: dict[Any, Draw] = {
+    **dict.fromkeys(
+        (aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.rand_like.generator),
+        lambda source, meta, *_args, **_: _uniforms(source, meta),
+    ),
+    **dict.fromkeys(
+        (aten.randn.default, aten.randn.generator, aten.randn_like.default, aten.randn_like.generator),
+        lambda source, meta, *_args, **_: _normals(source, meta),
+    ),
+    **dict.fromkeys(
+        (aten.randint.default, aten.randint.generator),
+        lambda source, meta, high, *_args, **_: _integers(source, meta, 0, high),
+    ),
+    **dict.fromkeys(
+        (aten.randint.low, aten.randint.low_generator),
+        lambda source, meta, low, high, *_args, **_: _integers(source, meta, low, high),
+    ),
+    aten.randint_like.default: lambda source, meta, _self, high, **_: _integers(source, meta, 0, high),
+    aten.randint_like.low_dtype: lambda source, meta, _self, low, high, **_: _integers(source, meta, low, high),
+    aten.random.to: lambda source, meta, _self, to, **_: _integers(source, meta, 0, to),
+    getattr(aten.random, "from"): lambda source, meta, _self, low, to, **_: _integers(source, meta, low, to),
+    **dict.fromkeys(
+        (aten.randperm.default, aten.randperm.generator), lambda source, meta, n, **_: _permutation(source, meta, n)
+    ),
+    **dict.fromkeys(
+        (aten.bernoulli.p, aten.bernoulli.Tensor), lambda source, meta, _self, p=0.5, **_: _coin(source, meta, p)
+    ),
+    **dict.fromkeys(
+        (aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float),
+        lambda source, meta, mean, std=1.0, *_size, **_: _normal(source, meta, mean, std),
+    ),
+    aten.random.default: lambda source, meta, _self, **_: _full_range(source, meta),
+    aten.bernoulli.default: lambda source, meta, probabilities, **_: _coin(source, meta, probabilities),
+    aten.uniform.default: lambda source, meta, _self, low=0.0, high=1.0, **_: (
+        low + (high - low) * _uniforms(source, meta)
+    ),
+    aten.normal_functional.default: lambda source, meta, _self, mean=0.0, std=1.0, **_: _normal(
+        source, meta, mean, std
+    ),
+    aten.exponential.default: lambda source, meta, _self, lambd=1.0, **_: -jnp.log1p(-_uniforms(source, meta)) / lambd,
+    aten.log_normal.default: lambda source, meta, _self, mean=1.0, std=2.0, **_: jnp.exp(
+        _normal(source, meta, mean, std)
+    ),
+    aten.cauchy.default: lambda source, meta, _self, median=0.0, sigma=1.0, **_: (
+        median + sigma * jnp.tan(jnp.pi * (_uniforms(source, meta) - 0.5))
+    ),
+    aten.geometric.default: _geometric,
+    aten.multinomial.default: _multinomial,
+    aten.poisson.default: _poisson,
+}
+"""Random op -> (source, meta of the result, *the op's arguments as arrays, **keywords) -> array."""
 
 
 def drawn_numbers(

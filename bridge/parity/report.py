@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 import torch
 
-from bridge.dispatch.precision import matmul_precision
+from bridge.dispatch.compute import matmul_precision
 
 Verdict = Literal["equal", "beyond tolerance", "unproved"]
 
@@ -53,7 +53,7 @@ class Environment:
     platform: str
     device: str
     matmul_precision: str
-    """Of float32 products, in JAX's words; see `bridge.dispatch.precision`."""
+    """Of float32 products, in JAX's words; see `bridge.dispatch.compute`."""
     x64: bool
     """Whether JAX has 64-bit types; without them they are compared as the 32-bit ones they are stored as."""
     versions: dict[str, str]

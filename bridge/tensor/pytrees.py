@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bridge._compat.jax import Tracer
-from bridge._compat.torch import below_modes
+from bridge._compat.torch import below_modes, closure_of
 from bridge.errors import BridgeError
 
 _Instance = TypeVar("_Instance")
@@ -449,33 +449,29 @@ def tensor_inside(value: Any) -> str | None:
             return path
         if type(value) not in ATOMS and id(value) not in seen:
             seen[id(value)] = value
-            todo += [(f"{path}{step}", part) for step, part in _parts(value)]
+            tensors = isinstance(value, nn.Module) and [*value.named_parameters(), *value.named_buffers()]
+            steps = [(f".{name}", part) for name, part in tensors] if tensors else parts_of(value)
+            todo += [(f"{path}{step}", part) for step, part in steps]
     return None
 
 
-def _parts(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, nn.Module):
-        return [(f".{name}", tensor) for name, tensor in [*value.named_parameters(), *value.named_buffers()]]
+def parts_of(value: Any) -> list[tuple[str, Any]]:
+    """Returns what a container, a function or an object holds, each with the step to it."""
     if isinstance(value, types.FunctionType):
-        cells = [getattr(cell, "cell_contents", None) for cell in value.__closure__ or ()]
-        names = [f".{name}" for name in value.__code__.co_freevars]
-        return [*zip(names, cells, strict=True), ("", value.__defaults__)]
-    if isinstance(value, (type, types.ModuleType, torch.Generator)):
+        return [*((f".{name}", item) for name, item in closure_of(value).items()), ("", value.__defaults__)]
+    if isinstance(value, types.MethodType):
+        return [("", value.__self__), ("", value.__func__)]
+    if isinstance(value, functools.partial):
+        return [("", value.func), ("", value.args), ("", value.keywords)]
+    if isinstance(value, (type, types.ModuleType)):
         return []
-    if built_in(type(value)):
-        named = isinstance(value, dict)
-        parts = [(f"[{key!r}]" if named else f"[{key}]", item) for key, item in items_of(value)]
-        return [*parts, *(("", key) for key, _ in items_of(value) if named), *_state(value)]
-    return _state(value)
-
-
-def _state(value: Any) -> list[tuple[str, Any]]:
-    """What `copy` would take along, attributes by their names."""
-    try:
-        _, args, state, *_ = (*value.__reduce_ex__(2), None)
-    except Exception:  # of what cannot be copied, nothing is known
-        return []
-    parts: list[tuple[str, Any]] = [("", part) for part in args]
-    for each in state if isinstance(state, tuple) else (state,):
-        parts += [(f".{name}", part) for name, part in each.items()] if isinstance(each, dict) else [("", each)]
-    return parts
+    own = getattr(value, "__dict__", None)
+    named = dict(own) if isinstance(own, dict) else {}
+    for kind in type(value).__mro__:
+        slots = [name for name, each in vars(kind).items() if isinstance(each, types.MemberDescriptorType)]
+        named |= {name: getattr(value, name, None) for name in slots}
+    if isinstance(value, (set, frozenset)):
+        items: Any = enumerate(value)
+    else:
+        items = items_of(value) if built_in(type(value)) else ()
+    return [*((f"[{key!r}]", item) for key, item in items), *((f".{name}", item) for name, item in named.items())]

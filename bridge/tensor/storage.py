@@ -88,7 +88,8 @@ class Storage:
         """Whether several elements of the array are one in PyTorch's memory, as in an expanded tensor."""
         self.bounds: Any = None
         """What is known of the numbers (`bridge.symbolic.ranges.Interval`), until a write; None if nothing is."""
-        REGION.note(self)
+        if REGION.notes is not None:
+            REGION.note(self)
 
 
 class Cell:
@@ -115,7 +116,8 @@ class Cell:
         """The views of the tensor that is a leaf of PyTorch's graph, where the cell is tracked and no result."""
         self.thawed: Cell | None = None
         """Of a frozen leaf: the cell that it has again once it requires grad."""
-        REGION.note(self)
+        if REGION.notes is not None:
+            REGION.note(self)
 
     @property
     def version(self) -> int:
@@ -193,7 +195,7 @@ class UnreadableCell(Cell):
 
     def __init__(self, cell: Cell, refuse: Callable[[], Exception]):
         super().__init__(cell.storage, cell._array, cell.tracked, cell.live, cell.leaf)
-        self._refuse = refuse
+        self._seen, self._refuse = -1, refuse  # so that `BridgeTensor.value` reads
 
     def read(self) -> jax.Array:
         raise self._refuse()

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch import nn
 
 from bridge._compat.torch import (
     NO_TORCH_FUNCTION,
     below_modes,
+    class_of,
     engine_leaf,
     is_parameter,
     make_wrapper,
@@ -82,9 +82,6 @@ class BridgeTensor(torch.Tensor):
         self._cell, self._meta, self._views, self._cache, self._parent = cell, meta, views, None, None
         return self
 
-    def __init__(self, *_args, **_kwargs):
-        pass
-
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # pyright: ignore
         raise refusal(
@@ -95,7 +92,8 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def value(self) -> jax.Array:
-        base = self._cell.read()
+        cell = self._cell
+        base = cell._array if cell._seen == cell.storage.version else cell.read()
         if not self._views:
             return base
         if self._cache is None or self._cache[0] != self._cell.version:
@@ -260,16 +258,13 @@ class BridgeTensor(torch.Tensor):
             "call functions of PyTorch instead of overriding them",
         )
 
-    @property
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return nn.Parameter if is_parameter(self) else torch.Tensor
-
-    @__class__.setter
-    def __class__(self, cls: type) -> None:
+    def _set_class(self, cls: type) -> None:
         raise refusal(
             f"a traced tensor is made a {cls.__name__}, as `torch.utils.swap_tensors` does",
             "exchange values by copy_ instead of tensors",
         )
+
+    __class__: Any = property(class_of, _set_class)
 
     def __format__(self, spec: str) -> str:  # without `super()`, which does not go with a property `__class__`
         return self.item().__format__(spec) if spec and not self.dim() else torch.Tensor.__format__(self, spec)

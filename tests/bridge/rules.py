@@ -76,7 +76,7 @@ def without_write_back(monkeypatch):
 
 
 def without_stand_ins(monkeypatch):
-    monkeypatch.setattr(adoption.Adopted, "stand_in", lambda self, real, tensor: None)
+    monkeypatch.setattr(adoption.ConstantTable, "stand_in", lambda self, real, tensor: None)
 
 
 def without_slots(monkeypatch):

@@ -8,7 +8,7 @@ from eager import Call, compare, randn
 from torch import nn
 
 import bridge
-from bridge.dispatch import eager_errors
+from bridge.dispatch import values
 
 X = randn(3, 7)
 ones = torch.ones
@@ -65,7 +65,7 @@ def test_code_that_reads_the_text():
 
 
 def test_kernels_are_not_asked_with_arguments_that_are_too_large(monkeypatch):
-    monkeypatch.setattr(eager_errors, "AFFORDABLE", 20)
+    monkeypatch.setattr(values, "AFFORDABLE", 20)
     fn = bridge.export(Call(REFUSED["matmul"]))
     with pytest.raises(RuntimeError, match="same reduction dim"):
         jax.eval_shape(lambda x: fn({}, {}, x)[0], X.numpy())

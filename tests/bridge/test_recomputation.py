@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -163,18 +162,6 @@ def test_a_reentrant_checkpoint_without_an_input_that_requires_grad():
         fn = bridge.export(Reentrant(detach))
         with message:
             fn(fn.params, {}, jnp.ones((2, 3)))
-
-
-@pytest.mark.parametrize("block", [lambda h: {"h": h.sin()}, lambda h: (h, [h.sin()])], ids=["dict", "list"])
-def test_containers_that_a_reentrant_checkpoint_returns(block):
-    """PyTorch gives what is in them no gradient."""
-
-    def forward(x):
-        return jax.tree.leaves(checkpoint(block, x * 2, use_reentrant=True), is_leaf=torch.is_tensor)[-1]
-
-    fn = bridge.export(Call(forward))
-    with pytest.raises(bridge.BridgeError, match="returns a tensor inside of a container, which has no gradient"):
-        fn({}, {}, jnp.ones(3))
 
 
 def test_a_tensor_that_is_written_before_the_second_run():

@@ -25,9 +25,9 @@ def now():
 def test_importing_and_exporting_change_nothing():
     """In a fresh process, which looks at the objects before it imports the bridge."""
     names = sorted((r.owner.__name__, r.name) for r in TABLE)
-    assert len(names) == 10
+    assert len(names) == 9
     code = """
-import torch, torch.utils.checkpoint, torch.utils.dlpack, torch.utils._python_dispatch
+import torch, torch.utils.checkpoint, torch.utils._python_dispatch
 import torch.utils.flop_counter, torch.fx.experimental.proxy_tensor
 
 PLACES = [
@@ -36,8 +36,8 @@ PLACES = [
     (torch.autograd.functional, "_grad_preprocess"),
     (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
     (torch.utils._python_dispatch.TorchDispatchMode, "__enter__"),
-    (torch.utils.flop_counter.FlopCounterMode, "__enter__"),
-    (torch, "to_dlpack"), (torch, "compile"), (torch.utils.dlpack, "to_dlpack"), (torch.random, "default_generator"),
+    (torch.utils.flop_counter.FlopCounterMode, "__enter__"), (torch, "compile"),
+    (torch.distributions.Distribution, "_validate_args"), (torch.random, "default_generator"),
 ]
 
 def objects():
@@ -91,11 +91,9 @@ def of_plain_tensors():
     jacobian = torch.autograd.functional.jacobian(torch.sin, torch.ones(1), create_graph=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         x.exp().sum().backward()
-    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
-        torch.ones(2, 2) @ torch.ones(2, 2)
     torch.manual_seed(3)
-    numbers = torch.rand(2).tolist(), torch.initial_seed(), torch.utils.dlpack.to_dlpack(torch.ones(2)) is not None
-    return x.grad.tolist(), y.item(), jacobian.tolist(), counter.get_total_flops(), numbers
+    numbers = torch.rand(2).tolist(), torch.initial_seed()
+    return x.grad.tolist(), y.item(), jacobian.tolist(), numbers
 
 
 def test_another_thread_sees_pytorch_s_own():
