@@ -99,6 +99,12 @@ def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float 
             parameter.grad = None
 
 
+def verified(module: nn.Module, *args: Any, **settings: Any) -> None:
+    """Raise `AssertionError` unless `bridge.verify` is content."""
+    report = bridge.verify(module, *args, **settings)
+    assert report.ok, f"\n{report}"
+
+
 def agrees(make: Callable[[], nn.Module], *inputs: torch.Tensor, calls: int = 3) -> None:
     """Raise `AssertionError` unless compiled calls in a row return PyTorch's outputs and, at the end, its buffers."""
     module, fn = make(), bridge.export(make())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, Doubled, compare, randn
+from eager import Call, Doubled, compare, randn, verified
 from support.lowering_calls import TOLERANCE, assert_close, is_free, to_jax, weights
 from support.lowering_cases import numbers
 from support.markers import slow_unless
@@ -183,8 +183,7 @@ def test_attention_with_dropout_is_pytorchs(name):
     torch.manual_seed(0)
     # With a scale of zero all scores are equal, whatever the query and the key.
     known_zero = r"gradient inputs\.[01]" if name == "scale of zero" else ""
-    report = bridge.verify(Attend(), tolerance=TOLERANCE, known_zero=known_zero)
-    assert report.ok, f"\n{report}"
+    verified(Attend(), tolerance=TOLERANCE, known_zero=known_zero)
 
 
 def test_attention_with_dropout_keeps_the_mean_and_wants_a_key():

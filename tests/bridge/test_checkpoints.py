@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, compare, randn
+from eager import Call, compare, randn, verified
 from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -60,8 +60,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_values_gradients_and_writes_are_pytorchs(train, reentrant):
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    report = bridge.verify(Model(reentrant).train(train), x, tolerance=1e-5)
-    assert report.ok, report
+    verified(Model(reentrant).train(train), x, tolerance=1e-5)
 
 
 def residuals(model, recompute=""):
@@ -126,8 +125,7 @@ def test_inside_another_and_under_no_grad():
                 before = checkpoint(self.inner, x, use_reentrant=False)
             return checkpoint(self.outer, x, use_reentrant=False) * before * self.seen
 
-    report = bridge.verify(Nested(), torch.ones(2, 4, requires_grad=True), tolerance=1e-5)
-    assert report.ok, report
+    verified(Nested(), torch.ones(2, 4, requires_grad=True), tolerance=1e-5)
 
 
 def test_without_a_trace_python_may_look_at_values():
@@ -330,8 +328,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_what_a_backward_adds(name):
     compare(Call(CALLS[name], small()), [X], 1e-4)
-    report = bridge.verify(Call(CALLS[name], small()), X.clone().requires_grad_())
-    assert report.ok, report
+    verified(Call(CALLS[name], small()), X.clone().requires_grad_())
 
 
 def test_reversible_blocks():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, compare
+from eager import Call, compare, verified
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -157,8 +157,7 @@ X = torch.linspace(-2, 2, 12).reshape(3, 4)
 
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_gradients_are_pytorchs(name):
-    report = bridge.verify(Module(CALLS[name]), X.clone().requires_grad_(), tolerance=1e-5)
-    assert report.ok, report
+    verified(Module(CALLS[name]), X.clone().requires_grad_(), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("transform", ["vmap", "scan", "checkpoint"])
@@ -332,8 +331,7 @@ ROWS = torch.tensor([1.0, 0.5])
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_values_and_gradients(name):
-    report = bridge.verify(Weighted(RIGHT[name]), ROWS.clone().requires_grad_())
-    assert report.ok, report
+    verified(Weighted(RIGHT[name]), ROWS.clone().requires_grad_())
 
 
 def keep(**contents):
@@ -499,8 +497,7 @@ def of_a_copy(m, x):
 def test_what_is_written_later_and_not_read_by_the_backward(call):
     module = Weighted(call)
     module.statistic.fill_(0.5)
-    report = bridge.verify(module, ROWS.clone().requires_grad_(), steps=2)
-    assert report.ok, report
+    verified(module, ROWS.clone().requires_grad_(), steps=2)
 
 
 def test_a_dict_of_the_context_that_is_changed_later_is_seen_by_verify():

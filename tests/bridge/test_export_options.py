@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, randn
+from eager import Call, randn, verified
 from support.markers import slow_unless
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -231,8 +231,7 @@ def registered(monkeypatch):
 
 
 def test_a_registered_function_is_pytorch_s_at_every_position(registered):
-    report = bridge.verify(Call(use), BUFFER, NEW, torch.full((2,), 4))
-    assert report.ok, f"\n{report}"
+    verified(Call(use), BUFFER, NEW, torch.full((2,), 4))
     step = jax.jit(lambda *inputs: bridge.export(Call(use))({}, {}, *inputs)[0])
     for position in (0, 3):
         lengths = torch.full((2,), position)
@@ -429,8 +428,7 @@ class FrozenStatistics(nn.Module):
 @pytest.mark.parametrize("build", [FrozenStatistics, lambda: nn.Sequential(FrozenStatistics(), nn.Tanh())])
 def test_an_overridden_train_is_called(build, train):
     module = build()
-    report = bridge.verify(module, BATCH, train=train, steps=2)
-    assert report.ok, f"\n{report}"
+    verified(module, BATCH, train=train, steps=2)
     assert all(m.training for m in module.modules())
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from eager import verified
 from support.markers import slow_unless
 from torch import nn
 
@@ -23,8 +24,7 @@ TOLERANCE = 1e-4
 
 def assert_parity(module, *args, **kwargs):
     torch.manual_seed(7)
-    report = bridge.verify(module, *args, tolerance=TOLERANCE, **kwargs)
-    assert report.ok, f"\n{report}"
+    verified(module, *args, tolerance=TOLERANCE, **kwargs)
 
 
 def both_modes(function):

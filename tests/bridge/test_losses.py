@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn
+from eager import Call, compare, randn, verified
 from torch import distributions as d
 from torch import nn
 
@@ -64,8 +64,7 @@ ENTROPIES = {
 @pytest.mark.parametrize("name", ENTROPIES)
 @pytest.mark.parametrize(("x", "labels"), [(LOGITS, LABELS), (IMAGE, MAP)], ids=["rows", "image"])
 def test_values_and_gradients(name, x, labels):
-    report = bridge.verify(Call(ENTROPIES[name]), x.clone().requires_grad_(), labels)
-    assert report.ok, report
+    verified(Call(ENTROPIES[name]), x.clone().requires_grad_(), labels)
 
 
 def test_of_nothing():

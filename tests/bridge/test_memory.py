@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn
+from eager import Call, compare, randn, verified
 from support.markers import slow_unless
 from torch import nn
 
@@ -368,8 +368,7 @@ def test_what_depends_on_strides(function):
             return function(self.c, x)
 
     torch.manual_seed(0)
-    report = bridge.verify(Model(), randn(2, 2, 3, 3), train=False)
-    assert report.ok, f"\n{report}"
+    verified(Model(), randn(2, 2, 3, 3), train=False)
 
 
 def test_batch_norm_of_a_transposed_sequence_can_be_viewed():

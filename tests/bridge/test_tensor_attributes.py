@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, compare, randn
+from eager import Call, compare, randn, verified
 from torch import nn
 from torch.autograd import Function
 
@@ -266,8 +266,7 @@ class AttributesOfTensors(nn.Module):
 
 
 def test_attributes_of_tensors():
-    report = bridge.verify(AttributesOfTensors(), torch.tensor([1.0, 0.5], requires_grad=True))
-    assert report.ok, report
+    verified(AttributesOfTensors(), torch.tensor([1.0, 0.5], requires_grad=True))
 
 
 # ---- `torch.complex32` and other dtypes that JAX does not have: one error that names the dtype and what to do

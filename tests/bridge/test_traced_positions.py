@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, randn
+from eager import Call, randn, verified
 from support.markers import slow_unless
 
 import bridge
@@ -51,8 +51,7 @@ def of_tables(x, i):
     "case", slow_unless(lambda case: case is written_through, [read, written_through, without_gradient, of_tables])
 )
 def test_windows_are_pytorch_s(case):
-    report = bridge.verify(Call(case), TABLE, torch.tensor(2))
-    assert report.ok, f"\n{report}"
+    verified(Call(case), TABLE, torch.tensor(2))
 
 
 def attended(query, key, value, n):
@@ -68,8 +67,7 @@ def attended(query, key, value, n):
 
 
 def test_attention_to_a_traced_length_is_pytorch_s():
-    report = bridge.verify(Call(attended), QUERY, KEY, VALUE, torch.tensor(5))
-    assert report.ok, f"\n{report}"
+    verified(Call(attended), QUERY, KEY, VALUE, torch.tensor(5))
 
 
 def masked(query, key, value, n):
@@ -90,14 +88,12 @@ def summed(x, i):
 def test_sums_and_means_of_a_traced_length_are_pytorch_s():
     """What lies beyond is zero, whose logarithm has no part in a gradient."""
     x = (TABLE.abs() + 0.1).index_fill(1, torch.tensor([3, 4, 5]), 0.0)
-    report = bridge.verify(Call(summed), x, torch.tensor(3))
-    assert report.ok, f"\n{report}"
+    verified(Call(summed), x, torch.tensor(3))
 
 
 @pytest.mark.slow
 def test_masks_of_a_traced_length_are_pytorch_s():
-    report = bridge.verify(Call(masked), QUERY, KEY, VALUE, torch.tensor(4))
-    assert report.ok, f"\n{report}"
+    verified(Call(masked), QUERY, KEY, VALUE, torch.tensor(4))
 
 
 @pytest.mark.slow
@@ -292,8 +288,7 @@ def item_without_gradient(x, i):
     ),
 )
 def test_by_a_traced_integer(case):
-    report = bridge.verify(Call(case), MATRIX + 1, torch.tensor(2))
-    assert report.ok, f"\n{report}"
+    verified(Call(case), MATRIX + 1, torch.tensor(2))
 
 
 def test_by_an_integer_whose_value_is_known():

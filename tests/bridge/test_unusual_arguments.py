@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn
+from eager import Call, compare, randn, verified
 from support.markers import slow_unless
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -119,8 +119,7 @@ def test_function(name):
 )
 def test_module(module, shape):
     torch.manual_seed(0)
-    report = bridge.verify(module(), torch.randn(shape))
-    assert report.ok, f"\n{report}"
+    verified(module(), torch.randn(shape))
 
 
 def test_hooks_and_the_call_of_the_module_itself():

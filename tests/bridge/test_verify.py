@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call
+from eager import Call, verified
 from torch import nn
 from torch.nn.utils import prune, weight_norm
 
@@ -115,8 +115,7 @@ def test_a_buffer_that_holds_a_graph_goes_on_without_it():
             self.h.copy_(torch.tanh(x + self.h.clone() @ self.w))
             return self.h * 2
 
-    report = bridge.verify(Hidden(), X, steps=3, tolerance=1e-5)
-    assert report.ok, f"\n{report}"
+    verified(Hidden(), X, steps=3, tolerance=1e-5)
 
 
 def test_nothing_compared_is_not_ok():
@@ -137,19 +136,17 @@ def test_modules_with_a_weight_that_is_a_result(how):
         with pytest.warns(FutureWarning):
             weight_norm(module[0])
         module(X)
-    report = bridge.verify(module, X, tolerance=1e-5)
-    assert report.ok, f"\n{report}"
+    verified(module, X, tolerance=1e-5)
 
 
 def test_dtypes_are_compared_as_they_are_stored():
-    report = bridge.verify(Applied(lambda x, w: (x.double() * w, x.argmax(-1), x > 0, x.bfloat16())), X)
-    assert report.ok, f"\n{report}"
+    verified(Applied(lambda x, w: (x.double() * w, x.argmax(-1), x > 0, x.bfloat16())), X)
 
 
 def test_integers_are_equal_or_not():
     class Ids(nn.Module):
         def forward(self, x):
-            return x + (isinstance(x, bridge.tensors.BridgeTensor)) * (x > 0)
+            return x + (isinstance(x, bridge.tensor.tensor.BridgeTensor)) * (x > 0)
 
     report = bridge.verify(Ids(), torch.tensor([0, 100_000_000]))
     assert not report.ok and report.worst.error == 1
@@ -170,7 +167,7 @@ def test_a_module_that_fails_is_named_by_its_side():
 
     class OnlyPytorch(nn.Module):
         def forward(self, x):
-            if isinstance(x, bridge.tensors.BridgeTensor):
+            if isinstance(x, bridge.tensor.tensor.BridgeTensor):
                 raise ZeroDivisionError("of its own")
             return x
 
@@ -202,7 +199,7 @@ def test_a_module_with_something_that_python_cannot_copy():
 
 def test_json_holds_no_infinity():
     def forward(x, w):
-        return x * w if isinstance(x, bridge.tensors.BridgeTensor) else (x * w)[:2]
+        return x * w if isinstance(x, bridge.tensor.tensor.BridgeTensor) else (x * w)[:2]
 
     report = json.loads(bridge.verify(Applied(forward), X).to_json())
     first = report["rows"][0]
@@ -271,8 +268,7 @@ def test_attributes_of_parameters_and_memory_that_they_share_are_copied():
             self.kept[0] += 1
             return x * self.w * self.w.scale + self.table.weight[0]
 
-    report = bridge.verify(Scaled(), X, steps=2)
-    assert report.ok, f"\n{report}"
+    verified(Scaled(), X, steps=2)
 
 
 def test_a_result_to_which_the_backward_pass_adds():
@@ -288,8 +284,7 @@ def test_a_result_to_which_the_backward_pass_adds():
         leaf.square().sum().backward()
         return leaf.grad, leaf * w
 
-    report = bridge.verify(Applied(returned), X, input_gradients=False)
-    assert report.ok, f"\n{report}"
+    verified(Applied(returned), X, input_gradients=False)
 
 
 # ---- Where a leaf is beyond the tolerance, PyTorch's own distance from float64 decides, and hides no fault
@@ -312,12 +307,12 @@ def test_rounding_of_long_sums():
 
 
 def rounding_only(x, w):
-    return x * w * (1 + 1e-3 * isinstance(x, bridge.tensors.BridgeTensor))
+    return x * w * (1 + 1e-3 * isinstance(x, bridge.tensor.tensor.BridgeTensor))
 
 
 def of_another_type(x, w):
     """Computes something else in float64, and in the bridge the same."""
-    return x * w * (2 if isinstance(x, bridge.tensors.BridgeTensor) or x.dtype == torch.float64 else 1)
+    return x * w * (2 if isinstance(x, bridge.tensor.tensor.BridgeTensor) or x.dtype == torch.float64 else 1)
 
 
 def with_state(x, w, calls=[0]):  # noqa: B006
@@ -327,7 +322,7 @@ def with_state(x, w, calls=[0]):  # noqa: B006
 
 
 def in_float32_only(x, w):
-    return F.linear(x * (1 + isinstance(x, bridge.tensors.BridgeTensor)), torch.eye(3)) * w
+    return F.linear(x * (1 + isinstance(x, bridge.tensor.tensor.BridgeTensor)), torch.eye(3)) * w
 
 
 @pytest.mark.parametrize(
@@ -359,7 +354,7 @@ class SharedBuffers(nn.Module):
         self.part = nn.Buffer(self.whole[0])
 
     def forward(self, x):
-        if not isinstance(x, bridge.tensors.BridgeTensor):  # so that the bridge computes what the copy in float64 does
+        if not isinstance(x, bridge.tensor.tensor.BridgeTensor):  # the bridge computes what the copy in float64 does
             self.whole += 1.0
         return x * self.w * (1 + self.part)
 
