@@ -49,52 +49,27 @@ def padding(shape=(2, 9)):
     return mask
 
 
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+WORDS = SIZES | {"vocab_size": 61, "max_position_embeddings": 16}
+IMAGES = SIZES | {"image_size": 16, "patch_size": 4, "num_labels": 5}
+DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+
+
 def gpt2(transformers, **settings):
     config = transformers.GPT2Config(vocab_size=61, n_positions=16, n_embd=32, n_layer=2, n_head=4, **settings)
     return transformers.GPT2LMHeadModel(config)
 
 
 def llama(transformers, **settings):
-    config = transformers.LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=16,
-        **settings,
-    )
-    return transformers.LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**WORDS, num_key_value_heads=2, **settings))
 
 
 def bert(transformers, **settings):
-    config = transformers.BertConfig(
-        vocab_size=61,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=16,
-        **settings,
-    )
-    return transformers.BertForMaskedLM(config)
+    return transformers.BertForMaskedLM(transformers.BertConfig(**WORDS, **settings))
 
 
 def vit(transformers, **settings):
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        image_size=16,
-        patch_size=4,
-        num_labels=5,
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.1,
-        **settings,
-    )
-    return transformers.ViTForImageClassification(config)
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**IMAGES, **DROPOUT, **settings))
 
 
 LANGUAGE_MODELS = {"gpt2": gpt2, "llama": llama, "bert": bert}

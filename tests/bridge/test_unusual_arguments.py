@@ -20,15 +20,6 @@ import bridge
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 def bytes_of(x):
     return (x > 0).byte() * 5 + torch.arange(90, 102, dtype=torch.uint8).reshape(3, 4)
 
@@ -97,7 +88,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name):
     report = bridge.verify(
-        Calls(FUNCTIONS[name]), X, int64="wrap", steps=1
+        Call(FUNCTIONS[name]), X, int64="wrap", steps=1
     )  # of these numbers: half precision rounds others otherwise
     assert report.ok, f"\n{report}"
 
@@ -176,17 +167,12 @@ NARROW = {
 def test_numbers_beside_narrow_floats_are_rounded_where_pytorch_does(name, dtype):
     """Bit for bit."""
     x, y = (torch.randn(32, 32, generator=torch.Generator().manual_seed(s)).to(dtype) * 3 for s in (1, 2))
-    fn = bridge.export(Pair(NARROW[name]))
+    fn = bridge.export(Call(NARROW[name]))
     results, _ = jax.jit(lambda *inputs: fn({}, {}, *inputs))(
         *(jnp.asarray(t.float().numpy()).astype(str(dtype)[6:]) for t in (x, y))
     )
     for result, expected in zip(results, NARROW[name](x, y), strict=True):
         np.testing.assert_array_equal(np.asarray(result, np.float32), expected.float().numpy())
-
-
-class Pair(Calls):
-    def forward(self, x, y):
-        return self.function(x, y)
 
 
 PRODUCTS = {
@@ -200,7 +186,7 @@ PRODUCTS = {
 def test_scaled_products_of_narrow_floats_are_rounded_once(name, dtype):
     """PyTorch rounds after each product of a batch."""
     x, y = (torch.randn(32, 32, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
-    result, _ = bridge.export(Pair(PRODUCTS[name]))(
+    result, _ = bridge.export(Call(PRODUCTS[name]))(
         {}, {}, *(jnp.asarray(t.float().numpy()).astype(str(dtype)[6:]) for t in (x, y))
     )
     exact = PRODUCTS[name](x.double(), y.double()).numpy()
@@ -212,7 +198,7 @@ def test_scaled_products_of_narrow_floats_are_rounded_once(name, dtype):
 def test_a_beta_of_zero_leaves_nan_out(name):
     y = torch.ones(32, 32)
     operands = (y[0], y[0]) if name == "addr" else (y.view(4, 32, 8), y.view(4, 8, 32))
-    module = Calls(lambda x: getattr(torch, name)(x, *operands, beta=0))
+    module = Call(lambda x: getattr(torch, name)(x, *operands, beta=0))
     result, _ = bridge.export(module)({}, {}, jnp.full((32, 32), jnp.nan))
     np.testing.assert_array_equal(np.asarray(result), module(y).numpy())
 
