@@ -146,10 +146,6 @@ def _forward(function: type[Any], ctx: Context, args: tuple) -> Any:
     return outputs
 
 
-def end_of_call(call: TraceContext, state: Collection[Any]) -> None:
-    """Nothing is left to do."""
-
-
 class _Leaf:
     """A leaf of a context: the place of its tensor, or the value itself.
 

@@ -17,7 +17,6 @@ from bridge._compat.jax import Tracer
 from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.autograd.checkpoint import recomputed
 from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, restarted, start_graph
-from bridge.autograd.function import end_of_call
 from bridge.dispatch.constants import window
 from bridge.dispatch.mode import Dispatch
 from bridge.dispatch.random import Rng
@@ -197,7 +196,6 @@ class Call:
                 refuse_gradient_hooks(self._module)
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: value_in(name, slot) for name, slot in self._slots.items()}
-            end_of_call(dispatch, final.values())
             if check:
                 self._final = check_final(self._start, final, self._memory_of)
                 check_tied(self._fn.second_names, self._second_slots, final)

@@ -1,4 +1,4 @@
-"""A process of its own for `test_pytorch_unchanged.py`: what PyTorch's compiler does beside the bridge."""
+"""A process of its own for `test_isolation.py`: what PyTorch's compiler does beside the bridge."""
 
 import contextlib
 import copy

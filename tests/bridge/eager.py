@@ -1,11 +1,14 @@
 """A module through the bridge against PyTorch eager: outputs, and the gradients of parameters and inputs."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -25,6 +28,20 @@ class Call(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(*args) if self.module is None else self.function(self.module, *args)
+
+
+class Calls(nn.Module):
+    """`function(module, x)`, with a weight and attributes: buffers, modules, and what a module holds besides."""
+
+    def __init__(self, function: Callable, **attributes: Any):
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(3) * 0.5)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self, *args)
 
 
 class Restored(nn.Module):
@@ -80,6 +97,54 @@ def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float 
         if name in by_params:
             close(jnp.conj(by_params[name]), _gradient(parameter), tolerance)
             parameter.grad = None
+
+
+def verified(module: nn.Module, *args: Any, **settings: Any) -> None:
+    """Raise `AssertionError` unless `bridge.verify` is content."""
+    report = bridge.verify(module, *args, **settings)
+    assert report.ok, f"\n{report}"
+
+
+def agrees(make: Callable[[], nn.Module], *inputs: torch.Tensor, calls: int = 3) -> None:
+    """Raise `AssertionError` unless compiled calls in a row return PyTorch's outputs and, at the end, its buffers."""
+    module, fn = make(), bridge.export(make())
+    buffers, arrays = fn.buffers, [jnp.asarray(x.numpy()) for x in inputs]
+    call = jax.jit(lambda buffers, *arrays: fn(fn.params, buffers, *arrays))
+    for _ in range(calls):
+        expected = module(*inputs)
+        result, buffers = call(buffers, *arrays)
+        np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-5)
+    for name, value in buffers.items():
+        np.testing.assert_allclose(value, module.get_buffer(name).numpy(), rtol=1e-5)
+
+
+def refused(make: Callable[[], nn.Module], message: str, *inputs: torch.Tensor, **settings: Any) -> None:
+    """Raise `AssertionError` unless a call, compiled or not, is an error with this message and changes no module."""
+    module = make()
+    fn, before, arrays = bridge.export(module), snapshot(module), [jnp.asarray(x.numpy()) for x in inputs]
+
+    def call(params: dict, *arrays: Any) -> Any:
+        return fn.run(params, fn.buffers, *arrays, **settings)
+
+    for form in (jax.jit(call), call):
+        with pytest.raises(bridge.BridgeError, match=message):
+            form(fn.params, *arrays)
+    assert snapshot(module) == before
+
+
+def snapshot(value: Any) -> Any:
+    """What is in a value, in its order."""
+    if isinstance(value, torch.Tensor):
+        return id(value), value.tolist()
+    if isinstance(value, dict):
+        return [
+            (id(key) if isinstance(key, (torch.Tensor, nn.Module)) else key, snapshot(v)) for key, v in value.items()
+        ]
+    if isinstance(value, (list, tuple, set, deque)):
+        return [snapshot(v) for v in value]
+    if hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType)):
+        return snapshot(vars(value))
+    return value
 
 
 def close(result: Any, expected: torch.Tensor, tolerance: float) -> None:

@@ -1,4 +1,4 @@
-"""`torch.autograd.grad` and `backward()` inside `forward` and inside a backward, against PyTorch eager."""
+"""Gradients that a forward asks for itself."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager import Call, Doubled, compare, randn
+from support.markers import slow_unless
 from torch import nn
 
 import bridge
+
+# ---- `torch.autograd.grad` and `backward()` inside `forward` and inside a backward, against PyTorch eager
 
 
 def small():
@@ -288,3 +291,265 @@ def test_pytorch_s_own_errors_stay():
     fn = bridge.export(module)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         fn(fn.params, fn.buffers, jnp.ones((3, 4)))
+
+
+# ---- A call that asks PyTorch's engine for a gradient and writes traced values into tensors that it made as constants
+
+
+def layer():
+    torch.manual_seed(0)
+    return nn.Linear(4, 4)
+
+
+def messages(module, x):
+    """Forces of a graph network: the sum over edges starts from zeros."""
+    x.requires_grad_()
+    edges = torch.tensor([0, 1, 1])
+    nodes = torch.zeros(3, 4).index_add_(0, edges, module(x)[edges] ** 2)
+    energy = x.pow(3).sum() + nodes.sum()
+    return -torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def rows(module, x):
+    h = module(x)
+    y = torch.empty(3, 4)
+    for row in range(3):
+        y[row] = h[row].exp() * h.sum()
+    return torch.autograd.grad(y.square().sum(), [h, module.weight], create_graph=True)
+
+
+def view_from_before(module, x):
+    """The write goes into a view that was made while all was constant, and another view shows it."""
+    h = module(x)
+    y = torch.eye(4)
+    first, columns = y[0], y.t()
+    first.add_(h.sum(0))
+    columns[1].mul_(h[1])
+    return torch.autograd.grad((y * y).sum() + first.exp().sum() + columns[0].prod(), h, create_graph=True)[0]
+
+
+def scan(module, x):
+    h = module(x)
+    states, state = torch.zeros(3, 4), torch.zeros(4)
+    for step in range(3):
+        state = torch.tanh(state * 0.5 + h[step])
+        states[step] = state
+    return torch.autograd.grad(states.prod(0).sum(), h, create_graph=True)[0] + states
+
+
+def running_loss(module, x):
+    h, loss = module(x), torch.zeros(())
+    loss += h.square().sum()
+    loss += module.weight.square().sum()
+    return (*torch.autograd.grad(loss, [h, module.weight], create_graph=True), loss)
+
+
+def partly_without_gradients(module, x):
+    """What is written under `no_grad` has no part in the graph, what is detached neither."""
+    h = module(x)
+    y, z = torch.ones(3, 4), torch.ones(3, 4)
+    y.mul_(h)
+    with torch.no_grad():
+        z.mul_(h)
+    slope = torch.autograd.grad((y * z).sum() + (y.detach() * h).sum(), h, create_graph=True)[0]
+    return slope, y, z
+
+
+def by_the_written_tensor(module, x):
+    y = torch.zeros(3, 4).add_(module(x))
+    return torch.autograd.grad(y.pow(3).sum(), y, create_graph=True)[0]
+
+
+def leaf_written_backward(module, x):
+    leaf = module(x).detach().requires_grad_()
+    torch.zeros(3, 4).copy_(leaf).pow(3).sum().backward()
+    return module(x) * leaf.grad
+
+
+def written_again(module, x):
+    """A constant that the first write made traced, and a clone of a constant."""
+    h, base = module(x), torch.arange(12.0).reshape(3, 4)
+    y = base.clone()
+    y.sub_(h)
+    y[:, 1:] *= h[:, :1]
+    return torch.autograd.grad((y * base).sum(), h, create_graph=True)[0]
+
+
+WRITES = [
+    messages, rows, view_from_before, scan, running_loss, partly_without_gradients, by_the_written_tensor,
+    leaf_written_backward, written_again,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WRITES, ids=lambda f: f.__name__)
+def test_writes_inside_forward(call):
+    compare(Call(call, layer()), [randn(3, 4)], 1e-4)
+
+
+def test_writes_inside_a_backward():
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return torch.zeros_like(x).add_(x * x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                out = torch.zeros(3, 4).add_(x * x)
+            return torch.autograd.grad(out, x, gradient)
+
+    compare(Call(lambda module, x: Recomputed.apply(module(x)), layer()), [randn(3, 4)], 1e-4)
+
+
+def test_a_custom_function_of_a_written_constant_is_refused():
+    def call(module, x):
+        h = module(x)
+        y = torch.zeros(3, 4).add_(h)
+        return torch.autograd.grad(Doubled.apply(y).sum(), h)[0]
+
+    fn = bridge.export(Call(call, layer()))
+    with pytest.raises(bridge.BridgeError, match=r"Doubled may be part of its graph.*jax\.grad"):
+        fn(fn.params, fn.buffers, jnp.ones((3, 4)))
+
+
+def test_a_later_write_is_pytorch_s_error():
+    def call(module, x):
+        h = module(x)
+        y = torch.ones(3, 4)
+        y.mul_(h)
+        z = y.square().sum()
+        y.mul_(h)
+        return torch.autograd.grad(z, h)[0]
+
+    module = Call(call, layer())
+    fn = bridge.export(module)
+    for run in (lambda: module(torch.ones(3, 4)), lambda: fn(fn.params, fn.buffers, jnp.ones((3, 4)))):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run()
+
+
+def test_the_graph_of_a_call_before_is_gone():
+    """Documented as different by nature: a buffer is a value between two calls."""
+
+    class Decaying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor(2.0))
+            self.b = nn.Buffer(torch.tensor(0.0))
+
+        def forward(self):
+            self.b = self.b * 0.5 + self.w**2
+            return torch.autograd.grad(self.b, self.w, create_graph=True)[0]
+
+    module = Decaying()
+    fn = bridge.export(module)
+    first, buffers = fn(fn.params, fn.buffers)
+    second, _ = fn(fn.params, buffers)
+    assert [module().item(), module().item()] == [4, 4 + 2]
+    assert [float(first), float(second)] == [4, 4]
+
+
+# ---- The gradient of an operation that the call itself asks for: PyTorch's formula, on what the lowerings return
+
+MATRICES, IMAGES = randn(2, 4, 4), randn(2, 3, 7, 6)
+BAGS = torch.tensor([[0, 1], [2, 3]])
+LABELS = torch.tensor([[1, 2], [2, 1], [3, 1], [1, 3]])
+
+
+def made(kind, *sizes, **options):
+    torch.manual_seed(0)
+    return kind(*sizes, **options)
+
+
+def unpooled(x):
+    return F.max_unpool2d(*F.max_pool2d(x, 2, 2, return_indices=True), 2)
+
+
+OPERATIONS = {
+    "det": torch.linalg.det,
+    "det of a transpose": lambda x: torch.det(x.mT),
+    "slogdet": lambda x: torch.linalg.slogdet(x)[1],
+    "logdet": lambda x: torch.logdet(x @ x.mT),
+    "eigh": lambda x: torch.cat([each.abs().flatten() for each in torch.linalg.eigh(x)]),
+    "eigvals": lambda x: torch.linalg.eigvals(x).abs(),
+    "inv": lambda x: torch.linalg.inv(x + 3 * torch.eye(4)),
+    "svdvals": torch.linalg.svdvals,
+    "qr": lambda x: torch.linalg.qr(x)[1],
+    "cholesky": lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(4)),
+    "solve": lambda x: torch.linalg.solve(x + 3 * torch.eye(4), x),
+    "lu": lambda x: torch.linalg.lu(x)[1],
+    "matrix_exp": torch.matrix_exp,
+    "max_pool1d": lambda x: F.max_pool1d(x, 2),
+    "max_pool2d": lambda x: F.max_pool2d(x, (3, 2), (2, 1), (1, 0), 1, True),
+    "dilated max_pool2d": lambda x: F.max_pool2d(x, 2, 2, 0, 2),
+    "max_pool3d": lambda x: F.max_pool3d(x, 2),
+    "max_unpool2d": unpooled,
+    "adaptive_max_pool1d": lambda x: F.adaptive_max_pool1d(x, 3),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, (3, 2)),
+    "adaptive_max_pool3d": lambda x: F.adaptive_max_pool3d(x, (2, 3, 2)),
+    "fractional_max_pool2d": lambda x: F.fractional_max_pool2d(
+        x, 2, output_size=(3, 3), _random_samples=torch.full((2, 3, 2), 0.3)
+    ),
+    "ctc_loss": lambda x: F.ctc_loss(
+        torch.cat([x, x]).log_softmax(-1), LABELS, torch.full((4,), 4), torch.full((4,), 2)
+    ),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "nn.MultiheadAttention": lambda x: made(nn.MultiheadAttention, 4, 2, batch_first=True)(x, x, x)[0],
+    "nn.TransformerEncoderLayer": lambda x: made(nn.TransformerEncoderLayer, 4, 2, 8, 0.0, batch_first=True)(x),
+    "nn.LSTM": lambda x: made(nn.LSTM, 4, 4)(x)[0],
+    "nn.GRU": lambda x: made(nn.GRU, 4, 4)(x)[0],
+    "embedding_bag, max": lambda x: F.embedding_bag(BAGS, x[0], mode="max"),
+    "embedding_bag, mean": lambda x: F.embedding_bag(BAGS, x[0], mode="mean", padding_idx=1),
+    "embedding_bag, weights": lambda x: F.embedding_bag(BAGS, x[0], mode="sum", per_sample_weights=x[1, :2, :2]),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "group_norm": lambda x: F.group_norm(x, 3),
+    "grid_sample": lambda x: F.grid_sample(x[:, None], x[:, None, :, :2].tanh(), align_corners=False),
+    "volumes": lambda x: F.grid_sample(x[None], x[:1, :, :, None, :3].tanh(), align_corners=True),
+    "fractional_max_pool3d": lambda x: F.fractional_max_pool3d(
+        x, 2, output_size=(1, 3, 3), _random_samples=torch.full((1, 2, 3), 0.3)
+    ),
+    "margins": lambda x: F.multi_margin_loss(x[0], LABELS[:, 0], reduction="none"),
+    "margins of several labels": lambda x: F.multilabel_margin_loss(x[0], torch.tensor([[3, 0, -1, 1]] * 4)),
+    "interpolate": lambda x: F.interpolate(x, size=(5, 9), mode="bicubic"),
+    "masked_scatter": lambda x: (x * 2).masked_scatter(x > 0, x.flatten()[1:].tanh() @ torch.ones(31, 31)),
+    "pdist": lambda x: F.pdist(x[0]),
+    "cdist": lambda x: torch.cdist(x, x + 1),
+    "sort": lambda x: x.sort(-1)[0],
+    "median": lambda x: x.median(-1)[0],
+    "cummax": lambda x: x.cummax(-1)[0],
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
+    "renorm": lambda x: x.renorm(2, 0, 1.0),
+    "stft": lambda x: torch.stft(x.reshape(1, -1), 8, window=torch.ones(8), return_complex=True).abs(),
+    "convolution": lambda x: F.conv1d(F.pad(x, (1, 1), mode="circular"), x[:1, :, :3].expand(3, 4, 3)),
+    "transposed convolution": lambda x: F.conv_transpose1d(F.pad(x, (1, 1), mode="circular"), x[0, :, None, :3]),
+}
+"""`F.pad` with `circular` writes into a tensor that it makes."""
+OF_IMAGES = (
+    "max_pool2d", "dilated max_pool2d", "max_pool3d", "max_unpool2d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+    "fractional_max_pool2d", "fractional_max_pool3d", "volumes", "batch_norm", "group_norm", "interpolate",
+)  # fmt: skip
+
+
+def weighed(name, x):
+    out = OPERATIONS[name](x)
+    return (out * torch.arange(1.0, out.numel() + 1).reshape(out.shape).cos()).sum()
+
+
+@pytest.mark.parametrize("name", slow_unless(["det", "convolution"].__contains__, OPERATIONS))
+def test_by_the_engine(name):
+    def slope(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(weighed(name, x), x)[0]
+
+    compare(Call(slope), [IMAGES if name in OF_IMAGES else MATRICES], 2e-4)
+
+
+@pytest.mark.parametrize("name", slow_unless(["convolution"].__contains__, OPERATIONS))
+def test_by_torch_func(name):
+    def slope(x):
+        return torch.func.grad(lambda x: weighed(name, x))(x.detach())
+
+    compare(Call(slope), [IMAGES if name in OF_IMAGES else MATRICES], 2e-4)

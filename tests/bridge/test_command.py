@@ -44,7 +44,7 @@ def another():
         """Differs from PyTorch, most in the second call, where a number of the first is not kept."""
 
         def forward(self, x):
-            if not isinstance(x, bridge.tensors.BridgeTensor):
+            if not isinstance(x, bridge.tensor.tensor.BridgeTensor):
                 self.calls = getattr(self, "calls", 0) + 1
                 x = x * self.calls
             return x * 2

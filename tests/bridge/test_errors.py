@@ -1,4 +1,4 @@
-"""What cannot be translated is one message: the op, the submodule, the line, the remedy."""
+"""Errors: the bridge's name operation, submodule, line and remedy; PyTorch's are those of PyTorch."""
 
 import queue
 import warnings
@@ -8,13 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
-from eager import Call
+from eager import Call, close, compare, randn
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 import bridge
+from bridge.dispatch import values
+
+# ---- What cannot be translated is one message: the op, the submodule, the line, the remedy
 
 
 class Inner(nn.Module):
@@ -233,3 +237,255 @@ def test_a_dict_with_keys_of_several_types():
     module = Call(lambda x: {0: x, "a": x * 2})
     with pytest.raises(bridge.BridgeError, match="keys of several types"):
         bridge.export(module)({}, {}, np.ones(2, np.float32))
+
+
+# ---- What PyTorch refuses by values that are known while tracing, or by dtype: the same error, before anything runs
+
+X = randn(3, 4)
+long = torch.tensor
+
+REFUSED = {
+    "gather": lambda x: x.gather(1, long([[7]])),
+    "gather, negative": lambda x: x.gather(1, long([[-1]])),
+    "embedding": lambda x: F.embedding(long([3]), x),
+    "embedding bag": lambda x: F.embedding_bag(long([[0, 3]]), x),
+    "index_select": lambda x: x.index_select(1, long([0, 4])),
+    "index_add": lambda x: x.index_add(0, long([3]), x[:1]),
+    "index_add in place": lambda x: (x * 1).index_add_(0, long([3]), x[:1]),
+    "index_copy": lambda x: x.index_copy(0, long([3]), x[:1]),
+    "index_fill": lambda x: x.index_fill(0, long([3]), 1.0),
+    "index_reduce": lambda x: x.index_reduce(0, long([5]), x[:1], "amax"),
+    "scatter": lambda x: x.scatter(1, long([[4]]), 1.0),
+    "scatter a tensor": lambda x: x.scatter(1, long([[4]]), x[:1, :1]),
+    "scatter_add": lambda x: x.scatter_add(0, long([[3]]), x),
+    "scatter_reduce": lambda x: x.scatter_reduce(0, long([[3]]), x, "amax"),
+    "brackets": lambda x: x[:, long([0, 4])],
+    "brackets, negative": lambda x: x[long([-4])],
+    "brackets written": lambda x: (x * 1).index_put_((long([3]),), x[0]),
+    "mask": lambda x: x[long([True, False])],
+    "mask of columns": lambda x: x[:, long([True, False, True])],
+    "mask written": lambda x: (x * 1).masked_fill_(long([True, False]), 0.0),
+    "mask set": lambda x: (x * 1).__setitem__(long([True, False]), 0.0),
+    "one_hot": lambda x: F.one_hot(long([4]), 4) + x,
+    "one_hot, negative": lambda x: F.one_hot(long([-1]), 4) + x,
+    "matmul of two dtypes": lambda x: x.half() @ x.T,
+    "matmul of two dtypes, bmm": lambda x: x[None].half() @ x.T[None],
+    "linear of two dtypes": lambda x: F.linear(x.bfloat16(), x),
+    "conv of two dtypes": lambda x: F.conv1d(x[None].bfloat16(), x[:, :3, None]),
+    "integers times floats in place": lambda x: torch.ones(4, dtype=torch.int32).mul_(x[0]),
+    "integers plus floats in place": lambda x: x.int().add_(0.5),
+    "bools plus integers in place": lambda x: (x > 0).add_(1),
+    "bits of floats": lambda x: x | x,
+    "mean of integers": lambda x: x.long().mean(),
+    "largest of none": lambda x: x[:0].max(),
+    "place of the largest of none": lambda x: x[:0].argmax(0),
+    "cholesky of integers": lambda x: torch.linalg.cholesky(x.long()[:3, :3]),
+    "norm of integers": lambda x: x.long().norm(),
+    "dropout probability": lambda x: F.dropout(x, 1.5),
+    "embedding by floats": lambda x: F.embedding(x, x),
+    "gather by 32 bits and bool": lambda x: x.gather(1, x > 0),
+    "integers to a negative power": lambda x: x.long() ** -1,
+    "softmax of a dimension": lambda x: F.softmax(x, dim=4),
+    "log_softmax of a dimension": lambda x: F.log_softmax(x, dim=-4),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_as_by_pytorch(name):
+    with pytest.raises(Exception) as expected:
+        REFUSED[name](X)
+    fn = bridge.export(Call(REFUSED[name]))
+    with pytest.raises(type(expected.value)) as ours:
+        jax.eval_shape(lambda x: fn({}, {}, x, rng=jax.random.key(0))[0], X.numpy())
+    assert not isinstance(ours.value, bridge.BridgeError)
+    assert any("in the module itself (Call)" in note for note in ours.value.__notes__)
+
+
+def test_what_pytorch_takes_is_let_through():
+    def function(x):
+        ignored = F.cross_entropy(x, long([0, -100, 3])) + F.nll_loss(x, long([7, 1, 2]), ignore_index=7)
+        return (
+            ignored,
+            x[long([-3, 2])],
+            torch.take_along_dim(x, long([[-1, 4, 9]]), 1),
+            x.take(long([-12, 11])),
+            x[long([True, False, True])],
+            x[:, None, long([0, -4])],
+            x[x.new_ones(3, 4).bool()],
+            x.half() * x,
+            x.sum().gather(0, long(0)),
+            x.long().softmax(0, dtype=torch.float32),
+        )
+
+    compare(Call(function), [X])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda h, y: F.cross_entropy(h, torch.zeros_like(y)),
+        lambda h, y: F.nll_loss(h, y.new_full((3,), 1)),
+    ],
+    ids=["zeros_like", "new_full"],
+)
+def test_a_constant_like_an_integer_input_counts_as_one_of_64_bits(forward):
+    h, y = randn(3, 5), long([0, 2, 1])
+    result, _ = bridge.export(Call(forward))({}, {}, jnp.asarray(h.numpy()), jnp.asarray(y.numpy()))
+    assert float(result) == pytest.approx(float(forward(h, y)), rel=1e-6)
+
+
+# ---- Shapes that do not fit: the text of the error is that of PyTorch's kernel, on which code may decide
+
+WIDE = randn(3, 7)
+ones = torch.ones
+
+MISFITS = {
+    "matmul": lambda x: x @ ones(8, 2),
+    "matmul of float16": lambda x: x.half() @ ones(8, 2).half(),
+    "linear": lambda x: F.linear(x, ones(2, 8), ones(2)),
+    "linear, bias": lambda x: F.linear(x, ones(2, 7), ones(3)),
+    "linear of three dimensions": lambda x: F.linear(x[None], ones(2, 8)),
+    "linear, large": lambda x: x.repeat(300, 100) @ ones(800, 800),
+    "addmm": lambda x: torch.addmm(ones(3, 3), x, ones(7, 2)),
+    "bmm": lambda x: torch.bmm(x[None], x[None]),
+    "add": lambda x: x + ones(3, 8),
+    "where": lambda x: torch.where(x > 0, x, ones(8)),
+    "maximum": lambda x: torch.maximum(x, ones(4)),
+    "addcmul": lambda x: torch.addcmul(x, ones(9), x),
+    "added in place": lambda x: (x * 1).add_(ones(3, 8)),
+    "larger, in place": lambda x: (x * 1).add_(ones(2, 3, 7)),
+    "masked": lambda x: x.masked_fill(ones(8) > 0, 0.0),
+    "cat": lambda x: torch.cat([x, ones(2, 2)]),
+    "cat of dimensions": lambda x: torch.cat([x, ones(2)]),
+    "stack": lambda x: torch.stack([x, ones(2, 2)]),
+    "conv1d": lambda x: F.conv1d(x[None], ones(2, 5, 3)),
+    "conv2d": lambda x: F.conv2d(x[None, None], ones(2, 5, 3, 3)),
+    "conv, groups": lambda x: F.conv1d(x[None], ones(2, 3, 3), groups=2),
+    "layer_norm": lambda x: F.layer_norm(x, (8,)),
+    "embedding": lambda x: F.embedding(torch.tensor([0]), x[0]),
+    "kl_div": lambda x: F.kl_div(x, ones(3, 8)),
+    "strides": lambda x: x.t().view(21),
+    "for each row": lambda x: torch.vmap(lambda row: row + ones(8))(x),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_the_text_is_that_of_the_kernel(name):
+    with pytest.raises(Exception) as expected:
+        MISFITS[name](WIDE)
+    fn = bridge.export(Call(MISFITS[name]))
+    with pytest.raises(type(expected.value)) as ours:
+        jax.eval_shape(lambda x: fn({}, {}, x)[0], WIDE.numpy())
+    assert str(ours.value) == str(expected.value)
+    assert sum("in the module itself (Call)" in note for note in ours.value.__notes__) == 1
+
+
+def test_code_that_reads_the_text():
+    def function(layer, x):
+        try:
+            return layer(x)
+        except RuntimeError as error:
+            return layer(x.mT) if "shapes cannot be multiplied" in str(error) else x
+
+    compare(Call(function, nn.Linear(3, 2)), [WIDE])
+
+
+def test_kernels_are_not_asked_with_arguments_that_are_too_large(monkeypatch):
+    monkeypatch.setattr(values, "AFFORDABLE", 20)
+    fn = bridge.export(Call(MISFITS["matmul"]))
+    with pytest.raises(RuntimeError, match="same reduction dim"):
+        jax.eval_shape(lambda x: fn({}, {}, x)[0], WIDE.numpy())
+
+
+# ---- Singular and indefinite matrices: what PyTorch raises, its info, and code that catches the error
+
+INDEFINITE = torch.diag(torch.tensor([1.0, 4.0, -2.0, 3.0]))
+SINGULAR = torch.diag(torch.tensor([2.0, 0.0, 5.0, 0.0]))
+GOOD = (lambda m: m @ m.mT + 4 * torch.eye(4))(randn(4, 4))
+STACK = torch.stack([GOOD, INDEFINITE, SINGULAR])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.linalg.cholesky_ex(x).info,
+        lambda x: torch.linalg.cholesky_ex(x, upper=True).info,
+        lambda x: torch.linalg.inv_ex(x).info,
+        lambda x: torch.linalg.solve_ex(x, x).info,
+        lambda x: torch.linalg.lu_factor_ex(x).info,
+    ],
+    ids=["cholesky", "upper", "inverse", "solution", "factors"],
+)
+def test_info(function):
+    ours = jax.jit(lambda x: bridge.export(Call(function))({}, {}, x)[0])(STACK.numpy())
+    assert ours.tolist() == function(STACK).tolist()
+
+
+def test_code_that_chooses_by_info():
+    def regularised(x):
+        info = torch.linalg.cholesky_ex(x).info
+        safe = torch.where((info > 0)[:, None, None], torch.eye(4), x)
+        return torch.where((info > 0)[:, None, None], x * 2, torch.linalg.cholesky(safe))
+
+    compare(Call(regularised), [STACK])
+
+
+def test_values_that_are_known_raise_pytorchs_error():
+    for function, matrix in ((torch.linalg.cholesky, INDEFINITE), (torch.linalg.inv, SINGULAR)):
+        with pytest.raises(torch.linalg.LinAlgError) as expected:
+            function(matrix)
+        with pytest.raises(torch.linalg.LinAlgError) as ours:
+            bridge.export(Call(function))({}, {}, jnp.asarray(matrix.numpy()))
+        assert str(ours.value) == str(expected.value)
+
+
+class Solved(torch.autograd.Function):
+    """Its backward may raise in PyTorch, outside of every `try` of the module's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        matrix = torch.diag(x.square() + 1)
+        factor = torch.linalg.cholesky(matrix)
+        return torch.linalg.inv(matrix) @ torch.linalg.solve(matrix, gradient) + factor @ gradient
+
+
+def guarded_apply(x):
+    try:
+        return Solved.apply(x)
+    except RuntimeError:
+        return x
+
+
+def gradient_of(function):
+    fn = bridge.export(Call(function))
+    return jax.grad(lambda x: fn({}, {}, x)[0].sum())
+
+
+@pytest.mark.parametrize("function", [Solved.apply, guarded_apply], ids=["plain", "guarded"])
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.jacrev])  # pyright: ignore
+def test_code_that_catches_errors_around_the_gradient_is_not_the_modules(transform, function):
+    try:
+        jax.eval_shape(transform(gradient_of(function)), jnp.arange(1.0, 4.0))
+    except RuntimeError as error:
+        pytest.fail(str(error))
+
+
+@pytest.mark.slow
+def test_nor_is_code_around_verify_whose_second_derivative_is_pytorchs_too():
+    x = torch.arange(1.0, 4.0)
+    expected = torch.autograd.functional.jacobian(
+        lambda x: Solved.backward(type("", (), {"saved_tensors": (x,)}), torch.ones(3)), x
+    )
+    try:
+        second = jax.jit(jax.jacrev(gradient_of(Solved.apply)))(x.numpy())
+        report = bridge.verify(Call(Solved.apply), x)
+    except RuntimeError as error:
+        pytest.fail(str(error))
+    close(second, expected, 1e-5)
+    assert report.ok

@@ -19,238 +19,147 @@ import bridge
 
 X = torch.linspace(-1, 2, 6).reshape(2, 3)
 TOTAL, LIST = 0, [0]
-STATEFUL = {}
 
 
-def stateful(make):
-    """Registers a function that returns the `forward` of a module, with state of its own. `tmp_path` is a folder."""
-    STATEFUL[make.__name__] = make
-    return make
+def dividing(count):
+    """A `forward` whose result is divided by `count(module)`, which is another number at each call."""
+    return lambda module, x: module.linear(x) / count(module)
 
 
-@stateful
-def number_in_a_global(tmp_path):
-    def forward(module, x):
-        global TOTAL
-        TOTAL += 1
-        return module.linear(x) / TOTAL
-
-    return forward
+def up(thing, name="calls"):
+    setattr(thing, name, getattr(thing, name, 0) + 1)
+    return getattr(thing, name)
 
 
-@stateful
-def item_of_a_global_list(tmp_path):
-    def forward(module, x):
-        LIST[0] += 1
-        return module.linear(x) / LIST[0]
-
-    return forward
+def item_up(numbers):
+    numbers[0] += 1
+    return numbers[0]
 
 
-@stateful
-def global_by_a_name_made_at_run_time(tmp_path):
-    def forward(module, x):
-        numbers = globals()["".join(["LI", "ST"])]
-        numbers[0] += 1
-        return module.linear(x) / numbers[0]
-
-    return forward
+def total_up(module):
+    global TOTAL
+    TOTAL += 1
+    return TOTAL
 
 
-@stateful
-def cell_of_a_closure(tmp_path):
+def cell_of_a_closure():
     calls = 0
 
-    def forward(module, x):
+    def count(module):
         nonlocal calls
         calls += 1
-        return module.linear(x) / calls
+        return calls
 
-    return forward
-
-
-@stateful
-def default_of_an_argument(tmp_path):
-    def forward(module, x, calls=[]):  # noqa: B006
-        calls.append(None)
-        return module.linear(x) / len(calls)
-
-    return forward
+    return dividing(count)
 
 
-@stateful
-def attribute_of_a_function(tmp_path):
-    def forward(module, x):
-        forward.calls = getattr(forward, "calls", 0) + 1
-        return module.linear(x) / forward.calls
+def attribute_of_a_function():
+    def count(module):
+        return up(count)
 
-    return forward
+    return dividing(count)
 
 
-@stateful
-def attribute_of_the_class(tmp_path):
-    def forward(module, x):
-        cls = type(module)
-        cls.calls = getattr(cls, "calls", 0) + 1
-        return module.linear(x) / cls.calls
-
-    return forward
+def following(numbers):
+    return dividing(lambda module: next(numbers))
 
 
-@stateful
-def number_in_the_module(tmp_path):
-    def forward(module, x):
-        module.calls = getattr(module, "calls", 0) + 1
-        return module.linear(x) / module.calls
-
-    return forward
+def with_a_tensor(module, x):
+    kept = getattr(module, "kept", None)
+    y = module.linear(x if kept is None else x + kept)
+    module.kept = y.detach()
+    return y
 
 
-@stateful
-def tensor_in_the_module(tmp_path):
-    def forward(module, x):
-        kept = getattr(module, "kept", None)
-        y = module.linear(x if kept is None else x + kept)
-        module.kept = y.detach()
-        return y
-
-    return forward
+def with_tensors_in_a_list(module, x):
+    history = vars(module).setdefault("history", [])
+    history.append(x.detach())
+    return module.linear(torch.stack(history).mean(0)) * len(history)
 
 
-@stateful
-def tensors_in_a_list_of_the_module(tmp_path):
-    def forward(module, x):
-        history = vars(module).setdefault("history", [])
-        history.append(x.detach())
-        return module.linear(torch.stack(history).mean(0)) * len(history)
-
-    return forward
+def with_a_function(module, x):
+    module.gate = torch.sigmoid if getattr(module, "gate", torch.tanh) is torch.tanh else torch.tanh
+    return module.gate(module.linear(x))
 
 
-@stateful
-def function_in_the_module(tmp_path):
-    def forward(module, x):
-        module.gate = torch.sigmoid if getattr(module, "gate", torch.tanh) is torch.tanh else torch.tanh
-        return module.gate(module.linear(x))
-
-    return forward
+def iterator_of(module):
+    if not hasattr(module, "numbers"):
+        module.numbers = iter([1.0, 2.0, 4.0, 8.0])
+    return next(module.numbers)
 
 
-@stateful
-def iterator_in_the_module(tmp_path):
-    def forward(module, x):
-        if not hasattr(module, "scales"):
-            module.scales = iter([1.0, 0.5, 0.25, 0.125])
-        return module.linear(x) * next(module.scales)
-
-    return forward
+class Slotted:
+    __slots__ = ("calls",)
 
 
-@stateful
-def iterator_in_a_closure(tmp_path):
-    scales = itertools.count(1)
-    return lambda module, x: module.linear(x) / next(scales)
-
-
-@stateful
-def generator_in_a_closure(tmp_path):
-    scales = (2.0**-i for i in range(99))
-    return lambda module, x: module.linear(x) * next(scales)
-
-
-@stateful
-def slots(tmp_path):
-    class Counter:
-        __slots__ = ("calls",)
-
-    counter = Counter()
+def in_slots(counter):
     counter.calls = 0
-
-    def forward(module, x):
-        counter.calls += 1
-        return module.linear(x) / counter.calls
-
-    return forward
+    return dividing(lambda module: up(counter))
 
 
-@stateful
-def array_of_numpy(tmp_path):
-    calls = np.zeros(1)
-
-    def forward(module, x):
-        calls[0] += 1
-        return module.linear(x) / float(calls[0])
-
-    return forward
+def in_an_array(calls):
+    return dividing(lambda module: float(item_up(calls)))
 
 
-@stateful
-def random_numbers_of_python_or_numpy(tmp_path):
-    python, numpy = random.Random(0), np.random.default_rng(0)
-    return lambda module, x: module.linear(x) * (1 + python.random()) * (1 + float(numpy.random()))
+def in_random_numbers(python, numpy):
+    return dividing(lambda module: (1 + python.random()) * (1 + float(numpy.random())))
 
 
-@stateful
-def context_variable(tmp_path):
-    depth = contextvars.ContextVar("depth", default=0)
-
-    def forward(module, x):
-        depth.set(depth.get() + 1)
-        return module.linear(x) / depth.get()
-
-    return forward
+def in_a_context(depth):
+    return dividing(lambda module: depth.set(depth.get() + 1) and depth.get())
 
 
-@stateful
-def weak_dictionary(tmp_path):
-    calls = weakref.WeakKeyDictionary()
-
-    def forward(module, x):
-        calls[module] = calls.get(module, 0) + 1
-        return module.linear(x) / calls[module]
-
-    return forward
+def in_a_weak_dictionary(calls):
+    return dividing(lambda module: calls.update({module: calls.get(module, 0) + 1}) or calls[module])
 
 
-@stateful
-def order_of_a_dictionary(tmp_path):
-    scales = collections.OrderedDict(first=1.0, second=2.0, third=3.0)
-
-    def forward(module, x):
-        scales.move_to_end(next(iter(scales)))
-        return module.linear(x) * next(iter(scales.values()))
-
-    return forward
+def in_an_order(table):
+    return dividing(lambda module: table.move_to_end(next(iter(table))) or next(iter(table.values())))
 
 
-@stateful
-def hook(tmp_path):
-    def forward(module, x):
-        module.linear.register_forward_hook(lambda m, args, out: out * 0.5)
-        return module.linear(x)
-
-    return forward
+def with_a_hook(module, x):
+    module.linear.register_forward_hook(lambda m, args, out: out * 0.5)
+    return module.linear(x)
 
 
-@stateful
-def requires_grad(tmp_path):
-    def forward(module, x):
-        y = module.linear(x)
-        module.linear.weight.requires_grad_(False)
-        return y
-
-    return forward
+def with_requires_grad(module, x):
+    y = module.linear(x)
+    module.linear.weight.requires_grad_(False)
+    return y
 
 
-@stateful
-def file(tmp_path):
-    calls = tmp_path / "calls"
+def in_a_file(calls):
+    return dividing(
+        lambda module: calls.write_text((calls.read_text() if calls.exists() else "") + ".") and len(calls.read_text())
+    )
 
-    def forward(module, x):
-        calls.write_text(calls.read_text() + "." if calls.exists() else ".")
-        return module.linear(x) / len(calls.read_text())
 
-    return forward
+STATEFUL = {
+    "number in a global": lambda path: dividing(total_up),
+    "item of a global list": lambda path: dividing(lambda module: item_up(LIST)),
+    "global by a name made at run time": lambda path: dividing(lambda m: item_up(globals()["".join(["LI", "ST"])])),
+    "cell of a closure": lambda path: cell_of_a_closure(),
+    "default of an argument": lambda path: dividing(lambda module, calls=[]: calls.append(1) or len(calls)),
+    "attribute of a function": lambda path: attribute_of_a_function(),
+    "attribute of the class": lambda path: dividing(lambda module: up(type(module))),
+    "number in the module": lambda path: dividing(up),
+    "tensor in the module": lambda path: with_a_tensor,
+    "tensors in a list of the module": lambda path: with_tensors_in_a_list,
+    "function in the module": lambda path: with_a_function,
+    "iterator in the module": lambda path: dividing(iterator_of),
+    "iterator in a closure": lambda path: following(itertools.count(1)),
+    "generator in a closure": lambda path: following(2.0**i for i in range(99)),
+    "slots": lambda path: in_slots(Slotted()),
+    "array of NumPy": lambda path: in_an_array(np.zeros(1)),
+    "random numbers of Python or NumPy": lambda path: in_random_numbers(random.Random(0), np.random.default_rng(0)),
+    "context variable": lambda path: in_a_context(contextvars.ContextVar("depth", default=0)),
+    "weak dictionary": lambda path: in_a_weak_dictionary(weakref.WeakKeyDictionary()),
+    "order of a dictionary": lambda path: in_an_order(collections.OrderedDict(first=1.0, second=2.0, third=3.0)),
+    "hook": lambda path: with_a_hook,
+    "requires_grad": lambda path: with_requires_grad,
+    "file": lambda path: in_a_file(path / "calls"),
+}
+"""A function from a folder to a `forward` with state of its own."""
 
 
 def modules(forward):

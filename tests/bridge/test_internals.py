@@ -42,7 +42,6 @@ WIDE = {
     "parity/__init__.py": "the user's module, loss and `advance`",
     "errors.py": "code of the user's, whose error becomes one that says what failed",
     "module/copy.py": "an object that Python cannot copy",
-    "tensor/pytrees.py": "an object that Python cannot copy",
     "weights.py": "a file that somebody else wrote",
 }
 """Where any exception is caught and not raised again, and what raises it there."""

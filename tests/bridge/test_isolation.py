@@ -1,10 +1,15 @@
-"""A call leaves nothing behind: no tracer in the module, no change in PyTorch's global state or in another thread."""
+"""A call changes nothing outside of it: the module, PyTorch, its global state and other threads are as before."""
 
 import functools
 import gc
+import queue
 import random
+import subprocess
+import sys
+import threading
 import types
 import weakref
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +17,21 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo  # which PyTorch imports, and changes itself, at the first call under a mode
+from eager import Call, Doubled
 from rows import ROWS
 from support.markers import slow_unless
 from torch import nn
 from torch.nn.modules import module as hooks
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import bridge
+from bridge.dispatch.tracing import _REPLACED
 from bridge.tensor.convert import array_of
+from bridge.tensor.generators import _REPLACED as OF_GENERATORS
 from bridge.tensor.pytrees import convert
 from bridge.tensor.tensor import BridgeTensor
+
+# ---- A call leaves nothing behind: no tracer in the module, no change in PyTorch's global state or in another thread
 
 # ---- the module
 
@@ -242,3 +252,301 @@ def test_the_callers_modes_are_kept_and_decide():
         assert not torch.is_grad_enabled()
     assert all((g == 0).all() for g in silent.values())
     assert all((g != 0).any() for g in gradient(fn.params).values())
+
+
+# ---- Training in PyTorch is the same before, between and after bridged calls, and in other threads
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = x + torch.rand_like(x)
+        return self.layers(x)
+
+
+def training(steps, between=lambda: None):
+    """Plain PyTorch, with the global generator; returns all it ends with."""
+    torch.manual_seed(3)
+    module = Classifier()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    between()
+    for _ in range(steps):
+        module(torch.randn(8, 4)).square().mean().backward()
+        between()
+        optimizer.step()
+        between()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            module.layers[0].weight.mul_(0.999)
+    return torch.cat([t.detach().double().reshape(-1) for t in module.state_dict().values()])
+
+
+def bridged(module=None):
+    """One traced call with gradients of a module that uses every mode, draws and writes."""
+    module = Classifier() if module is None else module
+    fn, x = bridge.export(module), jnp.ones((8, 4))
+    jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, x, rng=jax.random.key(0), train=True)[0].sum()))(fn.params)
+
+
+def test_work_before_between_and_after_calls_is_the_same():
+    alone, module = training(4), Classifier()
+    assert torch.equal(training(4, between=lambda: bridged(module)), alone)
+    assert torch.equal(training(4), alone)
+
+
+def test_a_second_thread_is_not_disturbed():
+    """It trains in PyTorch, with the global generator, until this one has traced call after call."""
+    alone, module, trainings, done = training(10), Classifier(), [], threading.Event()
+
+    def work():
+        while not trainings or not done.is_set():
+            modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), type(torch.ones(2) + 1)
+            trainings.append((training(10), modes))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(5):
+        bridged(module)
+    done.set()
+    thread.join()
+    for end, modes in trainings:
+        assert torch.equal(end, alone) and modes == (True, False, torch.Tensor)
+
+
+def test_calls_in_two_threads_and_pytorch_inside_a_call():
+    """A thread started in the middle of a call sees plain PyTorch; two calls at once are two calls."""
+    row = ROWS["NoGrad"]
+    module, (args, _) = row.build(), row.example()
+    expected, seen = module(*args), queue.SimpleQueue()  # a list would be emptied after the call
+
+    class Nosy(nn.Module):
+        def forward(self, x):
+            with torch.no_grad(), torch.autocast("cpu"):
+                thread = threading.Thread(target=look)
+                thread.start()
+                thread.join()
+            return x + 1
+
+    def look():
+        modes = _get_current_dispatch_mode_stack()
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        assert not any(isinstance(mode, TorchDispatchMode) for mode in modes)
+        fn = bridge.export(module)
+        seen.put((module(*args), fn(fn.params, fn.buffers, jnp.asarray(args[0].numpy()))[0]))
+
+    out, _ = bridge.export(Nosy())({}, {}, jnp.zeros(2))
+    plain, through_bridge = seen.get_nowait()
+    assert torch.equal(plain, expected) and (out == 1).all()
+    np.testing.assert_allclose(through_bridge, expected.detach().numpy(), atol=1e-6)
+
+
+# ---- Importing the bridge and calling an exported module change nothing of PyTorch's: its compiler works as before
+
+SCRIPT = Path(__file__).with_name("compiled_process.py")
+
+
+def said(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_compiler_flex_attention_and_global_tables_are_as_without_the_bridge():
+    """`torch.compile` of a module with a checkpoint and its own backward, before and after a call of the bridge."""
+    assert said() == said("without the bridge")
+
+
+def test_importing_the_bridge_claims_no_devices():
+    """`jax.distributed.initialize` must come before that."""
+    code = "import bridge; from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_a_traced_call_does_not_import_the_compiler():
+    """Which takes 1.6 s; PyTorch would at the first operation of a mode, and at the first one on its meta device."""
+    code = """
+import sys, jax, jax.numpy as jnp, torch
+import bridge
+
+class Module(torch.nn.Linear):
+    def forward(self, x):
+        y = torch.cat([super().forward(x), x]) * 2 - 1
+        return torch.where(y > 0, y, torch.zeros_like(y)).clamp(max=1).mean(1).exp()
+
+fn = bridge.export(Module(3, 3))
+jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, jnp.ones((2, 3)))[0].sum()))(fn.params)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forward", "result"),
+    [
+        ("torch.compile(torch.sin, fullgraph=True)(x)", "[0.]"),
+        ("torch.cond(x.sum() > 1, torch.sin, torch.cos, (x,))", "`cond` takes functions"),
+    ],
+    ids=["compile", "cond"],
+)
+def test_a_traced_call_that_first_loads_the_compiler_turns_it_off(forward, result):
+    """Dynamo would run under the modes of the call; afterwards the compiler works as if the call had not been."""
+    code = f"""
+import jax.numpy as jnp, torch
+import bridge
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return {forward}
+
+fn = bridge.export(Module())
+try:
+    print(fn(fn.params, fn.buffers, jnp.zeros(1))[0])
+except bridge.BridgeError as error:
+    print(error)
+compiled = torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)
+assert compiled(torch.ones(1)) == 2 and torch._dynamo.eval_frame._stance.stance == "default"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and result in done.stdout.replace("[0.]", "[0.]"), done.stderr[-2000:]
+
+
+# ---- What the bridge replaces in PyTorch, it replaces while a call runs
+
+TABLE = [*_REPLACED._table, *OF_GENERATORS._table]
+
+
+def now():
+    return [vars(r.owner).get(r.name) for r in TABLE]
+
+
+def test_importing_and_exporting_change_nothing():
+    """In a fresh process, which looks at the objects before it imports the bridge."""
+    names = sorted((r.owner.__name__, r.name) for r in TABLE)
+    assert len(names) == 9
+    code = """
+import torch, torch.utils.checkpoint, torch.utils._python_dispatch
+import torch.utils.flop_counter, torch.fx.experimental.proxy_tensor
+
+PLACES = [
+    (torch.autograd.function._SingleLevelFunction, "apply"),
+    (torch.utils.checkpoint.checkpoint.__wrapped__, "__dynamo_disable"),
+    (torch.autograd.functional, "_grad_preprocess"),
+    (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
+    (torch.utils._python_dispatch.TorchDispatchMode, "__enter__"),
+    (torch.utils.flop_counter.FlopCounterMode, "__enter__"), (torch, "compile"),
+    (torch.distributions.Distribution, "_validate_args"), (torch.random, "default_generator"),
+]
+
+def objects():
+    return [vars(owner).get(name) for owner, name in PLACES]
+
+print(sorted((owner.__name__, name) for owner, name in PLACES))
+before = objects()
+import bridge
+assert all(a is b for a, b in zip(before, objects()))
+fn = bridge.export(torch.nn.Linear(2, 2))
+fn(fn.params, fn.buffers, torch.ones(1, 2).numpy())
+bridge.verify(torch.nn.Dropout(), torch.ones(1, 2))
+assert all(a is b for a, b in zip(before, objects()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(names)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_call_restores_them(fails):
+    before, during = now(), queue.SimpleQueue()  # whose contents are not seen as state
+
+    def call(module, x):
+        during.put(now())
+        inner = bridge.export(nn.Tanh())
+        inner({}, {}, jnp.ones(2))
+        during.put(now())
+        if fails:
+            raise ValueError("of the module")
+        return module(x)
+
+    fn = bridge.export(Call(call, nn.Linear(2, 2)))
+    for _ in range(2):
+        if fails:
+            with pytest.raises(ValueError, match="of the module"):
+                fn(fn.params, fn.buffers, jnp.ones((1, 2)))
+        else:
+            fn(fn.params, fn.buffers, jnp.ones((1, 2)))
+    assert all(a is b for a, b in zip(before, now(), strict=True))
+    assert during.qsize() == 4
+    for _ in range(4):
+        assert all(a is not b for a, b in zip(before, during.get(), strict=True))
+
+
+def of_plain_tensors():
+    """What a thread without a call sees of each replacement."""
+    x = torch.ones(3, requires_grad=True)
+    Doubled.apply(x).sum().backward()
+    y = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
+    jacobian = torch.autograd.functional.jacobian(torch.sin, torch.ones(1), create_graph=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        x.exp().sum().backward()
+    torch.manual_seed(3)
+    numbers = torch.rand(2).tolist(), torch.initial_seed()
+    return x.grad.tolist(), y.item(), jacobian.tolist(), numbers
+
+
+def test_another_thread_sees_pytorch_s_own():
+    expected, seen = of_plain_tensors(), queue.SimpleQueue()
+
+    def call(module, x):
+        worker = threading.Thread(target=lambda: seen.put(of_plain_tensors()))
+        worker.start()
+        worker.join()
+        return module(x)
+
+    fn = bridge.export(Call(call, nn.Linear(2, 2)))
+    fn(fn.params, fn.buffers, jnp.ones((1, 2)))
+    assert seen.get(timeout=60) == expected
+
+
+TORCHAX = """
+import jax, jax.numpy as jnp, torch
+from torch import nn
+{imports}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(x) + torch.zeros(3, device=x.device) + torch.arange(3, device=x.device)
+
+module = Model()
+fn = bridge.export(module)
+x = jnp.ones((2, 3))
+expected = fn(fn.params, fn.buffers, x)[0]
+params, function = torchax.extract_jax(module)
+assert jnp.allclose(jax.jit(function)(params, (x,)), expected, atol=1e-6)
+torchax.enable_globally()
+try:
+    out = Model().to("jax")(torch.ones(2, 3, device="jax"))
+    assert out.device.type == "jax" and torch.zeros(3, device=out.device).jax().shape == (3,)
+finally:
+    torchax.disable_globally()
+with torchax.default_env():
+    assert (torch.ones(3, device="jax") * 2).device.type == "jax"
+assert jnp.array_equal(fn(fn.params, fn.buffers, x)[0], expected)
+assert bridge.verify(module, torch.ones(2, 3)).ok
+"""
+
+
+@pytest.mark.parametrize("imports", ["import bridge\nimport torchax", "import torchax\nimport bridge"])
+def test_torchax_beside_the_bridge(imports):
+    done = subprocess.run([sys.executable, "-c", TORCHAX.format(imports=imports)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,22 +1,23 @@
-"""Memory as PyTorch has it: strides, offsets, and several state tensors over one storage."""
+"""Memory as PyTorch has it: strides, offsets, views, and several state tensors over one storage."""
 
 import contextlib
+import copy
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, compare
+import torch.nn.functional as F
+from eager import Call, compare, randn, verified
+from support.markers import slow_unless
 from torch import nn
 
 import bridge
 
+# ---- Memory as PyTorch has it: strides, offsets, and several state tensors over one storage
+
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-
-
-def randn(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(5))
 
 
 class Strided(nn.Module):
@@ -281,3 +282,282 @@ def test_a_tensor_of_which_the_state_is_a_part_is_refused():
     fn = bridge.export(Part())
     with pytest.raises(bridge.BridgeError, match="shares memory with a parameter or buffer and reaches beyond it"):
         fn({}, fn.buffers, jnp.ones(2))
+
+
+# ---- Strides of results, and what depends on them: whether `flatten` copies, whether `view` is possible
+
+V = torch.rand(3)
+W = randn(4, 3, 3, 3)
+
+
+class Strides(nn.Module):
+    """The strides of `function(layout(x))`, as numbers of the result; dimensions of size 1 have none."""
+
+    def __init__(self, function, layout):
+        super().__init__()
+        self.function, self.layout = function, layout
+        self.w = nn.Parameter(W.contiguous(memory_format=torch.channels_last))
+
+    def forward(self, x):
+        out = self.function(self, self.layout(x))
+        return torch.tensor([s if n > 1 else -1 for n, s in zip(out.shape, out.stride(), strict=True)])
+
+
+LAYOUTS = {
+    "channels last": (randn(2, 3, 6, 6), lambda x: x.contiguous(memory_format=torch.channels_last)),
+    "one row": (randn(1, 3, 1, 6), lambda x: x.contiguous(memory_format=torch.channels_last)),
+    "plain": (randn(2, 3, 6, 6), lambda x: x),
+    "permuted": (randn(6, 6, 3, 2), lambda x: x.permute(3, 2, 0, 1)),
+    "sequence": (randn(2, 8, 3), lambda x: x.transpose(1, 2)),
+    "volume": (randn(2, 3, 4, 4, 4), lambda x: x.contiguous(memory_format=torch.channels_last_3d)),
+}
+FUNCTIONS = {
+    "convolution": lambda m, x: F.conv2d(x, W, padding=1),
+    "weights channels last": lambda m, x: F.conv2d(x, m.w, padding=1),
+    "kernel of size 1": lambda m, x: F.conv2d(x, W[:, :, :1, :1].contiguous(memory_format=torch.channels_last)),
+    "depthwise": lambda m, x: F.conv2d(x, W[:3, :1], groups=3, padding=1),
+    "transposed": lambda m, x: F.conv_transpose2d(x, W[:3, :2, :2, :2], stride=2),
+    "of sequences": lambda m, x: F.conv1d(x, W[..., 0]),
+    "of volumes": lambda m, x: F.conv3d(x, W[..., None]),
+    "batch norm": lambda m, x: F.batch_norm(x, None, None, V, V, True),
+    "batch norm, no weight": lambda m, x: F.batch_norm(x, V, V + 1),
+    "log sigmoid": lambda m, x: F.logsigmoid(x),
+    "padding": lambda m, x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
+    "shuffle": lambda m, x: F.channel_shuffle(x, 3),
+    "roll": lambda m, x: x.roll(1, 1),
+    "logical": lambda m, x: torch.logical_and(x > 0, x.contiguous() > 0),
+    "division": lambda m, x: torch.div(x, V.view(-1, *[1] * (x.dim() - 2)), rounding_mode="floor"),
+    "copysign": lambda m, x: torch.copysign(x, V[0]),
+    "lerp": lambda m, x: torch.lerp(x, x.contiguous(), 0.5),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("kernel of size 1", "division"), FUNCTIONS))
+def test_strides(name, layout):
+    x, arranged = LAYOUTS[layout]
+    module = Strides(FUNCTIONS[name], arranged)
+    try:
+        with torch.no_grad():
+            expected = module(x)
+    except (RuntimeError, NotImplementedError):
+        pytest.skip("PyTorch does not take this shape")
+    fn = bridge.export(module)
+    assert fn(fn.params, fn.buffers, jnp.asarray(x.numpy()))[0].tolist() == expected.tolist()
+
+
+def flattened(module, x):
+    h = module(x)
+    h.detach().flatten(1).mul_(0)  # of a copy, where `h` is channels last
+    return h
+
+
+def viewed(module, x):
+    h = module(x)
+    return h.permute(0, 2, 3, 1).view(h.shape[0], -1) * 2
+
+
+@pytest.mark.parametrize("function", [flattened, viewed])
+def test_what_depends_on_strides(function):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)
+
+        def forward(self, x):
+            return function(self.c, x)
+
+    torch.manual_seed(0)
+    verified(Model(), randn(2, 2, 3, 3), train=False)
+
+
+def test_batch_norm_of_a_transposed_sequence_can_be_viewed():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(x.transpose(1, 2)).view(x.shape[0], -1)
+
+    assert bridge.verify(Model(), randn(4, 5, 3), train=True, steps=2).ok
+
+
+def test_log_sigmoid_is_contiguous():
+    x = torch.randn(2, 3, 4, 5)
+
+    def strides(x):
+        return torch.tensor(F.logsigmoid(x.to(memory_format=torch.channels_last)).stride())
+
+    assert bridge.export(Call(strides))({}, {}, x.numpy())[0].tolist() == strides(x).tolist() == [60, 20, 5, 1]
+
+
+POOLED = {
+    "of a transposed sequence": (lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 1), randn(2, 5, 4)),
+    "channels last": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1).flatten(1), randn(2, 4, 5, 3)),
+    "written later": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1).mul_(2).sin_(), randn(2, 4, 5, 3)),
+    "volume": (lambda x: F.adaptive_avg_pool3d(x.permute(0, 4, 1, 2, 3), 1), randn(2, 3, 2, 2, 3)),
+    "gradient inside": (
+        lambda x: torch.autograd.grad(
+            F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1).square().sum(), x, create_graph=True
+        )[0],
+        randn(2, 4, 5, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_pooling_to_one_element_of_channels_last_images(name):
+    """PyTorch writes the strides of its own result anew."""
+    function, x = POOLED[name]
+    compare(Call(function), [x])
+
+
+@pytest.mark.parametrize(
+    "write", [lambda y: y.as_strided_((4, 3), (1, 4)), lambda y: y[1:].as_strided_((2, 4), (4, 1), 0)]
+)
+def test_another_layout_of_memory_in_place_is_refused(write):
+    fn = bridge.export(Call(lambda x: write(x * 1)))
+    with pytest.raises(bridge.BridgeError, match=r"as_strided_.*use as_strided"):
+        fn({}, {}, randn(3, 4).numpy())
+
+
+# ---- Views that show memory beyond the tensor they are taken of, or read it as other types, against PyTorch eager
+
+X = randn(3, 4)
+
+
+def strided_beyond(x, write):
+    """A view by strides of all rows, taken of one row."""
+    whole = x * 1
+    row = whole[1]
+    view = row.as_strided((2, 4), (4, 1), 0)
+    write(whole, row, view)
+    return whole.sin(), view.cos()
+
+
+WRITES_BEYOND = {
+    "nothing": lambda whole, row, view: None,
+    "the whole": lambda whole, row, view: whole.mul_(3),
+    "the row": lambda whole, row, view: row.exp_(),
+    "the view": lambda whole, row, view: view.mul_(4).sin_(),
+    "a part of the view": lambda whole, row, view: view[:, 1:3].mul_(4),
+    "a copy": lambda whole, row, view: view.copy_(whole[1:3] * 2),
+}
+
+
+@pytest.mark.parametrize("name", WRITES_BEYOND)
+def test_gradients_of_a_view_that_shows_more_than_it_was_taken_of(name):
+    """PyTorch takes it of the base once something was written."""
+    compare(Call(lambda x: strided_beyond(x, WRITES_BEYOND[name])), [X])
+
+
+def test_bits_of_bits_under_jit():
+    def forward(x):
+        bits = x.clone()
+        bits.view(torch.uint8)[:, 3::4] ^= 0x80
+        return bits.view(torch.int16), bits.view(torch.uint8).view(torch.int32)
+
+    assert bridge.verify(Call(forward), X).ok
+
+
+def test_view_copy_of_a_transpose():
+    compare(Call(lambda x: torch.view_copy(x.t(), (-1,))), [X])
+
+
+# ---- `copy.copy` and `copy.deepcopy` in `forward`: what the copies share, and what they carry
+
+X[:2, :3] = randn(2, 3)
+
+
+class Memory(nn.Module):
+    """Two buffers over one memory, a plain view of it, a note on a buffer, and a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rows", torch.arange(6.0).view(2, 3))
+        self.register_buffer("flat", self.rows.view(-1), persistent=False)
+        self.register_buffer("code", torch.tensor([[3, -2, 5]], dtype=torch.int8))
+        vars(self.code)["scale"] = 0.25
+        self.column = self.rows[:, 0]
+        self.w = nn.Parameter(torch.ones(3))
+        vars(self.w)["note"] = 3.0
+
+
+class Copies(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.memory, self.function = Memory(), function
+
+    def forward(self, x):
+        return self.function(self.memory, x)
+
+
+def writes(memory, x):
+    trial = copy.deepcopy(memory)
+    trial.rows.lerp_(x.detach(), 0.5)
+    trial.flat.mul_(0.9)
+    return trial.rows * memory.w * x, trial.flat.clone(), memory.flat.clone()
+
+
+def a_dict(memory, x):
+    copied = copy.deepcopy({"a": memory.rows, "b": memory.rows[1], "c": memory.rows.detach()})
+    copied["b"].fill_(9.0)
+    copied["c"][0, 0] = 7.0
+    return copied["a"] * x, memory.rows.clone()
+
+
+def results(memory, x):
+    y = (x * memory.w).detach()
+    first, second = copy.deepcopy((y, y.t()))
+    second.mul_(2)
+    return first * x, y
+
+
+def attributes(memory, x):
+    trial = copy.deepcopy(memory)
+    trial.code.clamp_(-3, 3)
+    z = x.detach()
+    z.note = [memory.rows, 2.0]
+    noted = copy.deepcopy(z)
+    noted.note[0].add_(1)
+    return trial.code.float() * trial.code.scale, noted.note[0] * noted.note[1], memory.rows.clone(), x * memory.w
+
+
+def plain_view(memory, x):
+    trial = copy.deepcopy(memory)
+    trial.rows.mul_(2)
+    return trial.column + x[:, 0], memory.column.clone()
+
+
+def shallow(memory, x):
+    weight, code = copy.copy(memory.w), copy.copy(memory.code)
+    factor = 2.0 if isinstance(weight, nn.Parameter) and weight.requires_grad else 0.0
+    rows = memory.rows.clone()
+    copy.copy(rows).add_(1)
+    return x * weight * factor * weight.note, code.float() * code.scale, rows
+
+
+def deep_parameter(memory, x):
+    weight = copy.deepcopy(memory.w)
+    return x * memory.w * (1.0 if hasattr(weight, "note") else 5.0)
+
+
+COPIED = [writes, a_dict, results, attributes, plain_view, shallow, deep_parameter]
+
+
+@pytest.mark.parametrize("function", COPIED, ids=lambda f: f.__name__)
+def test_copies_are_pytorch_s(function):
+    compare(Copies(function), [X[:2, :3]])
+
+
+def test_deepcopy_of_a_result_is_pytorch_s_error():
+    def call(memory, x):
+        return copy.deepcopy(x * memory.w)
+
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user") as expected:
+        Copies(call)(X[:2, :3])
+    fn = bridge.export(Copies(call))
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user") as ours:
+        fn(fn.params, fn.buffers, X[:2, :3].numpy())
+    assert str(expected.value).split(".")[0] in str(ours.value)

@@ -1,8 +1,6 @@
-"""Single operations against PyTorch eager, values and gradients at 1e-5.
+"""Operations from PyTorch's database and a survey of them, against PyTorch eager."""
 
-First the points where PyTorch and JAX choose differently: ties, boundaries, zeros, infinities. Then a quick part of
-`benchmarks/op_survey.py`, which runs PyTorch's own op database.
-"""
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +9,9 @@ from support.markers import slow_unless
 from torch import nn
 
 import bridge
+from benchmarks import op_list, op_survey
+
+# ---- Single operations against PyTorch eager, values and gradients at 1e-5
 
 INF, NAN = float("inf"), float("nan")
 STEPS = [-3.0, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 25.0]
@@ -297,3 +298,16 @@ def test_database_sample(name):
     outcomes = list(op_survey.survey(name, 2))
     assert sum(o.total for o in outcomes) > 0
     assert [o.failures for o in outcomes if o.failures and not op_survey.gap(o.name)] == []
+
+
+# ---- The op survey's figures say of how much of PyTorch's database they are
+
+
+def test_the_survey_says_what_it_does_not_run():
+    """Every entry of PyTorch's database is run or named with a reason."""
+    names = {entry.name for entry in op_survey.database()}
+    run = {entry.name for _, _, entry in op_survey.entries()}
+    absent = {name for group in op_list.not_listed(names).values() for name in group}
+    assert run | absent == names and not run & absent
+    text = (Path(op_survey.__file__).parents[1] / "docs" / "op_survey.md").read_text()
+    assert not [name for name in absent if f"`{name}`" not in text]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call
+from eager import Call, verified
 from rows import ROWS
 from rows_state import Noise
 from torch import nn
@@ -165,8 +165,7 @@ def test_draws_belong_to_rows_not_to_replicas():
 @pytest.mark.parametrize("p", [0.3, 0.0])
 @pytest.mark.parametrize("train", [True, False])
 def test_native_dropout_called_directly(p, train):
-    report = bridge.verify(Call(lambda x: torch.native_dropout(x, p, train)), torch.ones(40, 5))
-    assert report.ok, f"\n{report}"
+    verified(Call(lambda x: torch.native_dropout(x, p, train)), torch.ones(40, 5))
     fn = bridge.export(Call(lambda x: torch.native_dropout(x, 0.3, True)))
     kept = fn({}, {}, jnp.ones(10000), rng=jax.random.key(0))[0][1]
     assert abs(float(kept.mean()) - 0.7) < 0.02

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn
+from eager import Call, compare, randn, verified
 from support.markers import slow_unless
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal
@@ -89,8 +89,7 @@ CASES = {
 @pytest.mark.filterwarnings("error:Explicitly requested dtype")
 @pytest.mark.parametrize("name", slow_unless(["mean", "integers divided", "bincount"].__contains__, CASES))
 def test_values_and_gradients(name):
-    report = bridge.verify(Call(CASES[name]), X, LABELS, known_zero=".*")
-    assert report.ok, f"\n{report}"
+    verified(Call(CASES[name]), X, LABELS, known_zero=".*")
 
 
 @pytest.mark.slow
@@ -99,8 +98,7 @@ def test_random_slopes_and_windows():
         pooled = F.fractional_max_pool3d(volume(x), 2, output_size=(3, 3, 2), return_indices=True)
         return F.rrelu(x, training=True) + F.rrelu(x * 2, 0.1, 0.3, training=True, inplace=True) + F.rrelu(x), pooled
 
-    report = bridge.verify(Call(forward), X)
-    assert report.ok, f"\n{report}"
+    verified(Call(forward), X)
     fn = bridge.export(nn.RReLU(0.2, 0.9))
     slopes, _ = fn({}, {}, -jnp.ones(4000), rng=jax.random.key(0), train=True)
     np.testing.assert_allclose([-slopes.max(), -slopes.min(), -slopes.mean()], [0.2, 0.9, 0.55], atol=0.01)

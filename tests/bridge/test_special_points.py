@@ -1,7 +1,4 @@
-"""Values and gradients at corners, boundaries, ties, infinities and nan: those of PyTorch, which chooses them.
-
-One compiled program for each table. Reverse and forward mode, and the second derivative at ordinary points.
-"""
+"""Values and gradients at corners, boundaries, ties, infinities and nan, and of special functions: PyTorch's."""
 
 import functools
 import itertools
@@ -12,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from eager import Call, compare, randn
 from special_points import BINARY, DIFFERS, ROW_VALUES, ROWS, UNARY
 from torch import nn
 
 import bridge
+
+# ---- Values and gradients at corners, boundaries, ties, infinities and nan: those of PyTorch, which chooses them
 
 inf, nan = math.inf, math.nan
 SIZES = (0.5, 1.0, 2.0, 3.0, 6.0, 20.0, 87.0, 100.0, 1e30, inf)
@@ -51,6 +51,14 @@ def inputs_of(functions, points):
 def weight_of(table, shape):
     """PyTorch's backward is given ones for functions of elements, so that a product with it hides nothing."""
     return torch.arange(1.0, 1 + math.prod(shape)).view(shape) / 8 if table == "rows" else torch.ones(shape)
+
+
+@pytest.mark.parametrize("degree", [0, 3])
+@pytest.mark.parametrize("name", ["chebyshev_polynomial_t", "chebyshev_polynomial_u", "hermite_polynomial_h"])
+def test_a_polynomial_of_a_python_degree(name, degree):
+    x = torch.linspace(-0.9, 0.9, 5)
+    fn = bridge.export(Call(lambda x: getattr(torch.special, name)(x, degree)))
+    np.testing.assert_allclose(fn({}, {}, x.numpy())[0], getattr(torch.special, name)(x, degree), rtol=1e-5, atol=1e-6)
 
 
 @functools.cache
@@ -153,3 +161,83 @@ def test_special_points(table, name):
 
 def test_differences_are_those_of_functions_in_the_tables():
     assert DIFFERS.keys() <= {name for _, name in CASES}
+
+
+# ---- Special functions over the range in which PyTorch computes them
+
+NEGATIVE = -torch.arange(0.05, 7, 0.19)
+NEGATIVE = NEGATIVE[(NEGATIVE - NEGATIVE.round()).abs() > 0.03]
+
+
+def in_jax_alone(function, *inputs):
+    fn = bridge.export(Call(function))
+    return jax.jit(lambda *xs: fn({}, {}, *xs)[0])(*(jnp.asarray(x.numpy()) for x in inputs))
+
+
+def assert_same(function, *inputs, tolerance=1e-5):
+    ours, expected = in_jax_alone(function, *inputs), function(*inputs)
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert str(mine.dtype) == str(theirs.dtype).removeprefix("torch.")
+        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_polygamma_of_negative_numbers(n):
+    """Against float64; below -7 JAX has another number, and the bridge nan."""
+    fn = bridge.export(Call(lambda x: torch.polygamma(n, x)))
+    ours = fn({}, {}, jnp.asarray(NEGATIVE.numpy()))[0]
+    np.testing.assert_allclose(ours, torch.polygamma(n, NEGATIVE.double()), rtol=2e-5, atol=2e-5)
+    assert np.isnan(fn({}, {}, jnp.array([-7.5, -100.25]))[0]).all()
+
+
+def test_modified_bessel_functions():
+    x = torch.tensor([0.0, 1.0, 3.0, 8.0, 8.5, 20.0, 50.0, 88.0])
+    assert_same(lambda x: [torch.special.modified_bessel_i0(x), torch.special.modified_bessel_i1(x)], x)
+    assert_same(lambda x: [torch.special.modified_bessel_i0(-x), torch.special.modified_bessel_i1(-x)], x)
+    assert_same(lambda x: [torch.special.modified_bessel_k0(x), torch.special.modified_bessel_k1(x)], x[:7])
+    assert_same(lambda x: [torch.special.modified_bessel_i1(x)], torch.tensor([100.0, -100.0, inf, nan]))
+    assert_same(lambda x: [torch.special.modified_bessel_i1(x)], torch.tensor([3, -9]))
+
+
+def test_incomplete_gamma_functions():
+    a, x = (t.flatten() for t in torch.meshgrid(*[torch.tensor([0.3, 1.0, 2.5, 40.0])] * 2, indexing="ij"))
+    module = Call(lambda a, x: (torch.igamma(a, x), torch.igammac(a, x)))
+    for ours, theirs in zip(bridge.export(module)({}, {}, a.numpy(), x.numpy())[0], module(a, x), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    compare(Call(lambda x: torch.igamma(torch.tensor(2.5), x.exp())), [randn(4)])
+
+
+# ---- `logcumsumexp` of rows with infinities and nan at every place: values and gradients are those of PyTorch
+
+
+def rows(values, dtype):
+    return torch.tensor([*itertools.product(values, repeat=3)], dtype=dtype)
+
+
+REAL = rows([-inf, inf, nan, 1.0, 2.0], torch.float32)
+COMPLEX = rows([-inf, inf, 1 + 1j, 2 - 0.5j], torch.complex64)
+SCANS = {
+    "rows": (REAL, 1),
+    "columns": (REAL.T.contiguous(), 0),
+    "the middle one of three dimensions": (REAL.reshape(5, 25, 3).transpose(1, 2).contiguous(), 1),
+    "complex": (COMPLEX, 1),
+}
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_logcumsumexp(name):
+    x, dim = SCANS[name]
+    leaf = x.clone().requires_grad_()
+    expected = leaf.logcumsumexp(dim)
+    weight = (torch.arange(x.numel()).view(x.shape) % 4 / 4).to(x.dtype)  # zeros among them
+    (wanted,) = torch.autograd.grad(expected, leaf, weight)
+    fn = bridge.export(Call(lambda x: x.logcumsumexp(dim)))
+
+    @jax.jit
+    def both(x, weight):
+        out, pull = jax.vjp(lambda x: fn({}, {}, x)[0], x)
+        return out, pull(weight)[0]
+
+    out, gradient = both(jnp.asarray(x.numpy()), jnp.asarray(weight.numpy()))
+    np.testing.assert_allclose(out, expected.numpy(force=True), rtol=1e-5)
+    np.testing.assert_allclose(gradient.conj(), wanted.resolve_conj().numpy(), rtol=1e-5, atol=1e-6)

@@ -1,14 +1,19 @@
-"""What `verify` compares, what it calls unproved, and what it says of a module that it cannot compare."""
+"""`bridge.verify`: what it compares, with which tolerance, and how it reports."""
 
 import copy
 import json
+import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
+from eager import Call, verified
 from torch import nn
 from torch.nn.utils import prune, weight_norm
 
 import bridge
+
+# ---- What `verify` compares, what it calls unproved, and what it says of a module that it cannot compare
 
 X = torch.linspace(-1, 2, 12).reshape(4, 3)
 
@@ -110,8 +115,7 @@ def test_a_buffer_that_holds_a_graph_goes_on_without_it():
             self.h.copy_(torch.tanh(x + self.h.clone() @ self.w))
             return self.h * 2
 
-    report = bridge.verify(Hidden(), X, steps=3, tolerance=1e-5)
-    assert report.ok, f"\n{report}"
+    verified(Hidden(), X, steps=3, tolerance=1e-5)
 
 
 def test_nothing_compared_is_not_ok():
@@ -132,19 +136,17 @@ def test_modules_with_a_weight_that_is_a_result(how):
         with pytest.warns(FutureWarning):
             weight_norm(module[0])
         module(X)
-    report = bridge.verify(module, X, tolerance=1e-5)
-    assert report.ok, f"\n{report}"
+    verified(module, X, tolerance=1e-5)
 
 
 def test_dtypes_are_compared_as_they_are_stored():
-    report = bridge.verify(Applied(lambda x, w: (x.double() * w, x.argmax(-1), x > 0, x.bfloat16())), X)
-    assert report.ok, f"\n{report}"
+    verified(Applied(lambda x, w: (x.double() * w, x.argmax(-1), x > 0, x.bfloat16())), X)
 
 
 def test_integers_are_equal_or_not():
     class Ids(nn.Module):
         def forward(self, x):
-            return x + (isinstance(x, bridge.tensors.BridgeTensor)) * (x > 0)
+            return x + (isinstance(x, bridge.tensor.tensor.BridgeTensor)) * (x > 0)
 
     report = bridge.verify(Ids(), torch.tensor([0, 100_000_000]))
     assert not report.ok and report.worst.error == 1
@@ -165,7 +167,7 @@ def test_a_module_that_fails_is_named_by_its_side():
 
     class OnlyPytorch(nn.Module):
         def forward(self, x):
-            if isinstance(x, bridge.tensors.BridgeTensor):
+            if isinstance(x, bridge.tensor.tensor.BridgeTensor):
                 raise ZeroDivisionError("of its own")
             return x
 
@@ -197,7 +199,7 @@ def test_a_module_with_something_that_python_cannot_copy():
 
 def test_json_holds_no_infinity():
     def forward(x, w):
-        return x * w if isinstance(x, bridge.tensors.BridgeTensor) else (x * w)[:2]
+        return x * w if isinstance(x, bridge.tensor.tensor.BridgeTensor) else (x * w)[:2]
 
     report = json.loads(bridge.verify(Applied(forward), X).to_json())
     first = report["rows"][0]
@@ -266,8 +268,7 @@ def test_attributes_of_parameters_and_memory_that_they_share_are_copied():
             self.kept[0] += 1
             return x * self.w * self.w.scale + self.table.weight[0]
 
-    report = bridge.verify(Scaled(), X, steps=2)
-    assert report.ok, f"\n{report}"
+    verified(Scaled(), X, steps=2)
 
 
 def test_a_result_to_which_the_backward_pass_adds():
@@ -283,5 +284,118 @@ def test_a_result_to_which_the_backward_pass_adds():
         leaf.square().sum().backward()
         return leaf.grad, leaf * w
 
-    report = bridge.verify(Applied(returned), X, input_gradients=False)
-    assert report.ok, f"\n{report}"
+    verified(Applied(returned), X, input_gradients=False)
+
+
+# ---- Where a leaf is beyond the tolerance, PyTorch's own distance from float64 decides, and hides no fault
+
+
+def test_rounding_of_a_gradient_that_is_zero():
+    """By PyTorch's own float64, run where a leaf is beyond the tolerance."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    report = bridge.verify(module, torch.randn(16, 4), train=True, tolerance=1e-9)
+    row = rows(report, "gradient")["0.bias"]
+    assert row.verdict == "equal" and row.note == "zero in float64" and row.tolerance < 0.01, f"\n{report}"
+
+
+def test_rounding_of_long_sums():
+    x = torch.randn(50_000, 8, generator=torch.Generator().manual_seed(0))
+    x += 2e-4 - x.double().mean(0).float()
+    report = bridge.verify(Applied(lambda x, w: (x * w).sum(0), torch.ones(8)), x, tolerance=1e-6)
+    assert report.ok and any("float64 differs from PyTorch's own" in row.note for row in report.rows), f"\n{report}"
+
+
+def rounding_only(x, w):
+    return x * w * (1 + 1e-3 * isinstance(x, bridge.tensor.tensor.BridgeTensor))
+
+
+def of_another_type(x, w):
+    """Computes something else in float64, and in the bridge the same."""
+    return x * w * (2 if isinstance(x, bridge.tensor.tensor.BridgeTensor) or x.dtype == torch.float64 else 1)
+
+
+def with_state(x, w, calls=[0]):  # noqa: B006
+    """Computes something else in each call, in float64 by less than any rounding is."""
+    calls[0] += 1
+    return x * w * (1 + 1e-3 * calls[0])
+
+
+def in_float32_only(x, w):
+    return F.linear(x * (1 + isinstance(x, bridge.tensor.tensor.BridgeTensor)), torch.eye(3)) * w
+
+
+@pytest.mark.parametrize(
+    ("forward", "note"),
+    [
+        (rounding_only, "float64 differs from PyTorch's own by"),
+        (of_another_type, "float64 differs from PyTorch's own by 1.0e+00, which is taken for more than rounding"),
+        (with_state, "PyTorch itself computes something else when it is called again"),
+        (in_float32_only, "PyTorch fails in float64, by which it could be judged: RuntimeError: "),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::bridge.BridgeWarning")
+def test_float64_hides_no_fault(forward, note):
+    try:
+        report = bridge.verify(Applied(forward), X, steps=1)
+    except bridge.BridgeError as error:  # hidden state, by its name
+        assert "calls" in str(error)
+        return
+    row = report.worst
+    assert row.verdict == "beyond tolerance" and row.note.startswith(note) and row.tolerance < 0.1, f"\n{report}"
+
+
+class SharedBuffers(nn.Module):
+    """A buffer that is a view of another one, which a module in float64 has no more."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.whole = nn.Parameter(torch.ones(2)), nn.Buffer(torch.zeros(2, 2))
+        self.part = nn.Buffer(self.whole[0])
+
+    def forward(self, x):
+        if not isinstance(x, bridge.tensor.tensor.BridgeTensor):  # the bridge computes what the copy in float64 does
+            self.whole += 1.0
+        return x * self.w * (1 + self.part)
+
+
+def test_a_module_in_float64_that_shares_less_memory_is_no_judge():
+    report = bridge.verify(SharedBuffers(), torch.ones(2), steps=1)
+    outputs = rows(report, "output")["value"]
+    assert outputs.verdict == "beyond tolerance" and "when it is called again" in outputs.note, f"\n{report}"
+
+
+# ---- `verify` works on copies, which have to be what the module is
+
+
+def test_a_backward_inside_of_the_call_leaves_no_gradient_of_an_input():
+    def forward(x):
+        weight = torch.ones(3, requires_grad=True)
+        (x * weight).sum().backward()
+        return x * weight.grad.detach()
+
+    assert bridge.verify(Call(forward), X[:1]).ok
+
+
+def test_gradient_hooks_of_parameters_are_refused():
+    """A copy of a parameter has none, and `verify` works on copies."""
+    for method in ("register_hook", "register_post_accumulate_grad_hook"):
+        layer = nn.Linear(3, 2)
+        getattr(layer.weight, method)(lambda gradient: None)
+        with pytest.raises(bridge.BridgeError, match="parameter weight has a gradient hook"):
+            bridge.verify(layer, X)
+
+
+def test_dicts_of_weak_references_hold_the_copies():
+    assert bridge.verify(Held(), torch.randn(5, 3), train=True).ok
+
+
+class Held(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.by_name = weakref.WeakValueDictionary({"norm": self.norm})
+        self.names = weakref.WeakKeyDictionary({self.norm: "norm"})
+
+    def forward(self, x):
+        return self.by_name[self.names[self.norm]](x) * 2

@@ -273,12 +273,12 @@ ELSEWHERE = {
     aten.cholesky_inverse.default,
     aten.max_pool2d_with_indices_backward.default,
     aten.max_pool3d_with_indices_backward.default,
-    aten.adaptive_max_pool2d_backward.default,  # these: test_gradients_inside.py
+    aten.adaptive_max_pool2d_backward.default,  # these: test_autograd_inside.py
     aten.adaptive_max_pool3d_backward.default,
     aten.fractional_max_pool2d_backward.default,
     aten.fractional_max_pool3d_backward.default,
 }
 """Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
-`test_rare_operations.py`, `test_torch_func.py`, `test_complex.py`, `test_unusual_arguments.py`,
-`test_no_derivative.py`, `test_seldom_called.py`, `test_hermitian.py`, `test_narrow_integers.py`,
+`test_rare_operations.py`, `test_second_derivatives.py`, `test_complex.py`, `test_unusual_arguments.py`,
+`test_gradients.py`, `test_seldom_called.py`, `test_complex.py`, `test_narrow_dtypes.py`,
 `test_second_derivatives.py`."""

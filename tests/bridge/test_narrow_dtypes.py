@@ -1,5 +1,7 @@
-"""Sums of float16, bfloat16 and integers: the dtype that they are computed in, against PyTorch eager."""
+"""Integers and floats of 8 and 16 bits, and the precision of sums and products."""
 
+import contextlib
+import re
 from typing import Any
 
 import jax
@@ -10,13 +12,117 @@ import torch
 import torch.nn.functional as F
 from eager import Call
 from support.markers import slow_unless
+from torch import nn
 
 import bridge
+
+# ---- Images of bytes, shifts of masks, and other operations on narrow types, against PyTorch eager
+
+IMAGE = torch.randint(0, 256, (2, 3, 23, 17), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def in_both(function, x):
+    """PyTorch's result, and that of the bridge under `jit`, of the same dtype."""
+    fn, expected = bridge.export(Call(function)), function(x)
+    result = jax.jit(lambda a: fn({}, {}, a)[0])(jnp.asarray(x.numpy()))
+    assert str(result.dtype).removeprefix("u") == str(expected.dtype)[6:].removeprefix("u").replace("64", "32")
+    return np.asarray(result, np.float64), expected.double().numpy()
+
+
+RESIZED = {
+    "smaller": {"size": (7, 5)},
+    "larger": {"size": (31, 40)},
+    "both": {"size": (40, 5)},
+    "one side": {"size": (23, 9)},
+    "factor": {"scale_factor": (0.37, 1.6)},
+    "corners": {"size": (9, 6), "align_corners": True},
+}
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("name", slow_unless("both".__eq__, RESIZED))
+def test_antialiased_images_of_bytes_are_pytorchs(name, mode):
+    """Bit for bit: its kernels compute in fixed point and round after each dimension."""
+    np.testing.assert_array_equal(
+        *in_both(lambda x: F.interpolate(x, mode=mode, antialias=True, **RESIZED[name]), IMAGE)
+    )
+
+
+@pytest.mark.parametrize("name", slow_unless("smaller".__eq__, ["smaller", "larger", "factor"]))
+def test_images_of_bytes_without_antialias_differ_by_one(name):
+    """From the exact value the bridge is half a level away, PyTorch more."""
+    settings = {"mode": "bilinear", **RESIZED[name]}
+    ours, theirs = in_both(lambda x: F.interpolate(x, **settings), IMAGE)
+    exact = F.interpolate(IMAGE.double(), **settings).numpy()
+    assert np.abs(ours - exact).max() <= 0.5 + 1e-3 and np.abs(ours - theirs).max() <= 1
+
+
+SHIFTS = {
+    "by a number": lambda m, n: (m << 1, m >> 0, m << 3),
+    "of a number": lambda m, n: (2 << m, 5 >> m),
+    "by a tensor": lambda m, n: (m << n, m >> n, m << n.to(torch.uint8), m << torch.tensor(2)),
+    "of a tensor": lambda m, n: (n << m, n.to(torch.int8) >> m, n << m[0]),
+    "packed": lambda m, n: ((m << n).sum(), torch.bitwise_left_shift(m, 2), torch.bitwise_right_shift(m, n)),
+}
+
+
+@pytest.mark.parametrize("name", slow_unless("packed".__eq__, SHIFTS))
+def test_shifts_of_masks(name):
+    x = torch.tensor([1.0, -1.0, 2.0])
+    for i in range(len(SHIFTS[name](x > 0, torch.arange(3)))):
+        np.testing.assert_array_equal(*in_both(lambda x, i=i: SHIFTS[name](x > 0, torch.arange(3))[i], x))
+
+
+def test_a_mask_by_a_mask_is_pytorchs_error():
+    with pytest.raises(NotImplementedError, match=r"lshift_cpu.*Bool"):
+        bridge.export(Call(lambda x: (x > 0) << (x > 1)))({}, {}, jnp.ones(3))
+
+
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", slow_unless({torch.uint8}.__contains__, INTEGERS), ids=str)
+def test_the_largest_of_integers(dtype):
+    """With padding, which is smaller than all integers also where these are the least there are."""
+    x = torch.full((1, 2, 5, 4, 4), torch.iinfo(dtype if dtype != torch.int64 else torch.int32).min, dtype=dtype)
+    x[0, 1] = torch.arange(80).view(5, 4, 4).flip(1)
+    for i in range(2):
+        np.testing.assert_array_equal(*in_both(lambda x, i=i: F.max_pool3d(x, 2, 2, 1, return_indices=True)[i], x))
+        np.testing.assert_array_equal(*in_both(lambda x, i=i: F.max_pool2d(x[0], 3, 2, 1, return_indices=True)[i], x))
+
+
+@pytest.mark.parametrize("dtype", slow_unless({torch.float16}.__contains__, [torch.float16, torch.bfloat16]), ids=str)
+def test_renorm_of_narrow_floats(dtype):
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4]]).to(dtype)
+    given = jnp.asarray(x.float().numpy(), str(dtype)[6:])
+    result, _ = bridge.export(Call(lambda x: x.renorm(2, 0, 1.0)))({}, {}, given)
+    np.testing.assert_allclose(result.astype(jnp.float32), x.renorm(2, 0, 1.0).float(), rtol=2**-8)
+
+
+@pytest.mark.parametrize("dilation", slow_unless({2}.__contains__, [1, 2]))
+def test_windows_of_minus_infinity_beside_padding(dilation):
+    x = torch.full((1, 1, 5, 5), -torch.inf)
+    x[0, 0, 0, 0] = 3
+    for i in range(2):
+        np.testing.assert_array_equal(
+            *in_both(lambda x, i=i: F.max_pool2d(x, 3, 2, 1, dilation, return_indices=True)[i], x)
+        )
+
+
+def test_of_several_nan_in_a_window_the_last_is_the_largest():
+    nan = torch.nan
+    x = torch.tensor([[[[1, nan, 3, nan], [nan, 2, 4, 5], [1, 2, nan, nan], [3, nan, nan, 0]]]])
+    for i in range(2):
+        np.testing.assert_array_equal(*in_both(lambda x, i=i: F.max_pool2d(x, 2, return_indices=True)[i], x))
+        np.testing.assert_array_equal(*in_both(lambda x, i=i: F.max_pool2d(x, 3, 1, 1, return_indices=True)[i], x))
+
+
+# ---- Sums of float16, bfloat16 and integers: the dtype that they are computed in, against PyTorch eager
 
 N = 3001
 FIRST = torch.zeros(N, dtype=torch.long)
 HALVES = torch.tensor([[60000.0, 60000.0], [60000.0, float("nan")]]).half()
-INTEGERS = torch.tensor([[2_000_000_000, 2_000_000_000], [-3, 2]])
+INTEGERS_SUMMED = torch.tensor([[2_000_000_000, 2_000_000_000], [-3, 2]])
 WIDE: dict[str, Any] = {"dtype": torch.float32}
 
 
@@ -58,7 +164,7 @@ OF_FLOATS = {"mean, out=", "nanmean", "norm", "linalg.norm"}
 def test_a_sum_is_computed_in_the_dtype_it_is_asked_for(name):
     """f16 would overflow, and 32 bits of integers."""
     module = Call(WIDER[name])
-    for x in (HALVES,) if name in OF_FLOATS else (HALVES, INTEGERS):
+    for x in (HALVES,) if name in OF_FLOATS else (HALVES, INTEGERS_SUMMED):
         fn = bridge.export(module)
         results, _ = jax.jit(lambda a, fn=fn: fn({}, {}, a))(to_jax(x))
         for result, expected in zip(jax.tree.leaves(results), jax.tree.leaves(module(x)), strict=True):
@@ -204,3 +310,82 @@ def test_what_is_picked_in_bfloat16_has_derivatives_in_both_directions():
     assert jax.jvp(call, (x,), (jnp.ones_like(x),))[1].tolist() == [[4, 6]]
     rows = jax.vmap(jax.grad(lambda a: call(a).sum()))(jnp.stack([x, x + 1]))
     assert rows.tolist() == [[[4, 6]], [[6, 8]]]
+
+
+# ---- How exact float32 products are: PyTorch's setting decides, a setting of JAX's that the user made goes before it
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+
+
+class Products(nn.Module):
+    """A linear layer, attention, a convolution, and a product in a backward of the user's own."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.linear, self.conv = nn.Linear(8, 8, dtype=dtype), nn.Conv1d(4, 4, 3, padding=1, dtype=dtype)
+
+    def forward(self, x):
+        h = self.conv(self.linear(x))
+        return Square.apply(nn.functional.scaled_dot_product_attention(h, h, h))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x @ x.mT
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return (grad + grad.mT) @ x
+
+
+def precisions(dtype="float32"):
+    """Of every product in the forward and the backward program."""
+    fn = bridge.export(Products(getattr(torch, dtype)))
+
+    def objective(params, x):
+        return fn(params, fn.buffers, x)[0].sum()
+
+    program = jax.jit(jax.grad(objective, argnums=(0, 1))).lower(fn.params, jnp.ones((2, 4, 8), dtype)).as_text()
+    found = re.findall(r"stablehlo\.(?:dot_general|convolution).*", program)
+    assert len(found) >= 12
+    return {m for line in found for m in re.findall(r"DEFAULT|HIGHEST|HIGH", line)}
+
+
+@pytest.mark.parametrize(("pytorch", "program"), [("highest", "HIGHEST"), ("high", "HIGH"), ("medium", "DEFAULT")])
+def test_pytorchs_setting_is_that_of_every_product(pytorch, program):
+    torch.set_float32_matmul_precision(pytorch)
+    assert precisions() == {program}
+
+
+@pytest.mark.parametrize(
+    "switch", ["allow_tf32", "fp32_precision"], ids=["the older switch of CUDA", "the newer one beside the general one"]
+)
+def test_tf32_for_cuda_is_high(switch):
+    torch.set_float32_matmul_precision("highest")
+    setattr(torch.backends.cuda.matmul, switch, {"allow_tf32": True, "fp32_precision": "tf32"}[switch])
+    assert precisions() == {"HIGH"}
+
+
+def test_products_of_half_precision_are_left_as_they_are():
+    assert precisions("bfloat16") == {"DEFAULT"}
+
+
+@pytest.mark.parametrize("by_config", [False, True], ids=["context", "config"])
+def test_a_setting_of_jax_goes_before_it(by_config):
+    context = jax.default_matmul_precision("high")
+    if by_config:
+        context = contextlib.nullcontext()
+        jax.config.update("jax_default_matmul_precision", "high")
+    try:
+        with context:
+            assert precisions() == {"HIGH"}
+    finally:
+        jax.config.update("jax_default_matmul_precision", None)
