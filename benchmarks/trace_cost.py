@@ -37,7 +37,7 @@ def trace_seconds() -> Callable[[str], float]:
         def __init__(self, noted: bool):
             super().__init__()
             torch.manual_seed(0)
-            sizes = {"n_embd": 64, "n_layer": 6, "n_head": 4, "vocab_size": 256, "n_positions": 64}
+            sizes: dict[str, Any] = {"n_embd": 64, "n_layer": 6, "n_head": 4, "vocab_size": 256, "n_positions": 64}
             self.model = GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False))
             self.noted, self.seen, self.last = noted, (), torch.zeros(())
 
