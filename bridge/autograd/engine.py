@@ -26,8 +26,9 @@ from bridge._compat.torch import (
     in_transform,
 )
 from bridge.context import TraceContext, current
-from bridge.tensor.storage import differentiable
-from bridge.tensor.tensor import BridgeTensor
+from bridge.errors import BridgeError
+from bridge.tensor.storage import UnreadableCell, differentiable
+from bridge.tensor.tensor import BridgeTensor, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
@@ -115,14 +116,24 @@ def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> No
 
 
 def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
-    """Returns `tensor.grad`, of this call's engine."""
-    gradient, real = func(*args, **kwargs), call.real_of(args[0])
-    if gradient is None and not call.is_backward and real is not None and engine_gradient(real) is not None:
-        raise call.error(
+    """Returns `tensor.grad`; one from before the call may be compared with None and set to it, but not used."""
+    (tensor,) = args
+    gradient = func(*args, **kwargs)
+    if gradient is not None or call.is_backward or not isinstance(tensor, BridgeTensor):
+        return gradient
+    real = call.real_of(tensor)
+    if real is None or real is tensor or engine_gradient(real) is None:
+        return None
+
+    def refusal() -> BridgeError:
+        return call.error(
             "the call uses the `.grad` that PyTorch's engine has left on a parameter or buffer, and no input of it",
-            "call `module.zero_grad()` before; pass a gradient that the call needs as an argument",
+            "pass the gradient as an argument, or leave it out",
         )
-    return gradient
+
+    unreadable = fresh(tensor.value, tensor._meta)
+    unreadable._cell = UnreadableCell(unreadable._cell, refusal)
+    return unreadable
 
 
 # Functions that steer PyTorch's engine or dispatcher and that no mode sees.

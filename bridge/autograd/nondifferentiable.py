@@ -53,17 +53,44 @@ def _enter(rule: Rule, names: str) -> None:
                     NO_DERIVATIVE[getattr(packet, known)] = rule
 
 
-_enter(Rule(is_silent=True), "histc")
-_enter(Rule(), "heaviside floor_divide scatter.reduce scatter.value_reduce bincount")
+_enter(
+    Rule(is_silent=True),
+    "histc special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 "
+    "special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_spherical_bessel_j0 "
+    "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_airy_ai",
+)
+_enter(
+    Rule(is_silent=True),
+    " ".join(
+        f"special_{kind}"
+        for kind in (
+            "chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
+            "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+        )
+    ),
+)  # fmt: skip
+_enter(
+    Rule(),
+    "heaviside floor_divide scatter.reduce scatter.value_reduce _chunk_cat linalg_ldl_factor_ex _unique2 unique_dim "
+    "unique_consecutive",
+)
 _enter(Rule(("self",)), "igamma igammac special_zeta")
 _enter(Rule(("target",), is_checked=True), "soft_margin_loss")
 _enter(Rule(("weight", "pos_weight"), is_checked=True), "binary_cross_entropy_with_logits binary_cross_entropy")
 _enter(Rule(("weight",), is_checked=True), "multi_margin_loss nll_loss_forward nll_loss2d_forward")
+_enter(Rule(("atol", "rtol"), is_checked=True), "linalg_pinv.atol_rtol_tensor")
+
+
 _enter(Rule((), without_grad=(1, 2)), "native_layer_norm")
 _enter(Rule((), without_grad=(0,)), "linalg_lu lu_unpack")
+_enter(Rule(), "bincount")
 _enter(
     Rule(applies=lambda a, mode="reduced": mode == "r", remedy="choose mode='reduced', which has one"),
     "linalg_qr.default",
+)
+_enter(
+    Rule(("scale",), is_checked=True),
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams fake_quantize_per_channel_affine_cachemask",
 )
 
 
