@@ -1,6 +1,6 @@
 """The traced call that a thread is in, and what the parts of the bridge may ask of it.
 
-The lowest file: it imports nothing of the bridge. `dispatch.Dispatch` is what fulfils `TraceContext`.
+The lowest file: it imports nothing of the bridge. `dispatch.mode.Dispatch` implements `TraceContext`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class TraceContext(Protocol):
     draws: int
     """How many draws have been made."""
     recording: int
-    """What PyTorch records of the call: `recording.NO_GRAPH`, `GRAPH` or `GRAPH_FROM_INPUTS`."""
+    """The graph that PyTorch records of the call: `engine.NO_GRAPH`, `GRAPH` or `GRAPH_FROM_INPUTS`."""
     traced: bool
-    """Whether any number of the call is a tracer."""
+    """True if any number of the call is a tracer."""
     is_backward: bool
-    """Whether it is the backward of a `torch.autograd.Function`, which has no key."""
+    """True if it is the backward of a `torch.autograd.Function`, which has no key."""
     checked: str | None
     """Within a function of `values.CHECKING`: what it checks."""
     survey: Any
     """The `Survey` of a call that lists its operations; None in every other."""
     checks_int64: bool
-    """Whether results are checked to fit into 32 bits: not where integers have 64 bits, nor where they may wrap."""
+    """True if results are checked to fit into 32 bits: not where integers have 64 bits, nor where they may wrap."""
     products_of_pytorch: bool
-    """Whether the precision of float32 products is PyTorch's setting."""
+    """True if the precision of float32 products is PyTorch's setting."""
     off: frozenset[str]
     """Names of operations that shall not use the bridge's own lowering."""
     lowerings: Mapping[str, Callable]
@@ -100,13 +100,13 @@ class TraceContext(Protocol):
 
 
 class _Current(threading.local):
-    """What a thread is doing."""
+    """The state of a thread."""
 
     call: TraceContext | None = None
     recording = False
-    """Whether PyTorch records a graph of its own, which has to know of leaves."""
+    """True if PyTorch records a graph of its own, which has to know of leaves."""
     compiler: Any = None
-    """What turns `torch.compile` off for the call."""
+    """A context that turns `torch.compile` off for the call."""
 
 
 CURRENT = _Current()

@@ -1,4 +1,4 @@
-"""What the bridge says when it cannot keep a meaning: the op, the submodule, the source line, the remedy."""
+"""Errors and warnings of the bridge: the operation, the submodule, the source line, the remedy."""
 
 import contextlib
 import importlib.util
@@ -49,7 +49,7 @@ def refusal(what: str, remedy: str) -> BridgeError:
 
 
 def is_framework(path: str) -> bool:
-    """Whether a source file is none of the user's."""
+    """True if a source file is none of the user's."""
     of_python = path.startswith(_LIBRARY) and "-packages" not in path
     return of_python or path.startswith((*FRAMEWORK, "<"))
 

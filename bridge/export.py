@@ -90,7 +90,7 @@ class Functional(Exported):
         return found
 
     def _run(self, request: Request) -> tuple[Result, list[str]]:
-        """What the call leaves behind, and which parameters it has written."""
+        """Returns everything that the call leaves behind, and the parameters that it has written."""
         check_policy(self.int64)
         check_method(self.module, request.method)
         check_key(request.rng)

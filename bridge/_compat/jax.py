@@ -11,7 +11,7 @@ from jax.core import Tracer as Tracer
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Whether two arrays are one, or were computed by the same operations from the same arrays.
+    """True if two arrays are one, or were computed by the same operations from the same arrays.
 
     Knows the operations of the innermost trace and constants of one number; False is no proof of a difference.
     """

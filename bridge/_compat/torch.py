@@ -103,17 +103,17 @@ NO_MEMORY = (
 
 
 def in_transform() -> bool:
-    """Whether PyTorch's own layers have to see functions first: those of `torch.func`, or of dual tensors."""
+    """True if PyTorch's own layers have to see functions first: those of `torch.func`, or of dual tensors."""
     return in_function_transform() or forward_ad._current_level >= 0
 
 
 def in_function_transform() -> bool:
-    """Whether a transformation of `torch.func` is active."""
+    """True if a transformation of `torch.func` is active."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_dual(tensor: torch.Tensor) -> bool:
-    """Whether it has a tangent for PyTorch's forward mode."""
+    """True if it has a tangent for PyTorch's forward mode."""
     with below_modes():
         return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
@@ -133,13 +133,13 @@ class UncompiledDispatchMode(DispatchMode):
 
 
 def compiler_is_loaded() -> bool:
-    """Whether `torch.compile` may have been used; importing its compiler takes seconds."""
+    """True if `torch.compile` may have been used; importing its compiler takes seconds."""
     return "torch._dynamo" in sys.modules
 
 
 @functools.cache
 def is_composite(op: Any) -> bool:
-    """Whether PyTorch itself takes the operation apart into others."""
+    """True if PyTorch itself takes the operation apart into others."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
@@ -187,7 +187,7 @@ def storage_id(tensor: torch.Tensor) -> int:
 
 
 def is_without_memory(storage: torch.UntypedStorage) -> bool:
-    """Whether it is that of a tensor of `make_wrapper`, which PyTorch's kernels would read all the same."""
+    """True if it is that of a tensor of `make_wrapper`, which PyTorch's kernels would read all the same."""
     try:
         storage.data_ptr()
     except RuntimeError:
@@ -196,7 +196,7 @@ def is_without_memory(storage: torch.UntypedStorage) -> bool:
 
 
 def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
-    """What `isinstance(tensor, nn.Parameter)` reads of a subclass."""
+    """Set the mark that `isinstance(tensor, nn.Parameter)` reads of a subclass."""
     tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -211,7 +211,7 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 
 def is_script(module: nn.Module) -> bool:
-    """Whether the module is compiled by TorchScript: its state lives in C++ and cannot be copied."""
+    """True if the module is compiled by TorchScript: its state lives in C++ and cannot be copied."""
     return isinstance(module, torch.jit.ScriptModule)
 
 
@@ -244,12 +244,12 @@ def set_engine_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> 
 
 
 def below_autograd() -> bool:
-    """Whether the autograd layer has passed an operation on; it is not so where that layer saves a result for later."""
+    """True if the autograd layer has passed an operation on; it is not so where that layer saves a result for later."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
 
 
 def gradient_hooks(module: nn.Module) -> list[str]:
-    """What in the module has a hook that PyTorch's engine would call, in words."""
+    """Returns the parts of the module that have a hook of PyTorch's engine, in words."""
     hooked = [
         f"parameter {name}"
         for name, parameter in module.named_parameters()

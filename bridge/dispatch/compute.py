@@ -40,7 +40,7 @@ _BROADCAST = {
 }
 """Operations that PyTorch does not call pointwise, and the place of the argument that is broadcast to the result."""
 _OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
-"""What a lowering raises without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
+"""Exceptions of a lowering without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
 
 
 def compute(context: TraceContext, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
@@ -103,7 +103,7 @@ def named_arrays_of(
 def _values(
     context: TraceContext, func: Any, lowering: Callable, arrays: tuple, kwargs: dict, inputs: list, metas: Any
 ) -> Any:
-    """What the lowering gives."""
+    """Returns the results of the lowering."""
     along = bool(inputs) and not inputs[0].dim() and takes_dimension(func)
     lowered = functools.partial(_lowered_in_one_dimension, metas) if along else _lowered
     if context.products_of_pytorch:
@@ -218,7 +218,7 @@ def _decompose(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> A
 
 
 def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
-    """What the lowering gives. Raises `NotImplementedError` if it was not written for these arguments."""
+    """Returns the results of the lowering. Raises `NotImplementedError` if it was not written for these arguments."""
     try:
         return lowering(*args, **kwargs)
     except (*TRACE_ERRORS, *_OF_THE_RUN, NotImplementedError, BridgeError):
@@ -246,7 +246,7 @@ def _lowered_in_one_dimension(metas: Any, lowering: Callable, args: tuple, kwarg
 
 
 def _takes(lowering: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether the arguments fit the lowering's signature."""
+    """True if the arguments fit the lowering's signature."""
     try:
         inspect.signature(lowering).bind(*args, **kwargs)
     except TypeError:
@@ -284,7 +284,7 @@ def _of_pytorch() -> str:
 
 
 def precision_is_given() -> bool:
-    """Whether the user has set `jax.default_matmul_precision`."""
+    """True if the user has set `jax.default_matmul_precision`."""
     return _of_jax() is not None
 
 

@@ -64,7 +64,7 @@ class _Made:
     versions: tuple
     """How often each tensor among the arguments had been written, and the result itself."""
     differentiable: bool
-    """Whether gradients were on."""
+    """True if gradients were on."""
 
     def unchanged(self) -> bool:
         return self.versions == (*_versions(self.args, self.kwargs), version_of(self.real))
@@ -93,7 +93,7 @@ class ConstantTable:
     # What is real.
 
     def is_traced(self, tensor: torch.Tensor) -> bool:
-        """Whether it is, or stands for, a tensor of the bridge."""
+        """True if it is, or stands for, a tensor of the bridge."""
         if isinstance(tensor, BridgeTensor):
             return True
         return tensor.layout is torch.strided and (tensor.requires_grad or storage_id(tensor) in self._owners)
@@ -123,7 +123,7 @@ class ConstantTable:
             return zeros_like(meta), *args[1:]
 
     def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        """Whether the operation makes a tensor from nothing that the host should not hold."""
+        """True if the operation makes a tensor from nothing that the host should not hold."""
         if func is aten._efficientzerotensor.default:  # without memory: PyTorch takes shortcuts wherever it goes
             return True
         if tensors_in((args, kwargs)):
@@ -131,7 +131,7 @@ class ConstantTable:
         return any(isinstance(m, torch.Tensor) and m.numel() > REAL for m in listed(meta_of(func, args, kwargs)))
 
     def may_write(self, real: torch.Tensor) -> bool:
-        """Whether the memory is the call's own."""
+        """True if the memory is the call's own."""
         return storage_id(real) in self._storages
 
     def compute(self, run: Callable[..., Any], func: Any, args: tuple, kwargs: dict) -> Any:
@@ -248,7 +248,7 @@ class ConstantTable:
 
 
 def window(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:
-    """What `real` shows of the owner of its memory."""
+    """Returns `real` as a view of the tensor that owns its memory."""
     if (real.shape, real.stride(), real.storage_offset()) == (owner.shape, owner.stride(), owner.storage_offset()):
         whole = View(lambda x: x, lambda x, new: new)
         return as_view(owner, owner._meta, whole, differentiable=differentiable)

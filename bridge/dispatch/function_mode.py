@@ -89,7 +89,7 @@ class Functions(TorchFunctionMode):
         return self._plain(func, args, kwargs) if kwargs else func(*args)
 
     def _of_our_tensor(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """What PyTorch's engine or memory would answer by itself, wrongly."""
+        """Questions that PyTorch's engine or memory would answer by itself, wrongly."""
         tensor = args[0]
         if type(tensor) is BridgeTensor:
             return _OF_OUR_TENSORS[func](*args, **kwargs)
@@ -214,7 +214,7 @@ class Functions(TorchFunctionMode):
         self._set_item(func, (tensor, rest, torch.where(all_hold, value, before)), {})
 
     def _can_select(self) -> bool:
-        """Whether no layer of PyTorch's has to see the operation."""
+        """True if no layer of PyTorch's has to see the operation."""
         return not in_transform() and not self._dispatch.recording
 
     def _base(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
@@ -272,7 +272,7 @@ class Functions(TorchFunctionMode):
         return made.requires_grad_() if kwargs.get("requires_grad") else made
 
     def _memory(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """What Python code that leaves PyTorch gets of a tensor."""
+        """The array or list that Python code outside of PyTorch gets of a tensor."""
         tensor = args[0]
         if not isinstance(tensor, BridgeTensor):
             return func(*args, **kwargs)
@@ -291,7 +291,7 @@ class Functions(TorchFunctionMode):
         return self._dispatch.adopt(tensor) if self._dispatch.is_traced(tensor) else tensor
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        """Whether a constant cannot stay one: it becomes a leaf, or gets a traced value."""
+        """True if a constant cannot stay one: it becomes a leaf, or gets a traced value."""
         if func == _DATA_SET:  # each access makes another wrapper
             return isinstance(args[1], BridgeTensor)
         return bool(next(iter((*args[1:], *kwargs.values())), True))
@@ -375,12 +375,12 @@ def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = Tr
 
 
 def _holds_traced(data: Any) -> bool:
-    """Whether a nested list holds a tensor of the bridge; a tensor by itself is no list."""
+    """True if a nested list holds a tensor of the bridge; a tensor by itself is no list."""
     return isinstance(data, (list, tuple)) and any(isinstance(v, BridgeTensor) or _holds_traced(v) for v in data)
 
 
 def _constructed(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """What `func` makes of the list: numbers without a gradient, of the dtype that PyTorch infers.
+    """Returns the tensor that `func` makes of the list: numbers without a gradient, of the dtype that PyTorch infers.
 
     Raises `ValueError` where PyTorch does.
     """
@@ -392,7 +392,7 @@ def _constructed(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
 
 
 def _filled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
-    """What `func` makes of a traced number: a tensor without a gradient. None where the number is not traced.
+    """Returns the tensor that `func` makes of a traced number, without a gradient; None if the number is not traced.
 
     Raises `TypeError` where PyTorch does: of a number that requires grad.
     """

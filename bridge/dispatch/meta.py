@@ -1,4 +1,4 @@
-"""What PyTorch says of a result before it exists: shape, dtype and strides, asked on its meta device."""
+"""Shape, dtype and strides of results, from PyTorch's meta device."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _on_meta(kwargs: dict) -> dict:
 
 
 def _signature(values: tuple | list) -> tuple:
-    """What of arguments decides the shape, dtype and strides of a result. `True` and `1` are not the same."""
+    """The part of the arguments that decides shape, dtype and strides of a result. `True` and `1` are not the same."""
     key: list[Any] = []
     for value in values:
         kind = type(value)

@@ -2,7 +2,7 @@
 
 `Dispatch` sits below PyTorch's own dispatcher, so composite functions, autocast, gradient mode and view rules are
 PyTorch's own. What arrives here are ATen operations, and for each one of four things happens: it makes a view or
-writes in place (`aliasing.py`), it draws random numbers (`draws.py`), or it computes a new tensor (`computation.py`).
+writes in place (`mutation.py`), it draws random numbers (`random.py`), or it computes a new tensor (`compute.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from bridge.tensor.tensor import BridgeTensor
 aten = torch.ops.aten
 
 _OF_ARGUMENTS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError)
-"""What PyTorch raises for arguments."""
+"""Exceptions that PyTorch raises for arguments."""
 
 
 class Dispatch(UncompiledDispatchMode):
@@ -87,7 +87,7 @@ class Dispatch(UncompiledDispatchMode):
         self.traced = traced
         self.recording = recording
         self.state: list[BridgeTensor] = []
-        """What stands for parameters and buffers."""
+        """The traced tensors of parameters and buffers."""
         self.inputs: list[BridgeTensor] = []
         self.survey = survey
         self.rng, self.draws = rng, 0
@@ -211,7 +211,7 @@ class Dispatch(UncompiledDispatchMode):
             self._nested -= 1
 
     def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        """Whether the result depends on no input, on no parameter, buffer or key."""
+        """True if the result depends on no input, on no parameter, buffer or key."""
         if self._constants.any_traced(args, kwargs):
             return False
         if is_random(func):

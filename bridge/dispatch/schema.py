@@ -1,4 +1,4 @@
-"""What an ATen operation is: whether it views, writes or draws, and what it is without its write."""
+"""Kinds of ATen operations by their schemas: views, writes, draws, and the operation without its write."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def kind_of(func: Any) -> str:
 
 @functools.cache
 def takes_dimension(func: Any) -> bool:
-    """Whether it acts along dimensions that it is told."""
+    """True if it acts along dimensions that it is told."""
     return any(a.name in ("dim", "dims") for a in arguments(func))
 
 
 def shapes_by_data(func: Any) -> bool:
-    """Whether the shape of its result depends on values."""
+    """True if the shape of its result depends on values."""
     return torch.Tag.dynamic_output_shape in func.tags or func is aten.index.Tensor
 
 
@@ -110,12 +110,12 @@ def functional_op(func: Any) -> Any:
 
 @functools.cache
 def is_random(func: Any) -> bool:
-    """Whether its result may depend on a generator."""
+    """True if its result may depend on a generator."""
     return torch.Tag.nondeterministic_seeded in func.tags or any(a.name == "generator" for a in arguments(func))
 
 
 def is_draw(func: Any) -> bool:
-    """Whether an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
+    """True if an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
     if not is_random(func):
         return False
     try:

@@ -100,7 +100,7 @@ def asked_inside(remedy: str) -> tuple[str, str]:
 
 
 def of_functions(func: Any) -> tuple[str, str]:
-    """What is said of a higher-order operation, and the remedy."""
+    """Returns the error text for a higher-order operation, and the remedy."""
     remedy = _OF_FUNCTIONS.get(func.name(), "write it in operations on tensors")
     return f"`{func.name()}` takes functions, which has no translation", remedy
 

@@ -143,7 +143,7 @@ def _weights_jvp(dtype, primals, tangents):
 
 
 def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:
-    """Whether cuDNN's fused attention takes this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
+    """True if cuDNN's fused attention takes this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
     if jax.default_backend() != "gpu" or not query.ndim == key.ndim == value.ndim == 4:
         return False
     width = query.shape[-1]

@@ -12,7 +12,7 @@ import numpy as np
 from bridge._compat.jax import Tracer
 
 _ARRAY = (jax.Array, None)
-"""What stands for an array in the key of a trace; for another argument it is its type and its value."""
+"""The mark of an array in the key of a trace; another argument is there by its type and its value."""
 _KEPT = 1024
 """How many traces of a function are kept, so that numbers that change from call to call do not add up."""
 

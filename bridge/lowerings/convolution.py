@@ -287,13 +287,13 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _suggested(x: torch.Tensor) -> torch.memory_format:
-    """What PyTorch's `suggest_memory_format` says."""
+    """Returns the format that PyTorch's `suggest_memory_format` gives."""
     last = _CHANNELS_LAST.get(x.dim())
     return last if last and x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """Whether no other memory format describes it: a kernel of size 1 may be channels last and contiguous at once."""
+    """True if no other memory format describes it: a kernel of size 1 may be channels last and contiguous at once."""
     return x.stride() == torch.empty(x.shape, device="meta").stride()
 
 

@@ -175,7 +175,7 @@ def acosh(x):
 
 @lowers(aten.nan_to_num.default)
 def nan_to_num(x, nan=None, posinf=None, neginf=None):
-    """What is replaced has no gradient; of a complex number each part is replaced by itself."""
+    """Replaced numbers have no gradient; each part of a complex number is replaced by itself."""
     if jnp.iscomplexobj(x):
         return jax.lax.complex(*(nan_to_num(part, nan, posinf, neginf) for part in (jnp.real(x), jnp.imag(x))))
     if not jnp.issubdtype(x.dtype, jnp.floating):

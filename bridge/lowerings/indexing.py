@@ -61,7 +61,7 @@ def nonzero_static(x, *, size, fill_value=-1):
 
 
 Place = tuple[Any, ...]
-"""What `x.at[…]` takes."""
+"""Returns the index that `x.at[…]` takes."""
 
 
 def _along(index: jax.Array, dim: int) -> Place:
@@ -126,7 +126,7 @@ def _extreme_path(x, src, value, at, hit, include_self):
 
 
 def _alike(x: jax.Array, value: jax.Array) -> jax.Array:
-    """Whether they are equal up to rounding: XLA may compute `x` again, with another one than `value` has."""
+    """True if they are equal up to rounding: XLA may compute `x` again, with another one than `value` has."""
     return (x == value) | (jnp.abs(x - value) <= 8 * jnp.finfo(x.dtype).eps * jnp.abs(value))
 
 

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def _place_of(reduce: Callable, x: jax.Array, axes: tuple[int, ...]) -> jax.Array | None:
-    """Whether an entry is at the place of the largest or smallest one along the axes; None for other reductions."""
+    """True if an entry is at the place of the largest or smallest one along the axes; None for other reductions."""
     argument = {jnp.max: jnp.argmax, jnp.min: jnp.argmin}.get(reduce)
     if argument is None or not x.size:
         return None

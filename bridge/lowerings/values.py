@@ -165,7 +165,7 @@ DECOMPOSITIONS |= {aten._is_all_true.default: torch.all, aten._is_any_true.defau
 
 @decomposes(aten._new_zeros_with_same_feature_meta.default)
 def zeros_for_a_tangent(x, other, *, self_num_batch_dims=0):
-    """What forward-mode differentiation copies a tangent into that lies otherwise in memory than `other`."""
+    """The tensor into which forward-mode differentiation copies a tangent that lies in memory unlike `other`."""
     batch, offset = x.shape[:self_num_batch_dims], other.storage_offset()
     if other.is_contiguous() and not offset:
         return other.new_zeros((*batch, *other.shape))

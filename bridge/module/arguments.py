@@ -15,7 +15,7 @@ from bridge.tensor.tensor import BridgeTensor
 
 
 class Arguments:
-    """What the arguments of a call hold before it."""
+    """The contents of the arguments of a call, before it."""
 
     def __init__(self, method: Callable, args: tuple, kwargs: dict):
         self._containers: list[tuple[Any, Any, dict]] = []
@@ -61,7 +61,7 @@ def _names(method: Callable, args: tuple, kwargs: dict) -> Iterator[str]:
 
 
 def _items(value: Any) -> dict | None:
-    """What a container or an object holds, by key; None for anything else."""
+    """Returns the items of a container or the attributes of an object; None for anything else."""
     if built_in(type(value)):
         return dict(items_of(value))
     if is_plain_class(type(value)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):

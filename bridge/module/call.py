@@ -51,13 +51,13 @@ class Exported:
     recompute: tuple[str, ...] = ()
     """Names of submodules whose intermediate results are computed again in the backward pass."""
     int64: Int64 = "refuse"
-    """What becomes of 64-bit integers while JAX has 32-bit ones only; see `export`."""
+    """The policy for 64-bit integers while JAX has 32-bit ones only; see `export`."""
     name_scopes: bool = False
-    """Whether the operations of JAX have the names of the submodules that they come from."""
+    """True if the operations of JAX have the names of the submodules that they come from."""
     second_names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     """Further names of a parameter or buffer -> the first one."""
     verdicts: Verdicts = dataclasses.field(default_factory=Verdicts, init=False, repr=False, compare=False)
-    """What is known of effects that calls have on the module."""
+    """Decisions on the effects that calls have on the module."""
 
 
 class Result(NamedTuple):
@@ -71,7 +71,7 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a call is given."""
+    """The arguments of a call."""
 
     params: Mapping[str, Any]
     buffers: Mapping[str, Any]
@@ -85,7 +85,7 @@ class Request:
 
     @property
     def traced(self) -> bool:
-        """Whether any number is a tracer."""
+        """True if any number is a tracer."""
         numbers = (self.params, self.buffers, self.args, self.kwargs, self.overrides)
         return any(isinstance(x, Tracer) for x in jax.tree.leaves(numbers))
 
@@ -130,7 +130,7 @@ class Call:
         if request.train is not None:
             self._set_mode(request.train)
         self.changes: dict[Place, Any] = {}
-        """What the run has changed besides parameters and buffers."""
+        """Places that the run has changed besides parameters and buffers, with their values."""
         self.changed_arguments: list[str] = []
         """The names of arguments that the run has changed and does not return."""
 
@@ -223,7 +223,7 @@ class Call:
         return value
 
     def _memory_of(self, tensor: torch.Tensor) -> Any:
-        """What tensors that share memory have in common."""
+        """Returns an object that tensors over one memory have in common."""
         tensor = self._dispatch.adopt(tensor) if self._dispatch.is_traced(tensor) else tensor
         return tensor._cell.storage if isinstance(tensor, BridgeTensor) else storage_id(tensor)
 
@@ -291,7 +291,7 @@ class Call:
 
 
 def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
-    """What the call leaves behind, and the parameters that it has written.
+    """Returns everything that the call leaves behind, and the parameters that it has written.
 
     Raises `BridgeError` for an effect on the module that a later call would miss; warns of what is only lost.
     """
@@ -342,7 +342,7 @@ class _Numbers:
 
 
 def method_of(module: nn.Module, name: str) -> Callable[..., Any]:
-    """What a call of the method runs: for `forward` the module itself, with its hooks and its own `__call__`."""
+    """Returns the function that a call runs: for `forward` the module itself, with its hooks and its own `__call__`."""
     return module if name == "forward" else getattr(module, name)
 
 

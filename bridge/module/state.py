@@ -62,7 +62,7 @@ def slot_of(module: nn.Module, name: str) -> Slot:
 
 
 def value_in(name: str, slot: Slot) -> Any:
-    """What is in the place of a parameter or buffer. Raises `BridgeError` if a call has deleted it."""
+    """Returns the object in the place of a parameter or buffer. Raises `BridgeError` if a call has deleted it."""
     owner, key = slot
     for registry in (owner._parameters, owner._buffers):
         if key in registry:

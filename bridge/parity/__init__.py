@@ -107,7 +107,7 @@ def _remedy(call: Call, step: int) -> str:
 
 
 _ROUNDING = 1e-3
-"""What differs more from float64 has roundings of 16 bits in it, or it is another computation."""
+"""A leaf that differs more from float64 has roundings of 16 bits in it, or it is another computation."""
 
 
 class _Again:

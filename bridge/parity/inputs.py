@@ -19,7 +19,7 @@ Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What both sides do, step after step."""
+    """The call that both sides make, step after step."""
 
     args: tuple
     kwargs: dict[str, Any]

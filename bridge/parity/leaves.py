@@ -33,7 +33,7 @@ Leaves = dict[str, dict[str, Leaf]]
 
 
 class Again(NamedTuple):
-    """What PyTorch computes in two further runs of the same step."""
+    """PyTorch's leaves of two further runs of the same step."""
 
     wide: Leaves
     """In float64."""

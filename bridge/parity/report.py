@@ -1,4 +1,4 @@
-"""What a comparison came to: one row for each leaf and step, a verdict, and where it was made."""
+"""The report of a comparison: one row for each leaf and step, a verdict, and where it was made."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Row:
     scale: float
     """The leaf's largest magnitude in PyTorch; not below 1e-3 of the largest gradient (or of 1, for outputs)."""
     tolerance: float
-    """What the caller gave, or more where PyTorch's own float32 differs from float64 by more."""
+    """The tolerance given, or a larger one where PyTorch's own float32 differs from float64 by more."""
     zero: bool = False
     """Zero on both sides at every step, and nothing says that it has to be: equal, but no proof."""
     note: str = ""
-    """What else there is to say: a missing leaf, another dtype, why a leaf is zero."""
+    """A remark: a missing leaf, another dtype, why a leaf is zero."""
 
     @property
     def verdict(self) -> Verdict:
@@ -55,7 +55,7 @@ class Environment:
     matmul_precision: str
     """Of float32 products, in JAX's words; see `bridge.dispatch.compute`."""
     x64: bool
-    """Whether JAX has 64-bit types; without them they are compared as the 32-bit ones they are stored as."""
+    """True if JAX has 64-bit types; without them they are compared as the 32-bit ones they are stored as."""
     versions: dict[str, str]
 
     @classmethod
@@ -82,7 +82,7 @@ UNPROVED = (
 
 @dataclasses.dataclass(frozen=True)
 class ParityReport:
-    """What `verify` found. `str()` is the table, worst leaf first; `to_json` and `to_html` are for others to read."""
+    """The result of `verify`. `str()` is the table, worst leaf first; `to_json` and `to_html` are for programs."""
 
     rows: tuple[Row, ...]
     environment: Environment = dataclasses.field(default_factory=Environment.here)
@@ -98,7 +98,7 @@ class ParityReport:
 
     @property
     def ok(self) -> bool:
-        """Whether something was compared, and every leaf is equal and proved."""
+        """True if something was compared, and every leaf is equal and proved."""
         return bool(self.rows) and all(row.verdict == "equal" for row in self.rows)
 
     @property

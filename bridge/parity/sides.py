@@ -116,7 +116,7 @@ class TorchSide(Side):
 
 
 def gradient_leaf(tensor: torch.Tensor) -> Leaf:
-    """What backward left at a leaf. Without any gradient it is zero in truth: JAX's has to be zero, too."""
+    """The gradient that backward left at a leaf. Without one it is zero in truth: JAX's has to be zero, too."""
     if tensor.grad is None:
         return leaf_of(torch.zeros_like(tensor), "no gradient in PyTorch")
     return leaf_of(tensor.grad)

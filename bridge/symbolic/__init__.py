@@ -1,1 +1,1 @@
-"""What is known of integers while tracing: intervals, positions, and slices whose length depends on data."""
+"""Integers that are known while tracing: intervals, positions, and slices whose length depends on data."""

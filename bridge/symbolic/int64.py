@@ -35,10 +35,10 @@ _TYPES = (torch.int32, torch.int64)
 
 
 class Context(Protocol):
-    """What is asked of the traced call."""
+    """The interface of a traced call that this file uses."""
 
     checks_int64: bool
-    """Whether results are checked: not where integers have 64 bits, nor where they may wrap."""
+    """True if results are checked: not where integers have 64 bits, nor where they may wrap."""
     survey: Any
 
     def where(self) -> str: ...

@@ -248,7 +248,7 @@ _COMPARISONS: dict[str, Callable[[float, float], tuple[bool, bool]]] = {
     "gt": lambda low, high: (low > 0, high <= 0),
     "le": lambda low, high: (high <= 0, low > 0),
 }
-"""Whether the ends of `a - b` say that the comparison holds, and whether they say that it does not."""
+"""True if the ends of `a - b` say that the comparison holds, and whether they say that it does not."""
 
 
 def _compared(call: Call) -> Interval:

@@ -38,7 +38,7 @@ def refuse_dtype(dtype: torch.dtype) -> None:
 
 @functools.cache
 def has_counterpart(dtype: torch.dtype) -> bool:
-    """Whether JAX has the dtype, or one of 32 bits for one of 64."""
+    """True if JAX has the dtype, or one of 32 bits for one of 64."""
     try:
         jax_dtype_of(dtype)
     except RuntimeError:

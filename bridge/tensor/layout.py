@@ -71,7 +71,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors over the same memory have an element in common."""
+    """True if two tensors over the same memory have an element in common."""
     if not a.numel() or not b.numel():
         return False
     if a.dtype != b.dtype:  # positions count elements of another size
@@ -102,7 +102,7 @@ def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
 
 
 def has_overlap(tensor: torch.Tensor) -> bool:
-    """Whether several elements of the tensor are one in memory, as in an expanded or unfolded one."""
+    """True if several elements of the tensor are one in memory, as in an expanded or unfolded one."""
     reach = 1
     for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
         if stride < reach:

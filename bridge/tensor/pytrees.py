@@ -73,7 +73,7 @@ def tuple_of(kind: type, items: Iterable[Any]) -> Any:
 
 
 def _setting(value: Any) -> Any:
-    """What else is in a container."""
+    """The setting of a container besides its items."""
     base = built_in(type(value))
     if base is collections.defaultdict:
         return value.default_factory
@@ -392,7 +392,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether JAX takes it for a number; a call may return text and other objects, too."""
+    """True if JAX takes it for a number; a call may return text and other objects, too."""
     return is_array(value) or isinstance(value, (bool, int, float, complex))
 
 

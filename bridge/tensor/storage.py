@@ -52,7 +52,7 @@ def _regraft_jvp(primals, tangents):
 
 
 def differentiable(dtype: torch.dtype) -> bool:
-    """Whether PyTorch lets tensors of this dtype require grad."""
+    """True if PyTorch lets tensors of this dtype require grad."""
     return dtype.is_floating_point or dtype.is_complex
 
 
@@ -85,9 +85,9 @@ class Storage:
         self.version = 0
         self.inference = torch.is_inference_mode_enabled()
         self.overlaps = False
-        """Whether several elements of the array are one in PyTorch's memory, as in an expanded tensor."""
+        """True if several elements of the array are one in PyTorch's memory, as in an expanded tensor."""
         self.bounds: Any = None
-        """What is known of the numbers (`bridge.symbolic.ranges.Interval`), until a write; None if nothing is."""
+        """The interval of the numbers (`bridge.symbolic.ranges.Interval`), until a write; None if none is known."""
         if REGION.notes is not None:
             REGION.note(self)
 
@@ -109,9 +109,9 @@ class Cell:
         self._array = array
         self._seen = storage.version
         self.tracked = tracked
-        """What PyTorch's `requires_grad` is."""
+        """The value of PyTorch's `requires_grad`."""
         self.live = live
-        """Whether the array may carry a tangent."""
+        """True if the array may carry a tangent."""
         self.leaf = leaf
         """The views of the tensor that is a leaf of PyTorch's graph, where the cell is tracked and no result."""
         self.thawed: Cell | None = None
@@ -150,7 +150,7 @@ class Cell:
         REGION.note(self.storage)
 
     def same_values(self, other: Cell) -> bool:
-        """Whether both read the same array, gradient path included."""
+        """True if both read the same array, gradient path included."""
         return self is other or (self.storage is other.storage and not self.live and not other.live)
 
     def detached(self) -> Cell:
@@ -217,14 +217,14 @@ class View:
     put: Callable[[jax.Array, jax.Array], jax.Array]
     """(the viewed array, the view's new value) -> the viewed array's new value"""
     repeats: Callable[[], bool] = _never
-    """Whether several elements of the view are one element of the viewed array; then `put` cannot be used."""
+    """True if several elements of the view are one element of the viewed array; then `put` cannot be used."""
     one_of_several: bool = False
-    """Whether an operation with several views as results made it, with gradients on."""
+    """True if an operation with several views as results made it, with gradients on."""
     base: Cell | None = None
-    """What it was taken from, where gradients were off."""
+    """The cell that it was taken from, where gradients were off."""
     inference: bool = False
-    """Whether that was in inference mode."""
+    """True if that was in inference mode."""
     detached: bool = False
-    """Whether it starts over: for PyTorch's rules the views before it do not count."""
+    """True if it starts over: for PyTorch's rules the views before it do not count."""
     renew: Callable[[], None] | None = None
     """To be called before a write through it, where PyTorch then takes the view of another tensor: the base of all."""

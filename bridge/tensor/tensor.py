@@ -57,7 +57,7 @@ class Node:
 
 
 class BridgeTensor(torch.Tensor):
-    """What a module's code holds while it is traced: to PyTorch a CPU tensor without data, inside a JAX array."""
+    """The tensor that a module holds while it is traced: to PyTorch a CPU tensor without data, inside a JAX array."""
 
     _cell: Cell
     _views: tuple[View, ...]
@@ -108,7 +108,7 @@ class BridgeTensor(torch.Tensor):
         return self._cache[1]
 
     def renew_views(self) -> None:
-        """What PyTorch does with the views before it writes through them."""
+        """Renew the views as PyTorch does before it writes through them."""
         renewing = [view.renew for view in self._views if view.renew is not None]
         for renew in renewing:
             renew()
@@ -188,7 +188,7 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def may_have_gradient(self) -> bool:
-        """Whether a gradient can reach it, PyTorch's or one that JAX is asked for."""
+        """True if a gradient can reach it, PyTorch's or one that JAX is asked for."""
         return (self._cell.tracked or self._cell.live) and differentiable(self._meta.dtype)
 
     @property
@@ -236,7 +236,7 @@ class BridgeTensor(torch.Tensor):
         self.replace(other)
 
     def _taken_over(self, constant: torch.Tensor) -> BridgeTensor:
-        """What stands for a tensor of the call that no traced value has met."""
+        """The traced tensor for a tensor of the call that no traced value has met."""
         call = current()
         if call is None or not call.may_write(constant):
             what = "`.data = …` gives a traced tensor the memory of one that was there before the call"
@@ -305,7 +305,7 @@ class BridgeTensor(torch.Tensor):
         return BridgeTensor(cell, self._meta, (*self._views, _DETACHED) if self._views else ())
 
     def _attributes(self) -> dict[str, Any]:
-        """What the code has set on it."""
+        """The attributes that the code has set on it."""
         return {name: value for name, value in vars(self).items() if name not in INTERNAL}
 
     def __reduce_ex__(self, protocol: Any) -> Any:

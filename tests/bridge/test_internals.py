@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import bridge
+from benchmarks.trace_cost import calls
 from bridge._compat import releases
 from bridge._compat.torchax import MissingOperation, missing_operations_tolerated
 
@@ -116,6 +117,7 @@ def look_up(self, name):
     return original(self, name)
 torch._ops._OpNamespace.__getattr__ = look_up
 import bridge
+from benchmarks.trace_cost import calls
 assert not {op.name() for op in bridge.LOWERINGS} & {f"aten::{name}" for name in gone} and len(bridge.LOWERINGS) > 150
 fn = bridge.export(torch.nn.Linear(2, 3))
 fn(fn.params, {}, torch.ones(1, 2).numpy())
@@ -126,3 +128,9 @@ fn(fn.params, {}, torch.ones(1, 2).numpy())
 def test_a_release_without_some_operations_runs():
     said = subprocess.run([sys.executable, "-c", NEWER], capture_output=True, text=True)
     assert not said.returncode and "untested" in said.stderr, said.stderr
+
+
+def test_a_small_call_makes_few_python_calls():
+    """A linear layer, a tanh and a counter; `python -m benchmarks.trace_cost` prints the same figures."""
+    counted = calls()
+    assert counted["calls"] <= 600 and counted["functions"] <= 210 and counted["files"] <= 32, counted
