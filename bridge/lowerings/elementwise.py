@@ -4,6 +4,7 @@ Inside in float32, whatever the dtype they are given; the dispatcher rounds to P
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.torchax import torchax_lowering
 from bridge.lowerings.cache import inlined
 from bridge.lowerings.custom_gradients import with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, lowers, of_widened, widened
@@ -260,16 +262,25 @@ def logit(x, eps=None):
     return _logit(widened(x), eps, 1 - eps)
 
 
-def _of_tensor_degree(polynomial: Any) -> Any:
-    return lambda x, n: polynomial.default(x, torch.full((), n, dtype=x.dtype))
+def _polynomial(op: Any) -> None:
+    """Orthogonal polynomials by torchax, which asks for 64-bit degrees and takes no Python number for one."""
+
+    of_torchax: Any = torchax_lowering(op.default)
+
+    @lowers(op.default)
+    def lowering(x, n):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return of_torchax(x, n)
+
+    decomposes(op.n_scalar)(lambda x, n: op.default(x, torch.full((), n, dtype=x.dtype)))
 
 
 for _name in (
     "chebyshev_polynomial_t", "chebyshev_polynomial_u", "hermite_polynomial_h", "hermite_polynomial_he",
     "laguerre_polynomial_l",
 ):  # fmt: skip
-    _polynomial = getattr(aten, f"special_{_name}")
-    decomposes(_polynomial.n_scalar)(_of_tensor_degree(_polynomial))
+    _polynomial(getattr(aten, f"special_{_name}"))
 
 
 @decomposes(aten.native_dropout.default)

@@ -154,13 +154,14 @@ def with_frozen_among_the_parameters(monkeypatch):
 
 
 def without_promotion(monkeypatch):
-    original = computation.result_of
+    original = computation._results
 
-    def result_of(call, func, value, meta, *settings):
-        meta = tensors.blank(meta.shape, None, arrays.torch_dtype(jnp.asarray(value).dtype))
-        return original(call, func, value, meta, *settings)
+    def results(context, func, values, outs, inputs):
+        dtypes = [arrays.torch_dtype(jnp.asarray(value).dtype) for value in values]
+        metas = [tensors.blank(meta.shape, None, dtype) for meta, dtype in zip(outs, dtypes, strict=True)]
+        return original(context, func, values, metas, inputs)
 
-    monkeypatch.setattr(computation, "result_of", result_of)
+    monkeypatch.setattr(computation, "_results", results)
 
 
 def without_autocast(monkeypatch):
