@@ -265,12 +265,11 @@ def logit(x, eps=None):
 def _polynomial(op: Any) -> None:
     """Orthogonal polynomials by torchax, which asks for 64-bit degrees and takes no Python number for one."""
 
-    of_torchax: Any = torchax_lowering(op.default)
-
     @lowers(op.default)
     def lowering(x, n):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
+            of_torchax: Any = torchax_lowering(op.default)
             return of_torchax(x, n)
 
     decomposes(op.n_scalar)(lambda x, n: op.default(x, torch.full((), n, dtype=x.dtype)))
