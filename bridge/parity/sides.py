@@ -181,7 +181,7 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
             places.append(f"{code.co_filename}:{line}")
         return known.fget(tensor)
 
-    type.__setattr__(BridgeTensor, "requires_grad", property(read, getattr(known, "fset", None)))
+    type.__setattr__(BridgeTensor, "requires_grad", property(read, known.fset))
     try:
         yield
     finally:

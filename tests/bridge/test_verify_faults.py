@@ -286,7 +286,8 @@ FAULTS = {
 def verified(fault):
     x = torch.linspace(-1, 2, 16).reshape(4, 4) if fault.x is None else fault.x
     torch.manual_seed(1)
-    return bridge.verify(Module(fault.function, fault.dtype), x.to(fault.dtype), **{"jit": False, "steps": 1, **fault.settings})
+    settings = {"jit": False, "steps": 2 if fault.function is accumulated else 1, **fault.settings}
+    return bridge.verify(Module(fault.function, fault.dtype), x.to(fault.dtype), **settings)
 
 
 @pytest.mark.parametrize("name", slow_unless(lambda name: list(FAULTS).index(name) % 2 == 0, FAULTS))
