@@ -13,8 +13,7 @@ import torch
 from bridge._compat.torch import NO_MEMORY, UNVALIDATED_DISTRIBUTIONS, Replacements, before, compiler_is_loaded
 from bridge.autograd import checkpoint, engine
 from bridge.autograd.function import in_place_of_apply
-from bridge.context import CURRENT, entered
-from bridge.context import current as active
+from bridge.context import CURRENT, current, entered
 from bridge.dispatch.compute import products_of_pytorch
 from bridge.dispatch.function_mode import Functions
 from bridge.dispatch.mode import Dispatch
@@ -69,7 +68,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             CURRENT.compiler,
             dispatch,
             Functions(dispatch),
-            replaced(dispatch.functions, active),
+            replaced(dispatch.functions, current),
         ):
             if compiler_is_loaded():
                 _turn_compiler_off()
