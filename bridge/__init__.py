@@ -6,8 +6,8 @@
 Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
-from bridge._compat import releases
-from bridge.dispatch.named_functions import register_function
+from bridge._compat.torchax import check_releases
+from bridge.dispatch.mode import register_function
 from bridge.dispatch.random import ShardedKey
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.export import Functional, Result, export
@@ -36,4 +36,4 @@ __all__ = [
     "verify",
 ]
 
-releases.check()
+check_releases()

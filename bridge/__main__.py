@@ -24,7 +24,7 @@ from tyro.conf import OmitSubcommandPrefixes, Positional
 import bridge
 from bridge.errors import first_line
 from bridge.parity import Environment
-from bridge.tensor.convert import array_of
+from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert
 
 

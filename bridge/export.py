@@ -13,16 +13,15 @@ import jax.numpy as jnp
 from torch import nn
 
 from bridge._compat.torch import is_script
-from bridge.dispatch import named_functions
+from bridge.dispatch.mode import check_name
 from bridge.dispatch.random import Rng, check_key
-from bridge.dispatch.unsupported import Survey
+from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
-from bridge.module.state import second_names, state_of
-from bridge.symbolic.int64 import Int64, check_policy, check_values, checked
-from bridge.tensor.convert import array_of
-from bridge.tensor.layout import check_kinds, roots
+from bridge.module.copy import second_names, state_of
+from bridge.symbolic.ranges import Int64, check_policy, check_values, checked
+from bridge.tensor.arrays import array_of, check_kinds, roots
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,7 +160,7 @@ def export(
             )
     functions = dict(functions or {})
     for name in functions:
-        named_functions.check_name(name)
+        check_name(name)
     state = state_of(module)
     check_kinds(state)
     roots(state)  # refuses what two arrays cannot say

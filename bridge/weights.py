@@ -14,9 +14,8 @@ from torch import nn
 
 from bridge.errors import BridgeError
 from bridge.export import Functional
-from bridge.module.state import state_of
-from bridge.tensor.convert import array_of, jax_dtype, tensor_of
-from bridge.tensor.layout import elements, positions, roots
+from bridge.module.copy import state_of
+from bridge.tensor.arrays import array_of, elements, jax_dtype, positions, roots, tensor_of
 
 _WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DataParallel put in front of every name."""

@@ -10,8 +10,7 @@ import torch
 
 from bridge._compat.torch import in_place_of_checkpoint
 from bridge.context import current
-from bridge.tensor.storage import REGION, Cell, Storage
-from bridge.tensor.tensor import BridgeTensor
+from bridge.tensor.tensor import REGION, BridgeTensor, Cell, Storage
 
 
 def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:

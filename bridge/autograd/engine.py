@@ -27,8 +27,7 @@ from bridge._compat.torch import (
 )
 from bridge.context import TraceContext, current
 from bridge.errors import BridgeError
-from bridge.tensor.storage import UnreadableCell, differentiable
-from bridge.tensor.tensor import BridgeTensor, fresh
+from bridge.tensor.tensor import BridgeTensor, UnreadableCell, differentiable, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)

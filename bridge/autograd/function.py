@@ -38,10 +38,9 @@ from bridge._compat.torch import (
 from bridge.autograd.engine import recorded, restarted, start_graph
 from bridge.context import TraceContext, current
 from bridge.errors import BridgeError
-from bridge.tensor.convert import jax_dtype
+from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import built_in, convert, items_of, parts_of
-from bridge.tensor.storage import Cell, UnreadableCell, differentiable, stop_gradient
-from bridge.tensor.tensor import BridgeTensor, fresh
+from bridge.tensor.tensor import BridgeTensor, Cell, UnreadableCell, differentiable, fresh, stop_gradient
 
 Tracing = Callable[[Any], contextlib.AbstractContextManager]
 """The context in which a call runs."""

@@ -18,8 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from bridge._compat.torch import arguments, tree_map_only
 from bridge.errors import BridgeError
-from bridge.tensor.storage import stop_gradient
-from bridge.tensor.tensor import BridgeTensor, differentiable, fresh
+from bridge.tensor.tensor import BridgeTensor, differentiable, fresh, stop_gradient
 
 aten = torch.ops.aten
 

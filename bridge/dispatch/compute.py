@@ -1,32 +1,335 @@
-"""Operations that compute a new tensor: values by a lowering or a decomposition, shape and dtype by PyTorch."""
+"""One ATen operation: its kind by its schema, the shape of its result by PyTorch's meta device, its values by JAX."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.torch import (
+    arguments,
+    below_dispatch,
+    leave_compiler_unloaded,
+    overload_name,
+    returns,
+    schema_name,
+    tree_map_only,
+)
 from bridge._compat.torchax import decomposition, torchax_lowering
 from bridge.context import TraceContext
 from bridge.dispatch.random import RANDOM, drawn_numbers
-from bridge.dispatch.schema import takes_dimension
-from bridge.dispatch.unsupported import DEFECT_REMEDY, TRACE_ERRORS, LoweringError
 from bridge.errors import BridgeError
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
-from bridge.lowerings.cache import cast
 from bridge.lowerings.creation import broadcast
-from bridge.symbolic.int64 import fitting, follow
-from bridge.tensor.convert import jax_dtype
-from bridge.tensor.storage import differentiable, stop_gradient
-from bridge.tensor.tensor import BridgeTensor, fresh
+from bridge.lowerings.registry import METAS, cast
+from bridge.symbolic.ranges import fitting, follow
+from bridge.tensor.arrays import jax_dtype, refuse_dtype
+from bridge.tensor.tensor import BridgeTensor, blank, differentiable, fresh, stop_gradient
 
 aten = torch.ops.aten
+
+_EACH = "aten::_foreach_"
+_OF_ONE = {
+    "maximum.Scalar": "clamp_min",
+    "maximum.ScalarList": "clamp_min",
+    "minimum.Scalar": "clamp_max",
+    "minimum.ScalarList": "clamp_max",
+    "norm.Scalar": "linalg_vector_norm",
+}
+"""Operations on lists whose names are not those of the operation on one tensor, by what follows `_foreach_`."""
+
+
+def each_of(func: Any, args: tuple, kwargs: dict) -> Iterator[tuple[Callable[..., Any], tuple, dict]]:
+    """The operation on one tensor, with its arguments, for every tensor in the lists of a `_foreach_` one.
+
+    Raises `NotImplementedError` if there is none.
+    """
+    name = schema_name(func).removeprefix(_EACH)
+    base, mark = name.removesuffix("_"), "_" * name.endswith("_")
+    one = getattr(aten, _OF_ONE.get(f"{base}.{overload_name(func)}", base) + mark, None)
+    given = {a.name: value for a, value in zip(arguments(func), args, strict=False)} | kwargs
+    if "scalars" in given and base in ("addcdiv", "addcmul"):
+        given["value"] = given.pop("scalars")
+    if one is None or isinstance(given.get("value"), torch.Tensor):
+        raise NotImplementedError("its form for lists; call the operation for one tensor on each of them")
+    lists = {a.name for a in arguments(func) if "List[" in str(a.type)} | {"value"}
+    lists = {key: value for key, value in given.items() if key in lists and isinstance(value, (list, tuple))}
+    if len(set(map(len, lists.values()))) > 1:
+        raise RuntimeError(f"lists must have the same number of items, got {[len(v) for v in lists.values()]}")
+    for items in zip(*lists.values(), strict=True):
+        mine = given | dict(zip(lists, items, strict=True))
+        keywords = {key: mine.pop(key) for key in ("alpha", "value", "dtype") if key in mine}
+        yield one, tuple(mine.values()), keywords
+
+
+@functools.cache
+def kind_of(func: Any) -> str:
+    """`each` (an operation on every tensor of a list), `write`, `view` or `compute`."""
+    if schema_name(func).startswith(_EACH):
+        return "each"
+    if written_places(func):
+        return "write"
+    if any(r.alias_info is not None for r in returns(func)):
+        return "view"
+    return "compute"
+
+
+@functools.cache
+def takes_dimension(func: Any) -> bool:
+    """True if it acts along dimensions that it is told."""
+    return any(a.name in ("dim", "dims") for a in arguments(func))
+
+
+def shapes_by_data(func: Any) -> bool:
+    """True if the shape of its result depends on values."""
+    return torch.Tag.dynamic_output_shape in func.tags or func is aten.index.Tensor
+
+
+def draws_numbers(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether, with these arguments, dropout is on inside of it."""
+    names = [a.name for a in arguments(func)]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p"))
+
+
+_RENAMED = {"normal_": "normal_functional", "bernoulli_.float": "bernoulli.p"}
+
+
+@functools.cache
+def functional_op(func: Any) -> Any:
+    """The operation without the write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
+    name, overload = schema_name(func).removeprefix("aten::"), overload_name(func)
+    full = f"{name}.{overload}"
+    renamed = _RENAMED.get(full) or _RENAMED.get(name)
+    if renamed is not None:
+        name, _, overload = renamed.partition(".")
+        return getattr(getattr(aten, name), overload or "default")
+    wanted = [
+        (a.name, str(a.type))
+        for a in arguments(func)
+        if not (a.alias_info is not None and a.alias_info.is_write and a.kwarg_only)
+    ]
+    if name.startswith("__i"):  # `<<=` is `__ilshift__`
+        name = f"__{name.removeprefix('__i')}"
+    else:
+        name = name.removesuffix("_")
+    packet = getattr(aten, name, None)
+    for candidate in packet.overloads() if packet is not None else ():
+        op = getattr(packet, candidate)
+        if kind_of(op) != "write" and [(a.name, str(a.type)) for a in arguments(op)] == wanted:
+            return op
+    raise NotImplementedError(f"{full} has no functional form")
+
+
+@functools.cache
+def is_random(func: Any) -> bool:
+    """True if its result may depend on a generator."""
+    return torch.Tag.nondeterministic_seeded in func.tags or any(a.name == "generator" for a in arguments(func))
+
+
+def is_draw(func: Any) -> bool:
+    """True if an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
+    if not is_random(func):
+        return False
+    try:
+        return (functional_op(func) if kind_of(func) == "write" else func) in RANDOM
+    except NotImplementedError:
+        return False
+
+
+def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
+    """(tensor written, functional op, its args, its kwargs)."""
+    written = [a for a in arguments(func) if a.alias_info is not None and a.alias_info.is_write]
+    if len(written) != 1 or "[]" in str(written[0].type):
+        raise NotImplementedError("it writes several tensors at once")
+    if func in (aten.copy_.default,):
+        return args[0], aten.copy.default, args, kwargs
+    if written[0].kwarg_only:
+        kwargs = dict(kwargs)
+        target = kwargs.pop(written[0].name)
+    else:
+        target = args[0]
+    return target, functional_op(func), args, kwargs
+
+
+@functools.cache
+def has_out(func: Any) -> bool:
+    """True if the operation writes its result into the tensor of `out=`."""
+    return any(arguments(func)[place].kwarg_only for place, _ in written_places(func))
+
+
+@functools.cache
+def written_places(func: Any) -> tuple[tuple[int, str], ...]:
+    """Returns place and name of each argument that the operation writes into."""
+    named = enumerate(arguments(func))
+    return tuple((i, a.name) for i, a in named if a.alias_info is not None and a.alias_info.is_write)
+
+
+def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """Returns the tensors that the operation writes into."""
+    written: list[torch.Tensor] = []
+    for place, name in written_places(func):
+        given: Any = kwargs.get(name, args[place] if place < len(args) else None)
+        written += [t for t in (given if type(given) in (list, tuple) else [given]) if isinstance(t, torch.Tensor)]
+    return written
+
+
+# ---- shape, dtype and strides, from PyTorch's meta device
+
+leave_compiler_unloaded()
+
+
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Returns every tensor among the arguments of an operation."""
+    found: list[torch.Tensor] = []
+    for value in values if type(values) in (list, tuple) else [values]:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in([*value])
+        elif isinstance(value, dict):
+            found += tensors_in(tuple(value.values()))
+    return found
+
+
+def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns `values` with `traced(tensor)` for each tensor that is none of the bridge; itself if nothing changes."""
+    changed: list[Any] | None = None
+    for place, value in enumerate(values):
+        kind = type(value)
+        if kind is BridgeTensor:
+            continue
+        if kind is list or kind is tuple:
+            new = with_tensors(value, traced)
+        elif issubclass(kind, torch.Tensor):
+            new = traced(value)
+        else:
+            continue
+        if new is not value:
+            changed = [*values] if changed is None else changed
+            changed[place] = new
+    return values if changed is None else type(values)(changed)
+
+
+def with_named_tensors(values: dict, traced: Callable[[torch.Tensor], torch.Tensor]) -> dict:
+    """As `with_tensors`, of keyword arguments."""
+    return dict(zip(values, with_tensors([*values.values()], traced), strict=True)) if values else values
+
+
+def listed(values: Any) -> tuple | list:
+    return values if isinstance(values, (tuple, list)) else (values,)
+
+
+def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The result of an operation as tensors on the meta device."""
+    kwargs = _on_meta(kwargs) if kwargs else {}
+    if _takes_device(func):
+        kwargs["device"] = "meta"
+    if "generator" in overload_name(func):
+        kwargs["generator"] = None
+    with below_dispatch():
+        answer = METAS.get(func) or func
+        return answer(*_twins(args), **kwargs)
+
+
+@functools.cache
+def _takes_device(func: Any) -> bool:
+    return any(a.name == "device" for a in arguments(func))
+
+
+def traced_meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
+    """As `meta_of`, of an operation on traced tensors. Raises `BridgeError` for a dtype that JAX does not have."""
+    metas = meta_of(func, args, kwargs)
+    for meta in tensors_in(metas):
+        refuse_dtype(meta.dtype)
+    return metas
+
+
+class MetaCache:
+    """`traced_meta_of`, asked once for each operation on the same shapes: recursion asks again and again."""
+
+    def __init__(self):
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
+        try:
+            return self._known[key]
+        except KeyError:
+            metas = self._known[key] = traced_meta_of(func, args, kwargs)
+            return metas
+        except TypeError:  # an argument that has no hash
+            return traced_meta_of(func, args, kwargs)
+
+
+def meta_of_strided(
+    base: BridgeTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """`as_strided` without PyTorch's check: the twin of a view of memory knows the view's own memory only."""
+    offset = base._meta.storage_offset() if storage_offset is None else storage_offset
+    return blank(size, stride, base.dtype, int(offset))
+
+
+def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
+    """Raise what PyTorch raises for an in-place operation that does not fit its target in shape or dtype."""
+    if not schema_name(func).endswith("_"):
+        return
+    if any(n > 1 and s == 0 for n, s in zip(target.shape, target._meta.stride(), strict=True)):
+        # Elements that share memory, of which the meta device says nothing.
+        args, kwargs = tree_map_only(BridgeTensor, lambda t: zeros_like(t._meta), (args, kwargs))
+        with below_dispatch():
+            func(*args, **kwargs)
+        return
+    scratch = blank(target.shape, target._meta.stride(), target.dtype)
+    kwargs = _on_meta(kwargs) if kwargs else {}
+    with below_dispatch():
+        func(scratch, *_twins(args[1:]), **kwargs)
+
+
+def _twins(values: tuple | list) -> list:
+    """Returns `values` with the tensors on the meta device of those in it."""
+    twins = []
+    for value in values:
+        kind = type(value)
+        if kind is BridgeTensor:
+            value = value._meta
+        elif kind is list or kind is tuple:
+            value = kind(_twins(value))
+        twins.append(value)
+    return twins
+
+
+def zeros_like(meta: torch.Tensor) -> torch.Tensor:
+    """Returns zeros on the host in the place of a twin."""
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).zero_()
+
+
+def _on_meta(kwargs: dict) -> dict:
+    named = zip(kwargs, _twins([*kwargs.values()]), strict=True)
+    return {k: "meta" if k == "device" else v for k, v in named if k not in ("generator", "pin_memory")}
+
+
+def _signature(values: tuple | list) -> tuple:
+    """The part of the arguments that decides shape, dtype and strides of a result. `True` and `1` are not the same."""
+    key: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is BridgeTensor:
+            meta = value._meta
+            key += (meta.shape, meta.stride(), meta.dtype)
+        elif kind is list or kind is tuple:
+            key.append(_signature(value))
+        else:
+            key += (kind, value)
+    return tuple(key)
+
+
+# ---- values
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _NARROW = (torch.bfloat16, torch.float16)
@@ -39,8 +342,19 @@ _BROADCAST = {
     aten._prelu_kernel.default: 1,
 }
 """Operations that PyTorch does not call pointwise, and the place of the argument that is broadcast to the result."""
+TRACE_ERRORS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+)
+
+DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
 _OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 """Exceptions of a lowering without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
+
+
+class LoweringError(NotImplementedError):
+    """A lowering raised for arguments that it takes: its own defect."""
 
 
 def compute(context: TraceContext, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
@@ -254,42 +568,3 @@ def _takes(lowering: Callable, args: tuple, kwargs: dict) -> bool:
     except ValueError:  # a function without a Python signature
         pass
     return True
-
-
-# How exact products of float32 numbers are: as PyTorch's setting says, unless JAX has been told something itself.
-
-_OF_PYTORCH = {"highest": "highest", "high": "high", "medium": "default"}
-_OF_CUDA = {"tf32": "high", "bf16": "default"}
-
-
-def matmul_precision() -> str:
-    """The precision of float32 products in a call traced now, in JAX's words.
-
-    `jax.default_matmul_precision` where the user has set it, otherwise `torch.get_float32_matmul_precision()`, which
-    `torch.backends.cuda.matmul.allow_tf32` sets too. JAX's own default is bf16 passes on a TPU and TF32 on a GPU;
-    PyTorch's is "highest".
-    """
-    return _of_jax() or _of_pytorch()
-
-
-def _of_jax() -> str | None:
-    return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _of_pytorch() -> str:
-    try:
-        return _OF_PYTORCH[torch.get_float32_matmul_precision()]
-    except RuntimeError:  # set for CUDA alone, by the newer switch
-        return _OF_CUDA.get(str(torch.backends.cuda.matmul.fp32_precision), "highest")
-
-
-def precision_is_given() -> bool:
-    """True if the user has set `jax.default_matmul_precision`."""
-    return _of_jax() is not None
-
-
-def products_of_pytorch() -> contextlib.AbstractContextManager:
-    """The context of a traced call: float32 products have PyTorch's precision, unless JAX has been given one."""
-    if precision_is_given():
-        return contextlib.nullcontext()
-    return jax.default_matmul_precision(_of_pytorch())

@@ -17,13 +17,10 @@ import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import TraceContext
-from bridge.dispatch.meta import listed, meta_of, meta_of_strided, tensors_in, zeros_like
-from bridge.dispatch.schema import is_random, kind_of
+from bridge.dispatch.compute import is_random, kind_of, listed, meta_of, meta_of_strided, tensors_in, zeros_like
 from bridge.dispatch.views import view_steps
-from bridge.tensor.convert import array_of
-from bridge.tensor.layout import elements, positions, version_of, what_is_special
-from bridge.tensor.storage import REGION, Cell, View
-from bridge.tensor.tensor import BridgeTensor, as_view, blank, fresh
+from bridge.tensor.arrays import array_of, elements, positions, version_of, what_is_special
+from bridge.tensor.tensor import REGION, BridgeTensor, Cell, View, as_view, blank, fresh
 
 aten = torch.ops.aten
 

@@ -26,21 +26,28 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, TraceContext
-from bridge.dispatch.meta import with_named_tensors, with_tensors
+from bridge.dispatch.compute import with_named_tensors, with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (
+    SIZED,
+    Rows,
     conditions_among,
+    is_mask,
+    is_prefix,
     is_traced_number,
     is_traced_place,
     is_whole,
     is_window,
     places_of,
+    refused,
+    rows_by_length,
+    rows_by_mask,
     selected,
+    sized,
 )
-from bridge.symbolic.ragged import SIZED, Rows, is_mask, is_prefix, refused, rows_by_length, rows_by_mask, sized
-from bridge.tensor.convert import tensor_of
+from bridge.tensor.arrays import tensor_of
 from bridge.tensor.tensor import BridgeTensor
 
 _GRADIENT_HOOKS = (

@@ -1,61 +1,90 @@
-"""Every torch operation of a traced call: PyTorch decides shape, dtype and aliasing, a JAX lowering the values.
+"""Every torch operation of a traced call, and the modes and replaced names that bring it here.
 
 `Dispatch` sits below PyTorch's own dispatcher, so composite functions, autocast, gradient mode and view rules are
-PyTorch's own. What arrives here are ATen operations, and for each one of four things happens: it makes a view or
-writes in place (`mutation.py`), it draws random numbers (`random.py`), or it computes a new tensor (`compute.py`).
+PyTorch's own. What arrives here are ATen operations, and for each one of three things happens: it makes a view or
+writes in place (`views.py`), it draws random numbers (`random.py`), or it computes a new tensor (`compute.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
+import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import torch
 
 from bridge._compat.torch import (
+    NO_MEMORY,
+    UNVALIDATED_DISTRIBUTIONS,
     HigherOrderOperator,
+    Replacement,
+    Replacements,
     UncompiledDispatchMode,
+    before,
+    compiler_is_loaded,
     is_composite,
     is_without_memory,
     returns,
     schema_name,
 )
+from bridge.autograd import checkpoint, engine
 from bridge.autograd.engine import NO_GRAPH
+from bridge.autograd.function import in_place_of_apply
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
-from bridge.dispatch.compute import compute, precision_is_given
-from bridge.dispatch.constants import BY_SHAPE, ConstantTable
-from bridge.dispatch.meta import MetaCache, with_named_tensors, with_tensors
-from bridge.dispatch.mutation import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.dispatch.random import RANDOM, Rng, seeded_generator
-from bridge.dispatch.schema import draws_numbers, each_of, is_random, kind_of, shapes_by_data, written_arguments
-from bridge.dispatch.unsupported import (
+from bridge.context import CURRENT, current, entered
+from bridge.dispatch.compute import (
     DEFECT_REMEDY,
-    SHAPE_REMEDY,
     TRACE_ERRORS,
-    UNSUPPORTED_REMEDY,
     LoweringError,
-    Survey,
-    asked_inside,
-    of_functions,
-    untranslated,
+    MetaCache,
+    compute,
+    draws_numbers,
+    each_of,
+    is_random,
+    kind_of,
+    shapes_by_data,
+    with_named_tensors,
+    with_tensors,
+    written_arguments,
+)
+from bridge.dispatch.constants import BY_SHAPE, ConstantTable
+from bridge.dispatch.function_mode import Functions
+from bridge.dispatch.random import (
+    RANDOM,
+    CallGenerator,
+    Rng,
+    default_generator_as,
+    draw,
+    restore_python,
+    seeded_generator,
+    state_of_python,
 )
 from bridge.dispatch.values import (
     CHECKS,
+    SHAPE_REMEDY,
+    UNSUPPORTED_REMEDY,
+    Survey,
+    asked_inside,
     check_matrix,
     is_all_true,
     is_equal,
     kernel_error,
     number_of,
+    of_functions,
     raise_if_refused,
+    untranslated,
 )
-from bridge.errors import BridgeError, BridgeWarning, where_in_module
+from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.symbolic.int64 import checked, note_constant
-from bridge.tensor.generators import draw
+from bridge.symbolic.ranges import checked, note_constant
 from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
@@ -293,3 +322,203 @@ _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._has_same_storage_numel.default: lambda *_: True,  # of a tangent and its primal: they have no memory here
 }
 """Operations that give PyTorch's code a number, or raise."""
+
+
+# How exact products of float32 numbers are: as PyTorch's setting says, unless JAX has been told something itself.
+
+_OF_PYTORCH = {"highest": "highest", "high": "high", "medium": "default"}
+_OF_CUDA = {"tf32": "high", "bf16": "default"}
+
+
+def matmul_precision() -> str:
+    """The precision of float32 products in a call traced now, in JAX's words.
+
+    `jax.default_matmul_precision` where the user has set it, otherwise `torch.get_float32_matmul_precision()`, which
+    `torch.backends.cuda.matmul.allow_tf32` sets too. JAX's own default is bf16 passes on a TPU and TF32 on a GPU;
+    PyTorch's is "highest".
+    """
+    return _of_jax() or _of_pytorch()
+
+
+def _of_jax() -> str | None:
+    return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _of_pytorch() -> str:
+    try:
+        return _OF_PYTORCH[torch.get_float32_matmul_precision()]
+    except RuntimeError:  # set for CUDA alone, by the newer switch
+        return _OF_CUDA.get(str(torch.backends.cuda.matmul.fp32_precision), "highest")
+
+
+def precision_is_given() -> bool:
+    """True if the user has set `jax.default_matmul_precision`."""
+    return _of_jax() is not None
+
+
+def products_of_pytorch() -> contextlib.AbstractContextManager:
+    """The context of a traced call: float32 products have PyTorch's precision, unless JAX has been given one."""
+    if precision_is_given():
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision(_of_pytorch())
+
+
+# ---- Python functions that a call replaces by name
+
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {}
+
+
+def register_function(name: str, replacement: Callable[..., Any]) -> None:
+    """Run `replacement` where code in a traced call looks up the function `name`; PyTorch's calls run it unchanged.
+
+    `name` is `package.module:attribute`, with further attributes after dots: of a namespace that holds the function, or
+    of a class. Code that has done `from package.module import f` looks it up in its own module: `own.module:f`. The
+    replacement gets the same arguments, runs as the code of the module does, and may write into tensors. The module
+    need not be imported yet. The last replacement for a name counts.
+
+    Raises `ValueError` for a name of another form; a call raises `BridgeError` if the module has no such function.
+    """
+    check_name(name)
+    _REPLACEMENTS[name] = replacement
+
+
+def check_name(name: str) -> None:
+    """Raise `ValueError` unless the name has the form of a function's."""
+    module, _, path = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
+        raise ValueError(f"{name!r} names no function; use package.module:function")
+
+
+@contextlib.contextmanager
+def replaced(functions: Iterable[str], active: Callable[[], Any]) -> Iterator[None]:
+    """Within it the registered functions, and these, are replaced in the modules that have been imported so far.
+
+    `active` returns the traced call of a thread: code outside of one, in other threads, runs the functions themselves.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in dict.fromkeys([*_REPLACEMENTS, *functions]):
+            if name.partition(":")[0] in sys.modules:
+                stack.enter_context(_place_of(name, active))
+        yield
+
+
+_LOCK = threading.Lock()
+_PLACES: dict[str, tuple[Any, Replacements]] = {}
+"""The owner of each function that was replaced so far, and what replaces it there."""
+
+
+def _place_of(name: str, active: Callable[[], Any]) -> Replacements:
+    module, _, path = name.partition(":")
+    *steps, attribute = path.split(".")
+    try:
+        owner = functools.reduce(getattr, steps, sys.modules[module])
+        getattr(owner, attribute)
+    except AttributeError as error:
+        raise BridgeError(f"the registered function {name} is not there: {error}; correct the name") from None
+
+    def make(original: Any) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            call = active()
+            function: Any = original
+            if call is not None:
+                function = call.functions.get(name) or _REPLACEMENTS.get(name, original)
+            return function(*args, **kwargs)
+
+        return chosen
+
+    with _LOCK:
+        if name not in _PLACES or _PLACES[name][0] is not owner:
+            _PLACES[name] = owner, Replacements(Replacement(owner, attribute, make))
+        return _PLACES[name][1]
+
+
+# ---- the context of a traced call
+
+
+def _turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
+    """Before `torch.compile`: it would find modes active, not compile the code, and not try again.
+
+    A call turns the compiler off where it begins, if that is loaded, which takes seconds.
+    """
+    if CURRENT.compiler is not None:
+        CURRENT.compiler.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+_MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "autocast": (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    "the dtype of autocast": (partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
+}
+
+
+def _put_back(before: dict[str, Any]) -> list[str]:
+    """Restores the modes; returns the names of those that were changed."""
+    changed = [name for name, (get, _) in _MODES.items() if get() != before[name]]
+    for name in changed:
+        _MODES[name][1](before[name])
+    return changed
+
+
+@contextlib.contextmanager
+def tracing(dispatch: Dispatch) -> Iterator[None]:
+    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
+
+    An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
+    PyTorch.
+    """
+    state, default_dtype, before_modes = (
+        state_of_python(),
+        torch.get_default_dtype(),
+        {n: get() for n, (get, _) in _MODES.items()},
+    )
+    compiler, CURRENT.compiler = CURRENT.compiler, contextlib.ExitStack()
+    try:
+        with (
+            entered(dispatch),
+            _REPLACED,
+            default_generator_as(CallGenerator()),
+            products_of_pytorch(),
+            CURRENT.compiler,
+            dispatch,
+            Functions(dispatch),
+            replaced(dispatch.functions, current),
+        ):
+            if compiler_is_loaded():
+                _turn_compiler_off()
+            yield
+            changed = _put_back(before_modes)
+        if changed:
+            raise dispatch.error(
+                f"the call leaves {' and '.join(changed)} changed, which later calls and other code would have",
+                "use a context manager such as torch.no_grad() or torch.autocast()",
+            )
+        drawn = restore_python(state) if threading.active_count() == 1 else None
+        if drawn is not None:
+            raise dispatch.error(
+                f"the call drew random numbers from {drawn}, which would be constants of the program",
+                "draw with torch, or pass the number as an argument",
+            )
+    except Exception as error:
+        if dispatch.failed is not None and error is not dispatch.failed:
+            raise dispatch.failed from error
+        if isinstance(error, RuntimeError) and str(error).startswith(NO_MEMORY):
+            raise dispatch.error(f"code that leaves PyTorch {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY, error) from error
+        raise
+    else:
+        if dispatch.failed is not None:
+            raise dispatch.failed
+    finally:
+        _put_back(before_modes)
+        torch.set_default_dtype(default_dtype)
+        CURRENT.compiler = compiler
+
+
+_REPLACED = Replacements(
+    UNVALIDATED_DISTRIBUTIONS,
+    in_place_of_apply(tracing),
+    *checkpoint.REPLACED,
+    *engine.REPLACED,
+    before(torch, "compile", _turn_compiler_off),
+)
+"""The names of PyTorch that another object has while a call runs."""

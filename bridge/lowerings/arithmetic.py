@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings.cache import inlined
-from bridge.lowerings.custom_gradients import converted, with_derivatives
-from bridge.lowerings.registry import METAS, lowers, of_widened, widened
+from bridge.lowerings.derivatives import converted, with_derivatives
+from bridge.lowerings.registry import METAS, inlined, lowers, of_widened, widened
 
 aten = torch.ops.aten
 

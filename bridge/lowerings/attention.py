@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from jax.custom_derivatives import SymbolicZero
 
 from bridge._compat.jax import Tracer
-from bridge.lowerings.cache import inlined
 from bridge.lowerings.creation import broadcast
-from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, METAS, lowers
+from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, METAS, inlined, lowers
 
 aten = torch.ops.aten
 

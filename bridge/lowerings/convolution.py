@@ -21,8 +21,7 @@ from bridge._compat.torchax import decomposition
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.norms import batch_norm
 from bridge.lowerings.registry import DECOMPOSITIONS, LOWERINGS, METAS, lowers, widened
-from bridge.tensor.storage import regraft
-from bridge.tensor.tensor import BridgeTensor
+from bridge.tensor.tensor import BridgeTensor, regraft
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

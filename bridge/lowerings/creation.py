@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings.cache import inlined
-from bridge.lowerings.registry import METAS, lowers, widened
-from bridge.tensor.convert import jax_dtype
-from bridge.tensor.storage import regraft
+from bridge.lowerings.registry import METAS, inlined, lowers, widened
+from bridge.tensor.arrays import jax_dtype
+from bridge.tensor.tensor import regraft
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import torch
 
 from bridge._compat.torchax import torchax_lowering
-from bridge.lowerings.cache import inlined
-from bridge.lowerings.custom_gradients import with_derivatives
-from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, lowers, of_widened, widened
-from bridge.tensor.generators import generator_of
-from bridge.tensor.storage import regraft
+from bridge.dispatch.random import generator_of
+from bridge.lowerings.derivatives import with_derivatives
+from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
+from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
 

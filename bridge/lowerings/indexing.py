@@ -12,7 +12,7 @@ import torch
 from bridge._compat.torchax import torchax_embedding, torchax_gather, torchax_index_put
 from bridge.lowerings.creation import NARROW, broadcast
 from bridge.lowerings.registry import METAS, decomposes, lowers, widened
-from bridge.tensor.storage import regraft
+from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
 

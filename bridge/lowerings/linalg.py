@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import torch
 
 from bridge.errors import refusal
-from bridge.lowerings.cache import inlined
-from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, decomposes, lowers, widened
-from bridge.tensor.storage import regraft
+from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, decomposes, inlined, lowers, widened
+from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
 

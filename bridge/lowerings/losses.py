@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.lowerings.cache import inlined
-from bridge.lowerings.custom_gradients import with_derivatives
+from bridge.lowerings.derivatives import with_derivatives
 from bridge.lowerings.elementwise import absolute
-from bridge.lowerings.registry import METAS, lowers, widened
-from bridge.tensor.storage import regraft
+from bridge.lowerings.registry import METAS, inlined, lowers, widened
+from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
 

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings.cache import inlined
-from bridge.lowerings.registry import DECOMPOSITIONS, METAS, lowers, widened
-from bridge.tensor.convert import jax_dtype
+from bridge.lowerings.registry import DECOMPOSITIONS, METAS, inlined, lowers, widened
+from bridge.tensor.arrays import jax_dtype
 
 aten = torch.ops.aten
 

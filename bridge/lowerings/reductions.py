@@ -17,8 +17,8 @@ from bridge.lowerings.creation import to_copy
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import lowers, widened
-from bridge.tensor.convert import jax_dtype
-from bridge.tensor.storage import regraft
+from bridge.tensor.arrays import jax_dtype
+from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
 

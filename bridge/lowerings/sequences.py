@@ -11,7 +11,7 @@ import torch
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes
 from bridge.lowerings.registry import decomposes, lowers
-from bridge.tensor.convert import tensor_of
+from bridge.tensor.arrays import tensor_of
 from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten

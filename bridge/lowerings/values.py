@@ -18,7 +18,7 @@ from bridge.errors import refusal
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.symbolic.ranges import range_of
-from bridge.tensor.convert import jax_dtype
+from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor, blank, fresh
 
 aten = torch.ops.aten

@@ -14,12 +14,10 @@ from torch import nn
 
 from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
-from bridge.parity.inputs import Advance, Call, named_inputs, widened
-from bridge.parity.leaves import Again, compare
-from bridge.parity.report import Environment, ParityReport, Row
-from bridge.parity.sides import JaxSide, TorchSide, copied
+from bridge.parity.report import Again, Environment, ParityReport, Row, compare
+from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, named_inputs, widened
 from bridge.parity.sides import jitter as add_jitter
-from bridge.symbolic.int64 import Int64, check_values, checked
+from bridge.symbolic.ranges import Int64, check_values, checked
 
 __all__ = ["Environment", "ParityReport", "Row", "verify"]
 

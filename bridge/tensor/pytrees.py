@@ -57,7 +57,7 @@ def empty_like(value: Any) -> Any:
     return _empty(type(value), _setting(value))
 
 
-def fill(container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+def put_items(container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
     """Put (key, item) into a new container, in this order."""
     base = built_in(type(container))
     if issubclass(base, dict):
@@ -208,7 +208,7 @@ def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] 
             new = _empty(node.kind, node.setting)
             made.append(new)
             if built_in(node.kind):
-                fill(new, zip(node.keys, map(part, node.items), strict=True))
+                put_items(new, zip(node.keys, map(part, node.items), strict=True))
         if node.names:
             vars(new).update(zip(node.names, map(part, node.attributes), strict=True))
         return new

@@ -14,8 +14,7 @@ from bridge.dispatch import constants as adoption
 from bridge.dispatch import mode as dispatch
 from bridge.dispatch import random
 from bridge.lowerings import DECOMPOSITIONS
-from bridge.tensor import convert as arrays
-from bridge.tensor import storage as cells
+from bridge.tensor import arrays
 from bridge.tensor import tensor as tensors
 
 call_file, parity_file = (importlib.import_module(f"bridge.{name}") for name in ("module.call", "parity"))
@@ -26,15 +25,15 @@ def without_stop(monkeypatch):
 
 
 def without_own_cell(monkeypatch):
-    monkeypatch.setattr(cells.Cell, "detached", lambda self: self)
+    monkeypatch.setattr(tensors.Cell, "detached", lambda self: self)
 
 
 def with_own_memory(monkeypatch):
     """A detached tensor that is a copy."""
     monkeypatch.setattr(
-        cells.Cell,
+        tensors.Cell,
         "detached",
-        lambda self: cells.Cell(cells.Storage(self.read()), cells.stop_gradient(self.read()), False),
+        lambda self: tensors.Cell(tensors.Storage(self.read()), tensors.stop_gradient(self.read()), False),
     )
 
 
@@ -43,34 +42,32 @@ def without_visible_requires_grad(monkeypatch):
 
 
 def without_regraft(monkeypatch):
-    for file in (cells, tensors):
-        monkeypatch.setattr(file, "regraft", lambda value, path: value)
+    monkeypatch.setattr(tensors, "regraft", lambda value, path: value)
 
 
 def with_stopped_writes(monkeypatch):
     """The other half-rule: a write without gradients cuts the path instead of keeping it."""
-    for file in (cells, tensors):
-        monkeypatch.setattr(file, "regraft", lambda value, path: jax.lax.stop_gradient(value))
+    monkeypatch.setattr(tensors, "regraft", lambda value, path: jax.lax.stop_gradient(value))
 
 
 def with_writes_that_stop(monkeypatch):
     """Every write cuts the gradient, as if gradients were always off for it."""
-    original = cells.Cell.write
+    original = tensors.Cell.write
 
     def write(self, array, **settings):
         original(self, jax.lax.stop_gradient(array), **settings)
 
-    monkeypatch.setattr(cells.Cell, "write", write)
+    monkeypatch.setattr(tensors.Cell, "write", write)
 
 
 def without_writes(monkeypatch):
-    monkeypatch.setattr(cells.Cell, "write", lambda self, array, **settings: None)
+    monkeypatch.setattr(tensors.Cell, "write", lambda self, array, **settings: None)
 
 
 def without_write_back(monkeypatch):
     def write(self, value, *, tracked, **_settings):
         self._views = ()
-        self._cell = cells.Cell(cells.Storage(value), value, tracked)
+        self._cell = tensors.Cell(tensors.Storage(value), value, tracked)
 
     monkeypatch.setattr(tensors.BridgeTensor, "write", write)
 

@@ -16,9 +16,9 @@ from rows_registry import Row
 
 import bridge
 from bridge.parity import ParityReport
-from bridge.parity.leaves import Leaves, compare, leaf_of, named
+from bridge.parity.report import Leaves, compare, leaf_of, named
 from bridge.parity.sides import drawing, gradient_leaf, projection
-from bridge.tensor.convert import array_of
+from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import bridge
 from bridge.autograd import checkpoint as checkpoint_file
-from bridge.tensor.storage import Region
+from bridge.tensor.tensor import Region
 
 # ---- `torch.utils.checkpoint`: the same values, gradients and writes, and less is kept for the backward pass
 

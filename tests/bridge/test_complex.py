@@ -206,7 +206,7 @@ BITS = {
 def test_bits_as_another_dtype(name):
     dtype, x = BITS[name]
     fn = bridge.export(Call(lambda x: x.view(dtype)))
-    out, _ = fn({}, {}, bridge.tensor.convert.array_of(x))
+    out, _ = fn({}, {}, bridge.tensor.arrays.array_of(x))
     np.testing.assert_array_equal(out, x.view(dtype).numpy())
 
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 import bridge
 from bridge._compat.torch import Replacements
-from bridge.dispatch import tracing
+from bridge.dispatch import mode
 
 # ---- `torch.autograd.Function`: the gradient is its backward's, whatever its forward does
 
@@ -256,7 +256,7 @@ def test_outside_a_traced_call_it_is_pytorchs_own():
 
 def test_the_rule_is_needed(monkeypatch):
     """Without it PyTorch's own `apply` runs."""
-    monkeypatch.setattr(tracing, "_REPLACED", Replacements())
+    monkeypatch.setattr(mode, "_REPLACED", Replacements())
     report = bridge.verify(Module(CALLS["reversed"]), X.clone().requires_grad_(), tolerance=1e-5)
     assert not report.ok
 

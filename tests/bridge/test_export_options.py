@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bridge
-from bridge.dispatch import named_functions, tracing
+from bridge.dispatch import mode
 from models_torch.registry import architecture, build, example_batch
 
 # ---- `bridge.export(name_scopes=True)`: operations have the qualified names of the submodules that they come from
@@ -225,7 +225,7 @@ def use(buffer, new, lengths):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(named_functions, "_REPLACEMENTS", {})
+    monkeypatch.setattr(mode, "_REPLACEMENTS", {})
     monkeypatch.setattr(kernels, "written", written)
     bridge.register_function(NAME, written_anywhere)
 
@@ -274,7 +274,7 @@ def test_a_function_is_replaced_only_while_a_call_runs(registered):
 
 
 def test_without_the_rule_the_function_cannot_be_traced(registered, monkeypatch):
-    monkeypatch.setattr(tracing, "replaced", lambda functions, active: contextlib.nullcontext())
+    monkeypatch.setattr(mode, "replaced", lambda functions, active: contextlib.nullcontext())
     with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
         jax.eval_shape(lambda *inputs: bridge.export(Call(use))({}, {}, *inputs)[0], BUFFER.numpy(), NEW.numpy(), LAST)
 

@@ -15,8 +15,7 @@ from torch import nn
 
 import bridge
 from bridge.dispatch import compute as computation
-from bridge.symbolic.int64 import follow
-from bridge.symbolic.ranges import range_of
+from bridge.symbolic.ranges import follow, range_of
 
 IDS = torch.tensor([[3, 1, 2], [0, 3, 7]])
 

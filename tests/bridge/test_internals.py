@@ -12,7 +12,7 @@ import torch
 
 import bridge
 from benchmarks.trace_cost import calls
-from bridge._compat import releases
+from bridge._compat import torchax as releases
 from bridge._compat.torchax import MissingOperation, missing_operations_tolerated
 
 _PRIVATE = re.compile(
@@ -77,19 +77,19 @@ def test_the_search_finds_a_wide_handler():
 def test_a_missing_name_is_refused(monkeypatch):
     monkeypatch.setitem(releases._NAMES, torch, "_C._not_there_any_more")
     with pytest.raises(bridge.BridgeError, match=r"_C\._not_there_any_more.*constraints"):
-        releases.check()
+        releases.check_releases()
 
 
 def test_an_untested_release_is_announced(monkeypatch):
     monkeypatch.setattr(releases, "TESTED", releases.TESTED | {"torch": ((1, 0), (1, 13))})
     with pytest.warns(bridge.BridgeWarning, match="tested with 1.0 to 1.13"):
-        releases.check()
+        releases.check_releases()
 
 
 def test_the_installed_release_is_tested():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        releases.check()
+        releases.check_releases()
 
 
 def test_an_operation_that_is_gone_stops_only_a_tested_release(monkeypatch):

@@ -25,9 +25,9 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import bridge
-from bridge.dispatch.tracing import _REPLACED
-from bridge.tensor.convert import array_of
-from bridge.tensor.generators import _REPLACED as OF_GENERATORS
+from bridge.dispatch.mode import _REPLACED
+from bridge.dispatch.random import _REPLACED as OF_GENERATORS
+from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert
 from bridge.tensor.tensor import BridgeTensor
 

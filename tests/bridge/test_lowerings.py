@@ -15,7 +15,7 @@ from torch import nn
 
 import bridge
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.lowerings.cache import inlined
+from bridge.lowerings.registry import inlined
 
 # ---- Every lowering of ours against PyTorch in float64, with and without it, and in narrow dtypes
 

@@ -17,10 +17,10 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stac
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import bridge
-from bridge.parity.leaves import compare as compared
-from bridge.parity.leaves import named
+from bridge.parity.report import compare as compared
+from bridge.parity.report import named
 from bridge.parity.sides import projection
-from bridge.tensor import storage as cells
+from bridge.tensor import tensor as cells
 from bridge.tensor import tensor as tensors
 
 # ---- The gradient of a gradient penalty, for every row about gradient mode and in-place writes, against PyTorch's

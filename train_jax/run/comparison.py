@@ -11,7 +11,7 @@ import numpy as np
 
 import bridge
 from bridge.parity import ParityReport
-from bridge.tensor.convert import tensor_of
+from bridge.tensor.arrays import tensor_of
 from bridge.tensor.pytrees import convert
 from models_torch.outside import is_outside
 from train_jax.errors import UserError
