@@ -5,46 +5,59 @@ The lowest file: it imports nothing of the bridge. `dispatch.mode.Dispatch` impl
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of `export`, which has their meanings."""
+
+    without_lowerings: frozenset[str] = frozenset()
+    lowerings: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+    functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+    recompute: tuple[str, ...] = ()
+    """The names of the submodules."""
+    int64: str = "refuse"
+    name_scopes: bool = False
+
+
 class TraceContext(Protocol):
     """One traced call: its options, its random key, its tensors, and how its errors are made."""
 
+    options: Options
     rng: Any
     """A key, a `ShardedKey`, draws made elsewhere, or None."""
     draws: int
     """How many draws have been made."""
     recording: int
     """The graph that PyTorch records of the call: `engine.NO_GRAPH`, `GRAPH` or `GRAPH_FROM_INPUTS`."""
-    traced: bool
-    """True if any number of the call is a tracer."""
     is_backward: bool
     """True if it is the backward of a `torch.autograd.Function`, which has no key."""
     checked: str | None
     """Within a function of `values.CHECKING`: what it checks."""
+    metas: dict[Any, Any]
+    """Results on the meta device, by operation and shapes."""
     survey: Any
     """The `Survey` of a call that lists its operations; None in every other."""
     checks_int64: bool
     """True if results are checked to fit into 32 bits: not where integers have 64 bits, nor where they may wrap."""
     products_of_pytorch: bool
     """True if the precision of float32 products is PyTorch's setting."""
-    off: frozenset[str]
-    """Names of operations that shall not use the bridge's own lowering."""
-    lowerings: Mapping[str, Callable]
-    """Names of operations -> lowerings that `export` was given."""
-    functions: Mapping[str, Callable]
-    """Names of Python functions -> what this call runs in their place."""
     state: list[Any]
     """The tensors of parameters and buffers."""
     inputs: list[Any]
     """The tensors among the arguments."""
+
+    @property
+    def traced(self) -> bool:
+        """True if any parameter, buffer or input is a tracer."""
+        ...
 
     def adopt(self, real: torch.Tensor) -> Any:
         """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""
@@ -68,10 +81,6 @@ class TraceContext(Protocol):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Computes an operation as if PyTorch had dispatched it."""
-        ...
-
-    def metas_of(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Returns the result of an operation as tensors on the meta device."""
         ...
 
     def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -107,6 +116,8 @@ class _Current(threading.local):
     """True if PyTorch records a graph of its own, which has to know of leaves."""
     compiler: Any = None
     """A context that turns `torch.compile` off for the call."""
+    generator: Any = None
+    """The default generator of the call, once the code asks for it."""
 
 
 CURRENT = _Current()
@@ -117,16 +128,3 @@ RUNNING: list[TraceContext] = []
 def current() -> TraceContext | None:
     """Returns the innermost traced call that this thread is in."""
     return CURRENT.call
-
-
-@contextlib.contextmanager
-def entered(call: TraceContext) -> Iterator[None]:
-    """Within it, `call` is this thread's traced call."""
-    before = CURRENT.call, CURRENT.recording
-    CURRENT.call, CURRENT.recording = call, bool(call.recording)
-    RUNNING.append(call)
-    try:
-        yield
-    finally:
-        RUNNING.remove(call)
-        CURRENT.call, CURRENT.recording = before

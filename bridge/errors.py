@@ -54,17 +54,12 @@ def is_framework(path: str) -> bool:
     return of_python or path.startswith((*FRAMEWORK, "<"))
 
 
-@contextlib.contextmanager
-def placed(where: Callable[[BaseException], str]) -> Iterator[None]:
+def add_place(error: Exception, where: Callable[[BaseException], str]) -> None:
     """Add `where(error)` as a note to an error that PyTorch's own code raises and that names no place so far."""
-    try:
-        yield
-    except Exception as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        noted = isinstance(error, BridgeError) or hasattr(error, "__notes__")
-        if not noted and is_framework(frame.f_code.co_filename):
-            error.add_note(where(error))
-        raise
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    noted = isinstance(error, BridgeError) or hasattr(error, "__notes__")
+    if not noted and is_framework(frame.f_code.co_filename):
+        error.add_note(where(error))
 
 
 def where_in_module(names: Mapping[int, str], error: BaseException | None = None) -> str:

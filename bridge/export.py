@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from torch import nn
 
 from bridge._compat.torch import is_script
+from bridge.context import Options
 from bridge.dispatch.mode import check_name
 from bridge.dispatch.random import Rng, check_key
 from bridge.dispatch.values import Survey
@@ -90,9 +91,11 @@ class Functional(Exported):
 
     def _run(self, request: Request) -> tuple[Result, list[str]]:
         """Returns everything that the call leaves behind, and the parameters that it has written."""
-        check_policy(self.int64)
+        if self.options.int64 == "exact":
+            check_policy(self.options.int64)
         check_method(self.module, request.method)
-        check_key(request.rng)
+        if request.rng is not None:
+            check_key(request.rng)
         self._check(request.params, self.params, "parameter")
         self._check(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
@@ -177,12 +180,7 @@ def export(
         module,
         {name: array_of(t) for name, t in state.items() if t.requires_grad},
         {name: array_of(t) for name, t in state.items() if not t.requires_grad},
-        frozenset(without_lowerings),
-        lowerings,
-        functions,
-        chosen,
-        int64,
-        name_scopes,
+        Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes),
         second_names(module),
     )
 

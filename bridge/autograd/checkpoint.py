@@ -48,8 +48,9 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
     outputs, holders, slots = left
     for (holder, slot), array in zip(slots, arrays, strict=True):
         setattr(holder, slot, array)
-    for holder in holders:
-        REGION.note(holder)
+    if outer is not None:
+        for holder in holders:
+            REGION.note(holder)
     return outputs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from bridge._compat.torch import (
 from bridge._compat.torchax import decomposition, torchax_lowering
 from bridge.context import TraceContext
 from bridge.dispatch.random import RANDOM, drawn_numbers
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, first_line
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS, cast
@@ -105,15 +106,14 @@ def functional_op(func: Any) -> Any:
     """The operation without the write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
     name, overload = schema_name(func).removeprefix("aten::"), overload_name(func)
     full = f"{name}.{overload}"
+    written = [place for place, _ in written_places(func)]
+    if len(written) > 1 or any("[]" in str(arguments(func)[place].type) for place in written):
+        raise NotImplementedError("it writes several tensors at once")
     renamed = _RENAMED.get(full) or _RENAMED.get(name)
     if renamed is not None:
         name, _, overload = renamed.partition(".")
         return getattr(getattr(aten, name), overload or "default")
-    wanted = [
-        (a.name, str(a.type))
-        for a in arguments(func)
-        if not (a.alias_info is not None and a.alias_info.is_write and a.kwarg_only)
-    ]
+    wanted = [(a.name, str(a.type)) for i, a in enumerate(arguments(func)) if not (i in written and a.kwarg_only)]
     if name.startswith("__i"):  # `<<=` is `__ilshift__`
         name = f"__{name.removeprefix('__i')}"
     else:
@@ -144,17 +144,11 @@ def is_draw(func: Any) -> bool:
 
 def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
     """(tensor written, functional op, its args, its kwargs)."""
-    written = [a for a in arguments(func) if a.alias_info is not None and a.alias_info.is_write]
-    if len(written) != 1 or "[]" in str(written[0].type):
-        raise NotImplementedError("it writes several tensors at once")
-    if func in (aten.copy_.default,):
-        return args[0], aten.copy.default, args, kwargs
-    if written[0].kwarg_only:
-        kwargs = dict(kwargs)
-        target = kwargs.pop(written[0].name)
-    else:
-        target = args[0]
-    return target, functional_op(func), args, kwargs
+    functional = aten.copy.default if func is aten.copy_.default else functional_op(func)
+    if has_out(func):
+        ((_, name),) = written_places(func)
+        return kwargs[name], functional, args, {key: value for key, value in kwargs.items() if key != name}
+    return args[0], functional, args, kwargs
 
 
 @functools.cache
@@ -175,7 +169,10 @@ def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor
     written: list[torch.Tensor] = []
     for place, name in written_places(func):
         given: Any = kwargs.get(name, args[place] if place < len(args) else None)
-        written += [t for t in (given if type(given) in (list, tuple) else [given]) if isinstance(t, torch.Tensor)]
+        if isinstance(given, torch.Tensor):
+            written.append(given)
+        elif isinstance(given, (list, tuple)):
+            written.extend(given)
     return written
 
 
@@ -218,53 +215,41 @@ def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) ->
 
 def with_named_tensors(values: dict, traced: Callable[[torch.Tensor], torch.Tensor]) -> dict:
     """As `with_tensors`, of keyword arguments."""
-    return dict(zip(values, with_tensors([*values.values()], traced), strict=True)) if values else values
+    return dict(zip(values, with_tensors([*values.values()], traced), strict=True))
 
 
 def listed(values: Any) -> tuple | list:
     return values if isinstance(values, (tuple, list)) else (values,)
 
 
+def metas_of(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """As `meta_of`, asked once for each operation on the same shapes: recursion asks again and again."""
+    key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
+    try:
+        return context.metas[key]
+    except KeyError:
+        metas = context.metas[key] = meta_of(func, args, kwargs)
+        return metas
+    except TypeError:  # an argument that has no hash
+        return meta_of(func, args, kwargs)
+
+
 def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The result of an operation as tensors on the meta device."""
-    kwargs = _on_meta(kwargs) if kwargs else {}
-    if _takes_device(func):
-        kwargs["device"] = "meta"
-    if "generator" in overload_name(func):
-        kwargs["generator"] = None
+    """The result of an operation as tensors on the meta device. Raises `BridgeError` for a dtype that JAX lacks."""
+    kwargs = (_on_meta(kwargs) if kwargs else {}) | _meta_settings(func)
     with below_dispatch():
-        answer = METAS.get(func) or func
-        return answer(*_twins(args), **kwargs)
-
-
-@functools.cache
-def _takes_device(func: Any) -> bool:
-    return any(a.name == "device" for a in arguments(func))
-
-
-def traced_meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
-    """As `meta_of`, of an operation on traced tensors. Raises `BridgeError` for a dtype that JAX does not have."""
-    metas = meta_of(func, args, kwargs)
-    for meta in tensors_in(metas):
-        refuse_dtype(meta.dtype)
+        metas = (METAS.get(func) or func)(*_twins(args), **kwargs)
+    for meta in metas if isinstance(metas, (tuple, list)) else (metas,):
+        if isinstance(meta, torch.Tensor):
+            refuse_dtype(meta.dtype)
     return metas
 
 
-class MetaCache:
-    """`traced_meta_of`, asked once for each operation on the same shapes: recursion asks again and again."""
-
-    def __init__(self):
-        self._known: dict[Any, Any] = {}
-
-    def __call__(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
-        try:
-            return self._known[key]
-        except KeyError:
-            metas = self._known[key] = traced_meta_of(func, args, kwargs)
-            return metas
-        except TypeError:  # an argument that has no hash
-            return traced_meta_of(func, args, kwargs)
+@functools.cache
+def _meta_settings(func: Any) -> dict[str, Any]:
+    """The keyword arguments with which an operation runs on the meta device."""
+    device = {"device": "meta"} if any(a.name == "device" for a in arguments(func)) else {}
+    return device | ({"generator": None} if "generator" in overload_name(func) else {})
 
 
 def meta_of_strided(
@@ -277,15 +262,16 @@ def meta_of_strided(
 
 def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
     """Raise what PyTorch raises for an in-place operation that does not fit its target in shape or dtype."""
-    if not schema_name(func).endswith("_"):
+    if has_out(func):
         return
-    if any(n > 1 and s == 0 for n, s in zip(target.shape, target._meta.stride(), strict=True)):
+    sizes, strides = target.shape, target._meta.stride()
+    if 0 in strides and any(n > 1 and s == 0 for n, s in zip(sizes, strides, strict=True)):
         # Elements that share memory, of which the meta device says nothing.
         args, kwargs = tree_map_only(BridgeTensor, lambda t: zeros_like(t._meta), (args, kwargs))
         with below_dispatch():
             func(*args, **kwargs)
         return
-    scratch = blank(target.shape, target._meta.stride(), target.dtype)
+    scratch = blank(sizes, strides, target.dtype)
     kwargs = _on_meta(kwargs) if kwargs else {}
     with below_dispatch():
         func(scratch, *_twins(args[1:]), **kwargs)
@@ -367,7 +353,7 @@ def compute(context: TraceContext, func: Any, args: tuple, kwargs: dict, like: B
         context.survey.note(func, server)
     inputs: list[BridgeTensor] = []
     arrays, array_kwargs = arrays_of(args, inputs), named_arrays_of(kwargs, inputs) if kwargs else {}
-    metas = context.metas_of(func, args, kwargs) if like is None else like._meta
+    metas = metas_of(context, func, args, kwargs) if like is None else like._meta
     several = isinstance(metas, (tuple, list))
     outs = metas if several else (metas,)
     as_pytorch = _as_pytorch(func, args, inputs, outs)
@@ -417,15 +403,41 @@ def named_arrays_of(
 def _values(
     context: TraceContext, func: Any, lowering: Callable, arrays: tuple, kwargs: dict, inputs: list, metas: Any
 ) -> Any:
-    """Returns the results of the lowering."""
+    """Returns the results of the lowering.
+
+    Raises `NotImplementedError` for arguments that it was not written for, `LoweringError` for a defect of it.
+    """
     along = bool(inputs) and not inputs[0].dim() and takes_dimension(func)
-    lowered = functools.partial(_lowered_in_one_dimension, metas) if along else _lowered
-    if context.products_of_pytorch:
+    if along:  # PyTorch lets tensors without dimensions have one, of size 1, wherever one is named
+        arrays, kwargs = jax.tree.map(_in_one_dimension, (arrays, kwargs))
+    precision: Any = contextlib.nullcontext()
+    if context.products_of_pytorch:  # PyTorch's setting is about float32
         for tensor in inputs:
-            if tensor.dtype.itemsize < 4 and tensor.dtype.is_floating_point:  # PyTorch's setting is about float32
-                with jax.default_matmul_precision(None):
-                    return lowered(lowering, arrays, kwargs)
-    return lowered(lowering, arrays, kwargs)
+            if tensor.dtype.itemsize < 4 and tensor.dtype.is_floating_point:
+                precision = jax.default_matmul_precision(None)
+    try:
+        with precision:
+            values = lowering(*arrays, **kwargs)
+    except (*TRACE_ERRORS, *_OF_THE_RUN, NotImplementedError, BridgeError):
+        raise
+    except Exception as error:
+        line = first_line(error)
+        if not _takes(lowering, arrays, kwargs):
+            raise NotImplementedError(f"its lowering does not take these arguments: {line}") from error
+        raise LoweringError(line) from error
+    if along:
+        several = isinstance(metas, (tuple, list))
+        return tuple(map(_as_meta, values, metas)) if several else _as_meta(values, metas)
+    return values
+
+
+def _in_one_dimension(value: Any) -> Any:
+    return jnp.reshape(value, 1) if isinstance(value, jax.Array) and not value.ndim else value
+
+
+def _as_meta(value: Any, meta: Any) -> Any:
+    fits = isinstance(meta, torch.Tensor) and jnp.size(value) == meta.numel()
+    return jnp.reshape(value, meta.shape) if fits else value
 
 
 def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: list[BridgeTensor]) -> tuple:
@@ -438,10 +450,10 @@ def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: l
     for value, meta in zip(values, outs, strict=True):
         if isinstance(meta, torch.Tensor):
             value = _checked(context, func, value, meta)
-            free = differentiable(meta.dtype)
+            free = enabled and differentiable(meta.dtype)
             if live and not enabled:
                 value = stop_gradient(value)
-            value = fresh(value, meta, tracked=tracked and enabled and free, live=live and enabled and free)
+            value = fresh(value, meta, tracked=tracked and free, live=live and free)
         results.append(meta if value is None else value)
     return tuple(results)
 
@@ -511,12 +523,15 @@ def _checked(context: TraceContext, func: Any, value: Any, meta: torch.Tensor) -
 
 def _lowering(context: TraceContext, func: Any) -> tuple[Callable | None, str]:
     """The function of arrays for an operation, if there is one, and whose it is."""
-    name = func.name() if context.lowerings or context.off else ""
-    if name not in context.off:
-        if name in context.lowerings:
-            return context.lowerings[name], "chosen"
-        if func in LOWERINGS:
-            return LOWERINGS[func], "ours"
+    options = context.options
+    if options.lowerings or options.without_lowerings:
+        name = func.name()
+        if name in options.without_lowerings:
+            return torchax_lowering(func), "torchax"
+        if name in options.lowerings:
+            return options.lowerings[name], "chosen"
+    if func in LOWERINGS:
+        return LOWERINGS[func], "ours"
     return torchax_lowering(func), "torchax"
 
 
@@ -529,34 +544,6 @@ def _decompose(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> A
     if result is NotImplemented:
         raise NotImplementedError("its decomposition does not take these arguments")
     return result
-
-
-def _lowered(lowering: Callable, args: tuple, kwargs: dict) -> Any:
-    """Returns the results of the lowering. Raises `NotImplementedError` if it was not written for these arguments."""
-    try:
-        return lowering(*args, **kwargs)
-    except (*TRACE_ERRORS, *_OF_THE_RUN, NotImplementedError, BridgeError):
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or ["no message"]
-        if not _takes(lowering, args, kwargs):
-            raise NotImplementedError(f"its lowering does not take these arguments: {lines[0]}") from error
-        raise LoweringError(f"{type(error).__name__}: {lines[0]}") from error
-
-
-def _lowered_in_one_dimension(metas: Any, lowering: Callable, args: tuple, kwargs: dict) -> Any:
-    """As `_lowered`, of tensors without dimensions: PyTorch lets them have one, of size 1, wherever one is named."""
-
-    def lift(value: Any) -> Any:
-        return jnp.reshape(value, 1) if isinstance(value, jax.Array) and not value.ndim else value
-
-    def drop(value: Any, meta: Any) -> Any:
-        fits = isinstance(meta, torch.Tensor) and jnp.size(value) == meta.numel()
-        return jnp.reshape(value, meta.shape) if fits else value
-
-    args, kwargs = jax.tree.map(lift, (args, kwargs))
-    values = _lowered(lowering, args, kwargs)
-    return tuple(map(drop, values, metas)) if isinstance(metas, (tuple, list)) else drop(values, metas)
 
 
 def _takes(lowering: Callable, args: tuple, kwargs: dict) -> bool:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 
+from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
     NO_MEMORY,
     UNVALIDATED_DISTRIBUTIONS,
@@ -38,12 +40,11 @@ from bridge.autograd import checkpoint, engine
 from bridge.autograd.engine import NO_GRAPH
 from bridge.autograd.function import in_place_of_apply
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
-from bridge.context import CURRENT, current, entered
+from bridge.context import CURRENT, RUNNING, Options
 from bridge.dispatch.compute import (
     DEFECT_REMEDY,
     TRACE_ERRORS,
     LoweringError,
-    MetaCache,
     compute,
     draws_numbers,
     each_of,
@@ -57,14 +58,11 @@ from bridge.dispatch.compute import (
 from bridge.dispatch.constants import BY_SHAPE, ConstantTable
 from bridge.dispatch.function_mode import Functions
 from bridge.dispatch.random import (
+    DEFAULT_GENERATOR,
     RANDOM,
-    CallGenerator,
     Rng,
-    default_generator_as,
     draw,
-    restore_python,
     seeded_generator,
-    state_of_python,
 )
 from bridge.dispatch.values import (
     CHECKS,
@@ -100,71 +98,53 @@ class Dispatch(UncompiledDispatchMode):
 
     def __init__(
         self,
-        rng: Rng | None,
+        options: Options,
         names: Mapping[int, str],
-        off: frozenset[str] = frozenset(),
-        lowerings: Mapping[str, Callable] = types.MappingProxyType({}),
+        rng: Rng | None = None,
         survey: Survey | None = None,
-        traced: bool = True,
-        int64: str = "refuse",
         recording: int = NO_GRAPH,
-        functions: Mapping[str, Callable] = types.MappingProxyType({}),
+        constants: ConstantTable | None = None,
     ):
         super().__init__()
-        self.functions = functions
-        """Names of Python functions -> what the calls of this module run in their place."""
-        self.traced = traced
-        self.recording = recording
+        self.options, self.recording, self.survey = options, recording, survey
+        self.rng, self.draws = rng, 0
+        self.is_backward = constants is not None
         self.state: list[BridgeTensor] = []
         """The traced tensors of parameters and buffers."""
         self.inputs: list[BridgeTensor] = []
-        self.survey = survey
-        self.rng, self.draws = rng, 0
-        self.is_backward = False
+        self.failed: BridgeError | None = None
+        """The first error, which the module's own code may have caught."""
+        self.metas: dict[Any, Any] = {}
+        """Results on the meta device, by operation and shapes: recursion asks again and again."""
+        self.products_of_pytorch = jax.config.jax_default_matmul_precision is None  # pyright: ignore
+        self.checks_int64 = checked(options.int64)
+        self.checked: str | None = None
+        """Within a function of `values.CHECKING`: what it checks."""
         self._names = names
-        self.off, self.lowerings = off, lowerings
-        self._use(ConstantTable())
         self._said: set[str] = set()
         self._nested = 0
         """In how many decompositions the operation at hand is: PyTorch has no part in what those are made of."""
-        self.failed: BridgeError | None = None
-        """The first error, which the module's own code may have caught."""
-        self.metas_of = MetaCache()
-        self.products_of_pytorch = not precision_is_given()
-        self._int64 = int64
-        self.checks_int64 = checked(int64)
-        self.checked: str | None = None
-        """Within a function of `values.CHECKING`: what it checks."""
-
-    def again(self, recording: int) -> Dispatch:
-        """For a later pass over the same module: its names and tensors, no random key."""
-        other = Dispatch(
-            None,
-            self._names,
-            self.off,
-            self.lowerings,
-            int64=self._int64,
-            recording=recording,
-            functions=self.functions,
-        )
-        other.is_backward = True
-        other._use(self._constants)
-        other.state = self.state
-        other.products_of_pytorch = self.products_of_pytorch
-        return other
-
-    # Real tensors.
-
-    def _use(self, table: ConstantTable) -> None:
-        self._constants = table
+        self._constants = table = constants or ConstantTable()
         self.stand_in, self.real_of = table.stand_in, table.real_of
         self.is_traced, self.may_write = table.is_traced, table.may_write
 
+    def again(self, recording: int) -> Dispatch:
+        """For the backward of a `torch.autograd.Function`: the names and tensors of this call, no random key."""
+        other = Dispatch(self.options, self._names, recording=recording, constants=self._constants)
+        other.state, other.products_of_pytorch = self.state, self.products_of_pytorch
+        return other
+
+    @property
+    def traced(self) -> bool:
+        """True if any parameter, buffer or input is a tracer."""
+        return any(isinstance(t._cell.storage.array, Tracer) for t in (*self.state, *self.inputs))
+
     def adopt(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
+        if type(real) is BridgeTensor:
+            return real
         tensor = self._constants.adopt(self, real)
-        if tensor is not real:
-            note_constant(self, real, tensor)
+        note_constant(self, real, tensor)
         return tensor
 
     def take_over(self, real: torch.Tensor) -> BridgeTensor:
@@ -265,7 +245,7 @@ class Dispatch(UncompiledDispatchMode):
         by_values = _DECIDED_BY_VALUES.get(func)
         if by_values is not None:
             return by_values(self, func, self.adopt(args[0]), *args[1:], **kwargs)
-        ours = func in DECOMPOSITIONS and func.name() not in self.off
+        ours = func in DECOMPOSITIONS and func.name() not in self.options.without_lowerings
         if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
             with self.taking_apart():
                 return DECOMPOSITIONS[func](*args, **kwargs)
@@ -278,7 +258,8 @@ class Dispatch(UncompiledDispatchMode):
             kind = "reshape" if torch.Tag.inplace_view in func.tags else kind
             for target in written_arguments(func, args, kwargs):
                 self.take_over(target)
-        args, kwargs = with_tensors(args, self.adopt), with_named_tensors(kwargs, self.adopt)
+        args = with_tensors(args, self.adopt)
+        kwargs = with_named_tensors(kwargs, self.adopt) if kwargs else kwargs
         if kind == "compute":
             result = compute(self, func, args, kwargs)
             if kwargs.get("check_errors"):
@@ -324,45 +305,6 @@ _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
 """Operations that give PyTorch's code a number, or raise."""
 
 
-# How exact products of float32 numbers are: as PyTorch's setting says, unless JAX has been told something itself.
-
-_OF_PYTORCH = {"highest": "highest", "high": "high", "medium": "default"}
-_OF_CUDA = {"tf32": "high", "bf16": "default"}
-
-
-def matmul_precision() -> str:
-    """The precision of float32 products in a call traced now, in JAX's words.
-
-    `jax.default_matmul_precision` where the user has set it, otherwise `torch.get_float32_matmul_precision()`, which
-    `torch.backends.cuda.matmul.allow_tf32` sets too. JAX's own default is bf16 passes on a TPU and TF32 on a GPU;
-    PyTorch's is "highest".
-    """
-    return _of_jax() or _of_pytorch()
-
-
-def _of_jax() -> str | None:
-    return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _of_pytorch() -> str:
-    try:
-        return _OF_PYTORCH[torch.get_float32_matmul_precision()]
-    except RuntimeError:  # set for CUDA alone, by the newer switch
-        return _OF_CUDA.get(str(torch.backends.cuda.matmul.fp32_precision), "highest")
-
-
-def precision_is_given() -> bool:
-    """True if the user has set `jax.default_matmul_precision`."""
-    return _of_jax() is not None
-
-
-def products_of_pytorch() -> contextlib.AbstractContextManager:
-    """The context of a traced call: float32 products have PyTorch's precision, unless JAX has been given one."""
-    if precision_is_given():
-        return contextlib.nullcontext()
-    return jax.default_matmul_precision(_of_pytorch())
-
-
 # ---- Python functions that a call replaces by name
 
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {}
@@ -389,17 +331,16 @@ def check_name(name: str) -> None:
         raise ValueError(f"{name!r} names no function; use package.module:function")
 
 
-@contextlib.contextmanager
-def replaced(functions: Iterable[str], active: Callable[[], Any]) -> Iterator[None]:
-    """Within it the registered functions, and these, are replaced in the modules that have been imported so far.
+def replaced(functions: Iterable[str]) -> contextlib.ExitStack:
+    """Returns a context in which the registered functions, and these, are replaced in the modules imported so far.
 
-    `active` returns the traced call of a thread: code outside of one, in other threads, runs the functions themselves.
+    Code outside of a traced call, in other threads, runs the functions themselves.
     """
-    with contextlib.ExitStack() as stack:
-        for name in dict.fromkeys([*_REPLACEMENTS, *functions]):
-            if name.partition(":")[0] in sys.modules:
-                stack.enter_context(_place_of(name, active))
-        yield
+    stack = contextlib.ExitStack()
+    for name in dict.fromkeys([*_REPLACEMENTS, *functions]):
+        if name.partition(":")[0] in sys.modules:
+            stack.enter_context(_replacement_of(name))
+    return stack
 
 
 _LOCK = threading.Lock()
@@ -407,7 +348,7 @@ _PLACES: dict[str, tuple[Any, Replacements]] = {}
 """The owner of each function that was replaced so far, and what replaces it there."""
 
 
-def _place_of(name: str, active: Callable[[], Any]) -> Replacements:
+def _replacement_of(name: str) -> Replacements:
     module, _, path = name.partition(":")
     *steps, attribute = path.split(".")
     try:
@@ -419,10 +360,10 @@ def _place_of(name: str, active: Callable[[], Any]) -> Replacements:
     def make(original: Any) -> Callable[..., Any]:
         @functools.wraps(original)
         def chosen(*args: Any, **kwargs: Any) -> Any:
-            call = active()
-            function: Any = original
-            if call is not None:
-                function = call.functions.get(name) or _REPLACEMENTS.get(name, original)
+            call = CURRENT.call
+            if call is None:
+                return original(*args, **kwargs)
+            function = call.options.functions.get(name) or _REPLACEMENTS.get(name) or original
             return function(*args, **kwargs)
 
         return chosen
@@ -434,6 +375,26 @@ def _place_of(name: str, active: Callable[[], Any]) -> Replacements:
 
 
 # ---- the context of a traced call
+
+
+_PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}
+_PRECISIONS_OF_CUDA = {"tf32": "high", "bf16": "default"}
+
+
+def matmul_precision() -> str:
+    """The precision of float32 products in a call traced now, in JAX's words.
+
+    `jax.default_matmul_precision` where the user has set it, otherwise `torch.get_float32_matmul_precision()`, which
+    `torch.backends.cuda.matmul.allow_tf32` sets too. JAX's own default is bf16 passes on a TPU and TF32 on a GPU;
+    PyTorch's is "highest".
+    """
+    given = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    if given is not None:
+        return given
+    try:
+        return _PRECISIONS[torch.get_float32_matmul_precision()]
+    except RuntimeError:  # set for CUDA alone, by the newer switch
+        return _PRECISIONS_OF_CUDA.get(str(torch.backends.cuda.matmul.fp32_precision), "highest")
 
 
 def _turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
@@ -449,15 +410,31 @@ _MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "autocast": (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
     "the dtype of autocast": (partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
 }
 
 
-def _put_back(before: dict[str, Any]) -> list[str]:
-    """Restores the modes; returns the names of those that were changed."""
-    changed = [name for name, (get, _) in _MODES.items() if get() != before[name]]
-    for name in changed:
-        _MODES[name][1](before[name])
+def _put_back(modes: Mapping[str, Any]) -> list[str]:
+    """Restores the modes of PyTorch; returns the names of those that were changed."""
+    changed = []
+    for name, (get, put) in _MODES.items():
+        if get() != modes[name]:
+            changed.append(name)
+            put(modes[name])
     return changed
+
+
+def _drawn_since(state: tuple) -> str:
+    """Restores the generators of `random` and `numpy.random`; returns which of them has drawn, or ""."""
+    drawn = ""
+    if random.getstate() != state[0]:
+        random.setstate(state[0])
+        drawn = "`random`"
+    _, keys, position, *_ = np.random.get_state()
+    if position != state[1][2] or not np.array_equal(keys, state[1][1]):  # pyright: ignore[reportArgumentType]
+        np.random.set_state(state[1])
+        drawn = "`numpy.random`"
+    return drawn
 
 
 @contextlib.contextmanager
@@ -467,34 +444,35 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
     PyTorch.
     """
-    state, default_dtype, before_modes = (
-        state_of_python(),
-        torch.get_default_dtype(),
-        {n: get() for n, (get, _) in _MODES.items()},
-    )
-    compiler, CURRENT.compiler = CURRENT.compiler, contextlib.ExitStack()
+    outer = CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator
+    modes = {name: get() for name, (get, _) in _MODES.items()}
+    state, alone = (random.getstate(), np.random.get_state()), threading.active_count() == 1
+    compiler = contextlib.ExitStack()
+    CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = (
+        dispatch, bool(dispatch.recording), compiler, None,
+    )  # fmt: skip
+    RUNNING.append(dispatch)
     try:
         with (
-            entered(dispatch),
-            _REPLACED,
-            default_generator_as(CallGenerator()),
-            products_of_pytorch(),
-            CURRENT.compiler,
+            compiler,
+            jax.default_matmul_precision(matmul_precision()),
             dispatch,
             Functions(dispatch),
-            replaced(dispatch.functions, current),
+            _REPLACED,
+            DEFAULT_GENERATOR,
+            replaced(dispatch.options.functions),
         ):
             if compiler_is_loaded():
                 _turn_compiler_off()
             yield
-            changed = _put_back(before_modes)
+            changed = _put_back(modes)
         if changed:
             raise dispatch.error(
                 f"the call leaves {' and '.join(changed)} changed, which later calls and other code would have",
                 "use a context manager such as torch.no_grad() or torch.autocast()",
             )
-        drawn = restore_python(state) if threading.active_count() == 1 else None
-        if drawn is not None:
+        drawn = _drawn_since(state) if alone else ""
+        if drawn:
             raise dispatch.error(
                 f"the call drew random numbers from {drawn}, which would be constants of the program",
                 "draw with torch, or pass the number as an argument",
@@ -509,9 +487,9 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         if dispatch.failed is not None:
             raise dispatch.failed
     finally:
-        _put_back(before_modes)
-        torch.set_default_dtype(default_dtype)
-        CURRENT.compiler = compiler
+        _put_back(modes)
+        RUNNING.remove(dispatch)
+        CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = outer
 
 
 _REPLACED = Replacements(

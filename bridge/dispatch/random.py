@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import random
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +24,7 @@ from bridge._compat.torch import (
     in_place_of_default_generator,
     tree_map_only,
 )
-from bridge.context import TraceContext
+from bridge.context import CURRENT, TraceContext
 from bridge.errors import BridgeError
 from bridge.tensor.arrays import array_of, jax_dtype
 from bridge.tensor.tensor import BridgeTensor
@@ -88,26 +86,25 @@ class WatchedGenerator:
         return getattr(default_generator, name)
 
 
-_Default = TypeVar("_Default", CallGenerator, WatchedGenerator)
+def _generator_of_thread() -> CallGenerator | WatchedGenerator | None:
+    """Returns what stands for the default generator; a call gets its own, unseeded one when it asks for it."""
+    if CURRENT.generator is None and CURRENT.call is not None:
+        CURRENT.generator = CallGenerator()
+    return CURRENT.generator
 
 
-class _Current(threading.local):
-    generator: CallGenerator | WatchedGenerator | None = None
-
-
-_CURRENT = _Current()
-_REPLACED = Replacements(in_place_of_default_generator(lambda: _CURRENT.generator))
+DEFAULT_GENERATOR = Replacements(in_place_of_default_generator(_generator_of_thread))
 
 
 @contextlib.contextmanager
-def default_generator_as(generator: _Default) -> Iterator[_Default]:
-    """In this thread and the code under it, `torch.manual_seed` and its like act on this generator."""
-    before, _CURRENT.generator = _CURRENT.generator, generator
+def watched_generator() -> Iterator[WatchedGenerator]:
+    """In this thread and the code under it, `torch.manual_seed` and its like act on a `WatchedGenerator`."""
+    before, CURRENT.generator = CURRENT.generator, WatchedGenerator()
     try:
-        with _REPLACED:
-            yield generator
+        with DEFAULT_GENERATOR:
+            yield CURRENT.generator
     finally:
-        _CURRENT.generator = before
+        CURRENT.generator = before
 
 
 def generator_of(given: torch.Generator | None) -> torch.Generator | None:
@@ -115,30 +112,12 @@ def generator_of(given: torch.Generator | None) -> torch.Generator | None:
 
     Raises `LookupError` for one that was made before the call and that the call has not seeded.
     """
-    default = _CURRENT.generator
+    default = CURRENT.generator
     if given is None:
         return default if isinstance(default, CallGenerator) and seeded(default) else None
     if not seeded(given):
         raise LookupError
     return given
-
-
-def state_of_python() -> tuple:
-    """Returns the states of `random` and `numpy.random`."""
-    return random.getstate(), np.random.get_state()
-
-
-def restore_python(state: tuple) -> str | None:
-    """Put the state back; returns which of the two has drawn since, if one has."""
-    drawn = None
-    if random.getstate() != state[0]:
-        random.setstate(state[0])
-        drawn = "`random`"
-    now = np.random.get_state()
-    if not all(np.array_equal(a, b) for a, b in zip(now, state[1], strict=True)):
-        np.random.set_state(state[1])
-        drawn = "`numpy.random`"
-    return drawn
 
 
 def draw(generator: torch.Generator, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -25,8 +25,8 @@ from bridge.dispatch.compute import (
     functional_op,
     has_out,
     listed,
+    meta_of,
     meta_of_strided,
-    traced_meta_of,
 )
 from bridge.dispatch.values import raise_if_not_cast
 from bridge.lowerings.creation import broadcast
@@ -210,7 +210,7 @@ def _as_strided(base: BridgeTensor, out: torch.Tensor) -> View:
     own = np.isin(positions(out), positions(base._meta))
     if own.all():
         return view
-    storage, versions = base._cell.storage, [base._cell.version]
+    storage, versions = base._cell.storage, [base._cell.storage.version]
 
     def get(x: jax.Array) -> jax.Array:
         as_it_was = storage.version in versions
@@ -238,7 +238,7 @@ def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> An
     """A tensor, or several, over the memory of the first argument."""
     base: BridgeTensor = args[0]
     metas = meta_of_strided(base, *args[1:], **kwargs) if func is aten.as_strided.default else None
-    metas = traced_meta_of(func, args, kwargs) if metas is None else metas
+    metas = meta_of(func, args, kwargs) if metas is None else metas
     outs = list(listed(metas))
     if context.survey is not None:
         context.survey.note(func, "view")
@@ -266,8 +266,9 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
         raise NotImplementedError(GIVES_MEMORY)
     if schema_name(func) == "aten::as_strided_" and not _keeps_places(target, *args[1:], **kwargs):
         raise NotImplementedError("PyTorch's gradient of it is wrong where the memory is written later; use as_strided")
-    _refuse_write_into_leaf(target)
-    _refuse_write_into_view(target, [])
+    if torch.is_grad_enabled():
+        _refuse_write_into_leaf(target)
+        _refuse_write_into_view(target, [])
     if schema_name(func) in ("aten::resize_", "aten::resize_as_"):
         size = args[1] if isinstance(args[1], (list, tuple)) else args[1].shape
         if math.prod(size) > target._cell.read().size:
@@ -296,40 +297,36 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
         raise NotImplementedError("it writes a list of tensors; write them one by one")
     inputs: list[BridgeTensor] = []
     arrays_of((*args, *kwargs.values()), inputs)
-    _refuse_write_into_leaf(target)
-    _refuse_write_into_view(target, inputs)
+    if torch.is_grad_enabled():
+        _refuse_write_into_leaf(target)
+        _refuse_write_into_view(target, inputs)
     for each in inputs:
         if each is not target and each._cell.storage is target._cell.storage:
             refuse_overlap(target._meta, each._meta)
-    target.renew_views()
+    if target._views:
+        target.renew_views()
     check_write(func, target, args, kwargs)
     raise_if_not_cast(func, args, kwargs)
     into_out = has_out(func)
     if into_out and functional.overloadpacket in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
         kwargs = {**kwargs, "dtype": target.dtype}
     source = compute(context, functional, args, kwargs, like=None if into_out else target)
-    if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
-        source = context.adopt(source)
-    if into_out and isinstance(source, torch.Tensor) and source.shape != target.shape:
+    if not isinstance(source, torch.Tensor) or source.shape != target.shape:
         raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
-    if not isinstance(source, BridgeTensor) or source.shape != target.shape:
-        raise NotImplementedError("an in-place operation that changes the shape")
+    source = context.adopt(source)  # a constant where what was written there does not count, as in `zero_`
     value = source.value.astype(jax_dtype(target.dtype))
-    tracked = any(t._cell.tracked for t in inputs if t is not target) or source._cell.tracked
+    tracked = source._cell.tracked
+    for each in inputs:
+        tracked = tracked or (each is not target and each._cell.tracked)
     known = after_write(target, source)
-    target.write(
-        value,
-        tracked=tracked,
-        grad_enabled=torch.is_grad_enabled(),
-        live=source._cell.live,
-    )
+    target.write(value, tracked=tracked, grad_enabled=torch.is_grad_enabled(), live=source._cell.live)
     target._cell.storage.bounds = known
     return target
 
 
 def _refuse_write_into_leaf(target: BridgeTensor) -> None:
     """Raise what PyTorch raises for a write with gradients on: the leaf would no longer be one."""
-    if target.requires_grad and target._cell.leaf is not None and torch.is_grad_enabled():
+    if target.requires_grad and target._cell.leaf is not None:
         what = "a leaf Variable" if target.is_leaf else "a view of a leaf Variable"
         raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
 
@@ -339,8 +336,6 @@ def _refuse_write_into_view(target: BridgeTensor, inputs: list[BridgeTensor]) ->
 
     The results of `unbind`, `split` and `chunk` take none, nor do views that were made while gradients were off.
     """
-    if not torch.is_grad_enabled() or not target._views:
-        return
     tracked = target.requires_grad or any(each.requires_grad for each in inputs)
     for view in reversed(target._views):
         if view.detached:

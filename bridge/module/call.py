@@ -14,29 +14,31 @@ import numpy as np
 import torch
 from torch import nn
 
-from bridge._compat.jax import Tracer
 from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.autograd.checkpoint import recomputed
-from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, restarted, start_graph
+from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, start_graph
+from bridge.context import Options
 from bridge.dispatch.constants import window
 from bridge.dispatch.mode import Dispatch, tracing
 from bridge.dispatch.random import CallGenerator, Rng
 from bridge.dispatch.values import Survey
-from bridge.errors import BridgeError, placed
+from bridge.errors import BridgeError, add_place
 from bridge.module.copy import (
+    Place,
+    Snapshot,
     Start,
     check_final,
     check_tied,
-    fill,
     name_calls,
     override,
     shadow,
     slot_of,
+    slots_of,
     state_of,
     value_in,
 )
-from bridge.module.effects import Place, Shapes, Snapshot, Verdicts
-from bridge.symbolic.ranges import Int64, check_values
+from bridge.module.effects import Shapes, Verdicts
+from bridge.symbolic.ranges import check_values
 from bridge.tensor.arrays import array_of, has_counterpart, has_overlap, jax_dtype, roots, torch_dtype
 from bridge.tensor.pytrees import (
     NO_PYTREE,
@@ -63,7 +65,7 @@ class Arguments:
         while todo:
             name, value = todo.pop(0)
             if isinstance(value, BridgeTensor):
-                self._tensors.append((name, value, value._cell.storage, value._cell.version))
+                self._tensors.append((name, value, value._cell.storage, value._cell.storage.version))
                 continue
             items = _items(value)
             if items is not None and id(value) not in seen:
@@ -134,18 +136,7 @@ class Exported:
     module: nn.Module
     params: dict[str, jax.Array]
     buffers: dict[str, jax.Array]
-    without_lowerings: frozenset[str] = frozenset()
-    """Names of ops (`"aten::scaled_dot_product_attention"`) that shall not use the bridge's own lowering."""
-    lowerings: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-    """Names of ops -> lowerings that take the place of the bridge's own."""
-    functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-    """Names of Python functions -> what runs in their place, as `bridge.register_function` has for every module."""
-    recompute: tuple[str, ...] = ()
-    """Names of submodules whose intermediate results are computed again in the backward pass."""
-    int64: Int64 = "refuse"
-    """The policy for 64-bit integers while JAX has 32-bit ones only; see `export`."""
-    name_scopes: bool = False
-    """True if the operations of JAX have the names of the submodules that they come from."""
+    options: Options = dataclasses.field(default_factory=Options)
     second_names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     """Further names of a parameter or buffer -> the first one."""
     verdicts: Verdicts = dataclasses.field(default_factory=Verdicts, init=False, repr=False, compare=False)
@@ -175,49 +166,37 @@ class Request:
     overrides: Mapping[str, Any]
     survey: Survey | None = None
 
-    @property
-    def traced(self) -> bool:
-        """True if any number is a tracer."""
-        numbers = (self.params, self.buffers, self.args, self.kwargs, self.overrides)
-        return any(isinstance(x, Tracer) for x in jax.tree.leaves(numbers))
-
 
 class Call:
     """A copy of the module, ready to run."""
 
     def __init__(self, fn: Exported, request: Request, recording: int = NO_GRAPH):
         self._fn, self.recording = fn, recording
-        original = fn.module
-        names = {id(m): name for name, m in original.named_modules()}
-        self._dispatch = Dispatch(
-            request.rng,
-            names,
-            fn.without_lowerings,
-            fn.lowerings,
-            request.survey,
-            request.traced,
-            fn.int64,
-            recording,
-            fn.functions,
-        )
-        self._state = self._stand_ins(request)
-        self._start = {name: Start.of(tensor) for name, tensor in self._state.items()}
-        self._dispatch.state = list(self._state.values())
-        tensors = {id(real): self._state[name] for name, real in state_of(original).items()}
-        self._module, copies, self._replaced = shadow(original, tensors)
-        self._modules = {name: copies[id(m)] for name, m in original.named_modules()}
+        original, options = fn.module, fn.options
+        submodules = dict(original.named_modules())
+        names = {id(m): name for name, m in submodules.items()}
+        self._dispatch = Dispatch(options, names, request.rng, request.survey, recording)
+        reals = state_of(original)
+        state = self._stand_ins(reals, request)
+        self._dispatch.state = [*state.values()]
+        self._start = {
+            name: Start(t, t._cell.storage, t.requires_grad, t._cell.storage.version) for name, t in state.items()
+        }
+        tensors = {id(real): state[name] for name, real in reals.items()}
+        self._module, self._copies = shadow(original, tensors)
+        self._modules = {name: self._copies[id(m)] for name, m in submodules.items()}
         names |= {id(m): name for name, m in self._modules.items()}
-        for name in fn.recompute:
+        for name in options.recompute:
             twin = self._modules[name]
             twin.__dict__["forward"] = functools.update_wrapper(
                 functools.partial(recomputed, twin.forward), twin.forward
             )
-        if fn.name_scopes:
+        if options.name_scopes:
             name_calls(self._modules)
         for name, number in request.overrides.items():
             tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
-            override(self._module, self._replaced.values(), name, start_graph(tensor, recording))
-        self._slots = fill(original, copies, tensors)
+            override(self._module, self._copies.values(), name, start_graph(tensor, recording))
+        self._slots = slots_of(self._modules, reals)
         self._second_slots = {name: slot_of(self._module, name) for name in fn.second_names}
         if request.train is not None:
             self._set_mode(request.train)
@@ -228,10 +207,16 @@ class Call:
 
     def run(self, request: Request) -> Result:
         """One call."""
-        snapshot = self._snapshot()
+        snapshot = Snapshot(self._modules, self._slots, self._copies.values())
         result = self._run(request)
-        self.changes = snapshot.changes() | self._changed_flags()
-        if any(self._start[name].memory is not memory for name, memory in self._final.items()):
+        self.changes = snapshot.changes()
+        parted = False
+        for name, start in self._start.items():
+            tensor = self._final[name]
+            if tensor is start.tensor and tensor.requires_grad != start.requires_grad:  # frozen or thawed
+                self.changes[name, "requires_grad"] = tensor.requires_grad
+            parted = parted or self._memory[name] is not start.memory
+        if parted:
             self.changes |= snapshot.holders(self._has_parted)
         return result
 
@@ -245,20 +230,11 @@ class Call:
         for name, array in second.params.items():  # as an optimizer does between the calls
             tensor = value_in(name, self._slots[name])
             self._dispatch.adopt(tensor).write(array, tracked=False, grad_enabled=False)
-        start = self._snapshot()
+        start = Snapshot(self._modules, self._slots, self._copies.values())
         if hidden is not None:
             start.hide(hidden)
         after = self._run(second, check=False)
         return before, after, start.changes()
-
-    def _changed_flags(self) -> dict[Place, Any]:
-        """Parameters that the run has frozen or thawed."""
-        current = {name: value_in(name, self._slots[name]) for name in self._fn.params}
-        return {
-            (name, "requires_grad"): tensor.requires_grad
-            for name, tensor in current.items()
-            if tensor is self._start[name].tensor and tensor.requires_grad != self._start[name].requires_grad
-        }
 
     def _has_parted(self, tensor: torch.Tensor) -> bool:
         """True if the tensor is over memory that a parameter or buffer had before the call, and has no longer.
@@ -266,14 +242,7 @@ class Call:
         In PyTorch that memory lives on; in a later call, the tensor would be over the new one.
         """
         memory = self._memory_of(tensor)
-        return memory not in self._final.values() and any(memory is start.memory for start in self._start.values())
-
-    def _snapshot(self) -> Snapshot:
-        registries = (
-            (vars(owner)[kind], key) for owner, key in self._slots.values() for kind in ("_parameters", "_buffers")
-        )
-        slots = frozenset((id(registry), key) for registry, key in registries)
-        return Snapshot(self._modules, slots, self._replaced.values())
+        return memory not in self._memory.values() and any(memory is start.memory for start in self._start.values())
 
     def _run(self, request: Request, check: bool = True) -> Result:
         dispatch = self._dispatch
@@ -282,24 +251,25 @@ class Call:
         arguments = Arguments(method, args, kwargs)
         with tracing(dispatch):
             try:
-                with placed(dispatch.where):
-                    outputs = method(*args, **kwargs)
+                outputs = method(*args, **kwargs)
+            except Exception as error:
+                add_place(error, dispatch.where)
+                raise
             finally:  # PyTorch's own error about one that the call registered says nothing of that
                 refuse_gradient_hooks(self._module)
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: value_in(name, slot) for name, slot in self._slots.items()}
             if check:
-                self._final = check_final(self._start, final, self._memory_of)
-                check_tied(self._fn.second_names, self._second_slots, final)
+                self._final, self._memory = final, check_final(self._start, final, self._memory_of)
+                if self._second_slots:
+                    check_tied(self._fn.second_names, self._second_slots, final)
             self.changed_arguments = arguments.changed(outputs)
             outputs = convert(outputs, self._to_jax, objects=True)
             arrays = {name: self._to_jax(value) for name, value in final.items()}
-        self.written = [name for name in self._fn.params if self._start[name].written(final[name])]
-        return Result(
-            outputs,
-            {name: arrays[name] for name in self._fn.buffers},
-            {name: arrays[name] for name in self._fn.params},
-        )
+        params = self._fn.params
+        self.written = [name for name in params if self._start[name].written(final[name])]
+        buffers = {name: arrays[name] for name in self._fn.buffers}
+        return Result(outputs, buffers, {name: arrays[name] for name in params})
 
     def _to_jax(self, value: Any) -> Any:
         if isinstance(value, Iterator):
@@ -329,7 +299,7 @@ class Call:
         if self._dispatch.checks_int64 and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
         array = jnp.asarray(value)
-        if not all(isinstance(size, int) for size in array.shape):
+        if set(map(type, array.shape)) - {int}:
             shape = str(array.shape).replace("'", "")
             raise BridgeError(
                 f"an input has the symbolic shape {shape}; PyTorch's code is traced for a number for each size: "
@@ -341,14 +311,14 @@ class Call:
         meta = blank(array.shape, None, dtype)
         tensor = fresh(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
         self._dispatch.inputs.append(tensor)
-        return start_graph(tensor, self.recording)
+        return start_graph(tensor, self.recording) if self.recording else tensor
 
-    def _stand_ins(self, request: Request) -> dict[str, BridgeTensor]:
+    def _stand_ins(self, reals: Mapping[str, torch.Tensor], request: Request) -> dict[str, BridgeTensor]:
         """The traced tensor of each parameter and buffer."""
         state: dict[str, BridgeTensor] = {}
-        reals = state_of(self._fn.module)
         windows = roots(reals)
-        for name, real in sorted(reals.items(), key=lambda item: item[0] in windows):
+        for name in sorted(reals, key=windows.__contains__):
+            real = reals[name]
             trained = name in self._fn.params
             array = jnp.asarray(request.params[name] if trained else request.buffers[name])
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
@@ -363,7 +333,9 @@ class Call:
             state[name] = tensor
             vars(tensor).update({key: value for key, value in vars(real).items() if key not in vars(tensor)})
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
-            self._dispatch.stand_in(real, start_graph(tensor, self.recording))
+            if self.recording:
+                start_graph(tensor, self.recording)
+            self._dispatch.stand_in(real, tensor)
         return state
 
     def _set_mode(self, train: bool) -> None:
@@ -388,11 +360,14 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
     Raises `BridgeError` for an effect on the module that a later call would miss; warns of what is only lost.
     """
 
-    def attempt(recording: int) -> tuple[Call, Result]:
-        call = Call(fn, request, recording)
-        return call, call.run(request)
-
-    call, result = restarted(attempt)
+    recording, call, result = NO_GRAPH, None, None
+    while result is None:
+        try:
+            call = Call(fn, request, recording)
+            result = call.run(request)
+        except Restart as needs:
+            recording = needs.recording
+    assert call is not None
     if call.changes and request.survey is None:
         numbers = _Numbers(request)
 

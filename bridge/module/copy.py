@@ -9,17 +9,19 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from bridge._compat.torch import base_of
+from bridge._compat.torch import base_of, below_modes
 from bridge.dispatch.random import CallGenerator
 from bridge.errors import BridgeError
 from bridge.tensor.arrays import overlap
@@ -60,20 +62,12 @@ def second_names(module: nn.Module) -> dict[str, str]:
     return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
 
 
-def fill(module: nn.Module, copies: dict[int, nn.Module], tensors: dict[int, BridgeTensor]) -> dict[str, Slot]:
-    """Put the traced tensors where the real ones were; returns where each name lives."""
+def slots_of(modules: Mapping[str, nn.Module], names: Iterable[str]) -> dict[str, Slot]:
+    """Returns where the parameters and buffers of these names are in modules by their names."""
     slots: dict[str, Slot] = {}
-    placed: set[int] = set()
-    for prefix, original in module.named_modules():
-        twin = copies[id(original)]
-        for registry in ("_parameters", "_buffers"):
-            for slot, real in getattr(original, registry).items():
-                if real is None:
-                    continue
-                getattr(twin, registry)[slot] = tensors[id(real)]
-                if id(real) not in placed:
-                    placed.add(id(real))
-                    slots[f"{prefix}.{slot}" if prefix else slot] = (twin, slot)
+    for name in names:
+        path, _, slot = name.rpartition(".")
+        slots[name] = modules[path], slot
     return slots
 
 
@@ -102,18 +96,11 @@ class Start(NamedTuple):
     requires_grad: bool
     version: int
 
-    @staticmethod
-    def of(tensor: BridgeTensor) -> Start:
-        storage = tensor._cell.storage
-        return Start(tensor, storage, tensor.requires_grad, storage.version)
-
-    def replaced_by(self, tensor: Any) -> bool:
-        """True if another tensor, or other memory, is in its place."""
-        return tensor is not self.tensor or self.tensor._cell.storage is not self.memory
-
     def written(self, tensor: Any) -> bool:
         """True if a call that leaves `tensor` in its place has given it other values."""
-        return self.replaced_by(tensor) or self.memory.version != self.version
+        if tensor is not self.tensor or self.tensor._cell.storage is not self.memory:
+            return True
+        return self.memory.version != self.version
 
 
 def check_final(start: Mapping[str, Start], final: Mapping[str, Any], memory_of: Callable) -> dict[str, Any]:
@@ -123,14 +110,18 @@ def check_final(start: Mapping[str, Start], final: Mapping[str, Any], memory_of:
     `final`: what is in the place of each parameter and buffer after the call. `memory_of(tensor)`: what tensors that
     share memory have in common.
     """
+    before: dict[str, Any] = {}
+    replaced = False
     for name, value in final.items():
         if value is None:
             raise BridgeError(
                 f"the call sets {name} to None, from which the next one cannot start: a buffer stays an array; keep a "
                 "flag in another buffer, or zeros in this one"
             )
-    before = {name: at.memory for name, at in start.items()}
-    if not any(start[name].replaced_by(value) for name, value in final.items()):
+        at = start[name]
+        before[name] = at.memory
+        replaced = replaced or value is not at.tensor or at.tensor._cell.storage is not at.memory
+    if not replaced:
         return before
     after = {name: memory_of(t) for name, t in final.items() if isinstance(t, torch.Tensor)}
     _check_sharing(before, after, final)
@@ -175,17 +166,14 @@ def check_tied(names: Mapping[str, str], slots: Mapping[str, Slot], final: Mappi
 # ---- copies
 
 
-def shadow(
-    module: nn.Module, known: Mapping[int, torch.Tensor]
-) -> tuple[nn.Module, dict[int, nn.Module], dict[int, Any]]:
-    """The copy for one call, that of every submodule by the id of its original, and likewise of all that is copied.
+def shadow(module: nn.Module, known: Mapping[int, torch.Tensor]) -> tuple[nn.Module, dict[int, Any]]:
+    """The copy for one call, and the copy of everything that is copied with it by the id of its original.
 
-    `known`: what stands for a parameter or buffer, by the id of the real one, also where containers hold it. Tensors
-    that are neither, and objects that hold state elsewhere than in attributes, are shared.
+    `known`: what stands for a parameter or buffer, by the id of the real one, wherever modules and containers hold it.
+    Tensors that are neither, and objects that hold state elsewhere than in attributes, are shared.
     """
     copier = _Copier(known, _shared)
-    twin = copier.copied_tree(module)
-    return twin, {id(m): copier.copies[id(m)] for m in module.modules()}, copier.copies
+    return copier.copied_tree(module), copier.copies
 
 
 def independent(module: nn.Module) -> nn.Module:
@@ -257,6 +245,8 @@ class _Copier:
             return self.copies[id(value)]
         if kind in _BY_KIND:
             return _BY_KIND[kind](self, value)
+        if kind is set:
+            return self.copies.setdefault(id(value), set(map(self.visit, value)))
         if kind is dict or kind is collections.OrderedDict:
             self.copies[id(value)] = new = kind()
             for key, item in value.items():
@@ -284,9 +274,6 @@ class _Copier:
         if _same(items, new):
             return value
         return self._fill(tuple_of(type(value), new), value) if isinstance(value, tuple) else type(value)(new)
-
-    def _set(self, value: set) -> set:
-        return self.copies.setdefault(id(value), {self.visit(item) for item in value})
 
     def _method(self, value: types.MethodType) -> types.MethodType:
         old = value.__func__, value.__self__
@@ -354,7 +341,6 @@ class _Copier:
 
 
 _BY_KIND: dict[type, Callable[[_Copier, Any], Any]] = {
-    set: _Copier._set,
     types.MethodType: _Copier._method,
     types.FunctionType: _Copier._function,
     types.CellType: _Copier._cell,
@@ -365,6 +351,159 @@ _BY_KIND: dict[type, Callable[[_Copier, Any], Any]] = {
     **dict.fromkeys(weakref.ProxyTypes, _Copier._weak),
     RemovableHandle: _Copier._handle,
 }
+
+
+# ---- what a call changes
+
+Place = tuple[str, Any]
+"""(path of a container from the module, key or position in it)"""
+
+GONE = object()
+"""In place of a value: there is none any more."""
+
+KEPT = object()
+"""In place of a value: the same tensor as before, which would be another one in a later call."""
+
+ORDER = "the order of the keys"
+
+_PLAIN = (dict, collections.OrderedDict)
+_TENSORS = frozenset({torch.Tensor, nn.Parameter, BridgeTensor})
+_CODE = frozenset({type, types.FunctionType, types.MethodType, types.ModuleType, *weakref.ProxyTypes})
+_ATOMS = ATOMS | _TENSORS | _CODE | {np.ndarray}
+"""Types of values that hold no further state."""
+REGISTRIES = ("_parameters", "_buffers", "_modules")
+_LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persistent_buffers_set"})
+"""Attributes that list parameters and buffers; recurrent modules make theirs again at each call."""
+
+
+class _Unreadable:
+    """In the place of a value: code that asks anything of it fails."""
+
+    def _fail(self, *_: Any) -> Any:
+        raise LookupError("a value of an earlier call was read")
+
+    __bool__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __index__ = __len__ = __iter__ = __call__ = _fail
+    __getattr__ = __getitem__ = __setitem__ = __contains__ = __hash__ = _fail
+
+
+_UNREADABLE = _Unreadable()
+
+
+class Snapshot:
+    """Attributes of a copied module tree, and the contents of the containers and objects in it, at one time."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], slots: Mapping[str, Slot], copies: Iterable[Any]):
+        """`modules`: the copies of a call, by qualified name. `slots`: the places of its parameters and buffers.
+
+        `copies`: all that was copied for the call.
+        """
+        self._modules, self._slots = modules, slots
+        self._held: list[tuple[Any, dict]] = []
+        """(container, its items)"""
+        for value in copies:
+            kind = type(value)
+            if kind in _PLAIN:
+                self._held.append((value, value.copy()))
+            elif isinstance(value, (dict, list, set, collections.deque)):
+                self._held.append((value, _items(value)))
+            if kind.__dictoffset__ and kind not in _ATOMS:
+                self._held.append((value.__dict__, value.__dict__.copy()))
+
+    def changes(self) -> dict[Place, Any]:
+        """Returns what is now at every place that has changed since; `GONE` where nothing is."""
+        changed: dict[Place, Any] = {}
+        for value, before in self._held:
+            now = value if type(value) in _PLAIN else _items(value)
+            same_keys = len(now) == len(before) and all(map(operator.is_, now, before))
+            if same_keys and all(map(operator.is_, now.values(), before.values())):
+                continue
+            if any(value is vars(m).get(name) for m in self._modules.values() for name in _LISTS_OF_STATE):
+                continue
+            places = {key: now.get(key, GONE) for key in {**before, **now} if key not in _LISTS_OF_STATE}
+            changed |= {
+                (self._path(value), key): item
+                for key, item in places.items()
+                if not self._is_slot(value, key) and not _equal(before.get(key, GONE), item)
+            }
+            if not same_keys and now.keys() == before.keys():
+                changed[self._path(value), ORDER] = tuple(now)
+        return changed
+
+    def _is_slot(self, registry: Any, key: Any) -> bool:
+        """True for the place of a parameter or buffer."""
+        owners = [owner for owner, name in self._slots.values() if name == key]
+        return any(registry is owner._parameters or registry is owner._buffers for owner in owners)
+
+    def _path(self, wanted: Any) -> str:
+        """The way to a container from the module."""
+        seen = set[int]()
+        todo: list[tuple[str, Any]] = [(name, module.__dict__) for name, module in self._modules.items()]
+        for path, value in todo:  # which grows
+            if value is wanted:
+                return path
+            container = isinstance(value, (dict, list, tuple, set, collections.deque))
+            held = value if container else getattr(value, "__dict__", None)
+            if held is wanted:
+                return path
+            if held is not None and id(held) not in seen:
+                seen.add(id(held))
+                todo += [(joined(path, key), item) for key, item in _items(held).items() if type(item) not in _ATOMS]
+        return "an object that a function encloses"
+
+    def hide(self, place: Place) -> None:
+        """Let code that reads what is at the place fail."""
+        for value, items in self._held:
+            if place[1] in items and not isinstance(value, set) and self._path(value) == place[0]:
+                value[place[1]] = _UNREADABLE
+
+    def holders(self, memory: Callable[[torch.Tensor], bool]) -> dict[Place, Any]:
+        """The places where attributes and containers held tensors over some memory then and hold them now."""
+        return {
+            (self._path(value), key): KEPT
+            for value, before in self._held
+            for key, item in _items(value).items()
+            if item is before.get(key) and not self._is_slot(value, key)
+            if any(type(t) in _TENSORS and memory(t) for t in (item if type(item) is tuple else (item,)))
+        }
+
+
+def _items(value: Any) -> dict:
+    """The items of a container by key or position, read without methods of its own class."""
+    if isinstance(value, dict):
+        return dict.copy(value)
+    if isinstance(value, set):
+        return dict(zip(value, value, strict=True))
+    kind: Any = next(kind for kind in (list, tuple, collections.deque) if isinstance(value, kind))
+    return dict(enumerate(kind.__iter__(value)))
+
+
+def joined(path: str, key: Any) -> str:
+    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{_shown(key)}]"
+
+
+def _shown(key: Any) -> str:
+    return repr(key) if type(key) in _ATOMS and not isinstance(key, torch.Tensor) else type(key).__name__
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """True if the two are the same to whoever reads them. Objects are if they are identical."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or isinstance(a, BridgeTensor):
+        return False
+    if isinstance(a, torch.Tensor):
+        with below_modes():
+            return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict):
+        return [*a] == [*b] and all(_equal(v, b[k]) for k, v in a.items())
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    return type(a) in _ATOMS and bool(a == b)
+
+
+# ---- overrides and names
 
 
 def override(module: nn.Module, copies: Iterable[Any], name: str, number: BridgeTensor) -> None:

@@ -10,158 +10,23 @@ State elsewhere (globals, closures, class attributes, files) is not followed her
 
 from __future__ import annotations
 
-import collections
 import itertools
-import operator
 import re
-import types
 import warnings
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax.extend.core import Literal
 from torch import nn
 
 from bridge._compat.jax import Tracer
-from bridge._compat.torch import below_modes
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.tensor.pytrees import ATOMS, convert, is_number
+from bridge.module.copy import KEPT, ORDER, REGISTRIES, Place, joined
+from bridge.tensor.pytrees import convert, is_number
 from bridge.tensor.tensor import BridgeTensor
-
-Place = tuple[str, Any]
-"""(path of a container from the module, key or position in it)"""
-
-GONE = object()
-"""In place of a value: there is none any more."""
-
-KEPT = object()
-"""In place of a value: the same tensor as before, which would be another one in a later call."""
-
-ORDER = "the order of the keys"
-
-_PLAIN = (dict, collections.OrderedDict)
-_TENSORS = frozenset({torch.Tensor, nn.Parameter, BridgeTensor})
-_CODE = frozenset({type, types.FunctionType, types.MethodType, types.ModuleType, *weakref.ProxyTypes})
-_ATOMS = ATOMS | _TENSORS | _CODE | {np.ndarray}
-"""Types of values that hold no further state."""
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
-_LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persistent_buffers_set"})
-"""Attributes that list parameters and buffers; recurrent modules make theirs again at each call."""
-
-
-class Snapshot:
-    """Attributes of a copied module tree, and the contents of the containers and objects in it, at one time."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], slots: frozenset[tuple[int, str]], copies: Iterable[Any]):
-        """`modules`: the copies of a call, by qualified name. `slots`: (id of a registry, name) of the call's state.
-
-        `copies`: all that was copied for the call.
-        """
-        self._modules, self._slots = modules, slots
-        self._held: list[tuple[Any, dict]] = []
-        """(container, its items)"""
-        lists = {id(vars(m).get(name)) for m in modules.values() for name in _LISTS_OF_STATE}
-        for value in copies:
-            if id(value) in lists:
-                continue
-            if isinstance(value, (dict, list, set, collections.deque)):
-                self._held.append((value, dict.copy(value) if isinstance(value, dict) else _items(value)))
-            if type(value).__dictoffset__ and type(value) not in _ATOMS:
-                self._held.append((value.__dict__, value.__dict__.copy()))
-
-    def changes(self) -> dict[Place, Any]:
-        """Returns what is now at every place that has changed since; `GONE` where nothing is."""
-        changed: dict[Place, Any] = {}
-        for value, before in self._held:
-            now = value if type(value) in _PLAIN else _items(value)
-            same_keys = len(now) == len(before) and all(map(operator.is_, now, before))
-            if same_keys and all(map(operator.is_, now.values(), before.values())):
-                continue
-            places = {key: now.get(key, GONE) for key in {**before, **now} if key not in _LISTS_OF_STATE}
-            changed |= {
-                (self._path(value), key): item
-                for key, item in places.items()
-                if (id(value), key) not in self._slots and not _equal(before.get(key, GONE), item)
-            }
-            if not same_keys and now.keys() == before.keys():
-                changed[self._path(value), ORDER] = tuple(now)
-        return changed
-
-    def _path(self, wanted: Any) -> str:
-        """The way to a container from the module."""
-        seen = set[int]()
-        todo: list[tuple[str, Any]] = [(name, module.__dict__) for name, module in self._modules.items()]
-        for path, value in todo:  # which grows
-            if value is wanted:
-                return path
-            container = isinstance(value, (dict, list, tuple, set, collections.deque))
-            held = value if container else getattr(value, "__dict__", None)
-            if held is wanted:
-                return path
-            if held is not None and id(held) not in seen:
-                seen.add(id(held))
-                todo += [(_joined(path, key), item) for key, item in _items(held).items() if type(item) not in _ATOMS]
-        return "an object that a function encloses"
-
-    def hide(self, place: Place) -> None:
-        """Let code that reads what is at the place fail."""
-        for value, items in self._held:
-            if place[1] in items and not isinstance(value, set) and self._path(value) == place[0]:
-                value[place[1]] = UNREADABLE
-
-    def holders(self, memory: Callable[[torch.Tensor], bool]) -> dict[Place, Any]:
-        """The places where attributes and containers held tensors over some memory then and hold them now."""
-        return {
-            (self._path(value), key): KEPT
-            for value, before in self._held
-            for key, item in _items(value).items()
-            if item is before.get(key) and (id(value), key) not in self._slots
-            if any(type(t) in _TENSORS and memory(t) for t in (item if type(item) is tuple else (item,)))
-        }
-
-
-def _items(value: Any) -> dict:
-    """The items of a container by key or position, read without methods of its own class."""
-    if isinstance(value, dict):
-        return dict.copy(value)
-    if isinstance(value, set):
-        return dict(zip(value, value, strict=True))
-    kind: Any = next(kind for kind in (list, tuple, collections.deque) if isinstance(value, kind))
-    return dict(enumerate(kind.__iter__(value)))
-
-
-def _joined(path: str, key: Any) -> str:
-    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{_shown(key)}]"
-
-
-def _shown(key: Any) -> str:
-    return repr(key) if type(key) in _ATOMS and not isinstance(key, torch.Tensor) else type(key).__name__
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """True if the two are the same to whoever reads them. Objects are if they are identical."""
-    if a is b:
-        return True
-    if type(a) is not type(b) or isinstance(a, BridgeTensor):
-        return False
-    if isinstance(a, torch.Tensor):
-        with below_modes():
-            return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict):
-        return [*a] == [*b] and all(_equal(v, b[k]) for k, v in a.items())
-    if isinstance(a, np.ndarray):
-        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    return type(a) in _ATOMS and bool(a == b)
-
-
-# ---- the policy
 
 
 class Verdicts:
@@ -275,19 +140,6 @@ def _unread(place: Place, second_call: SecondCall, shapes: Shapes) -> bool:
     return True
 
 
-class _Unreadable:
-    """In the place of a value: code that asks anything of it fails."""
-
-    def _fail(self, *_: Any) -> Any:
-        raise LookupError("a value of an earlier call was read")
-
-    __bool__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __index__ = __len__ = __iter__ = __call__ = _fail
-    __getattr__ = __getitem__ = __setitem__ = __contains__ = __hash__ = _fail
-
-
-UNREADABLE = _Unreadable()
-
-
 class Value(NamedTuple):
     """A result of a traced program."""
 
@@ -394,8 +246,8 @@ def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
 
 
 def _name(place: Place) -> str:
-    path = ".".join(part for part in place[0].split(".") if part and part not in _REGISTRIES)
-    return path if place[1] is ORDER else _joined(path, place[1]).lstrip(".")
+    path = ".".join(part for part in place[0].split(".") if part and part not in REGISTRIES)
+    return path if place[1] is ORDER else joined(path, place[1]).lstrip(".")
 
 
 def _listed(places: Iterable[Place]) -> str:

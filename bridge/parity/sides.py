@@ -17,7 +17,7 @@ from torch import nn
 
 from bridge._compat.torch import DispatchMode
 from bridge.dispatch.compute import is_draw, is_random
-from bridge.dispatch.random import WatchedGenerator, default_generator_as
+from bridge.dispatch.random import WatchedGenerator, watched_generator
 from bridge.errors import is_framework, named_failure
 from bridge.export import Functional
 from bridge.lowerings import DECOMPOSITIONS
@@ -293,7 +293,7 @@ def _as_pytorch(gradient: jax.Array) -> jax.Array:
 @contextlib.contextmanager
 def drawing(given: list[torch.Tensor] | None) -> Iterator[list[torch.Tensor]]:
     """Record what PyTorch draws, or replay `given`."""
-    with default_generator_as(WatchedGenerator()) as default, _Draws(given, default) as mode:
+    with watched_generator() as default, _Draws(given, default) as mode:
         yield mode.draws
 
 

@@ -82,8 +82,9 @@ class Region(threading.local):
     notes: list[weakref.ref] | None = None
 
     def note(self, holder: Storage | Cell | BridgeTensor) -> None:
-        if self.notes is not None:
-            self.notes.append(weakref.ref(holder))
+        """Only where `notes` is not None."""
+        assert self.notes is not None
+        self.notes.append(weakref.ref(holder))
 
 
 REGION = Region()
@@ -143,7 +144,8 @@ class Cell:
         if self._seen != self.storage.version:
             self._array = self._keep_path(self.storage.array)
             self._seen = self.storage.version
-            REGION.note(self)
+            if REGION.notes is not None:
+                REGION.note(self)
         return self._array
 
     def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
@@ -162,8 +164,9 @@ class Cell:
         self.storage.version += 1
         self._seen = self.storage.version
         self.storage.bounds = None
-        REGION.note(self)
-        REGION.note(self.storage)
+        if REGION.notes is not None:
+            REGION.note(self)
+            REGION.note(self.storage)
 
     def same_values(self, other: Cell) -> bool:
         """True if both read the same array, gradient path included."""
@@ -314,15 +317,16 @@ class BridgeTensor(torch.Tensor):
         base = cell._array if cell._seen == cell.storage.version else cell.read()
         if not self._views:
             return base
-        if self._cache is None or self._cache[0] != self._cell.version:
+        if self._cache is None or self._cache[0] != cell.storage.version:
             views, parent = self._views, self._parent
             # By way of the tensor it was taken from, so that siblings share what they have in common.
             if parent is not None and parent._cell.same_values(self._cell) and parent._views == views[:-1]:
                 base, views = parent.value, views[-1:]
             for view in views:
                 base = view.get(base)
-            self._cache = (self._cell.version, base)
-            REGION.note(self)
+            self._cache = (self._cell.storage.version, base)
+            if REGION.notes is not None:
+                REGION.note(self)
         return self._cache[1]
 
     def renew_views(self) -> None:

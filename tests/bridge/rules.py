@@ -79,48 +79,44 @@ def without_stand_ins(monkeypatch):
 def without_slots(monkeypatch):
     """The traced tensors are not put into the copied modules either."""
     without_stand_ins(monkeypatch)
-    original = call_file.fill
+    original = call_file.shadow
 
-    def fill(module, copies, tensors):
-        slots = original(module, copies, tensors)
+    def shadow(module, known):
+        twin, copies = original(module, known)
         for m in module.modules():
             copies[id(m)]._parameters = dict(m._parameters)
-        return slots
+        return twin, copies
 
-    monkeypatch.setattr(call_file, "fill", fill)
+    monkeypatch.setattr(call_file, "shadow", shadow)
 
 
 def without_assigned_buffers(monkeypatch):
     """What was put into the slots comes back, whatever is there after the call."""
-    original = call_file.fill
+    original = call_file.slots_of
 
     def place(tensor):
         owner = nn.Module()
         owner._buffers["tensor"] = tensor
         return owner, "tensor"
 
-    def fill(*args):
+    def slots(*args):
         return {name: place(getattr(owner, slot)) for name, (owner, slot) in original(*args).items()}
 
-    monkeypatch.setattr(call_file, "fill", fill)
+    monkeypatch.setattr(call_file, "slots_of", slots)
 
 
 def without_ties(monkeypatch):
     """Each name has a tensor of its own."""
-    original = call_file.fill
 
     def state(module):
         every = {"remove_duplicate": False}
         return dict([*module.named_parameters(**every), *module.named_buffers(**every)])
 
-    def fill(module, copies, tensors):
-        every = {
-            f"{name}.{slot}": (copies[id(m)], slot) for name, m in module.named_modules() for slot in m._parameters
-        }
-        return every | original(module, copies, tensors)
+    def slots(modules, names):
+        return {name: call_file.slot_of(modules[""], name) for name in names}
 
     monkeypatch.setattr(call_file, "state_of", state)
-    monkeypatch.setattr(call_file, "fill", fill)
+    monkeypatch.setattr(call_file, "slots_of", slots)
 
 
 def without_written_parameters(monkeypatch):
