@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,45 +34,10 @@ from bridge.tensor.tensor import BridgeTensor, blank, differentiable, fresh, sto
 
 aten = torch.ops.aten
 
-_EACH = "aten::_foreach_"
-_OF_ONE = {
-    "maximum.Scalar": "clamp_min",
-    "maximum.ScalarList": "clamp_min",
-    "minimum.Scalar": "clamp_max",
-    "minimum.ScalarList": "clamp_max",
-    "norm.Scalar": "linalg_vector_norm",
-}
-"""Operations on lists whose names are not those of the operation on one tensor, by what follows `_foreach_`."""
-
-
-def each_of(func: Any, args: tuple, kwargs: dict) -> Iterator[tuple[Callable[..., Any], tuple, dict]]:
-    """The operation on one tensor, with its arguments, for every tensor in the lists of a `_foreach_` one.
-
-    Raises `NotImplementedError` if there is none.
-    """
-    name = schema_name(func).removeprefix(_EACH)
-    base, mark = name.removesuffix("_"), "_" * name.endswith("_")
-    one = getattr(aten, _OF_ONE.get(f"{base}.{overload_name(func)}", base) + mark, None)
-    given = {a.name: value for a, value in zip(arguments(func), args, strict=False)} | kwargs
-    if "scalars" in given and base in ("addcdiv", "addcmul"):
-        given["value"] = given.pop("scalars")
-    if one is None or isinstance(given.get("value"), torch.Tensor):
-        raise NotImplementedError("its form for lists; call the operation for one tensor on each of them")
-    lists = {a.name for a in arguments(func) if "List[" in str(a.type)} | {"value"}
-    lists = {key: value for key, value in given.items() if key in lists and isinstance(value, (list, tuple))}
-    if len(set(map(len, lists.values()))) > 1:
-        raise RuntimeError(f"lists must have the same number of items, got {[len(v) for v in lists.values()]}")
-    for items in zip(*lists.values(), strict=True):
-        mine = given | dict(zip(lists, items, strict=True))
-        keywords = {key: mine.pop(key) for key in ("alpha", "value", "dtype") if key in mine}
-        yield one, tuple(mine.values()), keywords
-
 
 @functools.cache
 def kind_of(func: Any) -> str:
-    """`each` (an operation on every tensor of a list), `write`, `view` or `compute`."""
-    if schema_name(func).startswith(_EACH):
-        return "each"
+    """`write`, `view` or `compute`."""
     if written_places(func):
         return "write"
     if any(r.alias_info is not None for r in returns(func)):

@@ -33,11 +33,8 @@ REAL = 2**22
 _NEW = {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
 BY_SHAPE = _NEW | {
     aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
-    aten.resize_as_.default,
 }  # fmt: skip
 """Operations that may make a constant of the shape or dtype of a tensor."""
-
-_RESIZE = (aten.resize_.default, aten.resize_as_.default)
 
 _UNINITIALISED = (
     "aten::empty",
@@ -106,10 +103,7 @@ class ConstantTable:
 
     def without_values(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
         """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
-        if func is aten.resize_as_.default and isinstance(args[1], BridgeTensor) and not self.is_traced(args[0]):
-            meta = args[1]._meta
-            return args[0], zeros_like(meta), *args[2:]
-        if func is aten.resize_as_.default or not isinstance(args[0], BridgeTensor):
+        if not isinstance(args[0], BridgeTensor):
             return None
         if any(m.numel() > REAL for m in listed(meta_of(func, args, kwargs))):
             return None
@@ -140,12 +134,7 @@ class ConstantTable:
             kwargs = kwargs | {"device": "cpu"}
         with below_modes():
             before = _versions(args, kwargs)
-            filled = args[0].untyped_storage().nbytes() if func in _RESIZE else 0
             out = run(*args, **kwargs)
-            if func in _RESIZE:
-                memory = out.untyped_storage()
-                memory[filled : memory.nbytes()].fill_(0)  # uninitialised, as what is in _UNINITIALISED
-                self._storages[storage_id(out)] = out  # which may reach beyond the tensor that was made first
             if func.name().partition(".")[0] in _UNINITIALISED:
                 out.zero_()  # promises nothing; zeros are deterministic
             if torch.Tag.inplace_view in func.tags:
@@ -156,7 +145,7 @@ class ConstantTable:
                 if isinstance(real, torch.Tensor) and real.layout is torch.strided:
                     versions = (*before, version_of(real))
                     self._made[id(real)] = _Made(real, func, args, kwargs, index, versions, torch.is_grad_enabled())
-                    if kind_of(func) in ("compute", "each") or func is aten.lift_fresh.default:
+                    if kind_of(func) == "compute" or func is aten.lift_fresh.default:
                         self._storages.setdefault(storage_id(real), real)
         return out
 

@@ -14,9 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
-    GET_BASE,
-    IS_VIEW,
-    base_of,
     below_modes,
     casts_under_autocast,
     engine_requires_grad,
@@ -224,20 +221,6 @@ class Functions(TorchFunctionMode):
         """True if no layer of PyTorch's has to see the operation."""
         return not in_transform() and not self._dispatch.recording
 
-    def _base(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
-        """`x._base`. Operations see the stand-in of a real tensor; which tensor owns the memory, the real one knows."""
-        (tensor,) = args
-        base = func(tensor)
-        real = self._dispatch.real_of(tensor if base is None else base)
-        owner = base if real is None else base_of(real)
-        if owner is None and base is not None:
-            owner = real
-        # The code holds constants themselves, and stand-ins of the state.
-        return owner if owner is None or self._dispatch.may_write(owner) else self._dispatch.adopt(owner)
-
-    def _is_view(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        return self._base(GET_BASE, args, kwargs) is not None
-
     def _forgetful(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """A function that hands one of its arguments to no mode, which would leave it out."""
         name, frame = _FORGOTTEN[func], sys._getframe(1)
@@ -254,12 +237,6 @@ class Functions(TorchFunctionMode):
             return self._plain(func, args, kwargs)
         finally:
             self._dispatch.checked = before
-
-    def _tensor_split(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Where to split may be a tensor, whose memory PyTorch reads."""
-        others = args[1:], {name: value for name, value in kwargs.items() if name != "input"}
-        more, named = tree_map_only(BridgeTensor, lambda places: torch.tensor(places.tolist()), others)
-        return torch.tensor_split(args[0] if args else kwargs["input"], *more, **named)
 
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(_holds_traced, args)):
@@ -357,15 +334,12 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(SIZED, Functions._sized),
     **dict.fromkeys(_MEMORY, Functions._memory),
     **dict.fromkeys(CHECKING, Functions._checking),
-    **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), Functions._tensor_split),
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.__setitem__: Functions._set_item,
     **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
     engine.GET_GRADIENT: Functions._get_gradient,
     engine.SET_GRADIENT: Functions._set_gradient,
-    GET_BASE: Functions._base,
-    IS_VIEW: Functions._is_view,
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 

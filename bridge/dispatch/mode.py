@@ -33,7 +33,6 @@ from bridge._compat.torch import (
     compiler_is_loaded,
     is_composite,
     is_without_memory,
-    returns,
     schema_name,
 )
 from bridge.autograd import checkpoint, engine
@@ -47,7 +46,6 @@ from bridge.dispatch.compute import (
     LoweringError,
     compute,
     draws_numbers,
-    each_of,
     is_random,
     kind_of,
     shapes_by_data,
@@ -286,14 +284,7 @@ class Dispatch(UncompiledDispatchMode):
         return error
 
 
-def _each(dispatch: Dispatch, func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operation on lists of tensors, such as `_foreach_add`."""
-    with dispatch:
-        results = [one(*mine, **keywords) for one, mine, keywords in each_of(func, args, kwargs)]
-    return results if returns(func) else None
-
-
-_BY_KIND = {"view": make_view, "write": write_in_place, "reshape": reshape_in_place, "each": _each}
+_BY_KIND = {"view": make_view, "write": write_in_place, "reshape": reshape_in_place}
 _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: number_of,
     aten.is_nonzero.default: number_of,

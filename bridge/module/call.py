@@ -213,7 +213,8 @@ class Call:
         parted = False
         for name, start in self._start.items():
             tensor = self._final[name]
-            if tensor is start.tensor and tensor.requires_grad != start.requires_grad:  # frozen or thawed
+            trained = tensor is start.tensor and name in self._fn.params
+            if trained and tensor.requires_grad != start.requires_grad:  # frozen or thawed
                 self.changes[name, "requires_grad"] = tensor.requires_grad
             parted = parted or self._memory[name] is not start.memory
         if parted:

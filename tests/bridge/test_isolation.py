@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import bridge
 from bridge.dispatch.mode import _REPLACED
-from bridge.dispatch.random import _REPLACED as OF_GENERATORS
+from bridge.dispatch.random import DEFAULT_GENERATOR
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert
 from bridge.tensor.tensor import BridgeTensor
@@ -419,7 +419,7 @@ assert compiled(torch.ones(1)) == 2 and torch._dynamo.eval_frame._stance.stance 
 
 # ---- What the bridge replaces in PyTorch, it replaces while a call runs
 
-TABLE = [*_REPLACED._table, *OF_GENERATORS._table]
+TABLE = [*_REPLACED._table, *DEFAULT_GENERATOR._table]
 
 
 def now():
