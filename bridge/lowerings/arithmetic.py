@@ -4,7 +4,6 @@ The derivatives are the formulas of PyTorch; where one says 0 * inf or shares a 
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -99,53 +98,81 @@ for _packet in (aten.__lshift__, aten.__rshift__, aten.bitwise_left_shift, aten.
         METAS[getattr(_packet, _overload)] = _shifted_meta(getattr(_packet, _overload))
 
 
-def _halved(t, x, y):
-    return jnp.where(x == y, t / 2, t)
+lowers(aten.fmax.default)(lambda x, y: jnp.where((x >= y) | jnp.isnan(y), x, y))
+lowers(aten.fmin.default)(lambda x, y: jnp.where((x <= y) | jnp.isnan(y), x, y))
+
+for _ops, (_function, *_derivatives) in {
+    (aten.maximum.default,): (
+        jnp.maximum,
+        lambda t, out, x, y: jnp.where(x < y, 0, jnp.where(x == y, t / 2, t)),
+        lambda t, out, x, y: jnp.where(x > y, 0, jnp.where(x == y, t / 2, t)),
+    ),
+    (aten.minimum.default,): (
+        jnp.minimum,
+        lambda t, out, x, y: jnp.where(x > y, 0, jnp.where(x == y, t / 2, t)),
+        lambda t, out, x, y: jnp.where(x < y, 0, jnp.where(x == y, t / 2, t)),
+    ),
+    (aten.nextafter.default,): (
+        jnp.nextafter,
+        lambda t, out, x, y: jnp.where(x != y, t, 0),
+        lambda t, out, x, y: jnp.zeros_like(t),
+    ),
+    (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor): (
+        jnp.remainder,
+        lambda t, out, x, y: t,
+        lambda t, out, x, y: -t * jnp.floor_divide(x, y),
+    ),
+    (aten._prelu_kernel.default,): (
+        lambda x, weight: jnp.where(x > 0, x, weight * x),
+        lambda t, out, x, weight: t * jnp.where(x > 0, 1, weight),
+        lambda t, out, x, weight: t * jnp.where(x > 0, 0, x),
+    ),
+}.items():
+    lowers(*_ops)(with_derivatives(*_derivatives)(_function))
 
 
-@lowers(aten.maximum.default)
-@with_derivatives(
-    lambda t, out, x, y: jnp.where(x < y, 0, _halved(t, x, y)),
-    lambda t, out, x, y: jnp.where(x > y, 0, _halved(t, x, y)),
-)
-def maximum(x, y):
-    return jnp.maximum(x, y)
+def _of_atan2(other, x, y):
+    return jnp.where((x == 0) & (y == 0), 0, other * (1 / (x * x + y * y)))
 
 
-@lowers(aten.minimum.default)
-@with_derivatives(
-    lambda t, out, x, y: jnp.where(x > y, 0, _halved(t, x, y)),
-    lambda t, out, x, y: jnp.where(x < y, 0, _halved(t, x, y)),
-)
-def minimum(x, y):
-    return jnp.minimum(x, y)
-
-
-@lowers(aten.fmax.default)
-def fmax(x, y):
-    return jnp.where((x >= y) | jnp.isnan(y), x, y)
-
-
-@lowers(aten.fmin.default)
-def fmin(x, y):
-    return jnp.where((x <= y) | jnp.isnan(y), x, y)
-
-
-def _logarithm_of_sum(add: Callable, exp: Callable) -> Callable:
-    """`add(x, y)` is the logarithm of `exp(x) + exp(y)`."""
-    return of_widened(
-        with_derivatives(lambda t, out, x, y: t / (1 + exp(y - x)), lambda t, out, x, y: t / (1 + exp(x - y)))(add)
-    )
-
-
-lowers(aten.logaddexp.default)(_logarithm_of_sum(jnp.logaddexp, jnp.exp))
-lowers(aten.logaddexp2.default)(_logarithm_of_sum(jnp.logaddexp2, jnp.exp2))
-
-
-@lowers(aten.nextafter.default)
-@with_derivatives(lambda t, out, x, y: jnp.where(x != y, t, 0), lambda t, out, x, y: jnp.zeros_like(t))
-def nextafter(x, y):
-    return jnp.nextafter(x, y)
+for _ops, (_function, *_derivatives) in {
+    (aten.logaddexp.default,): (
+        jnp.logaddexp,
+        lambda t, out, x, y: t / (1 + jnp.exp(y - x)),
+        lambda t, out, x, y: t / (1 + jnp.exp(x - y)),
+    ),
+    (aten.logaddexp2.default,): (
+        jnp.logaddexp2,
+        lambda t, out, x, y: t / (1 + jnp.exp2(y - x)),
+        lambda t, out, x, y: t / (1 + jnp.exp2(x - y)),
+    ),
+    (aten.hypot.default,): (
+        jnp.hypot,
+        lambda t, out, x, y: t * (x / out),
+        lambda t, out, x, y: t * (y / out),
+    ),
+    (aten.atan2.default,): (
+        jnp.arctan2,
+        lambda t, out, x, y: t * _of_atan2(y, x, y),
+        lambda t, out, x, y: t * _of_atan2(-x, x, y),
+    ),
+    (aten.copysign.Tensor, aten.copysign.Scalar): (
+        jnp.copysign,
+        lambda t, out, x, y: t * jnp.where(x == 0, 0, out / x),
+        lambda t, out, x, y: jnp.zeros_like(t),
+    ),
+    (aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other): (
+        jax.scipy.special.xlogy,
+        lambda t, out, x, y: t * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
+        lambda t, out, x, y: t * (x / y),
+    ),
+    (aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar): (
+        lambda x, y: jnp.where(jnp.isnan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y))),
+        lambda t, out, x, y: t * jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
+        lambda t, out, x, y: t * (x / (y + 1)),
+    ),
+}.items():
+    lowers(*_ops)(of_widened(with_derivatives(*_derivatives)(_function)))
 
 
 @with_derivatives(lambda t, out, x, y: t / y, lambda t, out, x, y: -(t * out) / y)
@@ -174,59 +201,7 @@ def divide_and_round(x, y, *, rounding_mode=None):
     return jax.lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
 
 
-@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(x, y):
-    return divide_and_round(x, y, rounding_mode="floor")
-
-
-@lowers(aten.hypot.default)
-@of_widened
-@with_derivatives(lambda t, out, x, y: t * (x / out), lambda t, out, x, y: t * (y / out))
-def hypot(x, y):
-    return jnp.hypot(x, y)
-
-
-@with_derivatives(lambda t, out, x, y: t * _atan2_share(y, x, y), lambda t, out, x, y: t * _atan2_share(-x, x, y))
-def _atan2(x, y):
-    return jnp.arctan2(x, y)
-
-
-def _atan2_share(other, x, y):
-    share = other * (1 / (x * x + y * y))
-    return jnp.where((x == 0) & (y == 0), 0, share)
-
-
-@lowers(aten.atan2.default)
-def atan2(x, y):
-    return _atan2(*(a if jnp.issubdtype(a.dtype, jnp.inexact) else widened(a) for a in map(jnp.asarray, (x, y))))
-
-
-@with_derivatives(lambda t, out, x, y: t * jnp.where(x == 0, 0, out / x), lambda t, out, x, y: jnp.zeros_like(t))
-def _copysign(x, y):
-    return jnp.copysign(x, y)
-
-
-@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
-def copysign(x, y):
-    return _copysign(
-        *(a if jnp.issubdtype(jnp.result_type(a), jnp.floating) else widened(jnp.asarray(a)) for a in (x, y))
-    )
-
-
-@with_derivatives(lambda t, out, x, y: t, lambda t, out, x, y: -t * jnp.floor_divide(x, y))
-def _remainder(x, y):
-    return jnp.remainder(x, y)
-
-
-@lowers(aten._prelu_kernel.default)
-@with_derivatives(lambda t, out, x, w: t * jnp.where(x > 0, 1, w), lambda t, out, x, w: t * jnp.where(x > 0, 0, x))
-def prelu(x, weight):
-    return jnp.where(x > 0, x, weight * x)
-
-
-@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(x, y):
-    return _remainder(x, y)
+lowers(aten.floor_divide.default, aten.floor_divide.Scalar)(functools.partial(divide_and_round, rounding_mode="floor"))
 
 
 @with_derivatives(
@@ -278,23 +253,3 @@ def _fractional_power(x: jax.Array, exponent: float) -> jax.Array:
 def _fractional_power_jvp(exponent, primals, tangents):
     (x,), (dx,) = primals, tangents
     return _fractional_power(x, exponent), dx * (exponent * _fractional_power(x, exponent - 1))
-
-
-@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
-@of_widened
-@with_derivatives(
-    lambda t, out, x, y: t * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
-    lambda t, out, x, y: t * (x / y),
-)
-def xlogy(x, y):
-    return jax.scipy.special.xlogy(x, y)
-
-
-@lowers(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
-@of_widened
-@with_derivatives(
-    lambda t, out, x, y: t * jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
-    lambda t, out, x, y: t * (x / (y + 1)),
-)
-def xlog1py(x, y):
-    return jnp.where(jnp.isnan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y)))

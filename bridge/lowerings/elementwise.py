@@ -14,15 +14,15 @@ import torch
 
 from bridge._compat.torchax import torchax_lowering
 from bridge.dispatch.random import generator_of
-from bridge.lowerings.derivatives import with_derivatives
+from bridge.lowerings.derivatives import Derivative, with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
 
 
-def _inside_float32(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    return inlined(lambda x: function(widened(x)))
+def differentiated(function: Callable[..., jax.Array], *derivatives: Derivative) -> Callable[..., jax.Array]:
+    return with_derivatives(*derivatives)(function)
 
 
 for _op, _function in {
@@ -36,8 +36,19 @@ for _op, _function in {
     aten.sinc.default: jnp.sinc,
     aten.special_i1.default: jax.scipy.special.i1,
     aten.special_modified_bessel_i1.default: jax.scipy.special.i1,
+    aten.i0.default: differentiated(jax.scipy.special.i0, lambda t, out, x: t * jax.scipy.special.i1(x)),
+    aten.rsqrt.default: differentiated(jax.lax.rsqrt, lambda t, out, x: t * (-0.5 * out**3)),
+    aten.special_entr.default: differentiated(jax.scipy.special.entr, lambda t, out, x: t * -(1 + jnp.log(x))),
+    aten.lgamma.default: differentiated(jax.lax.lgamma, lambda t, out, x: t * digamma(x)),
+    aten.hardsigmoid.default: differentiated(
+        lambda x: jnp.clip(x + 3, 0, 6) / 6, lambda t, out, x: t * jnp.where((x > -3) & (x < 3), 1 / 6, 0)
+    ),
+    aten.hardswish.default: differentiated(
+        lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
+        lambda t, out, x: t * jnp.where(x <= -3, 0, jnp.where(x < 3, x / 3 + 0.5, 1)),
+    ),
 }.items():
-    LOWERINGS[_op] = _inside_float32(_function)
+    LOWERINGS[_op] = of_widened(_function)
 
 
 @lowers(aten.gelu.default)
@@ -104,26 +115,12 @@ def log_sigmoid(x):
     return jnp.where(x < 0, x, 0) - jnp.log1p(decayed), decayed
 
 
-@lowers(aten.log_sigmoid_backward.default)
-def log_sigmoid_backward(gradient, x, buffer):
-    return gradient * jax.lax.logistic(-widened(x))
-
-
 @lowers(aten.elu.default)
 def elu(x, alpha=1, scale=1, input_scale=1):
     """At zero the first derivative is that of negative numbers, and the second one is zero."""
     x = widened(x)
     below = alpha * jnp.expm1(jnp.where(x < 0, x, 0) * input_scale)
     return jnp.where(x < 0, below, jnp.where(x == 0, x * (alpha * input_scale), x)) * scale
-
-
-@lowers(aten.elu_backward.default)
-def elu_backward(gradient, alpha, scale, input_scale, is_result, x):
-    """`x` is the result of `elu` if `is_result`; the derivative at zero is a constant, as in `elu`."""
-    x = widened(x)
-    below = jnp.where(x < 0, x, 0)
-    slope = (below + alpha * scale if is_result else alpha * scale * jnp.exp(below * input_scale)) * input_scale
-    return gradient * jnp.where(x < 0, slope, jnp.where(x == 0, alpha * scale * input_scale, scale))
 
 
 @lowers(aten.celu.default)
@@ -154,18 +151,11 @@ def angle(x):
     return jnp.arctan2(jnp.imag(x), jnp.real(x))
 
 
-def _unit(direction):
-    return jax.lax.complex(jnp.cos(direction), jnp.sin(direction))
-
-
 @lowers(aten.polar.default)
-@with_derivatives(
-    lambda t, out, size, direction: t * (jnp.sign(size) * _unit(direction)),
-    lambda t, out, size, direction: t * (size * _unit(direction + jnp.pi / 2)),
-)
 def polar(size, direction):
-    """PyTorch's gradient takes the size for what it says, and is turned round for a negative one."""
-    return size * _unit(direction)
+    """A size of zero has no gradient."""
+    size = jnp.where(size == 0, jax.lax.stop_gradient(size), size)
+    return size * jax.lax.complex(jnp.cos(direction), jnp.sin(direction))
 
 
 @lowers(aten.acosh.default)
@@ -193,37 +183,10 @@ def hardtanh(x, low=-1, high=1):
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
 
 
-@lowers(aten.hardsigmoid.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * jnp.where((x > -3) & (x < 3), 1 / 6, 0))
-def hardsigmoid(x):
-    return jnp.clip(x + 3, 0, 6) / 6
-
-
-@with_derivatives(
-    lambda t, out, x, lambd: jnp.where((x >= -lambd) & (x <= lambd), 0, t), lambda t, out, x, lambd: jnp.zeros_like(t)
-)
-def _softshrink(x, lambd):
-    return jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0))
-
-
 @lowers(aten.softshrink.default)
 def softshrink(x, lambd=0.5):
-    return _softshrink(widened(x), lambd)
-
-
-@lowers(aten.hardswish.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * jnp.where(x <= -3, 0, jnp.where(x < 3, x / 3 + 0.5, 1)))
-def hardswish(x):
-    return x * jnp.clip(x + 3, 0, 6) / 6
-
-
-@lowers(aten.special_entr.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * -(1 + jnp.log(x)))
-def entropy(x):
-    return jax.scipy.special.entr(x)
+    x = widened(x)
+    return jnp.where((x >= -lambd) & (x <= lambd), 0, x - lambd * jnp.sign(x))
 
 
 @lowers(aten.leaky_relu.default)
@@ -231,34 +194,15 @@ def leaky_relu(x, slope=0.01):
     return jnp.where(x > 0, x, widened(x) * slope)
 
 
-@lowers(aten.rsqrt.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * (-0.5 * out**3))
-def rsqrt(x):
-    return jax.lax.rsqrt(x)
-
-
-@with_derivatives(
-    lambda t, out, x, low, high: (
-        t * jnp.where(x < low, _beyond(low), jnp.where(x > high, _beyond(low), 1 / (x * (1 - x))))
-    ),
-    lambda t, out, x, low, high: jnp.zeros_like(t),
-    lambda t, out, x, low, high: jnp.zeros_like(t),
-)
-def _logit(x, low, high):
-    x = jnp.where(low > 0, jnp.clip(x, low, high), x)
+@with_derivatives(lambda t, out, x: jnp.where((x < 0) | (x > 1), jnp.nan, t / (x * (1 - x))))
+def _log_odds(x):
     return jnp.log(x / (1 - x))
-
-
-def _beyond(low):
-    """The derivative where the argument is cut off, or no probability."""
-    return jnp.where(low > 0, 0, jnp.nan)
 
 
 @lowers(aten.logit.default)
 def logit(x, eps=None):
-    eps = 0.0 if eps is None else eps
-    return _logit(widened(x), eps, 1 - eps)
+    x = widened(x)
+    return _log_odds(jnp.where(x < eps, eps, jnp.where(x > 1 - eps, 1 - eps, x)) if eps else x)
 
 
 def _polynomial(op: Any) -> None:
@@ -345,21 +289,8 @@ def digamma(x):
     return jax.lax.digamma(x)
 
 
-@lowers(aten.lgamma.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * digamma(x))
-def lgamma(x):
-    return jax.lax.lgamma(x)
-
-
-@lowers(aten.i0.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * jax.scipy.special.i1(x))
-def bessel_i0(x):
-    return jax.scipy.special.i0(x)
-
-
-def _quantized(x, scale, zero_point, low: int, high: int) -> tuple[jax.Array, jax.Array]:
+@lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
+def fake_quantize(x, scale, zero_point, low, high):
     """The values, and where they were not clipped: there the gradient passes as it is."""
     steps = jnp.round(x * (1 / jnp.asarray(scale, jnp.float32)).astype(x.dtype)) + zero_point
     inside = (steps >= low) & (steps <= high)
@@ -367,15 +298,9 @@ def _quantized(x, scale, zero_point, low: int, high: int) -> tuple[jax.Array, ja
     return regraft(values.astype(x.dtype), jnp.where(inside, x, 0)), inside
 
 
-@lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
-def fake_quantize(x, scale, zero_point, low, high):
-    return _quantized(x, scale, zero_point, low, high)
-
-
 @lowers(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
 def fake_quantize_by_tensors(x, scale, zero_point, enabled, low, high):
-    scale, zero_point = jax.lax.stop_gradient(scale).reshape(()), zero_point.reshape(())
-    values, inside = _quantized(x, scale, zero_point, low, high)
+    values, inside = fake_quantize(x, scale.reshape(()), zero_point.reshape(()), low, high)
     on = enabled.reshape(()) > 0
     return jnp.where(on, values, x), inside | ~on
 
@@ -383,16 +308,14 @@ def fake_quantize_by_tensors(x, scale, zero_point, enabled, low, high):
 @lowers(aten.fake_quantize_per_channel_affine_cachemask.default)
 def fake_quantize_by_channel(x, scale, zero_point, axis, low, high):
     shape = [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
-    return _quantized(x, jax.lax.stop_gradient(scale).reshape(shape), zero_point.reshape(shape), low, high)
+    return fake_quantize(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
 
 
-def _meta(x: torch.Tensor, *_settings) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-
-
-for op in (
-    aten.fake_quantize_per_tensor_affine_cachemask.default,
-    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
-    aten.fake_quantize_per_channel_affine_cachemask.default,
-):
-    METAS[op] = _meta
+METAS |= dict.fromkeys(
+    (
+        aten.fake_quantize_per_tensor_affine_cachemask.default,
+        aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+        aten.fake_quantize_per_channel_affine_cachemask.default,
+    ),
+    lambda x, *_settings: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)),
+)

@@ -18,7 +18,6 @@ from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import lowers, widened
 from bridge.tensor.arrays import jax_dtype
-from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
 
@@ -145,13 +144,7 @@ def mode(x, dim=-1, keepdim=False):
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(x, dim=-1, descending=False, *, stable=None):
     """Where `stable`, equals keep their order, in a descending sort, too; nan is larger than all."""
-    fixed = jax.lax.stop_gradient(x)
-    if not stable:
-        order = jnp.argsort(fixed, dim, stable=False, descending=bool(descending))
-    elif descending:
-        order = x.shape[dim] - 1 - jnp.flip(jnp.argsort(jnp.flip(fixed, dim), dim, stable=True), dim)
-    else:
-        order = jnp.argsort(fixed, dim, stable=True)
+    order = jnp.argsort(jax.lax.stop_gradient(x), dim, stable=bool(stable), descending=bool(descending))
     return _picked(x, order, dim, keepdim=True)
 
 
@@ -206,46 +199,9 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
     return jnp.mean(x, tuple(dim) if dim and x.ndim else None, keepdims=keepdim)
 
 
-@jax.custom_jvp
-def _logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
-    if not jnp.iscomplexobj(x):
-        return jnp.logaddexp(x, y)
-    infinite = jnp.isinf(jnp.real(x)) | jnp.isinf(jnp.real(y))
-    larger = jnp.where(jnp.real(x) >= jnp.real(y), x, y)
-    finite = jnp.logaddexp(*(jnp.where(infinite, 0, each) for each in (x, y)))
-    return jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, jnp.where(infinite, larger, finite))
-
-
-@_logaddexp.defjvp
-def _logaddexp_jvp(primals, tangents):
-    out = _logaddexp(*primals)
-    shares = (jnp.where(jnp.isneginf(jnp.real(x)), 0, jnp.exp(x - out)) for x in primals)
-    to_x, to_y = (t * share for t, share in zip(tangents, shares, strict=True))
-    return out, to_x + to_y
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _logcumsumexp(x: jax.Array, axis: int) -> jax.Array:
-    return jax.lax.associative_scan(_logaddexp, x, axis=axis)
-
-
-@_logcumsumexp.defjvp
-def _logcumsumexp_jvp(axis, primals, tangents):
-    """As in PyTorch, the gradient is nan where a scan begins with -inf, at each inf, and in all of a row with nan."""
-    (x,), (dx,) = primals, tangents
-    out = _logcumsumexp(x, axis)
-    above, is_nan = jnp.isposinf(jnp.real(x)), jnp.isnan(x)
-    below = jnp.where(above, -jnp.inf, x)
-    _, change = jax.jvp(lambda y: jax.lax.associative_scan(_logaddexp, y, axis=axis), (below,), (dx,))
-    whole = is_nan | above if jnp.iscomplexobj(x) else is_nan
-    unknown = jnp.isneginf(jnp.real(out)) | above | jnp.any(whole, axis, keepdims=True)
-    change = jnp.where(jnp.isposinf(jnp.real(out)), 0, change)
-    return out, change + dx * jnp.where(unknown, jnp.nan, 0).astype(x.dtype)
-
-
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x, dim):
-    return _logcumsumexp(widened(x), dim % x.ndim) if x.ndim and x.size else x
+    return jax.lax.associative_scan(jnp.logaddexp, widened(x), axis=dim % x.ndim) if x.ndim and x.size else x
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
@@ -326,43 +282,19 @@ def dist(x, y, p=2):
 @lowers(aten._cdist_forward.default)
 def cdist(x, y, p, _compute_mode):
     """By differences: exact for close points, where PyTorch's product of large sets is not."""
-    return _distance(x[..., :, None, :] - y[..., None, :, :], p)
+    return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, (-1,))
 
 
 @lowers(aten._pdist_forward.default)
 def pdist(x, p=2):
     first, second = np.triu_indices(x.shape[0], 1)
-    return _distance(x[first] - x[second], p)
-
-
-def _distance(difference: jax.Array, p: float) -> jax.Array:
-    """The norm of the last axis. For infinity, every largest coordinate has the whole gradient; in a norm, a share."""
-    if p != float("inf") or not difference.shape[-1]:
-        return vector_norm(difference, p, (-1,))
-    sizes = absolute(difference)
-    largest = jax.lax.stop_gradient(jnp.max(sizes, -1, keepdims=True))
-    place = jnp.argmax(jax.lax.stop_gradient(sizes), -1, keepdims=True)  # computed again, none may be equal
-    chosen = (sizes == largest) | (jax.lax.broadcasted_iota(place.dtype, sizes.shape, sizes.ndim - 1) == place)
-    return regraft(largest[..., 0], jnp.sum(jnp.where(chosen, sizes, 0), -1))
+    return vector_norm(x[first] - x[second], p, (-1,))
 
 
 @lowers(aten._euclidean_dist.default)
-@jax.custom_jvp
 def euclidean_dist(x, y):
     """`torch.cdist` of large sets, by a matrix product. The gradient at a distance of zero is zero."""
     squares = [jnp.sum(jnp.square(each), -1, keepdims=True) for each in (x, y)]
     product = -2 * jnp.matmul(x, jnp.swapaxes(y, -1, -2))
-    return jnp.sqrt(jnp.maximum(squares[0] + product + jnp.swapaxes(squares[1], -1, -2), 0))
-
-
-@euclidean_dist.defjvp
-def _euclidean_dist_jvp(primals, tangents):
-    (x, y), (dx, dy) = primals, tangents
-    distance = euclidean_dist(x, y)
-
-    def products(a, b):
-        return jnp.matmul(a, jnp.swapaxes(b, -1, -2))
-
-    own = jnp.sum(x * dx, -1)[..., :, None] + jnp.sum(y * dy, -1)[..., None, :]
-    inverse = jnp.where(distance == 0, 0, 1 / jnp.where(distance == 0, 1, distance))
-    return distance, (own - products(dx, y) - products(x, dy)) * inverse
+    total = squares[0] + product + jnp.swapaxes(squares[1], -1, -2)
+    return jnp.where(total <= 0, 0, jnp.sqrt(jnp.where(total <= 0, 1, total)))

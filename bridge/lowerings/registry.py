@@ -53,22 +53,11 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def of_widened(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The decorated function of arrays, taken in float32 at least; the dispatcher rounds to PyTorch's dtype."""
-
-    @functools.wraps(function)
-    def lowering(*arguments: Any) -> jax.Array:
-        return function(*(widened(jnp.asarray(a)) for a in arguments))
-
-    return lowering
-
-
-# ---- functions that JAX traces once
-
-_ARRAY = (jax.Array, None)
-"""The mark of an array in the key of a trace; another argument is there by its type and its value."""
 _KEPT = 1024
 """How many traces of a function are kept, so that numbers that change from call to call do not add up."""
+_ARRAY = (jax.Array, jax.Array)
+"""An array in the key of a trace, where another argument has its type and its value."""
+_flatten = jax.tree_util.default_registry.flatten
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,10 +71,11 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.lru_cache(_KEPT)
-    def staged(tree: Any, key: tuple) -> Callable[..., Any]:
+    def staged(tree: Any, *key: tuple[type, Any]) -> Callable[..., Any]:
         def run(*arrays: jax.Array) -> Any:
             rest = iter(arrays)
-            leaves = [next(rest) if kind is jax.Array else _value(kind, value) for kind, value in key]
+            values = (float(value) if kind is float else value for kind, value in key)
+            leaves = [next(rest) if value is jax.Array else value for value in values]
             args, kwargs = jax.tree.unflatten(tree, leaves)
             return function(*args, **kwargs)
 
@@ -94,24 +84,30 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = [x for x in leaves if isinstance(x, (jax.Array, np.ndarray))]
-        if not any(isinstance(x, Tracer) for x in arrays):
-            return function(*args, **kwargs)
-        return staged(tree, tuple(_key(x) for x in leaves))(*arrays)
+        leaves, tree = _flatten((args, kwargs))
+        arrays, key, traced = [], [], False
+        for leaf in leaves:
+            kind = type(leaf)
+            if isinstance(leaf, (jax.Array, np.ndarray)):
+                arrays.append(leaf)
+                key.append(_ARRAY)
+                traced = traced or isinstance(leaf, Tracer)
+            else:  # zeros of different signs are different arguments, and so are 1, 1.0 and True
+                key.append((kind, repr(leaf) if kind is float else leaf))
+        return staged(tree, *key)(*arrays) if traced else function(*args, **kwargs)
 
     return call
 
 
-def _key(value: Any) -> tuple[type, Any]:
-    """Zeros of different signs are different arguments, and so are 1, 1.0 and True."""
-    if isinstance(value, (jax.Array, np.ndarray)):
-        return _ARRAY
-    return type(value), repr(value) if type(value) is float else value
+def of_widened(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The decorated function of arrays, taken in float32 at least; the dispatcher rounds to PyTorch's dtype."""
 
+    @inlined
+    @functools.wraps(function)
+    def lowering(*arguments: Any) -> jax.Array:
+        return function(*(widened(jnp.asarray(a)) for a in arguments))
 
-def _value(kind: type, value: Any) -> Any:
-    return float(value) if kind is float else value
+    return lowering
 
 
 @inlined
