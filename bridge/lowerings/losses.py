@@ -144,3 +144,22 @@ def binary_cross_entropy(x, target, weight=None, reduction=_MEAN):
     path = widened(x) * ((p - t) / jnp.maximum(p * (1 - p), 1e-12))
     loss = regraft(value, path + widened(target) * (log_q - log_p))
     return _reduced(loss if weight is None else loss * weight, reduction)
+
+
+@lowers(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss(x, target, reduction):
+    """A row's labels end at the first negative one."""
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)[:, :, None]
+    is_target = jnp.any(valid & (labels[:, :, None] == jnp.arange(rows.shape[1])), 1)
+    margins = 1 - jnp.take_along_axis(rows, jnp.maximum(labels, 0), 1)[:, :, None] + rows[:, None, :]
+    counted = valid & ~is_target[:, None, :] & (margins > 0)
+    losses = jnp.where(counted, margins, 0).sum((1, 2)) / rows.shape[1]
+    return _reduced(losses.reshape(target.shape[:-1]), reduction), is_target.reshape(x.shape).astype(x.dtype)
+
+
+# For one row and no reduction PyTorch's meta device says (1,), its CPU gives ().
+METAS[aten.multilabel_margin_loss_forward.default] = lambda x, target, reduction: (
+    x.new_empty(target.shape[:-1] if reduction == 0 else ()),
+    x.new_empty(x.shape),
+)

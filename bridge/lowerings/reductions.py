@@ -71,12 +71,6 @@ lowers(aten.max.default)(functools.partial(_reduced, reduce=jnp.max, nan=True))
 lowers(aten.min.default)(functools.partial(_reduced, reduce=jnp.min, nan=True))
 
 
-@lowers(aten.aminmax.default)
-def aminmax(x, *, dim=None, keepdim=False):
-    dim = () if dim is None else (dim,)
-    return tuple(_reduced(x, dim, keepdim, reduce=reduce) for reduce in (jnp.min, jnp.max))
-
-
 def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     values = jnp.take_along_axis(x, index, dim)
     return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
@@ -93,16 +87,10 @@ lowers(aten.min.dim)(functools.partial(_extreme_along, place=jnp.argmin))
 
 def _middle(x: jax.Array, dim: int, skip_nan: bool) -> jax.Array:
     """The place of the lower of the two in the middle, of the first nan if there is one and it is not to be skipped."""
-    order, nan = jnp.argsort(x, dim, stable=True), jnp.isnan(x)
-    count = jnp.sum(~nan, dim, keepdims=True) if skip_nan else jnp.full_like(order, x.shape[dim], shape=())
-    middle = jnp.take_along_axis(order, jnp.broadcast_to(jnp.maximum(count - 1, 0) // 2, _kept(x, dim)), dim)
-    return (
-        middle if skip_nan else jnp.where(jnp.any(nan, dim, keepdims=True), jnp.argmax(nan, dim, keepdims=True), middle)
-    )
-
-
-def _kept(x: jax.Array, dim: int) -> tuple[int, ...]:
-    return tuple(1 if d == dim % x.ndim else n for d, n in enumerate(x.shape))
+    order, size = jnp.argsort(x, dim, stable=True), x.shape[dim]
+    count = jnp.sum(~jnp.isnan(x), dim, keepdims=True)  # nan comes last
+    middle = jnp.maximum(count - 1, 0) // 2 if skip_nan else jnp.where(count < size, count, (size - 1) // 2)
+    return jnp.take_along_axis(order, middle, dim)
 
 
 def _median_along(x, dim=-1, keepdim=False, *, skip_nan):
@@ -199,33 +187,44 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
     return jnp.mean(x, tuple(dim) if dim and x.ndim else None, keepdims=keepdim)
 
 
+_LEAST = -1e30
+"""Stands for the logarithm of zero among complex numbers, where JAX's sum of two such logarithms is nan."""
+
+
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x, dim):
-    return jax.lax.associative_scan(jnp.logaddexp, widened(x), axis=dim % x.ndim) if x.ndim and x.size else x
+    if not x.ndim or not x.size:
+        return x
+    if not jnp.iscomplexobj(x):
+        return jax.lax.associative_scan(jnp.logaddexp, widened(x), axis=dim % x.ndim)
+    finite = jnp.where(jnp.isneginf(jnp.real(x)), _LEAST, x)
+    out = jax.lax.associative_scan(jnp.logaddexp, finite, axis=dim % x.ndim)
+    return jnp.where(jnp.real(out) < _LEAST / 2, -jnp.inf, out)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
-def _variance(x: jax.Array, axes: tuple[int, ...], ddof: float, whole: bool) -> jax.Array:
-    """With the reduced dimensions kept; `whole` if PyTorch was told none. No degrees of freedom make it infinite."""
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _variance(x: jax.Array, axes: tuple[int, ...], ddof: float) -> jax.Array:
+    """With the reduced dimensions kept. No degrees of freedom make it infinite."""
     squares = jnp.sum(jnp.square(x - jnp.mean(x, axes, keepdims=True)), axes, keepdims=True)
     return squares / jnp.asarray(max(_count(x, axes) - ddof, 0), x.dtype)
 
 
 @_variance.defjvp
-def _variance_jvp(axes, ddof, whole, primals, tangents):
+def _variance_jvp(axes, ddof, primals, tangents):
     """Not through the mean: entries beside an infinite one have a gradient."""
     (x,), (dx,) = primals, tangents
-    freedom = _count(x, axes) - ddof
-    away = x - jnp.mean(x, axes, keepdims=True)
-    if freedom <= 0 and whole:
-        slope = jnp.where(away == 0, jnp.nan, jnp.inf)
-    else:  # PyTorch's formula for dimensions also divides by less than zero
-        slope = jnp.asarray(2 / freedom if freedom else jnp.inf, x.dtype) * away
-    return _variance(x, axes, ddof, whole), jnp.sum(dx * slope, axes, keepdims=True)
+    freedom = _count(x, axes) - ddof  # PyTorch's formula also divides by less than zero
+    slope = jnp.asarray(2 / freedom if freedom else jnp.inf, x.dtype) * (x - jnp.mean(x, axes, keepdims=True))
+    return _variance(x, axes, ddof), jnp.sum(dx * slope, axes, keepdims=True)
 
 
 def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
     return math.prod(x.shape[a] for a in axes)
+
+
+def _square_root(x: jax.Array) -> jax.Array:
+    """Square roots; that of zero has no gradient."""
+    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
 
 
 def _spread(x, dim=None, *, correction=None, keepdim=False, root, with_mean):
@@ -233,11 +232,8 @@ def _spread(x, dim=None, *, correction=None, keepdim=False, root, with_mean):
     x = widened(x)
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(d % x.ndim for d in dim)
     ddof = 1 if correction is None else correction
-    if jnp.iscomplexobj(x):
-        var = jnp.var(x, axes, ddof=ddof, keepdims=True)
-    else:
-        var = _variance(x, axes, ddof, dim is None or not x.ndim)
-    out = jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var))) if root else var
+    var = jnp.var(x, axes, ddof=ddof, keepdims=True) if jnp.iscomplexobj(x) else _variance(x, axes, ddof)
+    out = _square_root(var) if root else var
     out = out if keepdim else jnp.squeeze(out, axes)
     return (out, jnp.mean(x, axes, keepdims=keepdim)) if with_mean else out
 
@@ -258,12 +254,10 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(dim)
     if ord == 2:  # not of the absolute values, whose derivative at zero is constant
         squares = jnp.square(x.real) + jnp.square(x.imag) if jnp.iscomplexobj(x) else jnp.square(x)
-        total = jnp.sum(squares, axes, keepdims=keepdim)
-        return jnp.where(total == 0, 0, jnp.sqrt(jnp.where(total == 0, 1, total)))
+        return _square_root(jnp.sum(squares, axes, keepdims=keepdim))
     x = absolute(x)
     if abs(ord) == float("inf"):
-        out = extreme(x, jnp.max if ord > 0 else jnp.min, tuple(d % max(x.ndim, 1) for d in axes), True)
-        return out if keepdim else jnp.squeeze(out, axes)
+        return _reduced(x, axes, keepdim, reduce=jnp.max if ord > 0 else jnp.min, nan=True)
     if ord == 0:
         return jnp.sum(jax.lax.stop_gradient(x) != 0, axes, keepdims=keepdim).astype(x.dtype)
     if ord == 1:
@@ -272,11 +266,6 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     powers = jnp.where(x == 0, at_zero, jnp.where(x == 0, 1, x) ** ord)
     total = jnp.sum(powers, axes, keepdims=keepdim)
     return jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / ord))
-
-
-@lowers(aten.dist.default)
-def dist(x, y, p=2):
-    return vector_norm(x - y, p)
 
 
 @lowers(aten._cdist_forward.default)
@@ -296,5 +285,4 @@ def euclidean_dist(x, y):
     """`torch.cdist` of large sets, by a matrix product. The gradient at a distance of zero is zero."""
     squares = [jnp.sum(jnp.square(each), -1, keepdims=True) for each in (x, y)]
     product = -2 * jnp.matmul(x, jnp.swapaxes(y, -1, -2))
-    total = squares[0] + product + jnp.swapaxes(squares[1], -1, -2)
-    return jnp.where(total <= 0, 0, jnp.sqrt(jnp.where(total <= 0, 1, total)))
+    return _square_root(jnp.maximum(squares[0] + product + jnp.swapaxes(squares[1], -1, -2), 0))

@@ -28,24 +28,21 @@ FUNCTIONS: dict[Any, Any] = {}
 """Python-level functions taken whole, before PyTorch breaks them up, and the op whose lowering serves them."""
 
 
-def lowers(*ops: Any) -> Callable[[Callable], Callable]:
-    """Enter the decorated function as the lowering of these ops."""
+def _entering(table: dict[Any, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
+    def of(*ops: Any) -> Callable[[Callable], Callable]:
+        def register(function: Callable) -> Callable:
+            table.update(dict.fromkeys(ops, function))
+            return function
 
-    def register(function: Callable) -> Callable:
-        LOWERINGS.update(dict.fromkeys(ops, function))
-        return function
+        return register
 
-    return register
+    return of
 
 
-def decomposes(*ops: Any) -> Callable[[Callable], Callable]:
-    """Enter the decorated function, written in torch operations, as what these ops are made of."""
-
-    def register(function: Callable) -> Callable:
-        DECOMPOSITIONS.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+lowers = _entering(LOWERINGS)
+"""`@lowers(*ops)` enters the decorated function as the lowering of these ops."""
+decomposes = _entering(DECOMPOSITIONS)
+"""`@decomposes(*ops)` enters the decorated function, written in torch operations, as what these ops are made of."""
 
 
 def widened(x: jax.Array) -> jax.Array:
