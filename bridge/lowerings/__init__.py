@@ -8,7 +8,6 @@ from bridge.lowerings.registry import BY_LAYOUT, DECOMPOSITIONS, FUNCTIONS, LOWE
 
 with missing_operations_tolerated():
     from bridge.lowerings import (
-        arithmetic,  # noqa: F401
         attention,  # noqa: F401
         convolution,  # noqa: F401
         creation,  # noqa: F401

@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from bridge._compat.jax import Tracer
 from bridge.lowerings.creation import broadcast
-from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, METAS, inlined, lowers
+from bridge.lowerings.registry import FUNCTIONS, METAS, decomposes, inlined, lowers
 
 aten = torch.ops.aten
 
@@ -171,6 +171,7 @@ def attention_meta(query, key, value, *_args, **_kwargs):
 METAS[aten.scaled_dot_product_attention.default] = attention_meta
 
 
+@decomposes(aten.scaled_dot_product_attention.default)
 def attention_with_dropout(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
@@ -192,24 +193,12 @@ def attention_with_dropout(
     return (weights.to(value.dtype) @ value).to(query.dtype)
 
 
-DECOMPOSITIONS[aten.scaled_dot_product_attention.default] = attention_with_dropout
-
-
 _LANES = 128
 """Lanes of a TPU's vector registers. Width and lengths have to be multiples of it."""
 
 
 def fused_attention(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    scale=None,
-    enable_gqa=False,
-    *,
-    interpret=False,
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, interpret=False
 ):
     """`aten::scaled_dot_product_attention` by JAX's splash attention, for programs that run on a TPU.
 

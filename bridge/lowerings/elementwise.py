@@ -1,10 +1,11 @@
-"""Functions of single elements, with PyTorch's gradient where the function has a corner, a boundary or a zero.
+"""Functions of elements, with PyTorch's gradient at corners, boundaries, ties, zeros and nan.
 
-Inside in float32, whatever the dtype they are given; the dispatcher rounds to PyTorch's dtype.
+Inside most are in float32, whatever the dtype they are given; the dispatcher rounds to PyTorch's dtype. Derivatives
+that are given are the formulas of PyTorch; where one says 0 * inf or shares a tie, so does the other.
 """
 
+import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,32 +13,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge._compat.torchax import torchax_lowering
 from bridge.dispatch.random import generator_of
-from bridge.lowerings.derivatives import with_derivatives
+from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
-
-
-def _inside_float32(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    return inlined(lambda x: function(widened(x)))
-
-
-for _op, _function in {
-    aten.sigmoid.default: jax.lax.logistic,
-    aten.erf.default: jax.lax.erf,
-    aten.erfc.default: jax.lax.erfc,
-    aten.erfinv.default: jax.lax.erf_inv,
-    aten.special_log_ndtr.default: jax.scipy.special.log_ndtr,
-    aten.silu.default: lambda x: x * jax.lax.logistic(x),
-    aten.tanh.default: jnp.tanh,
-    aten.sinc.default: jnp.sinc,
-    aten.special_i1.default: jax.scipy.special.i1,
-    aten.special_modified_bessel_i1.default: jax.scipy.special.i1,
-}.items():
-    LOWERINGS[_op] = _inside_float32(_function)
 
 
 @lowers(aten.gelu.default)
@@ -53,24 +34,11 @@ def glu(x, dim=-1):
     return value * jax.lax.logistic(gate)
 
 
-@lowers(aten.relu.default)
-@with_derivatives(lambda t, out, x: jnp.where(out <= 0, 0, t))
-def relu(x):
-    """The gradient of nan is that of a positive number."""
-    return jnp.maximum(x, 0)
-
-
 @lowers(aten.abs.default)
 @with_derivatives(lambda t, out, x: t * sign(x))
 def absolute(x):
     """Its gradient at zero is zero, as PyTorch's; that of `jnp.abs` is one."""
     return jnp.abs(x)
-
-
-@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(x, y):
-    """Integers stay integers: in floating point those beyond 2**24 lose their last digits."""
-    return jnp.fmod(x, y)
 
 
 @lowers(aten.softplus.default)
@@ -79,18 +47,6 @@ def softplus(x, beta=1, threshold=20):
     x = widened(x)
     large = x * beta > threshold
     return jnp.where(large, x, jnp.log1p(jnp.exp(jnp.where(large, 0, x * beta))) / beta)
-
-
-@lowers(aten.complex.default)
-def complex_number(real, imag):
-    """Keeps the sign of an imaginary zero, which decides the side of a branch cut."""
-    return jax.lax.complex(*jnp.broadcast_arrays(real, imag))
-
-
-@lowers(aten.mish.default)
-def mish(x):
-    x = widened(x)
-    return x * jnp.tanh(softplus(x))
 
 
 @lowers(aten.log_sigmoid_forward.default)
@@ -104,11 +60,6 @@ def log_sigmoid(x):
     return jnp.where(x < 0, x, 0) - jnp.log1p(decayed), decayed
 
 
-@lowers(aten.log_sigmoid_backward.default)
-def log_sigmoid_backward(gradient, x, buffer):
-    return gradient * jax.lax.logistic(-widened(x))
-
-
 @lowers(aten.elu.default)
 def elu(x, alpha=1, scale=1, input_scale=1):
     """At zero the first derivative is that of negative numbers, and the second one is zero."""
@@ -117,23 +68,8 @@ def elu(x, alpha=1, scale=1, input_scale=1):
     return jnp.where(x < 0, below, jnp.where(x == 0, x * (alpha * input_scale), x)) * scale
 
 
-@lowers(aten.elu_backward.default)
-def elu_backward(gradient, alpha, scale, input_scale, is_result, x):
-    """`x` is the result of `elu` if `is_result`; the derivative at zero is a constant, as in `elu`."""
-    x = widened(x)
-    below = jnp.where(x < 0, x, 0)
-    slope = (below + alpha * scale if is_result else alpha * scale * jnp.exp(below * input_scale)) * input_scale
-    return gradient * jnp.where(x < 0, slope, jnp.where(x == 0, alpha * scale * input_scale, scale))
-
-
-@lowers(aten.celu.default)
-def celu(x, alpha=1.0):
-    return elu(x, alpha, 1, 1 / alpha)
-
-
-@lowers(aten.selu.default)
-def selu(x):
-    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
+lowers(aten.leaky_relu.default)(lambda x, slope=0.01: jnp.where(x > 0, x, widened(x) * slope))
 
 
 @lowers(aten.sign.default, aten.sgn.default)
@@ -154,24 +90,11 @@ def angle(x):
     return jnp.arctan2(jnp.imag(x), jnp.real(x))
 
 
-def _unit(direction):
-    return jax.lax.complex(jnp.cos(direction), jnp.sin(direction))
-
-
 @lowers(aten.polar.default)
-@with_derivatives(
-    lambda t, out, size, direction: t * (jnp.sign(size) * _unit(direction)),
-    lambda t, out, size, direction: t * (size * _unit(direction + jnp.pi / 2)),
-)
 def polar(size, direction):
-    """PyTorch's gradient takes the size for what it says, and is turned round for a negative one."""
-    return size * _unit(direction)
-
-
-@lowers(aten.acosh.default)
-def acosh(x):
-    """That of `jnp.arccosh` has the derivative of the other branch left of the imaginary axis."""
-    return jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else jnp.arccosh(widened(x))
+    """A size of zero has no gradient."""
+    size = jnp.where(size == 0, jax.lax.stop_gradient(size), size)
+    return size * jax.lax.complex(jnp.cos(direction), jnp.sin(direction))
 
 
 @lowers(aten.nan_to_num.default)
@@ -193,92 +116,30 @@ def hardtanh(x, low=-1, high=1):
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
 
 
-@lowers(aten.hardsigmoid.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * jnp.where((x > -3) & (x < 3), 1 / 6, 0))
-def hardsigmoid(x):
-    return jnp.clip(x + 3, 0, 6) / 6
-
-
-@with_derivatives(
-    lambda t, out, x, lambd: jnp.where((x >= -lambd) & (x <= lambd), 0, t), lambda t, out, x, lambd: jnp.zeros_like(t)
-)
-def _softshrink(x, lambd):
-    return jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0))
-
-
 @lowers(aten.softshrink.default)
 def softshrink(x, lambd=0.5):
-    return _softshrink(widened(x), lambd)
+    x = widened(x)
+    return jnp.where((x >= -lambd) & (x <= lambd), 0, x - lambd * jnp.sign(x))
 
 
-@lowers(aten.hardswish.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * jnp.where(x <= -3, 0, jnp.where(x < 3, x / 3 + 0.5, 1)))
-def hardswish(x):
-    return x * jnp.clip(x + 3, 0, 6) / 6
-
-
-@lowers(aten.special_entr.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * -(1 + jnp.log(x)))
-def entropy(x):
-    return jax.scipy.special.entr(x)
-
-
-@lowers(aten.leaky_relu.default)
-def leaky_relu(x, slope=0.01):
-    return jnp.where(x > 0, x, widened(x) * slope)
-
-
-@lowers(aten.rsqrt.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * (-0.5 * out**3))
-def rsqrt(x):
-    return jax.lax.rsqrt(x)
-
-
-@with_derivatives(
-    lambda t, out, x, low, high: (
-        t * jnp.where(x < low, _beyond(low), jnp.where(x > high, _beyond(low), 1 / (x * (1 - x))))
-    ),
-    lambda t, out, x, low, high: jnp.zeros_like(t),
-    lambda t, out, x, low, high: jnp.zeros_like(t),
-)
-def _logit(x, low, high):
-    x = jnp.where(low > 0, jnp.clip(x, low, high), x)
+@with_derivatives(lambda t, out, x: t * jnp.where((x < 0) | (x > 1), jnp.nan, 1 / (x * (1 - x))))
+def _log_odds(x):
     return jnp.log(x / (1 - x))
-
-
-def _beyond(low):
-    """The derivative where the argument is cut off, or no probability."""
-    return jnp.where(low > 0, 0, jnp.nan)
 
 
 @lowers(aten.logit.default)
 def logit(x, eps=None):
-    eps = 0.0 if eps is None else eps
-    return _logit(widened(x), eps, 1 - eps)
-
-
-def _polynomial(op: Any) -> None:
-    """Orthogonal polynomials by torchax, which asks for 64-bit degrees and takes no Python number for one."""
-
-    @lowers(op.default)
-    def lowering(x, n):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            of_torchax: Any = torchax_lowering(op.default)
-            return of_torchax(x, n)
-
-    decomposes(op.n_scalar)(lambda x, n: op.default(x, torch.full((), n, dtype=x.dtype)))
+    x = widened(x)
+    return _log_odds(jnp.where(x < eps, eps, jnp.where(x > 1 - eps, 1 - eps, x)) if eps else x)
 
 
 for _name in (
     "chebyshev_polynomial_t", "chebyshev_polynomial_u", "hermite_polynomial_h", "hermite_polynomial_he",
     "laguerre_polynomial_l",
 ):  # fmt: skip
-    _polynomial(getattr(aten, f"special_{_name}"))
+    _op = getattr(aten, f"special_{_name}")
+    # torchax takes no Python number for a degree.
+    decomposes(_op.n_scalar)(lambda x, n, of=_op.default: of(x, torch.full((), n, dtype=x.dtype)))
 
 
 @decomposes(aten.native_dropout.default)
@@ -338,28 +199,46 @@ def polygamma(n, x):
     return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
 
 
-@lowers(aten.digamma.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * jnp.where(x == jnp.inf, 0, polygamma(1, x)))
-def digamma(x):
-    return jax.lax.digamma(x)
+def differentiated(function: Callable[..., jax.Array], *derivatives: Derivative) -> Callable[..., jax.Array]:
+    return with_derivatives(*derivatives)(function)
 
 
-@lowers(aten.lgamma.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * digamma(x))
-def lgamma(x):
-    return jax.lax.lgamma(x)
+_IN_FLOAT32: dict[Any, Callable[..., jax.Array]] = {
+    aten.sigmoid.default: jax.lax.logistic,
+    aten.erf.default: jax.lax.erf,
+    aten.erfc.default: jax.lax.erfc,
+    aten.erfinv.default: jax.lax.erf_inv,
+    aten.special_log_ndtr.default: jax.scipy.special.log_ndtr,
+    aten.silu.default: lambda x: x * jax.lax.logistic(x),
+    aten.tanh.default: jnp.tanh,
+    aten.sinc.default: jnp.sinc,
+    aten.mish.default: lambda x: x * jnp.tanh(softplus(x)),
+    aten.special_i1.default: jax.scipy.special.i1,
+    aten.special_modified_bessel_i1.default: jax.scipy.special.i1,
+    # That of `jnp.arccosh` has the derivative of the other branch left of the imaginary axis.
+    aten.acosh.default: lambda x: (
+        jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else jnp.arccosh(x)
+    ),
+    aten.i0.default: differentiated(jax.scipy.special.i0, lambda t, out, x: t * jax.scipy.special.i1(x)),
+    aten.rsqrt.default: differentiated(jax.lax.rsqrt, lambda t, out, x: t * (-0.5 * out**3)),
+    aten.special_entr.default: differentiated(jax.scipy.special.entr, lambda t, out, x: t * -(1 + jnp.log(x))),
+    aten.lgamma.default: differentiated(jax.lax.lgamma, lambda t, out, x: t * jax.lax.digamma(x)),
+    aten.digamma.default: differentiated(
+        jax.lax.digamma, lambda t, out, x: t * jnp.where(x == jnp.inf, 0, polygamma(1, x))
+    ),
+    aten.hardsigmoid.default: differentiated(
+        lambda x: jnp.clip(x + 3, 0, 6) / 6, lambda t, out, x: t * jnp.where((x > -3) & (x < 3), 1 / 6, 0)
+    ),
+    aten.hardswish.default: differentiated(
+        lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
+        lambda t, out, x: t * jnp.where(x <= -3, 0, jnp.where(x < 3, x / 3 + 0.5, 1)),
+    ),
+}
+LOWERINGS |= {op: of_widened(function) for op, function in _IN_FLOAT32.items()}
 
 
-@lowers(aten.i0.default)
-@of_widened
-@with_derivatives(lambda t, out, x: t * jax.scipy.special.i1(x))
-def bessel_i0(x):
-    return jax.scipy.special.i0(x)
-
-
-def _quantized(x, scale, zero_point, low: int, high: int) -> tuple[jax.Array, jax.Array]:
+@lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
+def fake_quantize(x, scale, zero_point, low, high):
     """The values, and where they were not clipped: there the gradient passes as it is."""
     steps = jnp.round(x * (1 / jnp.asarray(scale, jnp.float32)).astype(x.dtype)) + zero_point
     inside = (steps >= low) & (steps <= high)
@@ -367,15 +246,9 @@ def _quantized(x, scale, zero_point, low: int, high: int) -> tuple[jax.Array, ja
     return regraft(values.astype(x.dtype), jnp.where(inside, x, 0)), inside
 
 
-@lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
-def fake_quantize(x, scale, zero_point, low, high):
-    return _quantized(x, scale, zero_point, low, high)
-
-
 @lowers(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
 def fake_quantize_by_tensors(x, scale, zero_point, enabled, low, high):
-    scale, zero_point = jax.lax.stop_gradient(scale).reshape(()), zero_point.reshape(())
-    values, inside = _quantized(x, scale, zero_point, low, high)
+    values, inside = fake_quantize(x, scale.reshape(()), zero_point.reshape(()), low, high)
     on = enabled.reshape(()) > 0
     return jnp.where(on, values, x), inside | ~on
 
@@ -383,16 +256,250 @@ def fake_quantize_by_tensors(x, scale, zero_point, enabled, low, high):
 @lowers(aten.fake_quantize_per_channel_affine_cachemask.default)
 def fake_quantize_by_channel(x, scale, zero_point, axis, low, high):
     shape = [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
-    return _quantized(x, jax.lax.stop_gradient(scale).reshape(shape), zero_point.reshape(shape), low, high)
+    return fake_quantize(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
 
 
-def _meta(x: torch.Tensor, *_settings) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+METAS |= dict.fromkeys(
+    (
+        aten.fake_quantize_per_tensor_affine_cachemask.default,
+        aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+        aten.fake_quantize_per_channel_affine_cachemask.default,
+    ),
+    lambda x, *_settings: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)),
+)
 
 
-for op in (
-    aten.fake_quantize_per_tensor_affine_cachemask.default,
-    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
-    aten.fake_quantize_per_channel_affine_cachemask.default,
-):
-    METAS[op] = _meta
+# ---- Arithmetic, and other functions of several elements
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+@inlined
+def add(x, y, alpha=1):
+    return x + y if alpha == 1 else _scaled_sum(x, y, alpha)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+@inlined
+def subtract(x, y, alpha=1):
+    return x - y if alpha == 1 else _scaled_sum(x, y, -alpha)
+
+
+def _scaled_sum(x, y, alpha):
+    """`x + alpha * y`, with the product in the dtype of the sum, or in float32 where that is narrower."""
+    dtype = jnp.result_type(x, y)
+    x, y, alpha = (converted(a, dtype) for a in (x, y, alpha))  # numbers, too: PyTorch rounds them first
+    if jnp.issubdtype(dtype, jnp.inexact):
+        x, y, alpha = widened(x), widened(y), widened(jnp.asarray(alpha))
+    return x + alpha * y
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+@inlined
+def multiply(x, y):
+    x, y = wide_beside_numbers(x, y)
+    return x * y
+
+
+def wide_beside_numbers(x: Any, y: Any) -> tuple[Any, ...]:
+    """An array in float32 beside a Python number, which PyTorch does not round to a narrow dtype before the result."""
+    beside = isinstance(x, (int, float)) or isinstance(y, (int, float))
+    return tuple(widened(a) if beside and _is_inexact(a) else a for a in (x, y))
+
+
+def _is_inexact(x):
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(x, low=None, high=None):
+    """On a boundary the whole gradient is that of `x`; of nan there is none."""
+    if low is None or high is None:
+        return clamp_min(x, low) if high is None else clamp_max(x, high)
+    return _clamped(x, low, high)
+
+
+@with_derivatives(
+    lambda t, out, x, low, high: jnp.where((x >= low) & (x <= high), t, 0),
+    lambda t, out, x, low, high: jnp.where((x < low) & (low < high), t, 0),
+    lambda t, out, x, low, high: jnp.where((x > high) | (low > high), t, 0),
+)
+def _clamped(x, low, high):
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+@with_derivatives(lambda t, out, x, low: jnp.where(x >= low, t, 0), lambda t, out, x, low: jnp.where(x < low, t, 0))
+def clamp_min(x, low):
+    return jnp.maximum(x, low)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+@with_derivatives(lambda t, out, x, high: jnp.where(x <= high, t, 0), lambda t, out, x, high: jnp.where(x > high, t, 0))
+def clamp_max(x, high):
+    return jnp.minimum(x, high)
+
+
+def _shifted_meta(op):
+    """PyTorch's meta device refuses bools, which its kernels shift in the dtype of the result."""
+    return lambda *both: op(*(v.to(torch.result_type(*both)) if isinstance(v, torch.Tensor) else v for v in both))
+
+
+for _packet in (aten.__lshift__, aten.__rshift__, aten.bitwise_left_shift, aten.bitwise_right_shift):
+    for _overload in {"Scalar", "Tensor", "Tensor_Scalar", "Scalar_Tensor"} & set(_packet.overloads()):
+        METAS[getattr(_packet, _overload)] = _shifted_meta(getattr(_packet, _overload))
+
+
+lowers(aten.fmax.default)(lambda x, y: jnp.where((x >= y) | jnp.isnan(y), x, y))
+lowers(aten.fmin.default)(lambda x, y: jnp.where((x <= y) | jnp.isnan(y), x, y))
+# Integers stay integers: in floating point those beyond 2**24 lose their last digits.
+lowers(aten.fmod.Tensor, aten.fmod.Scalar)(jnp.fmod)
+# A sum would lose the sign of an imaginary zero, which decides the side of a branch cut.
+lowers(aten.complex.default)(lambda real, imag: jax.lax.complex(*jnp.broadcast_arrays(real, imag)))
+
+for _ops, (_function, *_derivatives) in {
+    (aten.relu.default,): (
+        lambda x: jnp.maximum(x, 0),
+        lambda t, out, x: jnp.where(out <= 0, 0, t),  # that of nan is that of a positive number
+    ),
+    (aten.maximum.default,): (
+        jnp.maximum,
+        lambda t, out, x, y: jnp.where(x < y, 0, jnp.where(x == y, t / 2, t)),
+        lambda t, out, x, y: jnp.where(x > y, 0, jnp.where(x == y, t / 2, t)),
+    ),
+    (aten.minimum.default,): (
+        jnp.minimum,
+        lambda t, out, x, y: jnp.where(x > y, 0, jnp.where(x == y, t / 2, t)),
+        lambda t, out, x, y: jnp.where(x < y, 0, jnp.where(x == y, t / 2, t)),
+    ),
+    (aten.nextafter.default,): (
+        jnp.nextafter,
+        lambda t, out, x, y: jnp.where(x != y, t, 0),
+        lambda t, out, x, y: jnp.zeros_like(t),
+    ),
+    (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor): (
+        jnp.remainder,
+        lambda t, out, x, y: t,
+        lambda t, out, x, y: -t * jnp.floor_divide(x, y),
+    ),
+    (aten._prelu_kernel.default,): (
+        lambda x, weight: jnp.where(x > 0, x, weight * x),
+        lambda t, out, x, weight: t * jnp.where(x > 0, 1, weight),
+        lambda t, out, x, weight: t * jnp.where(x > 0, 0, x),
+    ),
+}.items():
+    lowers(*_ops)(with_derivatives(*_derivatives)(_function))
+
+
+for _ops, (_function, *_derivatives) in {
+    (aten.logaddexp.default,): (
+        jnp.logaddexp,
+        lambda t, out, x, y: t / (1 + jnp.exp(y - x)),
+        lambda t, out, x, y: t / (1 + jnp.exp(x - y)),
+    ),
+    (aten.logaddexp2.default,): (
+        jnp.logaddexp2,
+        lambda t, out, x, y: t / (1 + jnp.exp2(y - x)),
+        lambda t, out, x, y: t / (1 + jnp.exp2(x - y)),
+    ),
+    (aten.hypot.default,): (
+        jnp.hypot,
+        lambda t, out, x, y: t * (x / out),
+        lambda t, out, x, y: t * (y / out),
+    ),
+    (aten.atan2.default,): (
+        jnp.arctan2,
+        lambda t, out, x, y: t * jnp.where((x == 0) & (y == 0), 0, y * (1 / (x * x + y * y))),
+        lambda t, out, x, y: t * jnp.where((x == 0) & (y == 0), 0, -x * (1 / (x * x + y * y))),
+    ),
+    (aten.copysign.Tensor, aten.copysign.Scalar): (
+        jnp.copysign,
+        lambda t, out, x, y: t * jnp.where(x == 0, 0, out / x),
+        lambda t, out, x, y: jnp.zeros_like(t),
+    ),
+    (aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other): (
+        jax.scipy.special.xlogy,
+        lambda t, out, x, y: t * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
+        lambda t, out, x, y: t * (x / y),
+    ),
+}.items():
+    lowers(*_ops)(of_widened(with_derivatives(*_derivatives)(_function)))
+
+
+@with_derivatives(lambda t, out, x, y: t / y, lambda t, out, x, y: -(t * out) / y)
+def _quotient(x, y):
+    return x / y
+
+
+@lowers(aten.div.Tensor)
+@inlined
+def divide(x, y):
+    """The square of a divisor, which JAX's derivative has, overflows long before the quotient does."""
+    traced = isinstance(y, jax.Array) and jnp.issubdtype(jnp.result_type(x, y), jnp.floating)
+    return _quotient(x, y) if traced else jnp.true_divide(*wide_beside_numbers(x, y))
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def divide_and_round(x, y, *, rounding_mode=None):
+    """Of integers exactly: their quotient as a float32 is another number from 2**24 on."""
+    if rounding_mode is None:
+        return divide(x, y)
+    if jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):
+        x, y = wide_beside_numbers(x, y)
+        return jnp.trunc(x / y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+    dtype = jnp.promote_types(jnp.result_type(x, y), jnp.uint8)
+    x, y = jnp.broadcast_arrays(converted(x, dtype), converted(y, dtype))
+    return jax.lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+
+
+lowers(aten.floor_divide.default, aten.floor_divide.Scalar)(functools.partial(divide_and_round, rounding_mode="floor"))
+
+
+@with_derivatives(
+    lambda t, out, x, e: t * jnp.where(e == 0, 0, e * x ** (e - 1)),
+    lambda t, out, x, e: t * jnp.where((x == 0) & (e >= 0), 0, out * jnp.log(x)),
+)
+def _power(x, e):
+    return x**e
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def power(x, exponent):
+    dtype = jnp.result_type(x, exponent)
+    if jnp.issubdtype(dtype, jnp.signedinteger):
+        return _integer_power(converted(x, dtype), converted(exponent, dtype))
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return x**exponent
+    return _power(widened(jnp.asarray(x)), widened(jnp.asarray(exponent)))
+
+
+def _integer_power(x, exponent):
+    """With a negative exponent the result is 0, except for the bases 1 and -1."""
+    inverse = jnp.where(jnp.abs(x) == 1, jnp.where(exponent % 2 == 0, 1, x), 0)
+    return jnp.where(exponent < 0, inverse, x ** jnp.maximum(exponent, 0))
+
+
+@lowers(aten.pow.Tensor_Scalar)
+@inlined
+def power_of_number(x, exponent):
+    if isinstance(exponent, complex):
+        return _power(x.astype(jnp.promote_types(x.dtype, jnp.complex64)), jnp.asarray(exponent))
+    floating = jnp.issubdtype(x.dtype, jnp.inexact)
+    x = widened(x) if floating or isinstance(exponent, float) else x.astype(jnp.promote_types(x.dtype, jnp.int8))
+    if exponent == 0:
+        return jnp.ones_like(x)
+    if float(exponent).is_integer() and (floating or exponent > 0):
+        return jax.lax.integer_pow(x, int(exponent))
+    return _fractional_power(x, exponent) if jnp.issubdtype(x.dtype, jnp.floating) else x**exponent
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _fractional_power(x: jax.Array, exponent: float) -> jax.Array:
+    if exponent in (0.5, -0.5):
+        return jnp.sqrt(x) if exponent > 0 else jax.lax.rsqrt(x)
+    return x**exponent
+
+
+@_fractional_power.defjvp
+def _fractional_power_jvp(exponent, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return _fractional_power(x, exponent), dx * (exponent * _fractional_power(x, exponent - 1))

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.lowerings.derivatives import with_derivatives
 from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.registry import METAS, inlined, lowers, widened
 from bridge.tensor.tensor import regraft
@@ -115,65 +114,52 @@ def _meta(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infin
 METAS[aten._ctc_loss.default] = METAS[aten._ctc_loss.Tensor] = _meta
 
 
-@with_derivatives(
-    lambda t, out, x, y, beta: t * _slope(x - y, beta) / beta,
-    lambda t, out, x, y, beta: -t * _slope(x - y, beta) / beta,
-    lambda t, out, x, y, beta: jnp.zeros_like(t),
-)
 def _huber(x, y, beta):
-    size = jnp.abs(x - y)
-    return jnp.where(size < beta, size * size / (2 * beta), size - beta / 2)
-
-
-def _slope(difference, beta):
-    return jnp.where(difference <= -beta, -beta, jnp.where(difference >= beta, beta, difference))
+    away = widened(x) - widened(y)
+    far = jnp.abs(away) >= beta
+    near = jnp.where(far, 0, away)
+    return jnp.where(far, absolute(away) - beta / 2, near * near / (2 * beta))
 
 
 def _reduced(loss, reduction):
-    return loss if reduction == 0 else jnp.mean(loss) if reduction == 1 else jnp.sum(loss)
+    return loss if reduction == 0 else jnp.mean(loss) if reduction == _MEAN else jnp.sum(loss)
 
 
 @lowers(aten.smooth_l1_loss.default)
-def smooth_l1_loss(x, y, reduction=1, beta=1.0):
-    x, y = widened(x), widened(y)
-    return _reduced(_huber(x, y, beta) if beta > 0 else absolute(x - y), reduction)
+def smooth_l1_loss(x, y, reduction=_MEAN, beta=1.0):
+    return _reduced(_huber(x, y, beta), reduction)
 
 
 @lowers(aten.huber_loss.default)
-def huber_loss(x, y, reduction=1, delta=1.0):
-    return _reduced(_huber(widened(x), widened(y), delta) * delta, reduction)
+def huber_loss(x, y, reduction=_MEAN, delta=1.0):
+    return _reduced(_huber(x, y, delta) * delta, reduction)
 
 
 @lowers(aten.binary_cross_entropy.default)
-def binary_cross_entropy(x, target, weight=None, reduction=1):
+def binary_cross_entropy(x, target, weight=None, reduction=_MEAN):
     """Logarithms stop at -100 and the gradient's denominator at 1e-12, PyTorch's guards for 0 and 1."""
     p, t = jax.lax.stop_gradient(widened(x)), jax.lax.stop_gradient(widened(target))
     log_p, log_q = jnp.log(p), jnp.log1p(-p)
     value = -(t * jnp.maximum(log_p, -100) + (1 - t) * jnp.maximum(log_q, -100))
     path = widened(x) * ((p - t) / jnp.maximum(p * (1 - p), 1e-12))
     loss = regraft(value, path + widened(target) * (log_q - log_p))
-    if weight is not None:
-        loss = loss * weight
-    return loss if reduction == 0 else jnp.mean(loss) if reduction == 1 else jnp.sum(loss)
+    return _reduced(loss if weight is None else loss * weight, reduction)
 
 
 @lowers(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss(x, target, reduction):
     """A row's labels end at the first negative one."""
     rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
-    valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)
-    labels = jnp.where(valid, labels, 0)
-    is_target = jnp.zeros(rows.shape, bool).at[jnp.arange(len(rows))[:, None], labels].max(valid)
-    margins = 1 - jnp.take_along_axis(rows, labels, 1)[:, :, None] + rows[:, None, :]
-    counted = valid[:, :, None] & ~is_target[:, None, :] & (margins > 0)
+    valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)[:, :, None]
+    is_target = jnp.any(valid & (labels[:, :, None] == jnp.arange(rows.shape[1])), 1)
+    margins = 1 - jnp.take_along_axis(rows, jnp.maximum(labels, 0), 1)[:, :, None] + rows[:, None, :]
+    counted = valid & ~is_target[:, None, :] & (margins > 0)
     losses = jnp.where(counted, margins, 0).sum((1, 2)) / rows.shape[1]
-    loss = (losses.reshape(target.shape[:-1]), losses.mean(), losses.sum())[reduction]
-    return loss, jnp.reshape(is_target.astype(x.dtype), x.shape)
+    return _reduced(losses.reshape(target.shape[:-1]), reduction), is_target.reshape(x.shape).astype(x.dtype)
 
 
-def _multilabel_meta(x, target, reduction):
-    """For one row and no reduction PyTorch's meta device says (1,), its CPU gives ()."""
-    return x.new_empty(target.shape[:-1] if reduction == 0 else ()), x.new_empty(x.shape)
-
-
-METAS[aten.multilabel_margin_loss_forward.default] = _multilabel_meta
+# For one row and no reduction PyTorch's meta device says (1,), its CPU gives ().
+METAS[aten.multilabel_margin_loss_forward.default] = lambda x, target, reduction: (
+    x.new_empty(target.shape[:-1] if reduction == 0 else ()),
+    x.new_empty(x.shape),
+)

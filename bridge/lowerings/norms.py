@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings.registry import DECOMPOSITIONS, METAS, inlined, lowers, widened
+from bridge.lowerings.registry import decomposes, inlined, lowers, widened
 from bridge.tensor.arrays import jax_dtype
 
 aten = torch.ops.aten
@@ -95,9 +95,7 @@ def weight_norm(v, g, dim=0):
     return wide * (g / norm), jax.lax.stop_gradient(norm)
 
 
-METAS[aten._weight_norm_interface.default] = lambda v, g, dim=0: (torch.empty_like(v), torch.empty_like(g))
-
-
+@decomposes(aten.native_batch_norm.default)
 def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
     """`native_batch_norm` writes the running statistics without saying so in its schema; here the write is visible."""
     for name, statistic in (("running_mean", running_mean), ("running_var", running_var)):
@@ -124,6 +122,3 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     if not training:  # PyTorch saves nothing then
         return out.to(x.dtype), mean.new_empty(0), invstd.new_empty(0)
     return out.to(x.dtype), mean.detach(), invstd.detach()
-
-
-DECOMPOSITIONS[aten.native_batch_norm.default] = batch_norm

@@ -18,7 +18,6 @@ from bridge.lowerings.elementwise import absolute
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import lowers, widened
 from bridge.tensor.arrays import jax_dtype
-from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
 
@@ -72,12 +71,6 @@ lowers(aten.max.default)(functools.partial(_reduced, reduce=jnp.max, nan=True))
 lowers(aten.min.default)(functools.partial(_reduced, reduce=jnp.min, nan=True))
 
 
-@lowers(aten.aminmax.default)
-def aminmax(x, *, dim=None, keepdim=False):
-    dim = () if dim is None else (dim,)
-    return tuple(_reduced(x, dim, keepdim, reduce=reduce) for reduce in (jnp.min, jnp.max))
-
-
 def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     values = jnp.take_along_axis(x, index, dim)
     return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
@@ -94,16 +87,10 @@ lowers(aten.min.dim)(functools.partial(_extreme_along, place=jnp.argmin))
 
 def _middle(x: jax.Array, dim: int, skip_nan: bool) -> jax.Array:
     """The place of the lower of the two in the middle, of the first nan if there is one and it is not to be skipped."""
-    order, nan = jnp.argsort(x, dim, stable=True), jnp.isnan(x)
-    count = jnp.sum(~nan, dim, keepdims=True) if skip_nan else jnp.full_like(order, x.shape[dim], shape=())
-    middle = jnp.take_along_axis(order, jnp.broadcast_to(jnp.maximum(count - 1, 0) // 2, _kept(x, dim)), dim)
-    return (
-        middle if skip_nan else jnp.where(jnp.any(nan, dim, keepdims=True), jnp.argmax(nan, dim, keepdims=True), middle)
-    )
-
-
-def _kept(x: jax.Array, dim: int) -> tuple[int, ...]:
-    return tuple(1 if d == dim % x.ndim else n for d, n in enumerate(x.shape))
+    order, size = jnp.argsort(x, dim, stable=True), x.shape[dim]
+    count = jnp.sum(~jnp.isnan(x), dim, keepdims=True)  # nan comes last
+    middle = jnp.maximum(count - 1, 0) // 2 if skip_nan else jnp.where(count < size, count, (size - 1) // 2)
+    return jnp.take_along_axis(order, middle, dim)
 
 
 def _median_along(x, dim=-1, keepdim=False, *, skip_nan):
@@ -145,13 +132,7 @@ def mode(x, dim=-1, keepdim=False):
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(x, dim=-1, descending=False, *, stable=None):
     """Where `stable`, equals keep their order, in a descending sort, too; nan is larger than all."""
-    fixed = jax.lax.stop_gradient(x)
-    if not stable:
-        order = jnp.argsort(fixed, dim, stable=False, descending=bool(descending))
-    elif descending:
-        order = x.shape[dim] - 1 - jnp.flip(jnp.argsort(jnp.flip(fixed, dim), dim, stable=True), dim)
-    else:
-        order = jnp.argsort(fixed, dim, stable=True)
+    order = jnp.argsort(jax.lax.stop_gradient(x), dim, stable=bool(stable), descending=bool(descending))
     return _picked(x, order, dim, keepdim=True)
 
 
@@ -206,70 +187,44 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
     return jnp.mean(x, tuple(dim) if dim and x.ndim else None, keepdims=keepdim)
 
 
-@jax.custom_jvp
-def _logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
-    if not jnp.iscomplexobj(x):
-        return jnp.logaddexp(x, y)
-    infinite = jnp.isinf(jnp.real(x)) | jnp.isinf(jnp.real(y))
-    larger = jnp.where(jnp.real(x) >= jnp.real(y), x, y)
-    finite = jnp.logaddexp(*(jnp.where(infinite, 0, each) for each in (x, y)))
-    return jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, jnp.where(infinite, larger, finite))
-
-
-@_logaddexp.defjvp
-def _logaddexp_jvp(primals, tangents):
-    out = _logaddexp(*primals)
-    shares = (jnp.where(jnp.isneginf(jnp.real(x)), 0, jnp.exp(x - out)) for x in primals)
-    to_x, to_y = (t * share for t, share in zip(tangents, shares, strict=True))
-    return out, to_x + to_y
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _logcumsumexp(x: jax.Array, axis: int) -> jax.Array:
-    return jax.lax.associative_scan(_logaddexp, x, axis=axis)
-
-
-@_logcumsumexp.defjvp
-def _logcumsumexp_jvp(axis, primals, tangents):
-    """As in PyTorch, the gradient is nan where a scan begins with -inf, at each inf, and in all of a row with nan."""
-    (x,), (dx,) = primals, tangents
-    out = _logcumsumexp(x, axis)
-    above, is_nan = jnp.isposinf(jnp.real(x)), jnp.isnan(x)
-    below = jnp.where(above, -jnp.inf, x)
-    _, change = jax.jvp(lambda y: jax.lax.associative_scan(_logaddexp, y, axis=axis), (below,), (dx,))
-    whole = is_nan | above if jnp.iscomplexobj(x) else is_nan
-    unknown = jnp.isneginf(jnp.real(out)) | above | jnp.any(whole, axis, keepdims=True)
-    change = jnp.where(jnp.isposinf(jnp.real(out)), 0, change)
-    return out, change + dx * jnp.where(unknown, jnp.nan, 0).astype(x.dtype)
+_LEAST = -1e30
+"""Stands for the logarithm of zero among complex numbers, where JAX's sum of two such logarithms is nan."""
 
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x, dim):
-    return _logcumsumexp(widened(x), dim % x.ndim) if x.ndim and x.size else x
+    if not x.ndim or not x.size:
+        return x
+    if not jnp.iscomplexobj(x):
+        return jax.lax.associative_scan(jnp.logaddexp, widened(x), axis=dim % x.ndim)
+    finite = jnp.where(jnp.isneginf(jnp.real(x)), _LEAST, x)
+    out = jax.lax.associative_scan(jnp.logaddexp, finite, axis=dim % x.ndim)
+    return jnp.where(jnp.real(out) < _LEAST / 2, -jnp.inf, out)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
-def _variance(x: jax.Array, axes: tuple[int, ...], ddof: float, whole: bool) -> jax.Array:
-    """With the reduced dimensions kept; `whole` if PyTorch was told none. No degrees of freedom make it infinite."""
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _variance(x: jax.Array, axes: tuple[int, ...], ddof: float) -> jax.Array:
+    """With the reduced dimensions kept. No degrees of freedom make it infinite."""
     squares = jnp.sum(jnp.square(x - jnp.mean(x, axes, keepdims=True)), axes, keepdims=True)
     return squares / jnp.asarray(max(_count(x, axes) - ddof, 0), x.dtype)
 
 
 @_variance.defjvp
-def _variance_jvp(axes, ddof, whole, primals, tangents):
+def _variance_jvp(axes, ddof, primals, tangents):
     """Not through the mean: entries beside an infinite one have a gradient."""
     (x,), (dx,) = primals, tangents
-    freedom = _count(x, axes) - ddof
-    away = x - jnp.mean(x, axes, keepdims=True)
-    if freedom <= 0 and whole:
-        slope = jnp.where(away == 0, jnp.nan, jnp.inf)
-    else:  # PyTorch's formula for dimensions also divides by less than zero
-        slope = jnp.asarray(2 / freedom if freedom else jnp.inf, x.dtype) * away
-    return _variance(x, axes, ddof, whole), jnp.sum(dx * slope, axes, keepdims=True)
+    freedom = _count(x, axes) - ddof  # PyTorch's formula also divides by less than zero
+    slope = jnp.asarray(2 / freedom if freedom else jnp.inf, x.dtype) * (x - jnp.mean(x, axes, keepdims=True))
+    return _variance(x, axes, ddof), jnp.sum(dx * slope, axes, keepdims=True)
 
 
 def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
     return math.prod(x.shape[a] for a in axes)
+
+
+def _square_root(x: jax.Array) -> jax.Array:
+    """Square roots; that of zero has no gradient."""
+    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
 
 
 def _spread(x, dim=None, *, correction=None, keepdim=False, root, with_mean):
@@ -277,11 +232,8 @@ def _spread(x, dim=None, *, correction=None, keepdim=False, root, with_mean):
     x = widened(x)
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(d % x.ndim for d in dim)
     ddof = 1 if correction is None else correction
-    if jnp.iscomplexobj(x):
-        var = jnp.var(x, axes, ddof=ddof, keepdims=True)
-    else:
-        var = _variance(x, axes, ddof, dim is None or not x.ndim)
-    out = jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var))) if root else var
+    var = jnp.var(x, axes, ddof=ddof, keepdims=True) if jnp.iscomplexobj(x) else _variance(x, axes, ddof)
+    out = _square_root(var) if root else var
     out = out if keepdim else jnp.squeeze(out, axes)
     return (out, jnp.mean(x, axes, keepdims=keepdim)) if with_mean else out
 
@@ -302,12 +254,10 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(dim)
     if ord == 2:  # not of the absolute values, whose derivative at zero is constant
         squares = jnp.square(x.real) + jnp.square(x.imag) if jnp.iscomplexobj(x) else jnp.square(x)
-        total = jnp.sum(squares, axes, keepdims=keepdim)
-        return jnp.where(total == 0, 0, jnp.sqrt(jnp.where(total == 0, 1, total)))
+        return _square_root(jnp.sum(squares, axes, keepdims=keepdim))
     x = absolute(x)
     if abs(ord) == float("inf"):
-        out = extreme(x, jnp.max if ord > 0 else jnp.min, tuple(d % max(x.ndim, 1) for d in axes), True)
-        return out if keepdim else jnp.squeeze(out, axes)
+        return _reduced(x, axes, keepdim, reduce=jnp.max if ord > 0 else jnp.min, nan=True)
     if ord == 0:
         return jnp.sum(jax.lax.stop_gradient(x) != 0, axes, keepdims=keepdim).astype(x.dtype)
     if ord == 1:
@@ -318,51 +268,21 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / ord))
 
 
-@lowers(aten.dist.default)
-def dist(x, y, p=2):
-    return vector_norm(x - y, p)
-
-
 @lowers(aten._cdist_forward.default)
 def cdist(x, y, p, _compute_mode):
     """By differences: exact for close points, where PyTorch's product of large sets is not."""
-    return _distance(x[..., :, None, :] - y[..., None, :, :], p)
+    return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, (-1,))
 
 
 @lowers(aten._pdist_forward.default)
 def pdist(x, p=2):
     first, second = np.triu_indices(x.shape[0], 1)
-    return _distance(x[first] - x[second], p)
-
-
-def _distance(difference: jax.Array, p: float) -> jax.Array:
-    """The norm of the last axis. For infinity, every largest coordinate has the whole gradient; in a norm, a share."""
-    if p != float("inf") or not difference.shape[-1]:
-        return vector_norm(difference, p, (-1,))
-    sizes = absolute(difference)
-    largest = jax.lax.stop_gradient(jnp.max(sizes, -1, keepdims=True))
-    place = jnp.argmax(jax.lax.stop_gradient(sizes), -1, keepdims=True)  # computed again, none may be equal
-    chosen = (sizes == largest) | (jax.lax.broadcasted_iota(place.dtype, sizes.shape, sizes.ndim - 1) == place)
-    return regraft(largest[..., 0], jnp.sum(jnp.where(chosen, sizes, 0), -1))
+    return vector_norm(x[first] - x[second], p, (-1,))
 
 
 @lowers(aten._euclidean_dist.default)
-@jax.custom_jvp
 def euclidean_dist(x, y):
     """`torch.cdist` of large sets, by a matrix product. The gradient at a distance of zero is zero."""
     squares = [jnp.sum(jnp.square(each), -1, keepdims=True) for each in (x, y)]
     product = -2 * jnp.matmul(x, jnp.swapaxes(y, -1, -2))
-    return jnp.sqrt(jnp.maximum(squares[0] + product + jnp.swapaxes(squares[1], -1, -2), 0))
-
-
-@euclidean_dist.defjvp
-def _euclidean_dist_jvp(primals, tangents):
-    (x, y), (dx, dy) = primals, tangents
-    distance = euclidean_dist(x, y)
-
-    def products(a, b):
-        return jnp.matmul(a, jnp.swapaxes(b, -1, -2))
-
-    own = jnp.sum(x * dx, -1)[..., :, None] + jnp.sum(y * dy, -1)[..., None, :]
-    inverse = jnp.where(distance == 0, 0, 1 / jnp.where(distance == 0, 1, distance))
-    return distance, (own - products(dx, y) - products(x, dy)) * inverse
+    return _square_root(jnp.maximum(squares[0] + product + jnp.swapaxes(squares[1], -1, -2), 0))

@@ -28,24 +28,21 @@ FUNCTIONS: dict[Any, Any] = {}
 """Python-level functions taken whole, before PyTorch breaks them up, and the op whose lowering serves them."""
 
 
-def lowers(*ops: Any) -> Callable[[Callable], Callable]:
-    """Enter the decorated function as the lowering of these ops."""
+def _entering(table: dict[Any, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
+    def of(*ops: Any) -> Callable[[Callable], Callable]:
+        def register(function: Callable) -> Callable:
+            table.update(dict.fromkeys(ops, function))
+            return function
 
-    def register(function: Callable) -> Callable:
-        LOWERINGS.update(dict.fromkeys(ops, function))
-        return function
+        return register
 
-    return register
+    return of
 
 
-def decomposes(*ops: Any) -> Callable[[Callable], Callable]:
-    """Enter the decorated function, written in torch operations, as what these ops are made of."""
-
-    def register(function: Callable) -> Callable:
-        DECOMPOSITIONS.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+lowers = _entering(LOWERINGS)
+"""`@lowers(*ops)` enters the decorated function as the lowering of these ops."""
+decomposes = _entering(DECOMPOSITIONS)
+"""`@decomposes(*ops)` enters the decorated function, written in torch operations, as what these ops are made of."""
 
 
 def widened(x: jax.Array) -> jax.Array:
@@ -53,22 +50,11 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def of_widened(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The decorated function of arrays, taken in float32 at least; the dispatcher rounds to PyTorch's dtype."""
-
-    @functools.wraps(function)
-    def lowering(*arguments: Any) -> jax.Array:
-        return function(*(widened(jnp.asarray(a)) for a in arguments))
-
-    return lowering
-
-
-# ---- functions that JAX traces once
-
-_ARRAY = (jax.Array, None)
-"""The mark of an array in the key of a trace; another argument is there by its type and its value."""
 _KEPT = 1024
 """How many traces of a function are kept, so that numbers that change from call to call do not add up."""
+_ARRAY = (jax.Array, jax.Array)
+"""An array in the key of a trace, where another argument has its type and its value."""
+_flatten = jax.tree_util.default_registry.flatten
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,10 +68,11 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.lru_cache(_KEPT)
-    def staged(tree: Any, key: tuple) -> Callable[..., Any]:
+    def staged(tree: Any, *key: tuple[type, Any]) -> Callable[..., Any]:
         def run(*arrays: jax.Array) -> Any:
             rest = iter(arrays)
-            leaves = [next(rest) if kind is jax.Array else _value(kind, value) for kind, value in key]
+            values = (float(value) if kind is float else value for kind, value in key)
+            leaves = [next(rest) if value is jax.Array else value for value in values]
             args, kwargs = jax.tree.unflatten(tree, leaves)
             return function(*args, **kwargs)
 
@@ -94,24 +81,30 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = [x for x in leaves if isinstance(x, (jax.Array, np.ndarray))]
-        if not any(isinstance(x, Tracer) for x in arrays):
-            return function(*args, **kwargs)
-        return staged(tree, tuple(_key(x) for x in leaves))(*arrays)
+        leaves, tree = _flatten((args, kwargs))
+        arrays, key, traced = [], [], False
+        for leaf in leaves:
+            kind = type(leaf)
+            if isinstance(leaf, (jax.Array, np.ndarray)):
+                arrays.append(leaf)
+                key.append(_ARRAY)
+                traced = traced or isinstance(leaf, Tracer)
+            else:  # zeros of different signs are different arguments, and so are 1, 1.0 and True
+                key.append((kind, repr(leaf) if kind is float else leaf))
+        return staged(tree, *key)(*arrays) if traced else function(*args, **kwargs)
 
     return call
 
 
-def _key(value: Any) -> tuple[type, Any]:
-    """Zeros of different signs are different arguments, and so are 1, 1.0 and True."""
-    if isinstance(value, (jax.Array, np.ndarray)):
-        return _ARRAY
-    return type(value), repr(value) if type(value) is float else value
+def of_widened(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The decorated function of arrays, taken in float32 at least; the dispatcher rounds to PyTorch's dtype."""
 
+    @inlined
+    @functools.wraps(function)
+    def lowering(*arguments: Any) -> jax.Array:
+        return function(*(widened(jnp.asarray(a)) for a in arguments))
 
-def _value(kind: type, value: Any) -> Any:
-    return float(value) if kind is float else value
+    return lowering
 
 
 @inlined
