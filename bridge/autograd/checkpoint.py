@@ -34,7 +34,7 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
             holders = {id(h): h for ref in REGION.notes if (h := ref()) is not None}
         finally:
             REGION.notes = outer
-        slots = _slots(list(holders.values()))
+        slots = [(holder, _ARRAY[type(holder)]) for holder in holders.values() if type(holder) in _ARRAY]
         left.extend((outputs, list(holders.values()), slots))
         arrays = [getattr(holder, slot) for holder, slot in slots]
         for holder, slot in slots:  # nothing of this trace may be held on to
@@ -53,11 +53,8 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
     return outputs
 
 
-def _slots(holders: list) -> list[tuple[Any, str]]:
-    """Returns the places of the arrays that belong to the region."""
-    cells = [h for h in holders if isinstance(h, Cell)]
-    memory = [h for h in holders if isinstance(h, Storage)]
-    return [*((c, "_array") for c in cells), *((m, "array") for m in memory)]
+_ARRAY = {Cell: "_array", Storage: "array"}
+"""The attribute of a cell or of memory that holds its array."""
 
 
 def _check_reentrant(args: tuple) -> None:

@@ -8,7 +8,7 @@ JAX differentiates through them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -26,8 +26,7 @@ from bridge._compat.torch import (
     in_transform,
 )
 from bridge.context import TraceContext, current
-from bridge.errors import BridgeError
-from bridge.tensor.tensor import BridgeTensor, UnreadableCell, differentiable, fresh
+from bridge.tensor.tensor import BridgeTensor, View, differentiable, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
@@ -67,9 +66,13 @@ def recorded(tensors: Iterable[Any]) -> bool:
 
 def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs one of `ENGINE_CALLS`, once PyTorch records the operations that it needs."""
-    if in_transform() and (call.recording or not _is_of_what_came_before(args, kwargs)):
-        return func(*args, **kwargs)
-    needed = _needed(call.recording, func, args, kwargs)
+    outputs = _listed(args[0] if args else kwargs.get("outputs", kwargs.get("tensors")))
+    if in_transform() and not all(isinstance(t, BridgeTensor) for t in outputs):
+        return func(*args, **kwargs)  # by the transformation itself, or of what was computed in it
+    inputs = _listed(kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None))
+    needed = max(call.recording, GRAPH)
+    if call.recording and any(isinstance(t, BridgeTensor) and not _in_graph(t) for t in inputs):
+        needed = GRAPH_FROM_INPUTS
     if needed > call.recording:
         raise Restart(needed)
     result = func(*args, **kwargs)
@@ -81,20 +84,12 @@ def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     return result
 
 
-def _is_of_what_came_before(args: tuple, kwargs: dict) -> bool:
-    """True if `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
-    outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
-    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    return all(isinstance(t, BridgeTensor) for t in outputs)
+def _listed(tensors: Any) -> Sequence[Any]:
+    return tensors if isinstance(tensors, (list, tuple)) else [tensors]
 
 
-def _needed(recording: int, func: Any, args: tuple, kwargs: dict) -> int:
-    """Returns how much has to be recorded for this call of the engine."""
-    inputs = kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None)
-    inputs = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-    free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
-    missing = recording != NO_GRAPH and any(not engine_requires_grad(t) for t in free)
-    return GRAPH_FROM_INPUTS if missing else max(recording, GRAPH)
+def _in_graph(tensor: BridgeTensor) -> bool:
+    return engine_requires_grad(tensor) or not differentiable(tensor.dtype)
 
 
 GET_GRADIENT: Any = torch.Tensor.grad.__get__  # pyright: ignore
@@ -124,15 +119,13 @@ def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> to
     if real is None or real is tensor or engine_gradient(real) is None:
         return None
 
-    def refusal() -> BridgeError:
-        return call.error(
+    def refuse(*_: Any) -> Any:
+        raise call.error(
             "the call uses the `.grad` that PyTorch's engine has left on a parameter or buffer, and no input of it",
             "pass the gradient as an argument, or leave it out",
         )
 
-    unreadable = fresh(tensor.value, tensor._meta)
-    unreadable._cell = UnreadableCell(unreadable._cell, refusal)
-    return unreadable
+    return BridgeTensor(fresh(tensor.value, tensor._meta)._cell, tensor._meta, (View(refuse, refuse),))
 
 
 # Functions that steer PyTorch's engine or dispatcher and that no mode sees.

@@ -225,7 +225,7 @@ class Dispatch(UncompiledDispatchMode):
             # What PyTorch has kept for its backward may be a real tensor that traced values were written into.
             args, kwargs = with_tensors(args, self._traced_only), with_named_tensors(kwargs, self._traced_only)
         rule = NO_DERIVATIVE.get(func)
-        if rule is not None and not self._nested and rule.applies(*args, **kwargs):
+        if rule is not None and not self._nested:
             return apply_rule(rule, self.replay, func, args, kwargs, self.where)
         return self.replay(func, args, kwargs)
 
