@@ -8,12 +8,11 @@ the `grad` of parameters, by PyTorch's engine or by itself, is added to JAX's gr
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -153,13 +152,6 @@ def _attach_forward(backward: _Backward, *operands: list) -> tuple[list, tuple[l
 _attach.defvjp(_attach_forward, lambda backward, saved, cotangents: (None, *backward(saved, cotangents)))
 
 
-class _Leaf:
-    """In place of a traced tensor on a context: where its array is among those of the backward, and all the rest."""
-
-    def __init__(self, place: int, meta: torch.Tensor, tracked: bool, attributes: Any):
-        self.place, self.meta, self.tracked, self.attributes = place, meta, tracked, attributes
-
-
 class _Backward:
     """The backward of one application; its context is taken apart into arrays, which JAX carries to it, and the rest.
 
@@ -177,10 +169,15 @@ class _Backward:
         free: list[int],
     ):
         self._call, self._function, self._tracing, self._free = call, function, tracing, free
+        self._name = f"the backward of {function.__name__}"
         self._inputs = {i: t._meta for i, t in inputs.items()}
         self._outputs = [t._meta if isinstance(t, BridgeTensor) else None for t in outputs]
         self._is_run_by_pytorch = any(t.requires_grad for t in inputs.values())
-        held = self._held_by(ctx)
+        self.arrays: list[jax.Array] = []
+        self._tensors: list[tuple[BridgeTensor, int]] = []
+        """The tensors that the backward may read, with the places of their arrays."""
+        places = {id(outputs[i]): place for place, i in enumerate(free)}
+        held = self._take_apart(ctx, {id(t) for t in inputs.values()}, places)
         self._modules = {
             f"{path}.{name}".rstrip("."): module
             for path, root in held
@@ -189,67 +186,73 @@ class _Backward:
         }
         own = {id(call.adopt(t)) for _, t in held if isinstance(t, torch.Tensor) and call.is_traced(t)}
         may_read_all = any(not isinstance(value, torch.Tensor) for _, value in held)
-        state = [t for t in call.state if may_read_all or id(t) in own]
-        self._state = {id(t): (t, len(free) + i) for i, t in enumerate(state)}
-        """The parameters and buffers that the backward may read, with the places of their arrays."""
-        self.arrays = [t._cell.read() for t in state]
-        self._contents = self._without_arrays(
-            vars(ctx), {id(t) for t in inputs.values()}, {id(outputs[i]): place for place, i in enumerate(free)}
-        )
+        self._state = [t for t in call.state if may_read_all or id(t) in own]
+        for tensor in self._state:
+            self._carry(tensor, tensor._cell.read())
 
-    def _held_by(self, ctx: Context) -> list[tuple[str, Any]]:
-        """Returns what the backward finds besides plain values, with paths."""
-        state, seen = set(map(id, self._call.state)), set()
-        held = [each for name, value in vars(ctx).items() for each in _held(f"ctx.{name}", value, seen)]
+    def _carry(self, tensor: BridgeTensor, array: jax.Array) -> None:
+        self._tensors.append((tensor, len(self._free) + len(self.arrays)))
+        self.arrays.append(array)
+
+    def _take_apart(self, ctx: Context, inputs: set[int], places: dict[int, int]) -> list[tuple[str, Any]]:
+        """Returns what the backward finds besides, with paths: parameters, buffers, modules and objects."""
+        call, held, seen = self._call, [], set()
+        state, twins = set(map(id, call.state)), {}
+
+        def leaf(path: str, value: Any) -> Any:
+            """Returns a tensor without an array in place of a traced one."""
+            if isinstance(value, torch.Tensor) and call.is_traced(value):
+                value = call.adopt(value)
+            if not isinstance(value, BridgeTensor) or id(value) in state:
+                held.extend(_held(path, value, seen))
+                return value
+            if id(value) not in twins:
+                # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates.
+                tracked = value.requires_grad or id(value) in inputs
+                twins[id(value)] = twin = fresh(cast(jax.Array, None), value._meta, tracked=tracked)
+                if id(value) in places:
+                    self._tensors.append((twin, places[id(value)]))
+                else:
+                    self._carry(twin, value.value)
+                vars(twin).update(convert(value._attributes(), functools.partial(leaf, path)))
+            return twins[id(value)]
+
+        contents = vars(ctx).items()
+        self._contents = {name: convert(value, functools.partial(leaf, f"ctx.{name}")) for name, value in contents}
         for name, value in _variables(inspect.unwrap(self._function.backward)).items():
-            held += _held(name, value, seen, False)
-        for path, value, is_leaf in held:
-            if not is_leaf and id(value) not in state and _may_be_differentiated(value):
-                raise self._call.error(
+            held += _held(name, value, seen)
+        for path, value in held:
+            if id(value) not in state and _may_be_differentiated(value):
+                raise call.error(
                     f"{self._function.__name__} keeps a traced tensor inside of an object or a function, at {path}",
                     "keep the tensor itself on ctx, or use ctx.save_for_backward",
                 )
-        return [(path, value) for path, value, _ in held]
-
-    def _without_arrays(self, contents: dict[str, Any], inputs: set[int], places: dict[int, int]) -> Any:
-        def leaf(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and self._call.is_traced(value):
-                value = self._call.adopt(value)
-            if not isinstance(value, BridgeTensor) or id(value) in self._state:
-                return value
-            if id(value) not in places:
-                places[id(value)] = len(self._free) + len(self.arrays)
-                self.arrays.append(value.value)
-            # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates by it.
-            tracked = value.requires_grad or id(value) in inputs
-            return _Leaf(places[id(value)], value._meta, tracked, convert(value._attributes(), leaf))
-
-        return convert(contents, leaf)
+        return held
 
     def __call__(self, saved: tuple[list, list], cotangents: list[jax.Array]) -> tuple[list, list]:
         """Returns the gradients of the inputs and of the arrays of the context."""
         return restarted(lambda recording: self._run(saved, cotangents, recording))
 
     def _run(self, saved: tuple[list, list], cotangents: list[jax.Array], recording: int) -> tuple[list, list]:
-        values, given = [*saved[0], *saved[1]], dict(zip(self._free, cotangents, strict=True))
-
-        def gradient(i: int, meta: torch.Tensor) -> BridgeTensor:
-            return fresh(_conjugate(given[i]) if i in given else jnp.zeros(meta.shape, jax_dtype(meta.dtype)), meta)
-
-        with self._state_of(values, recording), self._tracing(self._call.again(recording)), torch.enable_grad():
-            ctx, tensors = self._context(values, recording)
-            gradients = [None if meta is None else gradient(i, meta) for i, meta in enumerate(self._outputs)]
-            with self._nothing_lost():
+        given = dict(zip(self._free, map(_conjugate, cotangents), strict=True))
+        with self._restored([*saved[0], *saved[1]], recording), self._tracing(self._call.again(recording)):
+            ctx = Context()
+            vars(ctx).update(convert(self._contents, lambda leaf: leaf))  # the backward may change its containers
+            gradients = [
+                meta if meta is None else fresh(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
+                for i, meta in enumerate(self._outputs)
+            ]
+            with self._nothing_lost(), torch.enable_grad():
                 returned = self._function.backward(ctx, *gradients)
             returned = returned if isinstance(returned, tuple) else (returned,)
-            left = self._left([*self._state.values(), *tensors])
+            left = self._left()
             return [self._gradient(returned[i], meta) for i, meta in self._inputs.items()], left[len(saved[0]) :]
 
     @contextlib.contextmanager
-    def _state_of(self, values: list, recording: int) -> Iterator[None]:
-        """Parameters and buffers hold what they held when the Function was applied, and have no `grad`."""
+    def _restored(self, values: list, recording: int) -> Iterator[None]:
+        """The tensors hold these arrays, and have no `grad`."""
         with contextlib.ExitStack() as stack:
-            for tensor, place in self._state.values():
+            for tensor, place in self._tensors:
                 stack.enter_context(tensor._cell.holding(values[place]))
                 stack.callback(setattr, tensor, "_cell", tensor._cell)
                 stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
@@ -258,21 +261,6 @@ class _Backward:
                 start_graph(tensor, recording)
             yield
 
-    def _context(self, values: list, recording: int) -> tuple[Context, list[tuple[BridgeTensor, int]]]:
-        """Returns a context with these values, and the tensors on it with the places of their arrays."""
-        ctx, tensors = Context(), []
-
-        def rebuilt(leaf: Any) -> Any:
-            if not isinstance(leaf, _Leaf):
-                return leaf
-            tensor = fresh(values[leaf.place], leaf.meta, tracked=leaf.tracked)
-            tensors.append((tensor, leaf.place))
-            vars(tensor).update(convert(leaf.attributes, rebuilt))
-            return start_graph(tensor, recording)
-
-        vars(ctx).update(convert(self._contents, rebuilt))
-        return ctx, tensors
-
     @contextlib.contextmanager
     def _nothing_lost(self) -> Iterator[None]:
         """Puts the attributes of modules back. Raises where the backward has changed something, which would be lost.
@@ -280,7 +268,7 @@ class _Backward:
         It only warns of tensors that are attributes, and of buffers: a module whose code it runs again changes these.
         """
         registries = [(known, dict(known)) for m in self._modules.values() for known in (vars(m), m._buffers)]
-        before, versions = _contents(self._modules), [t._cell.version for t, _ in self._state.values()]
+        before, versions = _contents(self._modules), [t._cell.version for t in self._state]
         try:
             yield
             after = _contents(self._modules)
@@ -288,7 +276,7 @@ class _Backward:
             if "appears to not have been used in the graph" not in str(error):
                 raise
             raise self._call.error(
-                f"the backward of {self._function.__name__} differentiates what was computed before it",
+                f"{self._name} differentiates what was computed before it",
                 "compute it again in the backward, under torch.enable_grad()",
             ) from error
         finally:
@@ -296,29 +284,28 @@ class _Backward:
                 registry.clear()
                 registry.update(attributes)
         changed = {p: after.get(p, (None,))[0] for p in before | after if not _same(after.get(p), before.get(p))}
-        written = versions != [t._cell.version for t, _ in self._state.values()]
+        written = versions != [t._cell.version for t in self._state]
         lost = [path for path, value in changed.items() if not isinstance(value, torch.Tensor)]
-        what = f"the backward of {self._function.__name__} changes"
         if lost or (written and not self._modules):
             raise self._call.error(
-                f"{what} {(*lost, 'a parameter or buffer')[0]}, which would be lost: JAX may run it any number of "
-                "times",
+                f"{self._name} changes {(*lost, 'a parameter or buffer')[0]}, which would be lost: JAX may run it any "
+                "number of times",
                 "return it from the module, and change it outside of the call",
             )
         if changed or written:
-            self._call.warn(f"{what} {(*changed, 'buffers')[0]} once more, which is lost")
+            self._call.warn(f"{self._name} changes {(*changed, 'buffers')[0]} once more, which is lost")
 
-    def _left(self, tensors: list[tuple[BridgeTensor, int]]) -> list[jax.Array | None]:
-        """Returns the `grad` that the backward has left on the tensors, by the places of their arrays."""
+    def _left(self) -> list[jax.Array | None]:
+        """Returns the `grad` that the backward has left on tensors, by the places of their arrays."""
         left: list[Any] = [None] * (len(self._free) + len(self.arrays))
-        for tensor, place in tensors:
+        for tensor, place in self._tensors:
             gradient = engine_gradient(tensor)
             if gradient is not None:
                 array = _conjugate(self._call.adopt(gradient).value)
                 left[place] = array if left[place] is None else left[place] + array
         if not self._is_run_by_pytorch and any(array is not None for array in left):
             self._call.warn(
-                f"the backward of {self._function.__name__} adds to the `grad` of parameters, and runs in PyTorch only "
+                f"{self._name} adds to the `grad` of parameters, and runs in PyTorch only "
                 "if an input of it requires grad; here it always runs"
             )
         return left
@@ -327,17 +314,17 @@ class _Backward:
         """Returns the gradient of an input, whose shape and dtype `meta` has."""
         if returned is None:
             return None
-        what = f"the backward of {self._function.__name__} gave a"
         if returned.is_complex() and not meta.is_complex():
-            raise BridgeError(f"{what} complex gradient for a real input; return the real part")
-        try:
-            gradient = self._call.adopt(returned.sum_to_size(meta.shape)).value
-        except RuntimeError as error:
-            raise BridgeError(
-                f"{what} gradient of shape {tuple(returned.shape)} for an input of shape {tuple(meta.shape)}; return "
-                "one of the input's shape"
-            ) from error
-        return _conjugate(gradient.astype(jax_dtype(meta.dtype)))
+            raise BridgeError(f"{self._name} gave a complex gradient for a real input; return the real part")
+        if returned.shape != meta.shape:
+            try:
+                returned = returned.sum_to_size(meta.shape)
+            except RuntimeError as error:
+                shapes = f"shape {tuple(returned.shape)} for an input of shape {tuple(meta.shape)}"
+                raise BridgeError(
+                    f"{self._name} gave a gradient of {shapes}; return one of the input's shape"
+                ) from error
+        return _conjugate(self._call.adopt(returned).value.astype(jax_dtype(meta.dtype)))
 
 
 def _conjugate(gradient: jax.Array) -> jax.Array:
@@ -364,27 +351,23 @@ def _same(now: Any, before: Any) -> bool:
     return type(now) in ATOMS and now == before
 
 
-def _variables(function: Any) -> dict[str, Any]:
+def _variables(function: types.FunctionType) -> dict[str, Any]:
     """Returns the variables that a function encloses, and modules and containers among the globals that it names."""
-    if not isinstance(function, types.FunctionType):
-        return {}
     named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    named = {name: value for name, value in named.items() if isinstance(value, nn.Module) or built_in(type(value))}
-    return closure_of(function) | named
+    return closure_of(function) | {n: v for n, v in named.items() if isinstance(v, nn.Module) or built_in(type(v))}
 
 
-def _held(path: str, value: Any, seen: set[int], visible: bool = True) -> Iterator[tuple[str, Any, bool]]:
-    """Yields tensors, modules, and objects that hide what they hold: path, object, and whether `convert` finds it."""
+def _held(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields tensors, modules, and objects that hide what they hold, with paths."""
     if isinstance(value, torch.Tensor):
-        yield path, value, visible
+        yield path, value
     elif type(value) not in ATOMS and id(value) not in seen and len(seen) < _LOOKED_AT:
         seen.add(id(value))
         parts = [] if isinstance(value, nn.Module) else parts_of(value)
         if not parts and not built_in(type(value)):
-            yield path, value, visible
-        visible = visible and (isinstance(value, (dict, list, tuple)) or dataclasses.is_dataclass(value))
+            yield path, value
         for name, part in parts:
-            yield from _held(path + name, part, seen, visible)
+            yield from _held(path + name, part, seen)
 
 
 _LOOKED_AT = 10_000
