@@ -57,29 +57,20 @@ _ARRAY = {Cell: "_array", Storage: "array"}
 """The attribute of a cell or of memory that holds its array."""
 
 
-def _check_reentrant(args: tuple) -> None:
-    """PyTorch's reentrant checkpoint gives parameters a gradient only if one of its inputs requires grad.
-
-    Whether an input of the call does is known to its caller alone.
-    """
-    call, tensors = current(), [a for a in args if isinstance(a, torch.Tensor)]
-    assert call is not None
-    if not torch.is_grad_enabled() or any(t.requires_grad for t in tensors):
-        return
-    what = "`checkpoint(use_reentrant=True)` gives parameters no gradient in PyTorch if no input of it requires grad"
-    if any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in tensors):
-        call.warn(f"{what}; here they have one", "pass use_reentrant=False, which always gives it")
-    else:
-        raise call.error(what, "pass use_reentrant=False")
-
-
 _SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"}
 """Keywords of `torch.utils.checkpoint.checkpoint` that are none of the function's and change no value."""
 
 
 def _checkpoint(function: Callable, *args: Any, use_reentrant: Any = None, **kwargs: Any) -> Any:
-    if use_reentrant:
-        _check_reentrant(args)
+    call, tensors = current(), [a for a in args if isinstance(a, torch.Tensor)]
+    if call is not None and use_reentrant and torch.is_grad_enabled() and not any(t.requires_grad for t in tensors):
+        what = (
+            "`checkpoint(use_reentrant=True)` gives parameters no gradient in PyTorch if no input of it requires grad"
+        )
+        # Whether an input of the call requires grad is known to its caller alone.
+        if not any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in tensors):
+            raise call.error(what, "pass use_reentrant=False")
+        call.warn(f"{what}; here they have one", "pass use_reentrant=False, which always gives it")
     return recomputed(function, *args, **{n: v for n, v in kwargs.items() if n not in _SETTINGS})
 
 

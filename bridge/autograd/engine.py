@@ -8,7 +8,7 @@ JAX differentiates through them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -59,20 +59,15 @@ def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
     return tensor
 
 
-def recorded(tensors: Iterable[Any]) -> bool:
-    """True if an operation on these becomes part of PyTorch's graph."""
-    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and engine_requires_grad(t) for t in tensors)
-
-
 def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs one of `ENGINE_CALLS`, once PyTorch records the operations that it needs."""
     outputs = _listed(args[0] if args else kwargs.get("outputs", kwargs.get("tensors")))
     if in_transform() and not all(isinstance(t, BridgeTensor) for t in outputs):
         return func(*args, **kwargs)  # by the transformation itself, or of what was computed in it
     inputs = _listed(kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None))
-    needed = max(call.recording, GRAPH)
-    if call.recording and any(isinstance(t, BridgeTensor) and not _in_graph(t) for t in inputs):
-        needed = GRAPH_FROM_INPUTS
+    free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
+    missing = call.recording and not all(map(engine_requires_grad, free))
+    needed = GRAPH_FROM_INPUTS if missing else max(call.recording, GRAPH)
     if needed > call.recording:
         raise Restart(needed)
     result = func(*args, **kwargs)
@@ -88,24 +83,19 @@ def _listed(tensors: Any) -> Sequence[Any]:
     return tensors if isinstance(tensors, (list, tuple)) else [tensors]
 
 
-def _in_graph(tensor: BridgeTensor) -> bool:
-    return engine_requires_grad(tensor) or not differentiable(tensor.dtype)
-
-
 GET_GRADIENT: Any = torch.Tensor.grad.__get__  # pyright: ignore
 SET_GRADIENT: Any = torch.Tensor.grad.__set__  # pyright: ignore
-_GRADIENT_REMEDY = (
-    "keep the tensor as an attribute or a buffer of the module, or write a gradient of its own as the backward of a "
-    "torch.autograd.Function"
-)
 
 
 def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> None:
     """Sets `tensor.grad`; refused where the gradient would outlive the call."""
     tensor, gradient = args
     if gradient is not None and not call.is_backward and any(tensor is t for t in (*call.state, *call.inputs)):
-        what = "`.grad` of a parameter, a buffer or an input is assigned in the call, and is no result of it"
-        raise call.error(what, _GRADIENT_REMEDY)
+        raise call.error(
+            "`.grad` of a parameter, a buffer or an input is assigned in the call, and is no result of it",
+            "keep the tensor as an attribute or a buffer of the module, or write a gradient of its own as the backward "
+            "of a torch.autograd.Function",
+        )
     func(*args, **kwargs)
 
 
@@ -170,7 +160,7 @@ def _before_mode(mode: Any) -> None:
             "which has no place in a traced call",
             "use torch.func.jvp, once for each tangent; torch.where in the place of torch.cond",
         )
-    if isinstance(mode, FlopCounterMode) or not mode.is_infra_mode():  # that one first sets hooks on all modules
+    if isinstance(mode, FlopCounterMode) or not mode.is_infra_mode():
         raise call.error(
             f"`{type(mode).__name__}` is a TorchDispatchMode, which acts below PyTorch's autograd and changes values "
             "without their gradients",
@@ -179,7 +169,7 @@ def _before_mode(mode: Any) -> None:
 
 
 REPLACED = (
-    before(FlopCounterMode, "__enter__", _before_mode),
+    before(FlopCounterMode, "__enter__", _before_mode),  # which first sets hooks on all modules
     before_functional(_before_derivative),
     before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _before_saved_tensors_hooks),
     before(DispatchMode, "__enter__", _before_mode),

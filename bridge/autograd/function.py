@@ -35,7 +35,7 @@ from bridge._compat.torch import (
     set_engine_gradient,
     wrapped_by_transform,
 )
-from bridge.autograd.engine import recorded, restarted, start_graph
+from bridge.autograd.engine import restarted, start_graph
 from bridge.context import TraceContext, current
 from bridge.errors import BridgeError
 from bridge.tensor.arrays import jax_dtype
@@ -83,7 +83,8 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
             f"{function.__name__} is applied to a dual tensor, whose gradient would be lost",
             "use torch.func.jvp instead of torch.autograd.forward_ad",
         )
-    if call.recording and recorded(args):
+    recorded = call.recording and torch.is_grad_enabled()
+    if recorded and any(isinstance(a, torch.Tensor) and engine_requires_grad(a) for a in args):
         raise call.error(
             "the module asks PyTorch's engine for a gradient (torch.autograd.grad, backward() or the function that "
             f"torch.func.vjp returns), and {function.__name__} may be part of its graph",

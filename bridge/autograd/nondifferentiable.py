@@ -6,8 +6,8 @@ may be used as in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,81 +16,55 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from bridge._compat.torch import arguments, tree_map_only
+from bridge._compat.torch import tree_map_only
+from bridge.context import TraceContext
 from bridge.errors import BridgeError
 from bridge.tensor.tensor import BridgeTensor, differentiable, fresh
 
 aten = torch.ops.aten
 
 
-class Rule(NamedTuple):
-    """PyTorch's answer when it is asked for the derivative of an operation."""
-
-    of: tuple[str, ...] = ()
-    """The arguments that have no derivative; empty if none has."""
-    is_silent: bool = False
-    """True if the result requires no grad, so that nothing raises."""
+def _without_grad(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The operation; its results require no grad, so that nothing raises."""
+    with torch.no_grad():
+        return call.replay(func, args, kwargs)
 
 
-NO_DERIVATIVE: dict[Any, Rule] = {}
-
-
-def _enter(rule: Rule, *names: str) -> None:
-    """For the overloads of these names, in place or not."""
-    for name in names:
-        name, _, overload = name.partition(".")
-        for packet in (getattr(aten, name), getattr(aten, f"{name}_", None)):
-            for known in packet.overloads() if packet is not None else ():
-                if known == overload or not overload:
-                    NO_DERIVATIVE[getattr(packet, known)] = rule
-
-
-_SPECIAL = (f"special_{name}" for name in torch.special.__all__ if "bessel" in name or "polynomial" in name)
-_enter(Rule(is_silent=True), "histc", *_SPECIAL)
-_enter(Rule(), "heaviside", "floor_divide", "scatter.reduce", "scatter.value_reduce", "bincount")
-_enter(Rule(("self",)), "igamma", "igammac", "special_zeta")
-_enter(Rule(("target",)), "soft_margin_loss")
-_enter(Rule(("weight", "pos_weight")), "binary_cross_entropy_with_logits", "binary_cross_entropy")
-_enter(Rule(("weight",)), "multi_margin_loss", "nll_loss_forward", "nll_loss2d_forward")
-_enter(
-    Rule(("scale",)),
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
-    "fake_quantize_per_channel_affine_cachemask",
-)
-
-
-def apply_rule(
-    rule: Rule, run: Callable[..., Any], func: Any, args: tuple, kwargs: dict, where: Callable[[], str]
-) -> Any:
-    """`run(func, args, kwargs)`, its derivative as PyTorch has it. `where`: the place for an error."""
-    if rule.is_silent:
-        with torch.no_grad():
-            return run(func, args, kwargs)
-    held = (*zip((a.name for a in arguments(func)), args, strict=False), *kwargs.items())
-    sources = [
-        (name, t)
-        for name, t in held
-        if (not rule.of or name in rule.of) and isinstance(t, BridgeTensor) and t.may_have_gradient
-    ]
+def _refused(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The operation; its results require grad, and to ask for their gradient is an error."""
+    sources = [t for t in (*args, *kwargs.values()) if isinstance(t, BridgeTensor) and t.may_have_gradient]
     if not sources or not torch.is_grad_enabled():
-        return run(func, args, kwargs)
+        return call.replay(func, args, kwargs)
     name = func.name().removeprefix("aten::").partition(".")[0].rstrip("_")
-    message = f"PyTorch has no derivative of `{name}`"
-    message += f" with respect to {' and '.join(f'`{n}`' for n, _ in sources)}" if rule.of else ""
-    message += f"; the gradient of one was asked for {where()}. Remedy: detach it, or write it otherwise."
-    values, tracked = [t.value for _, t in sources], any(t.requires_grad for _, t in sources)
-    out = run(func, args, kwargs)
+    message = f"PyTorch has no derivative of `{name}`; the gradient of one was asked for {call.where()}. "
+    values, tracked = [t.value for t in sources], any(t.requires_grad for t in sources)
 
     def without(result: BridgeTensor) -> BridgeTensor:
         if not differentiable(result.dtype):
             return result
-        value = without_derivative(result.value, values, message)
+        value = without_derivative(result.value, values, f"{message}Remedy: detach it, or write it otherwise.")
         if any(result is a for a in args):  # written in place
             result.write(value, tracked=tracked, grad_enabled=True)
             return result
-        return fresh(value, result._meta, tracked=tracked or result._cell.tracked)
+        return fresh(value, result._meta, tracked=tracked)
 
-    return tree_map_only(BridgeTensor, without, out)
+    return tree_map_only(BridgeTensor, without, call.replay(func, args, kwargs))
+
+
+def _overloads(*names: str) -> Iterator[Any]:
+    """Yields the overloads of operations, in place or not."""
+    for name in names:
+        for packet in (getattr(aten, name), getattr(aten, f"{name}_", None)):
+            yield from (getattr(packet, overload) for overload in (packet.overloads() if packet else ()))
+
+
+_SPECIAL = [f"special_{name}" for name in torch.special.__all__ if "bessel" in name or "polynomial" in name]
+_SCATTERS = (aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_.reduce, aten.scatter_.value_reduce)
+NO_DERIVATIVE: dict[Any, Callable[[TraceContext, Any, tuple, dict], Any]] = {
+    **dict.fromkeys(_overloads("histc", *_SPECIAL), _without_grad),
+    **dict.fromkeys((*_overloads("heaviside", "floor_divide", "bincount"), *_SCATTERS), _refused),
+}
+"""Operation -> what runs it, given the call, the operation and its arguments."""
 
 
 def without_derivative(value: jax.Array, sources: Sequence[jax.Array], message: str) -> jax.Array:

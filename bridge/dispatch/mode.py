@@ -37,7 +37,7 @@ from bridge._compat.torch import (
 from bridge.autograd import checkpoint, engine
 from bridge.autograd.engine import NO_GRAPH
 from bridge.autograd.function import in_place_of_apply
-from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
+from bridge.autograd.nondifferentiable import NO_DERIVATIVE
 from bridge.context import CURRENT, current, entered
 from bridge.dispatch.compute import (
     DEFECT_REMEDY,
@@ -226,7 +226,7 @@ class Dispatch(UncompiledDispatchMode):
             args, kwargs = with_tensors(args, self._traced_only), with_named_tensors(kwargs, self._traced_only)
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested:
-            return apply_rule(rule, self.replay, func, args, kwargs, self.where)
+            return rule(self, func, args, kwargs)
         return self.replay(func, args, kwargs)
 
     @contextlib.contextmanager
