@@ -34,7 +34,7 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
             holders = {id(h): h for ref in REGION.notes if (h := ref()) is not None}
         finally:
             REGION.notes = outer
-        slots = _slots(list(holders.values()))
+        slots = [(holder, _ARRAY[type(holder)]) for holder in holders.values() if type(holder) in _ARRAY]
         left.extend((outputs, list(holders.values()), slots))
         arrays = [getattr(holder, slot) for holder, slot in slots]
         for holder, slot in slots:  # nothing of this trace may be held on to
@@ -54,27 +54,8 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
     return outputs
 
 
-def _slots(holders: list) -> list[tuple[Any, str]]:
-    """Returns the places of the arrays that belong to the region."""
-    cells = [h for h in holders if isinstance(h, Cell)]
-    memory = [h for h in holders if isinstance(h, Storage)]
-    return [*((c, "_array") for c in cells), *((m, "array") for m in memory)]
-
-
-def _check_reentrant(args: tuple) -> None:
-    """PyTorch's reentrant checkpoint gives parameters a gradient only if one of its inputs requires grad.
-
-    Whether an input of the call does is known to its caller alone.
-    """
-    call, tensors = current(), [a for a in args if isinstance(a, torch.Tensor)]
-    assert call is not None
-    if not torch.is_grad_enabled() or any(t.requires_grad for t in tensors):
-        return
-    what = "`checkpoint(use_reentrant=True)` gives parameters no gradient in PyTorch if no input of it requires grad"
-    if any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in tensors):
-        call.warn(f"{what}; here they have one", "pass use_reentrant=False, which always gives it")
-    else:
-        raise call.error(what, "pass use_reentrant=False")
+_ARRAY = {Cell: "_array", Storage: "array"}
+"""The attribute of a cell or of memory that holds its array."""
 
 
 _SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"}
@@ -82,8 +63,15 @@ _SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve
 
 
 def _checkpoint(function: Callable, *args: Any, use_reentrant: Any = None, **kwargs: Any) -> Any:
-    if use_reentrant:
-        _check_reentrant(args)
+    call, tensors = current(), [a for a in args if isinstance(a, torch.Tensor)]
+    if call is not None and use_reentrant and torch.is_grad_enabled() and not any(t.requires_grad for t in tensors):
+        what = (
+            "`checkpoint(use_reentrant=True)` gives parameters no gradient in PyTorch if no input of it requires grad"
+        )
+        # Whether an input of the call requires grad is known to its caller alone.
+        if not any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in tensors):
+            raise call.error(what, "pass use_reentrant=False")
+        call.warn(f"{what}; here they have one", "pass use_reentrant=False, which always gives it")
     return recomputed(function, *args, **{n: v for n, v in kwargs.items() if n not in _SETTINGS})
 
 

@@ -8,7 +8,7 @@ JAX differentiates through them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -26,8 +26,7 @@ from bridge._compat.torch import (
     in_transform,
 )
 from bridge.context import TraceContext, current
-from bridge.errors import BridgeError
-from bridge.tensor.tensor import BridgeTensor, UnreadableCell, differentiable, fresh
+from bridge.tensor.tensor import BridgeTensor, View, differentiable, fresh
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
@@ -60,16 +59,15 @@ def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
     return tensor
 
 
-def recorded(tensors: Iterable[Any]) -> bool:
-    """True if an operation on these becomes part of PyTorch's graph."""
-    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and engine_requires_grad(t) for t in tensors)
-
-
 def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs one of `ENGINE_CALLS`, once PyTorch records the operations that it needs."""
-    if in_transform() and (call.recording or not _is_of_what_came_before(args, kwargs)):
-        return func(*args, **kwargs)
-    needed = _needed(call.recording, func, args, kwargs)
+    outputs = _listed(args[0] if args else kwargs.get("outputs", kwargs.get("tensors")))
+    if in_transform() and not all(isinstance(t, BridgeTensor) for t in outputs):
+        return func(*args, **kwargs)  # by the transformation itself, or of what was computed in it
+    inputs = _listed(kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None))
+    free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
+    missing = call.recording and not all(map(engine_requires_grad, free))
+    needed = GRAPH_FROM_INPUTS if missing else max(call.recording, GRAPH)
     if needed > call.recording:
         raise Restart(needed)
     result = func(*args, **kwargs)
@@ -81,36 +79,23 @@ def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     return result
 
 
-def _is_of_what_came_before(args: tuple, kwargs: dict) -> bool:
-    """True if `torch.autograd.grad(y, x, …)` in a transformation is of tensors from outside of it."""
-    outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
-    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    return all(isinstance(t, BridgeTensor) for t in outputs)
-
-
-def _needed(recording: int, func: Any, args: tuple, kwargs: dict) -> int:
-    """Returns how much has to be recorded for this call of the engine."""
-    inputs = kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None)
-    inputs = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-    free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
-    missing = recording != NO_GRAPH and any(not engine_requires_grad(t) for t in free)
-    return GRAPH_FROM_INPUTS if missing else max(recording, GRAPH)
+def _listed(tensors: Any) -> Sequence[Any]:
+    return tensors if isinstance(tensors, (list, tuple)) else [tensors]
 
 
 GET_GRADIENT: Any = torch.Tensor.grad.__get__  # pyright: ignore
 SET_GRADIENT: Any = torch.Tensor.grad.__set__  # pyright: ignore
-_GRADIENT_REMEDY = (
-    "keep the tensor as an attribute or a buffer of the module, or write a gradient of its own as the backward of a "
-    "torch.autograd.Function"
-)
 
 
 def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> None:
     """Sets `tensor.grad`; refused where the gradient would outlive the call."""
     tensor, gradient = args
     if gradient is not None and not call.is_backward and any(tensor is t for t in (*call.state, *call.inputs)):
-        what = "`.grad` of a parameter, a buffer or an input is assigned in the call, and is no result of it"
-        raise call.error(what, _GRADIENT_REMEDY)
+        raise call.error(
+            "`.grad` of a parameter, a buffer or an input is assigned in the call, and is no result of it",
+            "keep the tensor as an attribute or a buffer of the module, or write a gradient of its own as the backward "
+            "of a torch.autograd.Function",
+        )
     func(*args, **kwargs)
 
 
@@ -124,15 +109,13 @@ def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> to
     if real is None or real is tensor or engine_gradient(real) is None:
         return None
 
-    def refusal() -> BridgeError:
-        return call.error(
+    def refuse(*_: Any) -> Any:
+        raise call.error(
             "the call uses the `.grad` that PyTorch's engine has left on a parameter or buffer, and no input of it",
             "pass the gradient as an argument, or leave it out",
         )
 
-    unreadable = fresh(tensor.value, tensor._meta)
-    unreadable._cell = UnreadableCell(unreadable._cell, refusal)
-    return unreadable
+    return BridgeTensor(fresh(tensor.value, tensor._meta)._cell, tensor._meta, (View(refuse, refuse),))
 
 
 # Functions that steer PyTorch's engine or dispatcher and that no mode sees.
@@ -177,7 +160,7 @@ def _before_mode(mode: Any) -> None:
             "which has no place in a traced call",
             "use torch.func.jvp, once for each tangent; torch.where in the place of torch.cond",
         )
-    if isinstance(mode, FlopCounterMode) or not mode.is_infra_mode():  # that one first sets hooks on all modules
+    if isinstance(mode, FlopCounterMode) or not mode.is_infra_mode():
         raise call.error(
             f"`{type(mode).__name__}` is a TorchDispatchMode, which acts below PyTorch's autograd and changes values "
             "without their gradients",
@@ -186,7 +169,7 @@ def _before_mode(mode: Any) -> None:
 
 
 REPLACED = (
-    before(FlopCounterMode, "__enter__", _before_mode),
+    before(FlopCounterMode, "__enter__", _before_mode),  # which first sets hooks on all modules
     before_functional(_before_derivative),
     before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _before_saved_tensors_hooks),
     before(DispatchMode, "__enter__", _before_mode),

@@ -38,7 +38,7 @@ from bridge._compat.torch import (
 from bridge.autograd import checkpoint, engine
 from bridge.autograd.engine import NO_GRAPH
 from bridge.autograd.function import in_place_of_apply
-from bridge.autograd.nondifferentiable import NO_DERIVATIVE, apply_rule
+from bridge.autograd.nondifferentiable import NO_DERIVATIVE
 from bridge.context import CURRENT, RUNNING, Options
 from bridge.dispatch.compute import (
     DEFECT_REMEDY,
@@ -203,8 +203,8 @@ class Dispatch(UncompiledDispatchMode):
             # What PyTorch has kept for its backward may be a real tensor that traced values were written into.
             args, kwargs = with_tensors(args, self._traced_only), with_named_tensors(kwargs, self._traced_only)
         rule = NO_DERIVATIVE.get(func)
-        if rule is not None and not self._nested and rule.applies(*args, **kwargs):
-            return apply_rule(rule, self.replay, func, args, kwargs, self.where)
+        if rule is not None and not self._nested:
+            return rule(self, func, args, kwargs)
         return self.replay(func, args, kwargs)
 
     @contextlib.contextmanager
