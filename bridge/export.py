@@ -93,8 +93,8 @@ class Functional(Exported):
         check_policy(self.int64)
         check_method(self.module, request.method)
         check_key(request.rng)
-        self._check(request.params, self.params, "parameter")
-        self._check(request.buffers, self.buffers, "buffer")
+        _check_names_and_shapes(request.params, self.params, "parameter")
+        _check_names_and_shapes(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
         new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
         if new:
@@ -102,25 +102,25 @@ class Functional(Exported):
                 f"the module has other parameters or buffers than when it was exported: {', '.join(sorted(new)[:5])}; "
                 "export it again"
             )
-
         return run_call(self, request)
 
-    def _check(self, given: Mapping[str, Any], expected: Mapping[str, jax.Array], what: str) -> None:
-        missing = [name for name in expected if name not in given]
-        surplus = [name for name in given if name not in expected]
-        if missing or surplus:
-            lists = [("missing", missing), ("surplus", surplus)]
-            words = [f"{w} {what}s: {', '.join(n[:5])}{' …' if len(n) > 5 else ''}" for w, n in lists if n]
-            raise BridgeError(f"{'; '.join(words)}; pass exactly the names that export(module) gave")
-        for name, array in expected.items():
-            if tuple(jnp.shape(given[name])) != array.shape:
-                grown = "; a buffer keeps its shape from call to call: register it at its full size" * (
-                    what == "buffer"
-                )
-                raise BridgeError(
-                    f"{what} {name} has shape {tuple(jnp.shape(given[name]))}, expected {array.shape}: "
-                    f"pass arrays shaped as in the exported module{grown}"
-                )
+
+def _check_names_and_shapes(given: Mapping[str, Any], expected: Mapping[str, jax.Array], what: str) -> None:
+    if given.keys() != expected.keys():
+        lists = {
+            "missing": [name for name in expected if name not in given],
+            "surplus": [name for name in given if name not in expected],
+        }
+        words = [f"{w} {what}s: {', '.join(n[:5])}{' …' if len(n) > 5 else ''}" for w, n in lists.items() if n]
+        raise BridgeError(f"{'; '.join(words)}; pass exactly the names that export(module) gave")
+    for name, array in expected.items():
+        shape = jnp.shape(given[name])
+        if shape != array.shape:
+            grown = "; a buffer keeps its shape from call to call: register it at its full size"
+            raise BridgeError(
+                f"{what} {name} has shape {tuple(shape)}, expected {array.shape}: pass arrays shaped as in the exported "
+                f"module{grown if what == 'buffer' else ''}"
+            )
 
 
 def export(

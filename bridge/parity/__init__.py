@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 import re
 import warnings
@@ -15,7 +15,7 @@ from torch import nn
 from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
 from bridge.parity.report import Again, Environment, ParityReport, Row, compare
-from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, named_inputs, widened
+from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, named_inputs, projection, widened
 from bridge.parity.sides import jitter as add_jitter
 from bridge.symbolic.ranges import Int64, check_values, checked
 
@@ -62,7 +62,7 @@ def verify(
     """
     _check(tolerance, steps, jitter, known_zero)
     check_method(module, method)
-    call = Call(args, kwargs, advance, train, method, loss, input_gradients)
+    call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients)
     original = copied(module)
     wide = None if double is None else copied(double)
     if jitter:
@@ -71,18 +71,19 @@ def verify(
     with named_failure("the module cannot be exported"):
         jax_side = JaxSide(export(original, int64=int64), call, jit)
     if checked(int64):
-        for name, value in zip(*named_inputs(args, kwargs)[:2], strict=True):
+        for name, value in named_inputs(args, kwargs)[0].items():
             if torch.is_tensor(value):
                 check_values(f"input {name}", value)
-    again = _Again(original, wide, call)
     rows: list[Row] = []
+    draws: list[list[torch.Tensor]] = []
+    again = _again(original, wide, call, draws)
     for step in range(steps):
         with named_failure(f"PyTorch itself fails, in step {step}", _remedy(call, step)):
             ours = torch_side.next()
         with named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
             theirs = jax_side.next(torch_side.draws)
-        again.draws.append(torch_side.draws)
-        rows += compare(step, ours, theirs, functools.partial(again.at, step), tolerance, known_zero)
+        draws.append(torch_side.draws)
+        rows += compare(step, ours, theirs, again, tolerance, known_zero)
     if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
         warnings.warn(BridgeWarning(f"{jax_side.asked[0]} {_ASKS_INPUTS}"), stacklevel=2)
     return ParityReport.of(rows)
@@ -108,40 +109,31 @@ _ROUNDING = 1e-3
 """A leaf that differs more from float64 has roundings of 16 bits in it, or it is another computation."""
 
 
-class _Again:
-    """The same steps once more in PyTorch, in float64 and as they were, as far as they are asked for."""
+def _again(
+    module: nn.Module, double: nn.Module | None, call: Call, draws: list[list[torch.Tensor]]
+) -> Iterator[Again | str]:
+    """Each time, the numbers of the last step once more in PyTorch, or why there are none.
 
-    def __init__(self, module: nn.Module, double: nn.Module | None, call: Call):
-        self._module, self._double, self._call = module, double, call
-        self._steps = self._run()
-        self._known: list[Again | str] = []
-        self.draws: list[list[torch.Tensor]] = []
-        """Of each step."""
-
-    def at(self, step: int) -> Again | str:
-        """Returns the numbers of a step, or why there are none."""
-        while len(self._known) <= step and not (self._known and isinstance(self._known[-1], str)):
-            try:
-                self._known.append(next(self._steps))
-            except Exception as error:
-                self._known.append(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
-        return self._known[min(step, len(self._known) - 1)]
-
-    def _run(self) -> Iterator[Again]:
-        double = self._double or copied(self._module)._apply(widened)
-        wide = TorchSide(double, self._call, widened)
-        # In `double`, parameters and buffers have memory of their own, which they may have shared before.
-        same = TorchSide(copied(self._module)._apply(torch.clone), self._call)
-        for draws in self.draws:
-            yield Again(wide.next(draws), same.next(draws), _ROUNDING if self._double is None else math.inf)
+    `draws` holds those of each step that has not been made again.
+    """
+    try:
+        wide = TorchSide(copied(module)._apply(widened) if double is None else double, call, widened)
+        # In float64, parameters and buffers have memory of their own, which they may have shared before.
+        same = TorchSide(copied(module)._apply(torch.clone), call)
+        while True:
+            leaves = [(wide.next(made), same.next(made)) for made in draws]
+            draws.clear()
+            yield Again(*leaves[-1], _ROUNDING if double is None else math.inf)
+    except Exception as error:
+        yield from itertools.repeat(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
 
 
 def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None:
-    if not (math.isfinite(tolerance) and tolerance > 0):
+    if not 0 < tolerance < math.inf:
         raise BridgeError(f"tolerance is {tolerance}; it must be a number above 0, such as 1e-4")
     if steps < 1:
         raise BridgeError(f"steps is {steps}; it must be at least 1")
-    if not (math.isfinite(jitter) and jitter >= 0):
+    if not 0 <= jitter < math.inf:
         raise BridgeError(f"jitter is {jitter}; it must be a number from 0 on, such as 0.1")
     try:
         re.compile(known_zero)

@@ -23,7 +23,7 @@ from bridge.export import Functional
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.module.call import method_of, refuse_gradient_hooks
 from bridge.module.copy import independent
-from bridge.parity.report import Leaf, Leaves, is_array, leaf_of, named
+from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named, path_name
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert, is_number
 from bridge.tensor.tensor import BridgeTensor, differentiable
@@ -41,41 +41,14 @@ class Call:
     advance: Advance | None
     train: bool | None
     method: str
-    loss: Callable[[Any], Any] | None
+    loss: Callable[[Any], Any]
     input_gradients: bool
 
-    def inputs(
-        self, step: int, outputs: Any, previous: tuple[tuple, dict], convert_leaf: Callable[[Any], Any] | None
-    ) -> tuple[tuple, dict]:
-        """Returns args and kwargs of a step. `outputs` and `previous`: the outputs and inputs of the one before.
 
-        `convert_leaf` makes a side's own arrays of the tensors that were given.
-        """
-        if step and self.advance:
-            with named_failure(f"`advance` fails, after step {step - 1}"):
-                return self.advance(outputs, *previous)
-        given = (self.args, self.kwargs)
-        numbers = other_numbers(given, step) if step else given
-        return convert(numbers, convert_leaf, objects=True) if convert_leaf else numbers
-
-
-def named_inputs(args: tuple, kwargs: dict) -> tuple[list[str], list[Any], Any]:
-    """Every leaf of a call's inputs: its name (`0`, `carry.inner.z_H`), itself, and the structure."""
-    tree = convert((args, kwargs), lambda v: v, objects=True)
-    flat, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [
-        f"{getattr(path[1], 'idx', getattr(path[1], 'key', ''))}{jax.tree_util.keystr(path[2:])}" for path, _ in flat
-    ]
-    return names, [value for _, value in flat], structure
-
-
-def ordered_as(given: Any, rebuilt: Any) -> Any:
-    """`rebuilt`, its dicts in the order of `given`: JAX sorts their keys, and a module may go through them in turn."""
-    if type(given) is dict:
-        return {key: ordered_as(value, rebuilt[key]) for key, value in given.items()}
-    if type(given) in (list, tuple):
-        return type(given)(ordered_as(a, b) for a, b in zip(given, rebuilt, strict=True))
-    return rebuilt
+def named_inputs(args: tuple, kwargs: dict) -> tuple[dict[str, Any], Any]:
+    """Every leaf of a call's inputs by its name (`0`, `carry.inner.z_H`), and the structure."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(convert((args, kwargs), lambda v: v, objects=True))
+    return {path_name(path[1:]): value for path, value in flat}, structure
 
 
 def other_numbers(inputs: Any, step: int) -> Any:
@@ -119,19 +92,29 @@ def widened(value: Any) -> Any:
     return wide.requires_grad_(value.requires_grad)
 
 
+def to_jax(value: Any) -> Any:
+    return array_of(value) if torch.is_tensor(value) else value
+
+
 # ---- one step on either side
 
 
 class Side:
-    """One side, step after step."""
+    """One side, step after step. `convert_leaf` makes its own arrays of the tensors that were given."""
 
-    def __init__(self, call: Call, convert_leaf: Callable[[Any], Any] | None):
+    def __init__(self, call: Call, convert_leaf: Callable[[Any], Any]):
         self.call, self._convert_leaf = call, convert_leaf
-        self._next, self._outputs, self._given = 0, None, ((), {})
+        self._next, self._outputs, self._given = 0, None, (call.args, call.kwargs)
 
     def next(self, draws: list | None = None) -> Leaves:
         """Runs the next step, with these random draws if there are any."""
-        self._given = self.call.inputs(self._next, self._outputs, self._given, self._convert_leaf)
+        if self._next and self.call.advance:
+            with named_failure(f"`advance` fails, after step {self._next - 1}"):
+                self._given = self.call.advance(self._outputs, *self._given)
+        else:
+            given = (self.call.args, self.call.kwargs)
+            numbers = other_numbers(given, self._next) if self._next else given
+            self._given = convert(numbers, self._convert_leaf, objects=True)
         self._outputs, leaves = self.step(*self._given, draws)
         self._next += 1
         return leaves
@@ -143,7 +126,7 @@ class Side:
 class TorchSide(Side):
     """Works on `module` itself: give it a copy."""
 
-    def __init__(self, module: nn.Module, call: Call, convert_leaf: Callable[[Any], Any] | None = None):
+    def __init__(self, module: nn.Module, call: Call, convert_leaf: Callable[[Any], Any] = lambda value: value):
         super().__init__(call, convert_leaf)
         self.module, self.draws = module, []
         if call.train is not None:
@@ -152,20 +135,17 @@ class TorchSide(Side):
         self._trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
     def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
-        for tensor in self._trained.values():
-            tensor.grad = None
-        given = {n: t for n, t in zip(*named_inputs(args, kwargs)[:2], strict=True) if torch.is_tensor(t)}
-        args, kwargs, inputs = self._inputs(args, kwargs)
+        requiring = {n for n, t in named_inputs(args, kwargs)[0].items() if torch.is_tensor(t) and t.requires_grad}
+        args, kwargs, inputs = self._copies(args, kwargs)
+        self._drop_gradients(inputs)
         with drawing(draws) as self.draws:
             outputs = method_of(self.module, self.call.method)(*args, **kwargs)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
         detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
-        loss = self.call.loss
-        objective = loss(outputs) if loss else projection(outputs)
-        leaves = self._trained | {n: t for n, t in inputs.items() if given[n].requires_grad}
-        left = {n: leaf_of(t.grad) for n, t in leaves.items() if t.grad is not None}
-        for tensor in (*self._trained.values(), *inputs.values()):
-            tensor.grad = None
+        objective = self.call.loss(outputs)
+        left = self._trained | {n: t for n, t in inputs.items() if n in requiring}
+        left = {n: leaf_of(t.grad) for n, t in left.items() if t.grad is not None}
+        self._drop_gradients(inputs)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
         state = self._state()  # after the call: a buffer may have been assigned anew
@@ -180,22 +160,27 @@ class TorchSide(Side):
         self._cut()
         return detached, leaves
 
-    def _inputs(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, dict[str, torch.Tensor]]:
+    def _copies(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, dict[str, torch.Tensor]]:
         """Copies of the inputs, results of leaves, so that the module may write into them; and the leaves by name."""
-        names, values, structure = named_inputs(args, kwargs)
-        leaves: dict[str, torch.Tensor] = {}
+        leaves: dict[int, torch.Tensor] = {}
 
-        def given(name: str, value: Any) -> Any:
+        def copied(value: Any) -> Any:
             if not torch.is_tensor(value):
                 return value
             leaf = value.detach().clone()
-            if not (self.call.input_gradients and (leaf.is_floating_point() or leaf.is_complex())):
+            if not (self.call.input_gradients and differentiable(leaf.dtype)):
                 return leaf
-            leaves[name] = leaf.requires_grad_()
-            return leaf.clone()
+            copy = leaf.requires_grad_().clone()
+            leaves[id(copy)] = leaf
+            return copy
 
-        copies = jax.tree.unflatten(structure, [given(n, v) for n, v in zip(names, values, strict=True)])
-        return *ordered_as((args, kwargs), copies), leaves
+        args, kwargs = convert((args, kwargs), copied, objects=True)
+        copies, _ = named_inputs(args, kwargs)
+        return args, kwargs, {name: leaves[id(copy)] for name, copy in copies.items() if id(copy) in leaves}
+
+    def _drop_gradients(self, inputs: dict[str, torch.Tensor]) -> None:
+        for tensor in (*self._trained.values(), *inputs.values()):
+            tensor.grad = None
 
     def _cut(self) -> None:
         """Gradients are those of one step: what a buffer holds goes on without the graph that made it."""
@@ -217,7 +202,7 @@ def gradient_leaf(tensor: torch.Tensor) -> Leaf:
 
 class JaxSide(Side):
     def __init__(self, fn: Functional, call: Call, jit: bool):
-        super().__init__(call, _to_jax)
+        super().__init__(call, to_jax)
         self.fn, self.jit = fn, jit
         self.asked: list[str] = []
         """Where the module asks an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
@@ -225,39 +210,36 @@ class JaxSide(Side):
         self._known: tuple[Any, Callable] | None = None
 
     def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
-        names, values, structure = named_inputs(args, kwargs)
-        free = {n: v for n, v in zip(names, values, strict=True) if self._is_free(v)}
-        bound = {n: v for n, v in zip(names, values, strict=True) if is_array(v) and n not in free}
-        fixed = {n: (type(v), v) for n, v in zip(names, values, strict=True) if not is_array(v)}
-        if self._known is None or self._known[0] != (structure, fixed):
+        inputs, structure = named_inputs(args, kwargs)
+        arrays = {n: v for n, v in inputs.items() if isinstance(v, ARRAYS)}
+        free = {n: v for n, v in arrays.items() if self.call.input_gradients and jnp.issubdtype(v.dtype, jnp.inexact)}
+        rest = {n: None if n in arrays else v for n, v in inputs.items()}
+        known = structure, rest, [*map(type, rest.values())]
+        if self._known is None or self._known[0] != known:
             # Compiled again only where something else than the arrays has changed.
-            self._known = (structure, fixed), self._gradient(names, values, structure)
+            self._known = known, self._gradient(structure, rest)
         draws = [array_of(draw) for draw in draws or []]
-        (_, result), gradients = self._known[1](self.params, free, bound, self.buffers, draws)
+        (_, result), gradients = self._known[1](self.params, free, arrays, self.buffers, draws)
         outputs, self.buffers, self.params = result
+        # The gradient of a real objective by a complex number is, in PyTorch, the conjugate of JAX's.
         return outputs, {
             "output": named(outputs),
-            "gradient": {n: leaf_of(_as_pytorch(g)) for n, g in gradients[0].items()},
-            "input gradient": {n: leaf_of(_as_pytorch(g)) for n, g in gradients[1].items()},
+            "gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[0].items()},
+            "input gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[1].items()},
             "buffer": {n: leaf_of(a) for n, a in self.buffers.items()},
             "parameter": {n: leaf_of(a) for n, a in self.params.items()},
         }
 
-    def _is_free(self, value: Any) -> bool:
-        return self.call.input_gradients and is_array(value) and jnp.issubdtype(value.dtype, jnp.inexact)
-
-    def _gradient(self, names: list[str], values: list, structure: Any) -> Callable:
+    def _gradient(self, structure: Any, rest: dict[str, Any]) -> Callable:
+        """The gradient of one call by its parameters and `free`; `rest` holds the inputs that are no arrays."""
         call = self.call
 
-        def objective(params, free, bound, buffers, draws):
-            arrays = free | bound
-            given = [arrays.get(name, value) for name, value in zip(names, values, strict=True)]
-            args, kwargs = jax.tree.unflatten(structure, given)
+        def objective(params, free, arrays, buffers, draws):
+            args, kwargs = jax.tree.unflatten(structure, (rest | arrays | free).values())
             with _noting_who_asks_inputs(self.asked):
                 result = self.fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
-            value = call.loss(result.outputs) if call.loss else projection(result.outputs)
             numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # no text, which JAX refuses
-            return jnp.asarray(value, jnp.result_type(float)), result._replace(outputs=numbers)
+            return jnp.asarray(call.loss(result.outputs), jnp.result_type(float)), result._replace(outputs=numbers)
 
         gradient = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
         return jax.jit(gradient) if self.jit else gradient
@@ -281,15 +263,6 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
         type.__setattr__(BridgeTensor, "requires_grad", known)
 
 
-def _to_jax(value: Any) -> Any:
-    return array_of(value) if torch.is_tensor(value) else value
-
-
-def _as_pytorch(gradient: jax.Array) -> jax.Array:
-    """The gradient of a real objective by a complex number is, in PyTorch, the conjugate of JAX's."""
-    return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
-
-
 @contextlib.contextmanager
 def drawing(given: list[torch.Tensor] | None) -> Iterator[list[torch.Tensor]]:
     """Record what PyTorch draws, or replay `given`."""
@@ -301,20 +274,21 @@ class _Draws(DispatchMode):
     def __init__(self, given: list[torch.Tensor] | None, default: WatchedGenerator):
         super().__init__()
         self._default = default
-        self.draws = [] if given is None else list(given)
         self._replay = None if given is None else iter(given)
+        self.draws: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        seeded = self._default.seeded or (kwargs or {}).get("generator") is not None
-        if func in DECOMPOSITIONS and is_random(func) and not is_draw(func) and not seeded:
+        kwargs = kwargs or {}
+        if self._default.seeded or kwargs.get("generator") is not None or not is_random(func):
+            return func(*args, **kwargs)  # numbers of a seeded generator are the same on both sides
+        if func in DECOMPOSITIONS and not is_draw(func):
             with self:  # for a draw that can be recorded, as the other side makes it
-                return DECOMPOSITIONS[func](*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
-        if is_draw(func) and not seeded:  # numbers of a seeded generator are the same on both sides
-            if self._replay is None:
-                self.draws.append(out.detach().clone())
-            else:
+                return DECOMPOSITIONS[func](*args, **kwargs)
+        out = func(*args, **kwargs)
+        if is_draw(func):
+            if self._replay is not None:
                 out.copy_(next(self._replay))
+            self.draws.append(out.detach().clone())
         return out
 
 
@@ -324,16 +298,17 @@ def projection(outputs: Any) -> Any:
     total: Any = 0.0
     leaves: list[Any] = jax.tree.leaves(convert(outputs, lambda v: v, objects=True))
     for leaf in leaves:
-        if not (torch.is_tensor(leaf) or is_array(leaf)):
+        is_tensor = torch.is_tensor(leaf)
+        if not is_tensor and not isinstance(leaf, ARRAYS):
             continue
         shape = tuple(leaf.shape)
-        weights: Any = rng.normal(size=shape) / max(math.prod(shape), 1) ** 0.5
-        if leaf.dtype.is_complex if torch.is_tensor(leaf) else jnp.iscomplexobj(leaf):
-            weights = weights + 1j * rng.normal(size=shape) / max(math.prod(shape), 1) ** 0.5
-        if torch.is_tensor(leaf):
-            if leaf.requires_grad:
-                total = total + (leaf * torch.as_tensor(weights, dtype=leaf.dtype)).sum().real
-        elif jnp.issubdtype(leaf.dtype, jnp.inexact):
+        weights: Any = rng.normal(size=shape)
+        if "complex" in str(leaf.dtype):
+            weights = weights + 1j * rng.normal(size=shape)
+        weights = weights / max(math.prod(shape), 1) ** 0.5
+        if is_tensor and leaf.requires_grad:
+            total = total + (leaf * torch.as_tensor(weights, dtype=leaf.dtype)).sum().real
+        elif not is_tensor and jnp.issubdtype(leaf.dtype, jnp.inexact):
             total = total + (leaf * jnp.asarray(weights, leaf.dtype)).sum().real
     return total
 
@@ -347,12 +322,11 @@ def copied(module: nn.Module) -> nn.Module:
 def jitter(modules: list[nn.Module], scale: float) -> None:
     """Add noise of this size to every parameter, the same in each module: a leaf that starts at zero then speaks."""
     generator = torch.Generator().manual_seed(0)
-    named = [dict(m.named_parameters()) for m in modules]
+    every = [dict(module.named_parameters()) for module in modules]
     with torch.no_grad():
-        for name, parameter in named[0].items():
-            if not (parameter.is_floating_point() or parameter.is_complex()):
-                continue
-            wide = torch.complex128 if parameter.is_complex() else torch.float64
-            noise = scale * torch.randn(parameter.shape, generator=generator, dtype=wide)
-            for parameters in named:
-                parameters[name].add_(noise.to(parameters[name].dtype))
+        for name, parameter in every[0].items():
+            if differentiable(parameter.dtype):
+                wide = torch.complex128 if parameter.is_complex() else torch.float64
+                noise = scale * torch.randn(parameter.shape, generator=generator, dtype=wide)
+                for parameters in every:
+                    parameters[name].add_(noise.to(parameters[name].dtype))
