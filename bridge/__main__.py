@@ -6,12 +6,9 @@ arguments, `keywords` a dict of them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
-import io
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,57 +29,40 @@ from bridge.tensor.pytrees import convert
 class Verify:
     """Compare outputs, every gradient and every buffer with PyTorch; status 1 unless all are equal and proved."""
 
-    factory: Positional[str]
-    """`package.module:function` that returns the module and example inputs."""
-    tolerance: float = 1e-4
-    """Largest allowed difference, relative to a leaf's largest entry."""
-    steps: int = 2
-    """Calls in a row, each with other numbers of the same shapes; buffers go from one to the next."""
-    train: bool | None = None
-    """Mode of every submodule; each one's own if not given."""
-    seed: int = 0
-    """Seeds PyTorch before the factory is called and before the first step."""
-    jitter: float = 0.0
-    """Size of the noise added to all parameters of both sides, so that leaves that start at zero are proved."""
-    known_zero: str = ""
-    """Regular expression over `gradient layers.0.bias`-like names: leaves that are zero in truth."""
-    method: str = "forward"
-    """Method of the module to call."""
-    input_gradients: bool = True
-    """Compare the gradients of floating inputs, too."""
-    json: bool = False
-    """Print the report as JSON."""
-    html: str = ""
-    """Also write the report as one HTML page, to this file."""
-
-
-_OPTIONS = ("tolerance", "steps", "train", "jitter", "known_zero", "method", "input_gradients")
-"""Fields of `Verify` that are options of `bridge.verify`."""
+    factory: Positional[str]  # `package.module:function` that returns the module and example inputs.
+    tolerance: float = 1e-4  # Largest allowed difference, relative to a leaf's largest entry.
+    steps: int = 2  # Calls in a row, each with other numbers of the same shapes; buffers go from one to the next.
+    train: bool | None = None  # Mode of every submodule; each one's own if not given.
+    seed: int = 0  # Seeds PyTorch before the factory is called and before the first step.
+    jitter: float = 0.0  # Size of the noise added to all parameters, so that leaves that start at zero are proved.
+    known_zero: str = ""  # Regular expression over `gradient layers.0.bias`-like names: leaves that are zero in truth.
+    method: str = "forward"  # Method of the module to call.
+    input_gradients: bool = True  # Compare the gradients of floating inputs, too.
+    json: bool = False  # Print the report as JSON.
+    html: str = ""  # Also write the report as one HTML page, to this file.
 
 
 @dataclasses.dataclass(frozen=True)
 class Inspect:
     """Parameters, buffers, operations and who serves them, what is not supported, FLOPs and bytes of a call."""
 
-    factory: Positional[str]
-    """`package.module:function` that returns the module and example inputs."""
-    train: bool | None = None
-    """Mode of every submodule; each one's own if not given."""
-    seed: int = 0
-    """Seeds PyTorch before the factory is called."""
+    factory: Positional[str]  # `package.module:function` that returns the module and example inputs.
+    train: bool | None = None  # Mode of every submodule; each one's own if not given.
+    seed: int = 0  # Seeds PyTorch before the factory is called.
 
 
 def verify(config: Verify) -> int:
-    module, args, kwargs = made_by(config.factory, config.seed)
-    torch.manual_seed(config.seed)
-    options: dict[str, Any] = {name: getattr(config, name) for name in _OPTIONS}
+    options = dataclasses.asdict(config)
+    factory, seed, as_json, page = (options.pop(name) for name in ("factory", "seed", "json", "html"))
+    module, args, kwargs = made_by(factory, seed)
+    torch.manual_seed(seed)
     report = bridge.verify(module, *args, **options, **kwargs)
-    if config.html:
+    if page:
         try:
-            Path(config.html).write_text(report.to_html(config.factory), "utf-8")
+            Path(page).write_text(report.to_html(factory), "utf-8")
         except OSError as error:
-            raise bridge.BridgeError(f"--html {config.html} cannot be written: {error.strerror}") from error
-    print(report.to_json() if config.json else report)
+            raise bridge.BridgeError(f"--html {page} cannot be written: {error.strerror}") from error
+    print(report.to_json() if as_json else report)
     return 0 if report.ok else 1
 
 
@@ -136,22 +116,9 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     return module, tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs
 
 
-def parse(argv: list[str] | None) -> Verify | Inspect:
-    """The command. Raises `BridgeError`, one line, where tyro would print a box."""
-    shown = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(shown):
-            return tyro.cli(Verify | Inspect, args=argv, prog="python -m bridge", description=__doc__)  # pyright: ignore[reportArgumentType]
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        words = re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]", " ", shown.getvalue())
-        raise bridge.BridgeError(" ".join(words.split())) from stop
-
-
 def main(argv: list[str] | None = None) -> int:
+    command = tyro.cli(Verify | Inspect, args=argv, prog="python -m bridge", description=__doc__)  # pyright: ignore[reportArgumentType]
     try:
-        command = parse(argv)
         return verify(command) if isinstance(command, Verify) else inspect(command)
     except bridge.BridgeError as error:
         print(f"bridge: {' '.join(str(error).split())}", file=sys.stderr)

@@ -116,11 +116,10 @@ def _check_names_and_shapes(given: Mapping[str, Any], expected: Mapping[str, jax
     for name, array in expected.items():
         shape = jnp.shape(given[name])
         if shape != array.shape:
-            grown = "; a buffer keeps its shape from call to call: register it at its full size"
-            raise BridgeError(
-                f"{what} {name} has shape {tuple(shape)}, expected {array.shape}: pass arrays shaped as in the exported "
-                f"module{grown if what == 'buffer' else ''}"
-            )
+            remedy = "pass arrays shaped as in the exported module"
+            if what == "buffer":
+                remedy += "; a buffer keeps its shape from call to call: register it at its full size"
+            raise BridgeError(f"{what} {name} has shape {tuple(shape)}, expected {array.shape}: {remedy}")
 
 
 def export(

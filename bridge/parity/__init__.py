@@ -129,13 +129,12 @@ def _again(
 
 
 def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None:
-    if not 0 < tolerance < math.inf:
-        raise BridgeError(f"tolerance is {tolerance}; it must be a number above 0, such as 1e-4")
-    if steps < 1:
-        raise BridgeError(f"steps is {steps}; it must be at least 1")
-    if not 0 <= jitter < math.inf:
-        raise BridgeError(f"jitter is {jitter}; it must be a number from 0 on, such as 0.1")
-    try:
+    for option, right, wanted in (
+        (f"tolerance is {tolerance}", 0 < tolerance < math.inf, "a number above 0, such as 1e-4"),
+        (f"steps is {steps}", steps >= 1, "at least 1"),
+        (f"jitter is {jitter}", 0 <= jitter < math.inf, "a number from 0 on, such as 0.1"),
+    ):
+        if not right:
+            raise BridgeError(f"{option}; it must be {wanted}")
+    with named_failure(f"known_zero is {known_zero!r}, which is no regular expression"):
         re.compile(known_zero)
-    except re.error as error:
-        raise BridgeError(f"known_zero is {known_zero!r}, which is no regular expression: {error}") from error

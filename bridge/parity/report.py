@@ -31,8 +31,7 @@ class Row:
     """One compared leaf at one step."""
 
     kind: str
-    """`output`, `gradient`, `input gradient`, `buffer`; `parameter` only where one was written and the sides differ,
-    `.grad` only where the call itself leaves one."""
+    """`output`, `gradient`, `input gradient`, `buffer`; `parameter` only where one was written and the sides differ."""
     name: str
     step: int
     error: float
@@ -143,18 +142,18 @@ class ParityReport:
 
     def to_html(self, title: str = "Parity with PyTorch") -> str:
         """One page that needs nothing else."""
-        rows = []
+        table: list[tuple] = [("verdict", "kind", "leaf", "step", "error", "tolerance", "scale", "note")]
         for row in self.rows:
             numbers = row.step, f"{row.error:.1e}", f"{row.tolerance:.1e}", f"{row.scale:.1e}"
-            cells = [f"<td>{html.escape(str(v))}</td>" for v in (row.verdict, row.kind, row.name, *numbers, row.note)]
-            rows.append(f'<tr class="{row.verdict.split()[0]}">{"".join(cells)}</tr>')
+            table.append((row.verdict, row.kind, row.name, *numbers, row.note))
+        cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in table]
         return _PAGE.substitute(
             title=html.escape(title),
             verdict="Equal" if self.ok else "Not equal" if self.count("beyond tolerance") else "Unproved",
             summary=html.escape(self.summary),
             environment=html.escape(str(self.environment)),
             remark=f"{html.escape(UNPROVED)}." if self.count("unproved") else "",
-            rows="\n".join(rows),
+            rows="\n".join(f"<tr>{row}</tr>" for row in cells),
         )
 
 
@@ -162,18 +161,12 @@ _PAGE = string.Template("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>$title</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; }
-th, td { border-bottom: 1px solid #ddd; padding: .25rem .75rem; text-align: left; }
-.beyond { background: #fbe3e0; }
-.unproved { background: #fdf3d7; }
-</style>
+<style>td { border-bottom: 1px solid #ddd; padding: .25rem .75rem; }</style>
 <h1>$title</h1>
 <p><strong>$verdict.</strong> $summary.</p>
 <p>$environment.</p>
 <p>$remark</p>
 <table>
-<tr><th>verdict</th><th>kind</th><th>leaf</th><th>step</th><th>error</th><th>tolerance</th><th>scale</th><th>note</th></tr>
 $rows
 </table>
 </html>
@@ -212,12 +205,10 @@ class Again(NamedTuple):
 
 
 def named(tree: Any) -> dict[str, Leaf]:
-    """Every number in a tree by its path, where the keys of a dict around all are plain."""
-    by_key = isinstance(tree, dict) and all(isinstance(key, str) for key in tree)
+    """Every number in a tree by its path."""
     flat, _ = jax.tree_util.tree_flatten_with_path(convert(tree, lambda v: v, objects=True))
-    paths = [path_name(path) if by_key else jax.tree_util.keystr(path) for path, _ in flat]
-    leaves = zip(paths, (value for _, value in flat), strict=True)
-    return {name or "value": leaf_of(value) for name, value in leaves if torch.is_tensor(value) or is_number(value)}
+    name_of = path_name if isinstance(tree, dict) else jax.tree_util.keystr
+    return {name_of(path) or "value": leaf_of(v) for path, v in flat if torch.is_tensor(v) or is_number(v)}
 
 
 def path_name(path: tuple) -> str:
@@ -233,10 +224,9 @@ def leaf_of(value: Any, reason: str = "") -> Leaf:
         value = value.double() if value.is_floating_point() else value.resolve_conj()
         value = value.resolve_neg().numpy()
     array = np.asarray(value)
+    wide: Any = np.int64
     if jnp.issubdtype(array.dtype, jnp.inexact):  # bfloat16 is none of NumPy's own
         wide = np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64
-    else:
-        wide = np.int64
     return Leaf(array.astype(wide), dtype, reason)
 
 
@@ -276,7 +266,8 @@ def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
     if expected is None:
         return dataclasses.replace(row, note="PyTorch has no such leaf")
     if actual is None:
-        return dataclasses.replace(row, note="missing in JAX" + _WHY_MISSING.get(row.kind, ""))
+        remedy = "; one that the call registers belongs into __init__" if row.kind == "buffer" else ""
+        return dataclasses.replace(row, note="missing in JAX" + remedy)
     whole = expected.values.dtype.kind == "i"  # an integer is equal or it is another one
     row = dataclasses.replace(row, scale=1.0 if whole else max(_magnitude(expected.values), row.scale, 1e-30))
     shapes = actual.values.shape, expected.values.shape
@@ -288,12 +279,6 @@ def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
     zero = bool(expected.values.size) and not expected.values.any() and not actual.values.any()
     unproved = zero and not whole and not expected.reason and row.kind != "buffer"
     return dataclasses.replace(row, error=error, zero=unproved, note=expected.reason if zero else "")
-
-
-_WHY_MISSING = {
-    "buffer": "; one that the call registers belongs into __init__",
-    ".grad": "; the call itself sets it, and a pure function returns no `.grad`: return the gradient, or leave it out",
-}
 
 
 def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | str) -> Row:

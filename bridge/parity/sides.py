@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -88,77 +89,67 @@ def widened(value: Any) -> Any:
     """A floating-point or complex tensor in double precision, anything else as it is."""
     if not torch.is_tensor(value) or not differentiable(value.dtype):
         return value
-    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
-    return wide.requires_grad_(value.requires_grad)
+    return value.detach().to(torch.promote_types(value.dtype, torch.float64)).requires_grad_(value.requires_grad)
 
 
 def to_jax(value: Any) -> Any:
     return array_of(value) if torch.is_tensor(value) else value
 
 
+def inputs_of(call: Call, convert_leaf: Callable[[Any], Any]) -> Generator[tuple[tuple, dict], Any, None]:
+    """Args and kwargs of step after step. The caller sends the outputs of each step to get the inputs of the next one.
+
+    `convert_leaf` makes a side's own arrays of the tensors that were given.
+    """
+    given = (call.args, call.kwargs)
+    inputs: Any = convert(given, convert_leaf, objects=True)
+    for step in itertools.count(1):
+        outputs = yield inputs
+        if call.advance:
+            with named_failure(f"`advance` fails, after step {step - 1}"):
+                inputs = call.advance(outputs, *inputs)
+        else:
+            inputs = convert(other_numbers(given, step), convert_leaf, objects=True)
+
+
 # ---- one step on either side
 
 
-class Side:
-    """One side, step after step. `convert_leaf` makes its own arrays of the tensors that were given."""
-
-    def __init__(self, call: Call, convert_leaf: Callable[[Any], Any]):
-        self.call, self._convert_leaf = call, convert_leaf
-        self._next, self._outputs, self._given = 0, None, (call.args, call.kwargs)
-
-    def next(self, draws: list | None = None) -> Leaves:
-        """Runs the next step, with these random draws if there are any."""
-        if self._next and self.call.advance:
-            with named_failure(f"`advance` fails, after step {self._next - 1}"):
-                self._given = self.call.advance(self._outputs, *self._given)
-        else:
-            given = (self.call.args, self.call.kwargs)
-            numbers = other_numbers(given, self._next) if self._next else given
-            self._given = convert(numbers, self._convert_leaf, objects=True)
-        self._outputs, leaves = self.step(*self._given, draws)
-        self._next += 1
-        return leaves
-
-    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
-        raise NotImplementedError
-
-
-class TorchSide(Side):
-    """Works on `module` itself: give it a copy."""
+class TorchSide:
+    """The steps in PyTorch. Works on `module` itself: give it a copy."""
 
     def __init__(self, module: nn.Module, call: Call, convert_leaf: Callable[[Any], Any] = lambda value: value):
-        super().__init__(call, convert_leaf)
-        self.module, self.draws = module, []
+        self._module, self._call = module, call
+        self._inputs, self._outputs = inputs_of(call, convert_leaf), None
+        self.draws: list[torch.Tensor] = []
+        """Of the last step."""
         if call.train is not None:
             module.train(call.train)
         # As they are before the first call: a buffer that is assigned a result requires grad after it.
         self._trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
-    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
-        requiring = {n for n, t in named_inputs(args, kwargs)[0].items() if torch.is_tensor(t) and t.requires_grad}
-        args, kwargs, inputs = self._copies(args, kwargs)
-        self._drop_gradients(inputs)
+    def next(self, draws: list[torch.Tensor] | None = None) -> Leaves:
+        """Runs the next step, with these random draws if there are any."""
+        args, kwargs, inputs = self._copies(*self._inputs.send(self._outputs))
         with drawing(draws) as self.draws:
-            outputs = method_of(self.module, self.call.method)(*args, **kwargs)
+            outputs = method_of(self._module, self._call.method)(*args, **kwargs)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
-        detached = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
-        objective = self.call.loss(outputs)
-        left = self._trained | {n: t for n, t in inputs.items() if n in requiring}
-        left = {n: leaf_of(t.grad) for n, t in left.items() if t.grad is not None}
-        self._drop_gradients(inputs)
+        self._outputs = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
+        for tensor in (*self._trained.values(), *inputs.values()):
+            tensor.grad = None
+        objective = self._call.loss(outputs)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
         state = self._state()  # after the call: a buffer may have been assigned anew
         leaves = {
-            "output": named(detached),
-            ".grad": left,
+            "output": named(self._outputs),
             "gradient": {n: gradient_leaf(t) for n, t in self._trained.items()},
             "input gradient": {n: gradient_leaf(t) for n, t in inputs.items()},
             "buffer": {n: leaf_of(t) for n, t in state.items() if n not in self._trained},
             "parameter": {n: leaf_of(t) for n, t in state.items() if n in self._trained},
         }
         self._cut()
-        return detached, leaves
+        return leaves
 
     def _copies(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, dict[str, torch.Tensor]]:
         """Copies of the inputs, results of leaves, so that the module may write into them; and the leaves by name."""
@@ -168,7 +159,7 @@ class TorchSide(Side):
             if not torch.is_tensor(value):
                 return value
             leaf = value.detach().clone()
-            if not (self.call.input_gradients and differentiable(leaf.dtype)):
+            if not (self._call.input_gradients and differentiable(leaf.dtype)):
                 return leaf
             copy = leaf.requires_grad_().clone()
             leaves[id(copy)] = leaf
@@ -178,19 +169,15 @@ class TorchSide(Side):
         copies, _ = named_inputs(args, kwargs)
         return args, kwargs, {name: leaves[id(copy)] for name, copy in copies.items() if id(copy) in leaves}
 
-    def _drop_gradients(self, inputs: dict[str, torch.Tensor]) -> None:
-        for tensor in (*self._trained.values(), *inputs.values()):
-            tensor.grad = None
-
     def _cut(self) -> None:
         """Gradients are those of one step: what a buffer holds goes on without the graph that made it."""
-        for module in self.module.modules():
+        for module in self._module.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.grad_fn is not None:
                     module._buffers[name] = buffer.detach()
 
     def _state(self) -> dict[str, torch.Tensor]:
-        return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        return dict(self._module.named_parameters()) | dict(self._module.named_buffers())
 
 
 def gradient_leaf(tensor: torch.Tensor) -> Leaf:
@@ -200,49 +187,53 @@ def gradient_leaf(tensor: torch.Tensor) -> Leaf:
     return leaf_of(tensor.grad)
 
 
-class JaxSide(Side):
+class JaxSide:
+    """The steps through the bridge."""
+
     def __init__(self, fn: Functional, call: Call, jit: bool):
-        super().__init__(call, to_jax)
-        self.fn, self.jit = fn, jit
+        self._fn, self._call, self._jit = fn, call, jit
+        self._inputs, self._outputs = inputs_of(call, to_jax), None
+        self._params, self._buffers = fn.params, fn.buffers
+        self._known: tuple[Any, Callable] | None = None
         self.asked: list[str] = []
         """Where the module asks an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
-        self.params, self.buffers = fn.params, fn.buffers
-        self._known: tuple[Any, Callable] | None = None
 
-    def step(self, args: tuple, kwargs: dict, draws: list | None) -> tuple[Any, Leaves]:
+    def next(self, draws: list[torch.Tensor]) -> Leaves:
+        """Runs the next step, with these random draws."""
+        args, kwargs = self._inputs.send(self._outputs)
         inputs, structure = named_inputs(args, kwargs)
         arrays = {n: v for n, v in inputs.items() if isinstance(v, ARRAYS)}
-        free = {n: v for n, v in arrays.items() if self.call.input_gradients and jnp.issubdtype(v.dtype, jnp.inexact)}
+        free = {n: v for n, v in arrays.items() if self._call.input_gradients and jnp.issubdtype(v.dtype, jnp.inexact)}
         rest = {n: None if n in arrays else v for n, v in inputs.items()}
         known = structure, rest, [*map(type, rest.values())]
         if self._known is None or self._known[0] != known:
             # Compiled again only where something else than the arrays has changed.
             self._known = known, self._gradient(structure, rest)
-        draws = [array_of(draw) for draw in draws or []]
-        (_, result), gradients = self._known[1](self.params, free, arrays, self.buffers, draws)
-        outputs, self.buffers, self.params = result
+        drawn = [array_of(draw) for draw in draws]
+        (_, result), gradients = self._known[1](self._params, free, arrays, self._buffers, drawn)
+        self._outputs, self._buffers, self._params = result
         # The gradient of a real objective by a complex number is, in PyTorch, the conjugate of JAX's.
-        return outputs, {
-            "output": named(outputs),
+        return {
+            "output": named(self._outputs),
             "gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[0].items()},
             "input gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[1].items()},
-            "buffer": {n: leaf_of(a) for n, a in self.buffers.items()},
-            "parameter": {n: leaf_of(a) for n, a in self.params.items()},
+            "buffer": {n: leaf_of(a) for n, a in self._buffers.items()},
+            "parameter": {n: leaf_of(a) for n, a in self._params.items()},
         }
 
     def _gradient(self, structure: Any, rest: dict[str, Any]) -> Callable:
         """The gradient of one call by its parameters and `free`; `rest` holds the inputs that are no arrays."""
-        call = self.call
+        call = self._call
 
         def objective(params, free, arrays, buffers, draws):
             args, kwargs = jax.tree.unflatten(structure, (rest | arrays | free).values())
             with _noting_who_asks_inputs(self.asked):
-                result = self.fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
+                result = self._fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
             numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # no text, which JAX refuses
             return jnp.asarray(call.loss(result.outputs), jnp.result_type(float)), result._replace(outputs=numbers)
 
         gradient = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
-        return jax.jit(gradient) if self.jit else gradient
+        return jax.jit(gradient) if self._jit else gradient
 
 
 @contextlib.contextmanager
@@ -326,7 +317,7 @@ def jitter(modules: list[nn.Module], scale: float) -> None:
     with torch.no_grad():
         for name, parameter in every[0].items():
             if differentiable(parameter.dtype):
-                wide = torch.complex128 if parameter.is_complex() else torch.float64
+                wide = torch.promote_types(parameter.dtype, torch.float64)
                 noise = scale * torch.randn(parameter.shape, generator=generator, dtype=wide)
                 for parameters in every:
                     parameters[name].add_(noise.to(parameters[name].dtype))
