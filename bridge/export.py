@@ -151,12 +151,12 @@ def export(
         if name not in known:
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
-    for name, m in module.named_modules():
-        if is_script(m):
-            raise BridgeError(
-                f"{name or 'the module'} was compiled by TorchScript, whose state lives in C++; export the module "
-                "that it was made from"
-            )
+    names = []
+    for name, submodule in module.named_modules():
+        names.append(name)
+        if is_script(submodule):
+            who = name or "the module"
+            raise BridgeError(f"{who} was compiled by TorchScript; export the module that it was made from")
     functions = dict(functions or {})
     for name in functions:
         check_name(name)
@@ -168,10 +168,9 @@ def export(
     if checked(int64):
         for name, tensor in state.items():
             check_values(name, tensor)
-    chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
+    chosen = tuple(name for name in names if recompute and re.fullmatch(recompute, name))
     if recompute and not chosen:
-        names = ", ".join(name for name, _ in list(module.named_modules())[1:6])
-        raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {names} …")
+        raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {', '.join(names[1:6])} …")
     return Functional(
         module,
         {name: array_of(t) for name, t in state.items() if t.requires_grad},

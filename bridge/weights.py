@@ -18,13 +18,12 @@ from bridge.export import Functional
 from bridge.module.copy import state_of
 from bridge.tensor.arrays import array_of, elements, jax_dtype, positions, roots, tensor_of
 
-_WRAPPERS = ("_orig_mod.", "module.")
-"""Prefixes that torch.compile and DataParallel put in front of every name."""
+_WRAPPERS = ("_orig_mod.", "module.")  # prefixes of torch.compile and DataParallel
 
 
 def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Read a checkpoint: a `.pt`-like file (tensors only, nothing is executed), a `.safetensors` file, an `.index.json`
-    of a sharded checkpoint, or a folder with one of these. Prefixes of wrappers are removed from the names.
+    """Read a `.pt`-like file (tensors only, nothing is executed), a `.safetensors` file, an `.index.json` of a sharded
+    checkpoint, or a folder with one of these. Prefixes that wrappers of modules add to every name are removed.
 
     Raises `BridgeError` for a file that is absent, unreadable or holds anything but named tensors.
     """
@@ -71,21 +70,19 @@ def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, j
 
     Raises `BridgeError` with the whole list of differences when a name is missing or surplus or a shape differs.
     """
-    slots = _tensors_of(fn.module)
-    state = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    problems = [f"missing   {n} {tuple(t.shape)}" for n, t in slots.items() if n not in state]
-    problems += [f"surplus   {n} {tuple(t.shape)}" for n, t in state.items() if n not in slots]
-    for name, tensor in state.items():
-        if name in slots and tensor.shape != slots[name].shape:
-            problems.append(f"shape     {name} is {tuple(tensor.shape)}, expected {tuple(slots[name].shape)}")
+    given = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
+    wanted = {name: tuple(tensor.shape) for name, tensor in _tensors_of(fn.module).items()}
+    problems = [f"missing   {name} {shape}" for name, shape in wanted.items() if name not in given]
+    problems += [f"surplus   {name} {shape}" for name, shape in given.items() if name not in wanted]
+    for name, shape in wanted.items():
+        if given.get(name, shape) != shape:
+            problems.append(f"shape     {name} is {given[name]}, expected {shape}")
     if problems:
         shown = "\n  ".join(problems[:20]) + (f"\n  … and {len(problems) - 20} more" if len(problems) > 20 else "")
         raise BridgeError(f"the weights are of another module, {len(problems)} differences:\n  {shown}")
     params, buffers = dict(fn.params), dict(fn.buffers)
-    for name, tensor in state.items():
-        home = params if name in params else buffers if name in buffers else None
-        if home is not None:  # a tied weight's other names hold the same values
-            home[name] = array_of(tensor).astype(home[name].dtype)
+    for arrays in (params, buffers):  # a tied weight's other names hold the same values
+        arrays |= {name: array_of(state[name]).astype(arrays[name].dtype) for name in given.keys() & arrays.keys()}
     return params, buffers
 
 
@@ -98,10 +95,7 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def state_dict(
     fn: Functional, params: Mapping[str, jax.Array], buffers: Mapping[str, jax.Array]
 ) -> dict[str, torch.Tensor]:
-    """A PyTorch state dict: persistent tensors only, a tied weight under each of its names.
-
-    What `get_extra_state` gives is no tensor of a call and is left out.
-    """
+    """A PyTorch state dict: persistent tensors only, a tied weight under each of its names, nothing of extra state."""
     reals = state_of(fn.module)
     first_names, windows = {id(tensor): name for name, tensor in reals.items()}, roots(reals)
     arrays = {**params, **buffers}

@@ -16,7 +16,6 @@ from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
 from bridge.parity.report import Again, Environment, ParityReport, Row, compare
 from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, named_inputs, projection, widened
-from bridge.parity.sides import jitter as add_jitter
 from bridge.symbolic.ranges import Int64, check_values, checked
 
 __all__ = ["Environment", "ParityReport", "Row", "verify"]
@@ -42,31 +41,27 @@ def verify(
     """Compare outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
 
     `args` and `kwargs` hold torch tensors. The gradient is that of `loss(outputs)`, by default of a fixed random
-    projection of all outputs that carry one. Buffers and written parameters go from step to step. The inputs of each
-    further step are other numbers of the same shapes: floats are drawn between the least and the largest given one,
-    integers and masks are rolled along their first axis. `advance` makes them from the outputs instead (a carry,
-    say). Random draws are PyTorch's, replayed in JAX. The module itself is not changed.
+    projection of all outputs that carry one. Buffers and written parameters go from step to step. In each further step,
+    floating inputs are drawn between the least and the largest given number, integers and masks are rolled along their
+    first axis; or `advance` makes the inputs from the outputs (a carry, say). Random draws are PyTorch's, replayed in
+    JAX. The module itself is not changed. JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both.
 
     Where a leaf is beyond `tolerance`, the steps run in PyTorch again in float64, and the leaf may differ by 8 times
     what PyTorch's own float32 differs from that, where this is small enough to be rounding. `double` is the module in
     float64, for one that `.double()` does not make so, and what it computes is believed.
 
-    JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both. A float leaf that is zero on both sides
-    is unproved and the report then not `ok`: `jitter` adds noise of this size to all parameters of both, and
-    `known_zero`, a regular expression over names like `gradient layers.0.bias`, says which ones are zero in truth.
-    A parameter to which PyTorch gives no gradient at all is proved by a zero. Floating inputs require grad in PyTorch,
-    as they do in the bridge; `input_gradients=False` leaves their gradients out, for a module that takes none. Integers
-    are PyTorch's own 64-bit ones on that side whatever `int64` (see `export`) makes of them in JAX.
+    A float leaf that is zero on both sides is unproved and the report then not `ok`, unless it is a parameter to which
+    PyTorch gives no gradient at all. `jitter` adds noise of this size to all parameters, and `known_zero`, a regular
+    expression over names like `gradient layers.0.bias`, says which leaves are zero in truth. Floating inputs require
+    grad unless `input_gradients` is False. `int64` is as for `export`; PyTorch's integers have 64 bits in any case.
 
     Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
     """
     _check(tolerance, steps, jitter, known_zero)
     check_method(module, method)
     call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients)
-    original = copied(module)
-    wide = None if double is None else copied(double)
-    if jitter:
-        add_jitter([original] if wide is None else [original, wide], jitter)
+    original = copied(module, jitter)
+    wide = None if double is None else copied(double, jitter)
     torch_side = TorchSide(copied(original), call)
     with named_failure("the module cannot be exported"):
         jax_side = JaxSide(export(original, int64=int64), call, jit)
@@ -85,14 +80,12 @@ def verify(
         draws.append(torch_side.draws)
         rows += compare(step, ours, theirs, again, tolerance, known_zero)
     if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
-        warnings.warn(BridgeWarning(f"{jax_side.asked[0]} {_ASKS_INPUTS}"), stacklevel=2)
+        text = (
+            f"{jax_side.asked[0]} asks an input whether it requires grad: it does in PyTorch here, and does not in the "
+            "bridge, as in training; input_gradients=False compares with inputs that require none"
+        )
+        warnings.warn(BridgeWarning(text), stacklevel=2)
     return ParityReport.of(rows)
-
-
-_ASKS_INPUTS = (
-    "asks an input whether it requires grad: it does in PyTorch here, and does not in the bridge, as in training; "
-    "input_gradients=False compares with inputs that require none"
-)
 
 
 def _remedy(call: Call, step: int) -> str:

@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import math
 import re
-import string
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +23,7 @@ from bridge.tensor.pytrees import convert, is_number
 Verdict = Literal["equal", "beyond tolerance", "unproved"]
 _MARKS: dict[Verdict, str] = {"beyond tolerance": "!", "unproved": "?", "equal": " "}
 """How the table marks each verdict, the worst one first."""
+_COLUMNS = f"{'error':>9}  {'tolerance':>9}  {'scale':>9}  step  leaf"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,10 @@ class Row:
         if not self.error <= self.tolerance:
             return "beyond tolerance"
         return "unproved" if self.zero else "equal"
+
+    def __str__(self) -> str:
+        numbers = f"{self.error:9.1e}{_MARKS[self.verdict]} {self.tolerance:9.1e}  {self.scale:9.1e}  {self.step:4d}"
+        return f"{numbers}  {self.kind} {self.name}" + (f" ({self.note})" if self.note else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +125,8 @@ class ParityReport:
         return f"{len(self.rows)} leaves compared, {beyond} beyond tolerance, {unproved} unproved"
 
     def __str__(self) -> str:
-        lines = [str(self.environment), f"{'error':>9}  {'tolerance':>9}  {'scale':>9}  step  leaf"]
-        for row in self.rows:
-            numbers = f"{row.error:9.1e}{_MARKS[row.verdict]} {row.tolerance:9.1e}  {row.scale:9.1e}  {row.step:4d}"
-            lines.append(f"{numbers}  {row.kind} {row.name}" + (f" ({row.note})" if row.note else ""))
-        if self.count("unproved"):
-            lines.append(UNPROVED)
-        return "\n".join([*lines, self.summary])
+        remark = [UNPROVED] if self.count("unproved") else []
+        return "\n".join([str(self.environment), _COLUMNS, *map(str, self.rows), *remark, self.summary])
 
     def to_json(self) -> str:
         """`ok`, the counts, the environment and all rows; a number that is infinite is `null`."""
@@ -141,36 +140,22 @@ class ParityReport:
         return json.dumps(whole, indent=1, allow_nan=False)
 
     def to_html(self, title: str = "Parity with PyTorch") -> str:
-        """One page that needs nothing else."""
-        table: list[tuple] = [("verdict", "kind", "leaf", "step", "error", "tolerance", "scale", "note")]
-        for row in self.rows:
-            numbers = row.step, f"{row.error:.1e}", f"{row.tolerance:.1e}", f"{row.scale:.1e}"
-            table.append((row.verdict, row.kind, row.name, *numbers, row.note))
-        cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in table]
-        return _PAGE.substitute(
-            title=html.escape(title),
-            verdict="Equal" if self.ok else "Not equal" if self.count("beyond tolerance") else "Unproved",
-            summary=html.escape(self.summary),
-            environment=html.escape(str(self.environment)),
-            remark=f"{html.escape(UNPROVED)}." if self.count("unproved") else "",
-            rows="\n".join(f"<tr>{row}</tr>" for row in cells),
-        )
-
-
-_PAGE = string.Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>$title</title>
-<style>td { border-bottom: 1px solid #ddd; padding: .25rem .75rem; }</style>
-<h1>$title</h1>
-<p><strong>$verdict.</strong> $summary.</p>
-<p>$environment.</p>
-<p>$remark</p>
-<table>
-$rows
-</table>
-</html>
-""")
+        """The table as one page that needs nothing else."""
+        verdict = "Equal" if self.ok else "Not equal" if self.count("beyond tolerance") else "Unproved"
+        title, summary, environment = map(html.escape, (title, self.summary, str(self.environment)))
+        table = [("verdict", _COLUMNS), *((row.verdict, str(row)) for row in self.rows)]
+        lines = [
+            '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
+            f"<title>{title}</title>\n<h1>{title}</h1>",
+            f"<p><strong>{verdict}.</strong> {summary}.</p>",
+            f"<p>{environment}.</p>",
+            "<table>",
+            *(f"<tr><td>{first}</td><td><pre>{html.escape(line)}</pre></td></tr>" for first, line in table),
+            "</table>",
+            f"<p>{html.escape(UNPROVED)}.</p>" if self.count("unproved") else "",
+            "</html>\n",
+        ]
+        return "\n".join(lines)
 
 
 # ---- the comparison

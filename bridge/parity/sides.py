@@ -155,7 +155,7 @@ class TorchSide:
         """Copies of the inputs, results of leaves, so that the module may write into them; and the leaves by name."""
         leaves: dict[int, torch.Tensor] = {}
 
-        def copied(value: Any) -> Any:
+        def copy_of(value: Any) -> Any:
             if not torch.is_tensor(value):
                 return value
             leaf = value.detach().clone()
@@ -165,7 +165,7 @@ class TorchSide:
             leaves[id(copy)] = leaf
             return copy
 
-        args, kwargs = convert((args, kwargs), copied, objects=True)
+        args, kwargs = convert((args, kwargs), copy_of, objects=True)
         copies, _ = named_inputs(args, kwargs)
         return args, kwargs, {name: leaves[id(copy)] for name, copy in copies.items() if id(copy) in leaves}
 
@@ -304,20 +304,18 @@ def projection(outputs: Any) -> Any:
     return total
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """A copy to work on. Raises `BridgeError` for a module with hooks of gradients."""
-    refuse_gradient_hooks(module)  # a copy would not have them
-    return independent(module)
+def copied(module: nn.Module, noise: float = 0.0) -> nn.Module:
+    """A copy to work on, with noise of this size added to every parameter, the same numbers in each copy.
 
-
-def jitter(modules: list[nn.Module], scale: float) -> None:
-    """Add noise of this size to every parameter, the same in each module: a leaf that starts at zero then speaks."""
+    Raises `BridgeError` for a module with hooks of gradients, which a copy would not have.
+    """
+    refuse_gradient_hooks(module)
+    copy = independent(module)
     generator = torch.Generator().manual_seed(0)
-    every = [dict(module.named_parameters()) for module in modules]
     with torch.no_grad():
-        for name, parameter in every[0].items():
+        for parameter in copy.parameters() if noise else ():
             if differentiable(parameter.dtype):
                 wide = torch.promote_types(parameter.dtype, torch.float64)
-                noise = scale * torch.randn(parameter.shape, generator=generator, dtype=wide)
-                for parameters in every:
-                    parameters[name].add_(noise.to(parameters[name].dtype))
+                drawn = noise * torch.randn(parameter.shape, generator=generator, dtype=wide)
+                parameter.add_(drawn.to(parameter.dtype))
+    return copy
