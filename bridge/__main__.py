@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,6 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     path, _, name = factory.partition(":")
     if not name:
         raise bridge.BridgeError(f"{factory!r} names no function; write package.module:function")
-    sys.path.insert(0, os.getcwd())
     with named_failure(f"{factory} cannot be found", "; write package.module:function"):
         function = getattr(importlib.import_module(path), name)
     torch.manual_seed(seed)

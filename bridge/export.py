@@ -135,15 +135,16 @@ def export(
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
-    buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
-    name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
-    that shall not use the bridge's own lowering; `lowerings` has functions of arrays that take its place, such as
+    buffers included, become buffers. `without_lowerings` names operations (`"aten::gelu"`) that shall not use the
+    bridge's own lowering; `lowerings` has functions of arrays that take its place, such as
     `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `functions` has replacements as for
-    `bridge.register_function`, for the calls of this module only. `int64`: while JAX has 32-bit integers only, a call
-    that is known to make ones outside them is refused and products of unknown ones warn ("refuse"), or integers wrap
-    ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: each call of a submodule runs under a
-    `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show. Raises `BridgeError` for a
-    name or expression that matches nothing, and for state that 32 bits do not hold.
+    `bridge.register_function`, for the calls of this module only. `recompute` is a regular expression: calls of the
+    submodules whose whole qualified name it matches are as if wrapped in `torch.utils.checkpoint`. `int64`: while JAX
+    has 32-bit integers only, a call that is known to make others is refused and products of unknown ones warn
+    ("refuse"), or integers wrap ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: calls of submodules run
+    under a `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show.
+
+    Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
     lowerings = dict(lowerings or {})
@@ -171,18 +172,10 @@ def export(
     chosen = tuple(name for name in names if recompute and re.fullmatch(recompute, name))
     if recompute and not chosen:
         raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {', '.join(names[1:6])} …")
-    return Functional(
-        module,
-        {name: array_of(t) for name, t in state.items() if t.requires_grad},
-        {name: array_of(t) for name, t in state.items() if not t.requires_grad},
-        frozenset(without_lowerings),
-        lowerings,
-        functions,
-        chosen,
-        int64,
-        name_scopes,
-        second_names(module),
-    )
+    params = {name: array_of(t) for name, t in state.items() if t.requires_grad}
+    buffers = {name: array_of(t) for name, t in state.items() if not t.requires_grad}
+    options = frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes
+    return Functional(module, params, buffers, *options, second_names(module))
 
 
 def check_method(module: nn.Module, name: str) -> None:

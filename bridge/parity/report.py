@@ -162,10 +162,9 @@ class ParityReport:
 
 
 class Leaf(NamedTuple):
-    """The numbers of one leaf."""
+    """The numbers of one leaf, in float64, complex128 or int64."""
 
     values: np.ndarray
-    """Of float64, complex128 or int64."""
     dtype: str = ""
     """As JAX stores it; empty for a number of Python's, which has none."""
     reason: str = ""
@@ -179,14 +178,15 @@ ARRAYS = (jax.Array, np.ndarray)
 
 
 class Again(NamedTuple):
-    """PyTorch's leaves of two further runs of the same step."""
+    """PyTorch's leaves of two further runs of the same step: in float64, and in the module's own types.
+
+    The second one tells a difference of rounding from one of state outside of the module. `limit` is the largest
+    difference from float64, relative to a leaf's scale, that is taken for rounding.
+    """
 
     wide: Leaves
-    """In float64."""
     same: Leaves
-    """In the module's own types, which tells a difference of rounding from one of state outside of the module."""
     limit: float
-    """The largest difference from float64, relative to a leaf's scale, that is taken for rounding."""
 
 
 def named(tree: Any) -> dict[str, Leaf]:
@@ -216,12 +216,7 @@ def leaf_of(value: Any, reason: str = "") -> Leaf:
 
 
 def compare(
-    step: int,
-    ours: Leaves,
-    theirs: Leaves,
-    again: Iterator[Again | str] | None,
-    tolerance: float,
-    known_zero: str = "",
+    step: int, ours: Leaves, theirs: Leaves, again: Iterator[Again | str] | None, tolerance: float, known_zero: str = ""
 ) -> Iterator[Row]:
     """One row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also for one that a side lacks.
 

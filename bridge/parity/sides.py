@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -148,7 +147,9 @@ class TorchSide:
             "buffer": {n: leaf_of(t) for n, t in state.items() if n not in self._trained},
             "parameter": {n: leaf_of(t) for n, t in state.items() if n in self._trained},
         }
-        self._cut()
+        for module in self._module.modules():  # a buffer goes on without the graph that made it
+            buffers = {n: b for n, b in module._buffers.items() if b is not None and b.grad_fn is not None}
+            module._buffers.update({n: b.detach() for n, b in buffers.items()})
         return leaves
 
     def _copies(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, dict[str, torch.Tensor]]:
@@ -168,13 +169,6 @@ class TorchSide:
         args, kwargs = convert((args, kwargs), copy_of, objects=True)
         copies, _ = named_inputs(args, kwargs)
         return args, kwargs, {name: leaves[id(copy)] for name, copy in copies.items() if id(copy) in leaves}
-
-    def _cut(self) -> None:
-        """Gradients are those of one step: what a buffer holds goes on without the graph that made it."""
-        for module in self._module.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.grad_fn is not None:
-                    module._buffers[name] = buffer.detach()
 
     def _state(self) -> dict[str, torch.Tensor]:
         return dict(self._module.named_parameters()) | dict(self._module.named_buffers())
@@ -289,17 +283,15 @@ def projection(outputs: Any) -> Any:
     total: Any = 0.0
     leaves: list[Any] = jax.tree.leaves(convert(outputs, lambda v: v, objects=True))
     for leaf in leaves:
-        is_tensor = torch.is_tensor(leaf)
-        if not is_tensor and not isinstance(leaf, ARRAYS):
+        if not isinstance(leaf, (torch.Tensor, *ARRAYS)):
             continue
-        shape = tuple(leaf.shape)
-        weights: Any = rng.normal(size=shape)
+        weights: Any = np.asarray(rng.normal(size=leaf.shape))
         if "complex" in str(leaf.dtype):
-            weights = weights + 1j * rng.normal(size=shape)
-        weights = weights / max(math.prod(shape), 1) ** 0.5
-        if is_tensor and leaf.requires_grad:
+            weights = weights + 1j * rng.normal(size=leaf.shape)
+        weights = weights / max(weights.size, 1) ** 0.5
+        if torch.is_tensor(leaf) and leaf.requires_grad:
             total = total + (leaf * torch.as_tensor(weights, dtype=leaf.dtype)).sum().real
-        elif not is_tensor and jnp.issubdtype(leaf.dtype, jnp.inexact):
+        elif not torch.is_tensor(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact):
             total = total + (leaf * jnp.asarray(weights, leaf.dtype)).sum().real
     return total
 
