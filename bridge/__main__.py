@@ -6,25 +6,21 @@ arguments, `keywords` a dict of them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
-import io
-import os
-import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import torch
 import tyro
-from tyro.conf import OmitSubcommandPrefixes, Positional
+from tyro.conf import Positional
 
 import bridge
-from bridge.errors import first_line
+from bridge.errors import named_failure
 from bridge.parity import Environment
-from bridge.tensor.arrays import array_of
+from bridge.parity.sides import to_jax
 from bridge.tensor.pytrees import convert
 
 
@@ -32,63 +28,40 @@ from bridge.tensor.pytrees import convert
 class Verify:
     """Compare outputs, every gradient and every buffer with PyTorch; status 1 unless all are equal and proved."""
 
-    factory: Positional[str]
-    """`package.module:function` that returns the module and example inputs."""
-    tolerance: float = 1e-4
-    """Largest allowed difference, relative to a leaf's largest entry."""
-    steps: int = 2
-    """Calls in a row, each with other numbers of the same shapes; buffers go from one to the next."""
-    train: bool | None = None
-    """Mode of every submodule; each one's own if not given."""
-    seed: int = 0
-    """Seeds PyTorch before the factory is called and before the first step."""
-    jitter: float = 0.0
-    """Size of the noise added to all parameters of both sides, so that leaves that start at zero are proved."""
-    known_zero: str = ""
-    """Regular expression over `gradient layers.0.bias`-like names: leaves that are zero in truth."""
-    method: str = "forward"
-    """Method of the module to call."""
-    input_gradients: bool = True
-    """Compare the gradients of floating inputs, too."""
-    json: bool = False
-    """Print the report as JSON."""
-    html: str = ""
-    """Also write the report as one HTML page, to this file."""
+    factory: Positional[str]  # `package.module:function` that returns the module and example inputs.
+    tolerance: float = 1e-4  # Largest allowed difference, relative to a leaf's largest entry.
+    steps: int = 2  # Calls in a row, each with other numbers of the same shapes; buffers go from one to the next.
+    train: bool | None = None  # Mode of every submodule; each one's own if not given.
+    seed: int = 0  # Seeds PyTorch before the factory is called and before the first step.
+    jitter: float = 0.0  # Size of the noise added to all parameters, so that leaves that start at zero are proved.
+    known_zero: str = ""  # Regular expression over `gradient layers.0.bias`-like names: leaves that are zero in truth.
+    method: str = "forward"  # Method of the module to call.
+    input_gradients: bool = True  # Compare the gradients of floating inputs, too.
+    json: bool = False  # Print the report as JSON.
+    html: str = ""  # Also write the report as one HTML page, to this file.
 
 
 @dataclasses.dataclass(frozen=True)
 class Inspect:
     """Parameters, buffers, operations and who serves them, what is not supported, FLOPs and bytes of a call."""
 
-    factory: Positional[str]
-    """`package.module:function` that returns the module and example inputs."""
-    train: bool | None = None
-    """Mode of every submodule; each one's own if not given."""
-    seed: int = 0
-    """Seeds PyTorch before the factory is called."""
+    factory: Positional[str]  # `package.module:function` that returns the module and example inputs.
+    train: bool | None = None  # Mode of every submodule; each one's own if not given.
+    seed: int = 0  # Seeds PyTorch before the factory is called.
 
 
 def verify(config: Verify) -> int:
-    module, args, kwargs = made_by(config.factory, config.seed)
-    torch.manual_seed(config.seed)
-    report = bridge.verify(
-        module,
-        *args,
-        steps=config.steps,
-        train=config.train,
-        method=config.method,
-        tolerance=config.tolerance,
-        jitter=config.jitter,
-        known_zero=config.known_zero,
-        input_gradients=config.input_gradients,
-        **kwargs,
-    )
-    if config.html:
+    options = dataclasses.asdict(config)
+    factory, seed, as_json, page = (options.pop(name) for name in ("factory", "seed", "json", "html"))
+    module, args, kwargs = made_by(factory, seed)
+    torch.manual_seed(seed)
+    report = bridge.verify(module, *args, **options, **kwargs)
+    if page:
         try:
-            Path(config.html).write_text(report.to_html(config.factory), "utf-8")
+            Path(page).write_text(report.to_html(factory), "utf-8")
         except OSError as error:
-            raise bridge.BridgeError(f"--html {config.html} cannot be written: {error.strerror}") from error
-    print(report.to_json() if config.json else report)
+            raise bridge.BridgeError(f"--html {page} cannot be written: {error.strerror}") from error
+    print(report.to_json() if as_json else report)
     return 0 if report.ok else 1
 
 
@@ -96,7 +69,7 @@ def inspect(config: Inspect) -> int:
     module, args, kwargs = made_by(config.factory, config.seed)
     fn = bridge.export(module)
     print(Environment.here())
-    args, kwargs = convert((args, kwargs), lambda v: array_of(v) if torch.is_tensor(v) else v)
+    args, kwargs = convert((args, kwargs), to_jax)
     for title, state in (("parameters", fn.params), ("buffers", fn.buffers)):
         size = sum(a.size for a in state.values())
         print(f"{title}: {len(state)} arrays, {size:,} elements, {sum(a.nbytes for a in state.values()) / 1e6:.1f} MB")
@@ -106,19 +79,16 @@ def inspect(config: Inspect) -> int:
     print(f"operations: {sum(found.ops.values())} calls of {len(found.ops)} kinds")
     for (name, server), times in found.ops.most_common():
         print(f"  {times:>6} x {name:<45} {server}")
+    print(f"not supported: {len(found.unsupported) or 'none'}")
+    for name, why in found.unsupported.items():
+        print(f"  {name}: {why}")
     if found.unsupported:
-        print(f"not supported: {len(found.unsupported)}")
-        for name, why in found.unsupported.items():
-            print(f"  {name}: {why}")
         return 1
-    print("not supported: none")
     call = jax.jit(lambda p, b: fn(p, b, *args, rng=jax.random.key(0), train=config.train, **kwargs)[0])
     cost: Any = call.lower(fn.params, fn.buffers).compile().cost_analysis() or {}
-    flops, moved = cost.get("flops"), cost.get("bytes accessed")
-    if flops is not None and moved is not None:
-        print(
-            f"one call, as compiled for {jax.default_backend()}: {flops / 1e9:.3f} GFLOP, {moved / 1e6:.1f} MB accessed"
-        )
+    if "flops" in cost and "bytes accessed" in cost:
+        work = f"{cost['flops'] / 1e9:.3f} GFLOP, {cost['bytes accessed'] / 1e6:.1f} MB accessed"
+        print(f"one call, as compiled for {jax.default_backend()}: {work}")
     return 0
 
 
@@ -127,56 +97,26 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     path, _, name = factory.partition(":")
     if not name:
         raise bridge.BridgeError(f"{factory!r} names no function; write package.module:function")
-    sys.path.insert(0, os.getcwd())
-    try:
+    with named_failure(f"{factory} cannot be found", "; write package.module:function"):
         function = getattr(importlib.import_module(path), name)
-    except Exception as error:  # also whatever the file itself raises
-        text = f"{factory} cannot be found ({first_line(error)}); write package.module:function"
-        raise bridge.BridgeError(text) from error
     torch.manual_seed(seed)
-    try:
+    with named_failure(f"{factory} failed"):
         made = function()
-    except Exception as error:
-        raise bridge.BridgeError(f"{factory} failed: {first_line(error)}") from error
-    parts = (*made, {})[:3] if isinstance(made, tuple) and len(made) in (2, 3) else (None, (), {})
-    module, args, kwargs = parts
+    parts = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, ())
+    module, args, kwargs = (*parts, {})[:3]
     if not isinstance(module, torch.nn.Module) or not isinstance(kwargs, dict):
+        found = f"a {type(made).__name__}"
+        if isinstance(made, tuple):
+            found = f"({', '.join(type(part).__name__ for part in made)})"
         raise bridge.BridgeError(
-            f"{factory} returned {_described(made)}; it must return (module, inputs) or (module, inputs, keywords)"
+            f"{factory} returned {found}; it must return (module, inputs) or (module, inputs, keywords)"
         )
     return module, tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs
 
 
-def _described(made: Any) -> str:
-    if isinstance(made, tuple):
-        return f"({', '.join(type(part).__name__ for part in made)})"
-    return f"a {type(made).__name__}"
-
-
-def parse(argv: list[str] | None) -> Any:
-    """The command. Raises `BridgeError`, one line, where tyro would print a box."""
-    shown = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(shown):
-            return tyro.cli(
-                OmitSubcommandPrefixes[
-                    Annotated[Verify, tyro.conf.subcommand("verify")]
-                    | Annotated[Inspect, tyro.conf.subcommand("inspect")]
-                ],  # pyright: ignore[reportArgumentType]
-                args=argv,
-                prog="python -m bridge",
-                description=__doc__,
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        words = re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]", " ", shown.getvalue())
-        raise bridge.BridgeError(" ".join(words.split())) from stop
-
-
 def main(argv: list[str] | None = None) -> int:
+    command = tyro.cli(Verify | Inspect, args=argv, prog="python -m bridge", description=__doc__)  # pyright: ignore[reportArgumentType]
     try:
-        command = parse(argv)
         return verify(command) if isinstance(command, Verify) else inspect(command)
     except bridge.BridgeError as error:
         print(f"bridge: {' '.join(str(error).split())}", file=sys.stderr)

@@ -96,8 +96,8 @@ class Functional(Exported):
         check_method(self.module, request.method)
         if request.rng is not None:
             check_key(request.rng)
-        self._check(request.params, self.params, "parameter")
-        self._check(request.buffers, self.buffers, "buffer")
+        _check_names_and_shapes(request.params, self.params, "parameter")
+        _check_names_and_shapes(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
         new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
         if new:
@@ -105,25 +105,24 @@ class Functional(Exported):
                 f"the module has other parameters or buffers than when it was exported: {', '.join(sorted(new)[:5])}; "
                 "export it again"
             )
-
         return run_call(self, request)
 
-    def _check(self, given: Mapping[str, Any], expected: Mapping[str, jax.Array], what: str) -> None:
-        missing = [name for name in expected if name not in given]
-        surplus = [name for name in given if name not in expected]
-        if missing or surplus:
-            lists = [("missing", missing), ("surplus", surplus)]
-            words = [f"{w} {what}s: {', '.join(n[:5])}{' …' if len(n) > 5 else ''}" for w, n in lists if n]
-            raise BridgeError(f"{'; '.join(words)}; pass exactly the names that export(module) gave")
-        for name, array in expected.items():
-            if tuple(jnp.shape(given[name])) != array.shape:
-                grown = "; a buffer keeps its shape from call to call: register it at its full size" * (
-                    what == "buffer"
-                )
-                raise BridgeError(
-                    f"{what} {name} has shape {tuple(jnp.shape(given[name]))}, expected {array.shape}: "
-                    f"pass arrays shaped as in the exported module{grown}"
-                )
+
+def _check_names_and_shapes(given: Mapping[str, Any], expected: Mapping[str, jax.Array], what: str) -> None:
+    if given.keys() != expected.keys():
+        lists = {
+            "missing": [name for name in expected if name not in given],
+            "surplus": [name for name in given if name not in expected],
+        }
+        words = [f"{w} {what}s: {', '.join(n[:5])}{' …' if len(n) > 5 else ''}" for w, n in lists.items() if n]
+        raise BridgeError(f"{'; '.join(words)}; pass exactly the names that export(module) gave")
+    for name, array in expected.items():
+        shape = jnp.shape(given[name])
+        if shape != array.shape:
+            remedy = "pass arrays shaped as in the exported module"
+            if what == "buffer":
+                remedy += "; a buffer keeps its shape from call to call: register it at its full size"
+            raise BridgeError(f"{what} {name} has shape {tuple(shape)}, expected {array.shape}: {remedy}")
 
 
 def export(
@@ -139,15 +138,16 @@ def export(
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
-    buffers included, become buffers. `recompute` is a regular expression: calls of the submodules whose whole qualified
-    name it matches are as if wrapped in `torch.utils.checkpoint`. `without_lowerings` names operations (`"aten::gelu"`)
-    that shall not use the bridge's own lowering; `lowerings` has functions of arrays that take its place, such as
+    buffers included, become buffers. `without_lowerings` names operations (`"aten::gelu"`) that shall not use the
+    bridge's own lowering; `lowerings` has functions of arrays that take its place, such as
     `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `functions` has replacements as for
-    `bridge.register_function`, for the calls of this module only. `int64`: while JAX has 32-bit integers only, a call
-    that is known to make ones outside them is refused and products of unknown ones warn ("refuse"), or integers wrap
-    ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: each call of a submodule runs under a
-    `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show. Raises `BridgeError` for a
-    name or expression that matches nothing, and for state that 32 bits do not hold.
+    `bridge.register_function`, for the calls of this module only. `recompute` is a regular expression: calls of the
+    submodules whose whole qualified name it matches are as if wrapped in `torch.utils.checkpoint`. `int64`: while JAX
+    has 32-bit integers only, a call that is known to make others is refused and products of unknown ones warn
+    ("refuse"), or integers wrap ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: calls of submodules run
+    under a `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show.
+
+    Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
     lowerings = dict(lowerings or {})
@@ -155,12 +155,12 @@ def export(
         if name not in known:
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
-    for name, m in module.named_modules():
-        if is_script(m):
-            raise BridgeError(
-                f"{name or 'the module'} was compiled by TorchScript, whose state lives in C++; export the module "
-                "that it was made from"
-            )
+    names = []
+    for name, submodule in module.named_modules():
+        names.append(name)
+        if is_script(submodule):
+            who = name or "the module"
+            raise BridgeError(f"{who} was compiled by TorchScript; export the module that it was made from")
     functions = dict(functions or {})
     for name in functions:
         check_name(name)
@@ -172,17 +172,13 @@ def export(
     if checked(int64):
         for name, tensor in state.items():
             check_values(name, tensor)
-    chosen = tuple(name for name, _ in module.named_modules() if re.fullmatch(recompute, name)) if recompute else ()
+    chosen = tuple(name for name in names if recompute and re.fullmatch(recompute, name))
     if recompute and not chosen:
-        names = ", ".join(name for name, _ in list(module.named_modules())[1:6])
-        raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {names} …")
-    return Functional(
-        module,
-        {name: array_of(t) for name, t in state.items() if t.requires_grad},
-        {name: array_of(t) for name, t in state.items() if not t.requires_grad},
-        Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes),
-        second_names(module),
-    )
+        raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {', '.join(names[1:6])} …")
+    params = {name: array_of(t) for name, t in state.items() if t.requires_grad}
+    buffers = {name: array_of(t) for name, t in state.items() if not t.requires_grad}
+    options = Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes)
+    return Functional(module, params, buffers, options, second_names(module))
 
 
 def check_method(module: nn.Module, name: str) -> None:

@@ -6,24 +6,24 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, named_failure
 from bridge.export import Functional
 from bridge.module.copy import state_of
 from bridge.tensor.arrays import array_of, elements, jax_dtype, positions, roots, tensor_of
 
-_WRAPPERS = ("_orig_mod.", "module.")
-"""Prefixes that torch.compile and DataParallel put in front of every name."""
+_WRAPPERS = ("_orig_mod.", "module.")  # prefixes of torch.compile and DataParallel
 
 
 def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Read a checkpoint: a `.pt`-like file (tensors only, nothing is executed), a `.safetensors` file, an `.index.json`
-    of a sharded checkpoint, or a folder with one of these. Prefixes of wrappers are removed from the names.
+    """Read a `.pt`-like file (tensors only, nothing is executed), a `.safetensors` file, an `.index.json` of a sharded
+    checkpoint, or a folder with one of these. Prefixes that wrappers of modules add to every name are removed.
 
     Raises `BridgeError` for a file that is absent, unreadable or holds anything but named tensors.
     """
@@ -32,35 +32,37 @@ def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
         path = _find_in(path)
     if not path.is_file():
         raise BridgeError(f"no weights at {path}; give a .pt or .safetensors file, an .index.json, or a folder")
-    try:
+    with named_failure(f"{path} cannot be read as weights", "; it must hold tensors by name"):
         if path.name.endswith(".index.json"):
-            shards = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-            state: dict[str, torch.Tensor] = {}
-            for shard in shards:
-                if Path(shard).name != shard:
-                    raise BridgeError(f"{path} names the shard {shard!r}, which is not a plain file name")
-                state |= load_weights(path.parent / shard)
-            return state
+            return _sharded(path)
         if path.suffix == ".safetensors":
-            loaded = load_file(path)
+            state: Any = load_file(path)
         else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except BridgeError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BridgeError(f"{path} cannot be read as weights ({reason}); it must hold tensors by name") from error
-    if not isinstance(loaded, Mapping) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, Mapping) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise BridgeError(f"{path} holds something else than tensors by name; save module.state_dict()")
-    return without_wrappers(loaded)
+    while state and (prefix := next((p for p in _WRAPPERS if all(n.startswith(p) for n in state)), None)):
+        state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return dict(state)
 
 
-def without_wrappers(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors without the prefixes that wrappers put in front of every name."""
-    names = dict(state)
-    while names and (prefix := next((p for p in _WRAPPERS if all(n.startswith(p) for n in names)), None)):
-        names = {name.removeprefix(prefix): tensor for name, tensor in names.items()}
-    return names
+def _find_in(folder: Path) -> Path:
+    for pattern in ("*.index.json", "*.safetensors", "*.pt", "*.pth", "*.bin"):
+        found = sorted(folder.glob(pattern))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise BridgeError(f"{folder} holds {len(found)} files {pattern}; name the one to load")
+    raise BridgeError(f"{folder} holds no .index.json, .safetensors, .pt, .pth or .bin file")
+
+
+def _sharded(index: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = {}
+    for shard in sorted(set(json.loads(index.read_text())["weight_map"].values())):
+        if Path(shard).name != shard:
+            raise BridgeError(f"{index} names the shard {shard!r}, which is not a plain file name")
+        state |= load_weights(index.parent / shard)
+    return state
 
 
 def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
@@ -68,21 +70,19 @@ def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, j
 
     Raises `BridgeError` with the whole list of differences when a name is missing or surplus or a shape differs.
     """
-    slots = _tensors_of(fn.module)
-    state = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    problems = [f"missing   {n} {tuple(t.shape)}" for n, t in slots.items() if n not in state]
-    problems += [f"surplus   {n} {tuple(t.shape)}" for n, t in state.items() if n not in slots]
-    for name, tensor in state.items():
-        if name in slots and tensor.shape != slots[name].shape:
-            problems.append(f"shape     {name} is {tuple(tensor.shape)}, expected {tuple(slots[name].shape)}")
+    given = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
+    wanted = {name: tuple(tensor.shape) for name, tensor in _tensors_of(fn.module).items()}
+    problems = [f"missing   {name} {shape}" for name, shape in wanted.items() if name not in given]
+    problems += [f"surplus   {name} {shape}" for name, shape in given.items() if name not in wanted]
+    for name, shape in wanted.items():
+        if given.get(name, shape) != shape:
+            problems.append(f"shape     {name} is {given[name]}, expected {shape}")
     if problems:
         shown = "\n  ".join(problems[:20]) + (f"\n  … and {len(problems) - 20} more" if len(problems) > 20 else "")
         raise BridgeError(f"the weights are of another module, {len(problems)} differences:\n  {shown}")
     params, buffers = dict(fn.params), dict(fn.buffers)
-    for name, tensor in state.items():
-        home = params if name in params else buffers if name in buffers else None
-        if home is not None:  # a tied weight's other names hold the same values
-            home[name] = array_of(tensor).astype(home[name].dtype)
+    for arrays in (params, buffers):  # a tied weight's other names hold the same values
+        arrays |= {name: array_of(state[name]).astype(arrays[name].dtype) for name in given.keys() & arrays.keys()}
     return params, buffers
 
 
@@ -95,19 +95,16 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def state_dict(
     fn: Functional, params: Mapping[str, jax.Array], buffers: Mapping[str, jax.Array]
 ) -> dict[str, torch.Tensor]:
-    """A PyTorch state dict: persistent tensors only, a tied weight under each of its names.
-
-    What `get_extra_state` gives is no tensor of a call and is left out.
-    """
+    """A PyTorch state dict: persistent tensors only, a tied weight under each of its names, nothing of extra state."""
     reals = state_of(fn.module)
     first_names, windows = {id(tensor): name for name, tensor in reals.items()}, roots(reals)
+    arrays = {**params, **buffers}
     state = {}
     for name, slot in _tensors_of(fn.module).items():
-        home = first_names[id(slot)]
-        array = params[home] if home in params else buffers[home]
+        array = arrays[first_names[id(slot)]]
         tensor = tensor_of(array)
-        root = windows.get(home)
-        if root is not None and root in params:  # it may have been updated since, and decides
+        root = windows.get(first_names[id(slot)], "")
+        if root in params:  # it may have been updated since, and decides
             shown = elements(reals[root], positions(slot))
             tensor = tensor_of(params[root]).reshape(-1)[torch.from_numpy(shown)]
         state[name] = tensor.to(slot.dtype) if jax_dtype(slot.dtype) == array.dtype else tensor
@@ -120,13 +117,3 @@ def save_weights(path: str | os.PathLike, state: Mapping[str, torch.Tensor]) -> 
     scratch = path.with_name(path.name + ".partial")
     save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, scratch)
     os.replace(scratch, path)
-
-
-def _find_in(folder: Path) -> Path:
-    for pattern in ("*.index.json", "*.safetensors", "*.pt", "*.pth", "*.bin"):
-        found = sorted(folder.glob(pattern))
-        if len(found) == 1:
-            return found[0]
-        if len(found) > 1:
-            raise BridgeError(f"{folder} holds {len(found)} files {pattern}; name the one to load")
-    raise BridgeError(f"{folder} holds no .index.json, .safetensors, .pt, .pth or .bin file")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 import re
 import warnings
@@ -15,8 +15,7 @@ from torch import nn
 from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
 from bridge.parity.report import Again, Environment, ParityReport, Row, compare
-from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, named_inputs, widened
-from bridge.parity.sides import jitter as add_jitter
+from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, named_inputs, projection, widened
 from bridge.symbolic.ranges import Int64, check_values, checked
 
 __all__ = ["Environment", "ParityReport", "Row", "verify"]
@@ -42,56 +41,51 @@ def verify(
     """Compare outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
 
     `args` and `kwargs` hold torch tensors. The gradient is that of `loss(outputs)`, by default of a fixed random
-    projection of all outputs that carry one. Buffers and written parameters go from step to step. The inputs of each
-    further step are other numbers of the same shapes: floats are drawn between the least and the largest given one,
-    integers and masks are rolled along their first axis. `advance` makes them from the outputs instead (a carry,
-    say). Random draws are PyTorch's, replayed in JAX. The module itself is not changed.
+    projection of all outputs that carry one. Buffers and written parameters go from step to step. In each further step,
+    floating inputs are drawn between the least and the largest given number, integers and masks are rolled along their
+    first axis; or `advance` makes the inputs from the outputs (a carry, say). Random draws are PyTorch's, replayed in
+    JAX. The module itself is not changed. JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both.
 
     Where a leaf is beyond `tolerance`, the steps run in PyTorch again in float64, and the leaf may differ by 8 times
     what PyTorch's own float32 differs from that, where this is small enough to be rounding. `double` is the module in
     float64, for one that `.double()` does not make so, and what it computes is believed.
 
-    JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both. A float leaf that is zero on both sides
-    is unproved and the report then not `ok`: `jitter` adds noise of this size to all parameters of both, and
-    `known_zero`, a regular expression over names like `gradient layers.0.bias`, says which ones are zero in truth.
-    A parameter to which PyTorch gives no gradient at all is proved by a zero. Floating inputs require grad in PyTorch,
-    as they do in the bridge; `input_gradients=False` leaves their gradients out, for a module that takes none. Integers
-    are PyTorch's own 64-bit ones on that side whatever `int64` (see `export`) makes of them in JAX.
+    A float leaf that is zero on both sides is unproved and the report then not `ok`, unless it is a parameter to which
+    PyTorch gives no gradient at all. `jitter` adds noise of this size to all parameters, and `known_zero`, a regular
+    expression over names like `gradient layers.0.bias`, says which leaves are zero in truth. Floating inputs require
+    grad unless `input_gradients` is False. `int64` is as for `export`; PyTorch's integers have 64 bits in any case.
 
     Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
     """
     _check(tolerance, steps, jitter, known_zero)
     check_method(module, method)
-    call = Call(args, kwargs, advance, train, method, loss, input_gradients)
-    original = copied(module)
-    wide = None if double is None else copied(double)
-    if jitter:
-        add_jitter([original] if wide is None else [original, wide], jitter)
+    call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients)
+    original = copied(module, jitter)
+    wide = None if double is None else copied(double, jitter)
     torch_side = TorchSide(copied(original), call)
     with named_failure("the module cannot be exported"):
         jax_side = JaxSide(export(original, int64=int64), call, jit)
     if checked(int64):
-        for name, value in zip(*named_inputs(args, kwargs)[:2], strict=True):
+        for name, value in named_inputs(args, kwargs)[0].items():
             if torch.is_tensor(value):
                 check_values(f"input {name}", value)
-    again = _Again(original, wide, call)
     rows: list[Row] = []
+    draws: list[list[torch.Tensor]] = []
+    again = _again(original, wide, call, draws)
     for step in range(steps):
         with named_failure(f"PyTorch itself fails, in step {step}", _remedy(call, step)):
             ours = torch_side.next()
         with named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
             theirs = jax_side.next(torch_side.draws)
-        again.draws.append(torch_side.draws)
-        rows += compare(step, ours, theirs, functools.partial(again.at, step), tolerance, known_zero)
+        draws.append(torch_side.draws)
+        rows += compare(step, ours, theirs, again, tolerance, known_zero)
     if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
-        warnings.warn(BridgeWarning(f"{jax_side.asked[0]} {_ASKS_INPUTS}"), stacklevel=2)
+        text = (
+            f"{jax_side.asked[0]} asks an input whether it requires grad: it does in PyTorch here, and does not in the "
+            "bridge, as in training; input_gradients=False compares with inputs that require none"
+        )
+        warnings.warn(BridgeWarning(text), stacklevel=2)
     return ParityReport.of(rows)
-
-
-_ASKS_INPUTS = (
-    "asks an input whether it requires grad: it does in PyTorch here, and does not in the bridge, as in training; "
-    "input_gradients=False compares with inputs that require none"
-)
 
 
 def _remedy(call: Call, step: int) -> str:
@@ -108,42 +102,32 @@ _ROUNDING = 1e-3
 """A leaf that differs more from float64 has roundings of 16 bits in it, or it is another computation."""
 
 
-class _Again:
-    """The same steps once more in PyTorch, in float64 and as they were, as far as they are asked for."""
+def _again(
+    module: nn.Module, double: nn.Module | None, call: Call, draws: list[list[torch.Tensor]]
+) -> Iterator[Again | str]:
+    """Each time, the numbers of the last step once more in PyTorch, or why there are none.
 
-    def __init__(self, module: nn.Module, double: nn.Module | None, call: Call):
-        self._module, self._double, self._call = module, double, call
-        self._steps = self._run()
-        self._known: list[Again | str] = []
-        self.draws: list[list[torch.Tensor]] = []
-        """Of each step."""
-
-    def at(self, step: int) -> Again | str:
-        """Returns the numbers of a step, or why there are none."""
-        while len(self._known) <= step and not (self._known and isinstance(self._known[-1], str)):
-            try:
-                self._known.append(next(self._steps))
-            except Exception as error:
-                self._known.append(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
-        return self._known[min(step, len(self._known) - 1)]
-
-    def _run(self) -> Iterator[Again]:
-        double = self._double or copied(self._module)._apply(widened)
-        wide = TorchSide(double, self._call, widened)
-        # In `double`, parameters and buffers have memory of their own, which they may have shared before.
-        same = TorchSide(copied(self._module)._apply(torch.clone), self._call)
-        for draws in self.draws:
-            yield Again(wide.next(draws), same.next(draws), _ROUNDING if self._double is None else math.inf)
+    `draws` holds those of each step that has not been made again.
+    """
+    try:
+        wide = TorchSide(copied(module)._apply(widened) if double is None else double, call, widened)
+        # In float64, parameters and buffers have memory of their own, which they may have shared before.
+        same = TorchSide(copied(module)._apply(torch.clone), call)
+        while True:
+            leaves = [(wide.next(made), same.next(made)) for made in draws]
+            draws.clear()
+            yield Again(*leaves[-1], _ROUNDING if double is None else math.inf)
+    except Exception as error:
+        yield from itertools.repeat(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
 
 
 def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None:
-    if not (math.isfinite(tolerance) and tolerance > 0):
-        raise BridgeError(f"tolerance is {tolerance}; it must be a number above 0, such as 1e-4")
-    if steps < 1:
-        raise BridgeError(f"steps is {steps}; it must be at least 1")
-    if not (math.isfinite(jitter) and jitter >= 0):
-        raise BridgeError(f"jitter is {jitter}; it must be a number from 0 on, such as 0.1")
-    try:
+    for option, right, wanted in (
+        (f"tolerance is {tolerance}", 0 < tolerance < math.inf, "a number above 0, such as 1e-4"),
+        (f"steps is {steps}", steps >= 1, "at least 1"),
+        (f"jitter is {jitter}", 0 <= jitter < math.inf, "a number from 0 on, such as 0.1"),
+    ):
+        if not right:
+            raise BridgeError(f"{option}; it must be {wanted}")
+    with named_failure(f"known_zero is {known_zero!r}, which is no regular expression"):
         re.compile(known_zero)
-    except re.error as error:
-        raise BridgeError(f"known_zero is {known_zero!r}, which is no regular expression: {error}") from error

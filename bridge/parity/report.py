@@ -8,8 +8,7 @@ import importlib.metadata
 import json
 import math
 import re
-import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -22,6 +21,9 @@ from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import convert, is_number
 
 Verdict = Literal["equal", "beyond tolerance", "unproved"]
+_MARKS: dict[Verdict, str] = {"beyond tolerance": "!", "unproved": "?", "equal": " "}
+"""How the table marks each verdict, the worst one first."""
+_COLUMNS = f"{'error':>9}  {'tolerance':>9}  {'scale':>9}  step  leaf"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +31,7 @@ class Row:
     """One compared leaf at one step."""
 
     kind: str
-    """`output`, `gradient`, `input gradient`, `buffer`; `parameter` only where one was written and the sides differ,
-    `.grad` only where the call itself leaves one."""
+    """`output`, `gradient`, `input gradient`, `buffer`; `parameter` only where one was written and the sides differ."""
     name: str
     step: int
     error: float
@@ -50,6 +51,10 @@ class Row:
             return "beyond tolerance"
         return "unproved" if self.zero else "equal"
 
+    def __str__(self) -> str:
+        numbers = f"{self.error:9.1e}{_MARKS[self.verdict]} {self.tolerance:9.1e}  {self.scale:9.1e}  {self.step:4d}"
+        return f"{numbers}  {self.kind} {self.name}" + (f" ({self.note})" if self.note else "")
+
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
@@ -66,9 +71,8 @@ class Environment:
     @classmethod
     def here(cls) -> Environment:
         device = jax.devices()[0]
-        packages = {"torch": torch.__version__, "jax": jax.__version__}
-        packages["torchax"] = importlib.metadata.version("torchax")
-        return cls(device.platform, device.device_kind, matmul_precision(), jax.config.read("jax_enable_x64"), packages)
+        versions = {name: importlib.metadata.version(name) for name in ("torch", "jax", "torchax")}
+        return cls(device.platform, device.device_kind, matmul_precision(), jax.config.read("jax_enable_x64"), versions)
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -96,9 +100,9 @@ class ParityReport:
     def of(cls, rows: Iterable[Row]) -> ParityReport:
         """Sorted, worst first. A leaf that is zero at one step is proved by another step where it is not."""
         rows = list(rows)
-        silent = {(r.kind, r.name) for r in rows} - {(r.kind, r.name) for r in rows if not r.zero}
-        rows = [dataclasses.replace(r, zero=r.zero and (r.kind, r.name) in silent) for r in rows]
-        order: list[Verdict] = ["beyond tolerance", "unproved", "equal"]
+        proved = {(r.kind, r.name) for r in rows if not r.zero}
+        rows = [dataclasses.replace(r, zero=r.zero and (r.kind, r.name) not in proved) for r in rows]
+        order = list(_MARKS)
         return cls(tuple(sorted(rows, key=lambda r: (order.index(r.verdict), r.tolerance - r.error))))
 
     @property
@@ -121,90 +125,44 @@ class ParityReport:
         return f"{len(self.rows)} leaves compared, {beyond} beyond tolerance, {unproved} unproved"
 
     def __str__(self) -> str:
-        lines = [str(self.environment), f"{'error':>9}  {'tolerance':>9}  {'scale':>9}  step  leaf"]
-        for row in self.rows:
-            mark = {"equal": " ", "beyond tolerance": "!", "unproved": "?"}[row.verdict]
-            note = f" ({row.note})" if row.note else ""
-            lines.append(
-                f"{row.error:9.1e}{mark} {row.tolerance:9.1e}  {row.scale:9.1e}  {row.step:4d}  "
-                f"{row.kind} {row.name}{note}"
-            )
-        if self.count("unproved"):
-            lines.append(UNPROVED)
-        return "\n".join([*lines, self.summary])
+        remark = [UNPROVED] if self.count("unproved") else []
+        return "\n".join([str(self.environment), _COLUMNS, *map(str, self.rows), *remark, self.summary])
 
     def to_json(self) -> str:
         """`ok`, the counts, the environment and all rows; a number that is infinite is `null`."""
-        counts = {v: self.count(v) for v in ("equal", "beyond tolerance", "unproved")}
-        rows = [{k: _finite(v) for k, v in dataclasses.asdict(r).items()} | {"verdict": r.verdict} for r in self.rows]
-        whole = {"ok": self.ok, "leaves": counts, "environment": dataclasses.asdict(self.environment), "rows": rows}
+        rows = [dataclasses.asdict(row) | {"verdict": row.verdict} for row in self.rows]
+        whole = {
+            "ok": self.ok,
+            "leaves": {verdict: self.count(verdict) for verdict in _MARKS},
+            "environment": dataclasses.asdict(self.environment),
+            "rows": [{key: None if value == math.inf else value for key, value in row.items()} for row in rows],
+        }
         return json.dumps(whole, indent=1, allow_nan=False)
 
     def to_html(self, title: str = "Parity with PyTorch") -> str:
-        """One page that needs nothing else."""
-        return _page(self, title)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-_PAGE = string.Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>$title</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; width: 100%; }
-th, td { border-bottom: 1px solid #ddd; padding: .25rem .75rem; text-align: left; }
-td.number, th.number { font-variant-numeric: tabular-nums; text-align: right; }
-.beyond { background: #fbe3e0; font-weight: 600; }
-.unproved { background: #fdf3d7; }
-code { font: 13px/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p><strong>$verdict.</strong> $summary.</p>
-<p>$environment.</p>
-$remark
-<table>
-<thead><tr><th>verdict</th><th>kind</th><th>leaf</th><th class="number">step</th><th class="number">error</th>
-<th class="number">tolerance</th><th class="number">scale</th><th>note</th></tr></thead>
-<tbody>
-$rows
-</tbody>
-</table>
-</body>
-</html>
-""")
-
-
-def _page(report: ParityReport, title: str) -> str:
-    remark = f"<p>{html.escape(UNPROVED)}.</p>" if report.count("unproved") else ""
-    return _PAGE.substitute(
-        title=html.escape(title),
-        verdict="Equal" if report.ok else "Not equal" if report.count("beyond tolerance") else "Unproved",
-        summary=html.escape(report.summary),
-        environment=html.escape(str(report.environment)),
-        remark=remark,
-        rows="\n".join(map(_table_row, report.rows)),
-    )
-
-
-def _table_row(row: Row) -> str:
-    numbers = (str(row.step), f"{row.error:.1e}", f"{row.tolerance:.1e}", f"{row.scale:.1e}")
-    cells = [f"<td>{row.verdict}</td><td>{row.kind}</td><td><code>{html.escape(row.name)}</code></td>"]
-    cells += [f'<td class="number">{number}</td>' for number in numbers]
-    return f'<tr class="{row.verdict.split()[0]}">{"".join(cells)}<td>{html.escape(row.note)}</td></tr>'
+        """The table as one page that needs nothing else."""
+        verdict = "Equal" if self.ok else "Not equal" if self.count("beyond tolerance") else "Unproved"
+        title, summary, environment = map(html.escape, (title, self.summary, str(self.environment)))
+        table = [("verdict", _COLUMNS), *((row.verdict, str(row)) for row in self.rows)]
+        lines = [
+            '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
+            f"<title>{title}</title>\n<h1>{title}</h1>",
+            f"<p><strong>{verdict}.</strong> {summary}.</p>",
+            f"<p>{environment}.</p>",
+            "<table>",
+            *(f"<tr><td>{first}</td><td><pre>{html.escape(line)}</pre></td></tr>" for first, line in table),
+            "</table>",
+            f"<p>{html.escape(UNPROVED)}.</p>" if self.count("unproved") else "",
+            "</html>\n",
+        ]
+        return "\n".join(lines)
 
 
 # ---- the comparison
 
 
 class Leaf(NamedTuple):
-    """The numbers of one leaf: float64, complex128 or the integers themselves."""
+    """The numbers of one leaf, in float64, complex128 or int64."""
 
     values: np.ndarray
     dtype: str = ""
@@ -216,79 +174,67 @@ class Leaf(NamedTuple):
 Leaves = dict[str, dict[str, Leaf]]
 """kind -> name -> leaf"""
 
+ARRAYS = (jax.Array, np.ndarray)
+
 
 class Again(NamedTuple):
-    """PyTorch's leaves of two further runs of the same step."""
+    """PyTorch's leaves of two further runs of the same step: in float64, and in the module's own types.
+
+    The second one tells a difference of rounding from one of state outside of the module. `limit` is the largest
+    difference from float64, relative to a leaf's scale, that is taken for rounding.
+    """
 
     wide: Leaves
-    """In float64."""
     same: Leaves
-    """In the module's own types, which tells a difference of rounding from one of state outside of the module."""
     limit: float
-    """The largest difference from float64, relative to a leaf's scale, that is taken for rounding."""
 
 
 def named(tree: Any) -> dict[str, Leaf]:
     """Every number in a tree by its path."""
-    if isinstance(tree, dict) and all(isinstance(k, str) for k in tree):
-        flat = [(k, v) for key, value in tree.items() for k, v in _flatten(value, key)]
-    else:
-        flat = list(_flatten(tree, ""))
-    return {name or "value": leaf_of(value) for name, value in flat if _is_number(value)}
+    flat, _ = jax.tree_util.tree_flatten_with_path(convert(tree, lambda v: v, objects=True))
+    name_of = path_name if isinstance(tree, dict) else jax.tree_util.keystr
+    return {name_of(path) or "value": leaf_of(v) for path, v in flat if torch.is_tensor(v) or is_number(v)}
 
 
-def _flatten(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    tree = convert(tree, lambda v: v, objects=True)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        yield prefix + jax.tree_util.keystr(path), leaf
+def path_name(path: tuple) -> str:
+    """A path in a tree whose first key is plain: `carry.inner.z_H`, `0['x']`."""
+    return jax.tree_util.keystr(path[:1], simple=True) + jax.tree_util.keystr(path[1:])
 
 
 def leaf_of(value: Any, reason: str = "") -> Leaf:
+    dtype = str(value.dtype) if isinstance(value, ARRAYS) else ""
     if torch.is_tensor(value):
-        tensor = value.detach() if value.layout is torch.strided else value.detach().to_dense()
-        tensor = tensor.resolve_conj().resolve_neg()
-        dtype = str(jnp.dtype(jax_dtype(tensor.dtype)))
-        wide = torch.complex128 if tensor.is_complex() else torch.float64 if tensor.is_floating_point() else torch.int64
-        numbers = tensor.to(wide).numpy()
-        return Leaf(numbers, dtype, reason)
-    dtype = str(value.dtype) if is_array(value) else ""
+        dtype = str(jnp.dtype(jax_dtype(value.dtype)))
+        value = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+        value = value.double() if value.is_floating_point() else value.resolve_conj()
+        value = value.resolve_neg().numpy()
     array = np.asarray(value)
+    wide: Any = np.int64
     if jnp.issubdtype(array.dtype, jnp.inexact):  # bfloat16 is none of NumPy's own
-        array = array.astype(np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64)
-    return Leaf(array.astype(np.int64) if array.dtype.kind in "biu" else array, dtype, reason)
-
-
-def is_array(value: Any) -> bool:
-    return isinstance(value, (jax.Array, np.ndarray))
-
-
-def _is_number(value: Any) -> bool:
-    return torch.is_tensor(value) or is_number(value)
+        wide = np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64
+    return Leaf(array.astype(wide), dtype, reason)
 
 
 def compare(
-    step: int,
-    ours: Leaves,
-    theirs: Leaves,
-    again: Callable[[], Again | str] | None,
-    tolerance: float,
-    known_zero: str = "",
+    step: int, ours: Leaves, theirs: Leaves, again: Iterator[Again | str] | None, tolerance: float, known_zero: str = ""
 ) -> Iterator[Row]:
     """One row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also for one that a side lacks.
 
-    `again` is called where a leaf is beyond `tolerance`, and returns text where PyTorch fails in float64.
+    `again` is asked, once, where a leaf is beyond `tolerance`; text says why there are no numbers to judge it by.
     `known_zero`: a regular expression over "kind name".
     """
     gradients = [leaf for kind in ("gradient", "input gradient") for leaf in ours.get(kind, {}).values()]
+    second: Again | str | None = None
     largest = max((_magnitude(leaf.values) for leaf in gradients), default=0.0)
     for kind, leaves in ours.items():
         floor = 1e-3 * largest if "gradient" in kind else 1e-3
         others = theirs.get(kind, {})
-        for name in [*leaves, *(n for n in others if n not in leaves)]:
+        for name in leaves | others:
             expected, actual = leaves.get(name), others.get(name)
-            row = _row(Row(kind, name, step, float("inf"), floor, tolerance), expected, actual)
+            row = _row(Row(kind, name, step, math.inf, floor, tolerance), expected, actual)
             if again and expected is not None and row.verdict == "beyond tolerance" and math.isfinite(row.error):
-                row = _beside_rounding(row, largest, expected, again())
+                second = second or next(again)
+                row = _beside_rounding(row, largest, expected, second)
             if row.zero and known_zero and re.search(known_zero, f"{kind} {name}"):
                 row = dataclasses.replace(row, zero=False, note="declared zero")
             if kind != "parameter" or row.error:
@@ -296,31 +242,23 @@ def compare(
 
 
 def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
-    """`row`, whose scale is the least one, with what the two leaves come to."""
-    if expected is None or actual is None:
-        note = "PyTorch has no such leaf" if expected is None else "missing in JAX"
-        if actual is None:
-            note += _WHY_MISSING.get(row.kind, "")
-        return dataclasses.replace(row, note=note)
-    # An integer is equal or it is another one.
-    scale = 1.0 if expected.values.dtype.kind in "biu" else max(_magnitude(expected.values), row.scale, 1e-30)
-    row = dataclasses.replace(row, scale=scale)
-    for what, theirs, ours in (
-        ("shape", actual.values.shape, expected.values.shape),
-        ("dtype", actual.dtype or expected.dtype, expected.dtype or actual.dtype),
-    ):
+    """`row`, whose scale is the least one, with the difference of the two leaves or why there is none."""
+    if expected is None:
+        return dataclasses.replace(row, note="PyTorch has no such leaf")
+    if actual is None:
+        remedy = "; one that the call registers belongs into __init__" if row.kind == "buffer" else ""
+        return dataclasses.replace(row, note="missing in JAX" + remedy)
+    whole = expected.values.dtype.kind == "i"  # an integer is equal or it is another one
+    row = dataclasses.replace(row, scale=1.0 if whole else max(_magnitude(expected.values), row.scale, 1e-30))
+    shapes = actual.values.shape, expected.values.shape
+    dtypes = actual.dtype or expected.dtype, expected.dtype or actual.dtype
+    for what, (theirs, ours) in (("shape", shapes), ("dtype", dtypes)):
         if theirs != ours:
             return dataclasses.replace(row, note=f"{what} {theirs}, PyTorch has {ours}")
-    error = _difference(actual.values, expected.values) / scale
+    error = _difference(actual.values, expected.values) / row.scale
     zero = bool(expected.values.size) and not expected.values.any() and not actual.values.any()
-    unproved = zero and expected.values.dtype.kind in "fc" and not expected.reason and row.kind != "buffer"
+    unproved = zero and not whole and not expected.reason and row.kind != "buffer"
     return dataclasses.replace(row, error=error, zero=unproved, note=expected.reason if zero else "")
-
-
-_WHY_MISSING = {
-    "buffer": "; one that the call registers belongs into __init__",
-    ".grad": "; the call itself sets it, and a pure function returns no `.grad`: return the gradient, or leave it out",
-}
 
 
 def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | str) -> Row:
@@ -345,22 +283,17 @@ def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | st
 
 def _magnitude(a: np.ndarray) -> float:
     """Of the finite entries: an infinity that both sides have shall hide no difference beside it."""
-    size = np.abs(a.astype(np.float64) if a.dtype.kind in "biu" else a)
+    size = np.abs(a.astype(np.result_type(a, np.float64)))
     return float(size.max(initial=0.0, where=np.isfinite(size)))
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:
     if a.shape != b.shape:
-        return float("inf")
-    if not a.size:
-        return 0.0
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
+        return math.inf
+    wide = np.result_type(a, b, np.float64)
     with np.errstate(invalid="ignore"):
-        gap = np.where(same, 0.0, np.abs(_wide_numbers(a) - _wide_numbers(b)))
-    if a.dtype.kind in "biu" and b.dtype.kind in "biu":
-        gap = np.where(same, 0.0, np.maximum(gap, 1.0))  # float64 does not hold every int64
-    return float(np.where(np.isnan(gap), np.inf, gap).max())
-
-
-def _wide_numbers(a: np.ndarray) -> np.ndarray:
-    return a if a.dtype.kind == "c" else a.astype(np.float64)
+        gap = np.abs(a.astype(wide) - b.astype(wide))
+    if a.dtype.kind == b.dtype.kind == "i":
+        gap = np.maximum(gap, 1.0)  # float64 does not hold every int64
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return float(np.where(np.isnan(gap), math.inf, gap).max(initial=0.0, where=~same))
