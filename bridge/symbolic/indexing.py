@@ -6,6 +6,7 @@ PyTorch asks a traced integer for its number and takes a view; here the place is
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -142,8 +143,7 @@ SIZED = (torch.ones, torch.zeros)
 """Functions that make a tensor of a size, which may be traced."""
 _ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 """Operations beside those that PyTorch calls pointwise."""
-_SUMS = (torch.sum, torch.Tensor.sum)
-_MEANS = (torch.mean, torch.Tensor.mean)
+_TOTALS = (torch.sum, torch.Tensor.sum, torch.mean, torch.Tensor.mean)
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _LENGTH_REMEDY = (
@@ -203,7 +203,7 @@ class Rows:
             return _attention(*args, **kwargs)
         if func is torch.Tensor.__setitem__ and type(args[2]) is cls and type(args[0]) is not cls:
             return args[2]._write(args[0], args[1])
-        if func in (*_SUMS, *_MEANS) and len(args) == 1 and kwargs.keys() <= {"dtype"}:
+        if func in _TOTALS and len(args) == 1 and kwargs.keys() <= {"dtype"}:
             return args[0]._total(func, kwargs.get("dtype"))
         if not rows:  # they are in a list
             raise refused(f"`{func.__name__}`")
@@ -257,15 +257,15 @@ class Rows:
 
     def _write(self, target: torch.Tensor, index: Any) -> None:
         """`target[index] = self`, where the index has the mask of `self`."""
-        known = _rows_by_mask(target, index, "")
-        if known is None or not self._selects_as(known) or target.dtype != self.dtype:
+        rows = rows_by_mask(target, index, "", is_read=False)
+        if rows is None or not self._selects_as(rows) or target.dtype != self.dtype:
             raise self._refused("an assignment by another mask, or of another dtype,", _ONE_MASK)
-        known.whole.copy_(torch.where(known._wide(), self.whole, known.whole))
+        rows.whole.copy_(torch.where(rows._wide(), self.whole, rows.whole))
 
     def _total(self, func: Any, dtype: torch.dtype | None) -> torch.Tensor:
         """The sum or mean of all that is selected."""
         selected = self._only(self.whole, 0)
-        if func in _SUMS:
+        if func.__name__ == "sum":
             return selected.sum(dtype=dtype)
         dtype = dtype or self.dtype
         count = self._mask.sum() * (selected.numel() // self._mask.numel())
@@ -288,24 +288,21 @@ class _ElementwiseOnly(UncompiledDispatchMode):
         return func(*args, **kwargs)
 
 
-def rows_by_mask(tensor: torch.Tensor, index: Any, place: str) -> Rows | None:
-    """Returns `tensor[index]` by one traced mask among integers and slices; None for another index."""
-    rows = _rows_by_mask(tensor, index, place)
-    if rows is None or not isinstance(rows._mask.value, Tracer):
-        return None
-    return rows._with(rows._only(rows.whole, 1))
+def rows_by_mask(tensor: torch.Tensor, index: Any, place: str, is_read: bool = True) -> Rows | None:
+    """Returns `tensor[index]` by one traced mask among integers and slices; None for another index.
 
-
-def _rows_by_mask(tensor: torch.Tensor, index: Any, place: str) -> Rows | None:
-    """As `rows_by_mask`, with the view that the mask selects from as the whole."""
+    The whole has ones where the mask selects nothing; if it is not read but written, it is the view that is written.
+    """
     places = places_of(index)
     masks = [i for i, each in enumerate(places) if is_mask(each)]
     if len(masks) != 1 or not all(i in masks or _is_basic(each) for i, each in enumerate(places)):
         return None
-    mask = places[masks[0]]
-    view, behind = _without(tensor, places, masks[0])
+    mask, (view, behind) = places[masks[0]], _without(tensor, places, masks[0])
     first = view.dim() - behind - mask.dim()
-    return Rows(view, mask, behind, place) if mask.shape == view.shape[first : first + mask.dim()] else None
+    if mask.shape != view.shape[first : first + mask.dim()] or not isinstance(mask.value, Tracer):
+        return None
+    rows = Rows(view, mask, behind, place)
+    return rows._with(rows._only(view, 1)) if is_read else rows
 
 
 def rows_by_length(tensor: torch.Tensor, places: tuple, error: Error, place: str) -> Rows | None:
@@ -383,15 +380,12 @@ def _mask(given: Any, key: Rows) -> torch.Tensor:
     return whole & valid if whole.dtype == torch.bool else torch.where(valid, whole, float("-inf"))
 
 
-def _method(function: Callable) -> Callable:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return torch.overrides.handle_torch_function(function, (self,), self, *args, **kwargs)
-
-    return method
+def _call(self: Rows, function: Callable, *args: Any, **kwargs: Any) -> Any:
+    return torch.overrides.handle_torch_function(function, (self,), self, *args, **kwargs)
 
 
 for _name in dir(torch.Tensor):  # all methods of tensors, as calls of `__torch_function__`
     _function = getattr(torch.Tensor, _name)
     _is_of_every_object = _name in vars(Rows) or _name in ("__dir__", "__hash__", "__new__", "__repr__")
     if callable(_function) and not _is_of_every_object and _function is not getattr(object, _name, None):
-        setattr(Rows, _name, _method(_function))
+        setattr(Rows, _name, functools.partialmethod(_call, _function))

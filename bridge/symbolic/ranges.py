@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -44,19 +45,20 @@ _HUGE = 2**200
 
 _NARROW = (torch.uint8, torch.int8, torch.int16)
 _INTEGERS = (*_NARROW, torch.int32, torch.int64)
-_OF_DTYPE = {d: Interval(torch.iinfo(d).min, torch.iinfo(d).max) for d in _NARROW} | {torch.bool: Interval(0, 1)}
-_OF_INT32 = Interval(-(2**31), 2**31 - 1)
+_ENDS = {d: Interval(torch.iinfo(d).min, torch.iinfo(d).max) for d in _INTEGERS} | {torch.bool: Interval(0, 1)}
 
 
 def range_of(value: Any) -> Interval:
     """Returns the interval of a tensor or a Python number."""
     if not isinstance(value, BridgeTensor):
-        is_number = isinstance(value, (int, float)) and abs(value) < _HUGE
-        return Interval(value, value, _ZERO, value) if is_number else UNKNOWN  # pyright: ignore
+        if type(value) is float and abs(value) < _HUGE:
+            return Interval(math.floor(value), math.ceil(value))
+        is_number = isinstance(value, int) and abs(value) < _HUGE
+        return Interval(value, value, _ZERO, value) if is_number else UNKNOWN
     storage, dtype = value._cell.storage, value.dtype
     known = storage.bounds
     if known is None or (storage.layout is not None and storage.layout.dtype != dtype):
-        known = _OF_DTYPE.get(dtype, UNKNOWN)
+        known = UNKNOWN if dtype in (torch.int32, torch.int64) else _ENDS.get(dtype, UNKNOWN)
     if known.root is None and dtype in _INTEGERS and not value.dim():
         return Interval(known.low, known.high, value.value)
     return known
@@ -144,10 +146,6 @@ def _sum(call: Call, sign: int = 1) -> Interval:
     return Interval(a.low + b.low, a.high + b.high, a.root if b.root is _ZERO else None, a.offset + b.offset)
 
 
-def _running_sum(call: Call) -> Interval:
-    return union(call.a, times(call.a, range_of(call.size())))
-
-
 def _places(call: Call) -> Interval:
     return Interval(0, max(call.size() - 1, 0))
 
@@ -168,13 +166,13 @@ def _added_into(call: Call) -> Interval:
     return Interval(call.a.low + min(terms.low, 0), call.a.high + max(terms.high, 0))
 
 
-def _clamped(known: Interval, least: Any, most: Any) -> Interval:
-    low, high = known[:2]
+def _clamped(call: Call) -> Interval:
+    (low, high), least, most = call.a[:2], call.named.get("min"), call.named.get("max")
     if least is not None:
         low, high = max(low, range_of(least).low), max(high, range_of(least).high)
     if most is not None:
         low, high = min(low, range_of(most).low), min(high, range_of(most).high)
-    return known if (low, high) == known[:2] else Interval(low, high)
+    return Interval(low, high)
 
 
 def _remainder(call: Call) -> Interval:
@@ -187,9 +185,6 @@ def _remainder(call: Call) -> Interval:
 
 def _quotient(call: Call) -> Interval:
     a, b = call.a, call.b
-    if call.out.dtype.is_floating_point:
-        exact = b.low * b.high > 0 and call.named.get("rounding_mode") is None
-        return times(a, Interval(1 / b.high, 1 / b.low)) if exact else UNKNOWN
     if b.low <= 0:
         size = max(abs(a.low), abs(a.high))
         return Interval(-size, size)
@@ -204,42 +199,22 @@ def _both_bits(call: Call) -> Interval:
     return Interval(0, min(tops)) if tops else UNKNOWN
 
 
-_COMPARISONS: dict[str, Callable[[float, float], tuple[bool, bool]]] = {
-    "eq": lambda low, high: (low == high == 0, low <= 0 <= high),
-    "ne": lambda low, high: (low > 0 or high < 0, not low == high == 0),
-    "lt": lambda low, high: (high < 0, low < 0),
-    "ge": lambda low, high: (low >= 0, high >= 0),
-    "gt": lambda low, high: (low > 0, high > 0),
-    "le": lambda low, high: (high <= 0, low <= 0),
-}
-"""Whether a comparison of a and b must hold and may hold, by the ends of `a - b`."""
+def _compared(holds: Callable[[float, float], bool], call: Call) -> Interval:
+    a, b, apart = call.a, call.b, _apart(call.a, call.b)
+    low, high = (a.low - b.high, a.high - b.low) if apart is None else (apart, apart)
+    answers = [holds(difference, 0) for difference in (low, high, min(max(low, 0), high))]
+    return Interval(min(answers), max(answers))
 
 
-def _compared(answer: Callable[[float, float], tuple[bool, bool]], call: Call) -> Interval:
-    a, b = call.a, call.b
-    if any(isinstance(x, BridgeTensor) and x.dtype.is_floating_point for x in call.args):
-        return Interval(0, 1)  # of nan, no comparison but `!=` holds
-    apart = _apart(a, b)
-    must, may = answer(a.low - b.high, a.high - b.low) if apart is None else answer(apart, apart)
-    return Interval(int(must), int(may))
-
-
-Rule = Callable[[Call], Interval | tuple[Interval, ...]]
+Rule = Callable[[Call], Interval | list[Interval]]
 _COPIES = "clone to_copy index index_select gather take embedding flip roll repeat amax amin unsafe_view unsafe_index"
-_ROUNDED = "round floor ceil trunc"
-_PADDED = "constant_pad_nd tril triu"
-LIMITING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "sigmoid"}
-"""Operations that limit floats whatever is known of these."""
-OF_FLOATS = LIMITING.union(f"{_COPIES} {_ROUNDED} {_PADDED} copy add sub mul div neg abs where cat".split())
-"""Operations that are followed for floats, because these become indices: `x.round().clamp(0, 255).long()`."""
-
 _RULES: dict[str, Rule] = {
-    f"{_COPIES} {_ROUNDED}": lambda c: c.a,
-    _PADDED: lambda c: union(c.a, range_of(c.named.get("value", 0))),
+    _COPIES: lambda c: c.a,
+    "constant_pad_nd tril triu": lambda c: union(c.a, range_of(c.named.get("value", 0))),
     "copy fill": lambda c: c.b,
     "cat stack": lambda c: union(*map(range_of, c.args[0])),
     "where": lambda c: union(c.b, range_of(c.args[2])),
-    "max min topk sort": lambda c: (c.a, _places(c)),
+    "max min topk sort": lambda c: [c.a, _places(c)],
     "argmax argmin argsort": _places,
     "maximum": lambda c: Interval(max(c.a.low, c.b.low), max(c.a.high, c.b.high)),
     "minimum": lambda c: Interval(min(c.a.low, c.b.low), min(c.a.high, c.b.high)),
@@ -247,9 +222,7 @@ _RULES: dict[str, Rule] = {
     "index_add scatter_add": _added_into,
     "full full_like new_full": lambda c: range_of(c.named["fill_value"]),
     "arange": lambda c: union(range_of(c.named.get("start", 0)), range_of(c.named["end"])),
-    "clamp clamp_min clamp_max": lambda c: _clamped(c.a, c.named.get("min"), c.named.get("max")),
-    "hardtanh": lambda c: _clamped(c.a, c.named.get("min_val", -1), c.named.get("max_val", 1)),
-    "sigmoid": lambda c: Interval(0, 1),
+    "clamp clamp_min clamp_max": _clamped,
     "add": _sum,
     "sub": functools.partial(_sum, sign=-1),
     "rsub": lambda c: _sum(c._replace(a=c.b, b=c.a), sign=-1),
@@ -264,64 +237,54 @@ _RULES: dict[str, Rule] = {
     "bitwise_and": _both_bits,
     "floor_divide div": _quotient,
     "remainder": _remainder,
-    "cumsum": _running_sum,
+    "cumsum": lambda c: union(c.a, times(c.a, range_of(c.size()))),
     "sum": lambda c: times(c.a, range_of(c.args[0].numel() // max(1, c.out.numel()))),
     "count_nonzero": lambda c: Interval(0, c.args[0].numel()),
-    **{name: functools.partial(_compared, answer) for name, answer in _COMPARISONS.items()},
+    **{name: functools.partial(_compared, getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 RULES = {name: rule for names, rule in _RULES.items() for name in names.split()}
 """Name of the ATen operation without underscores around it -> interval of its result, or of each."""
 
 
 @functools.cache
-def rule_of(func: Any) -> tuple[str, Rule, tuple[str, ...]] | None:
-    """Returns the name of an operation, its rule and its arguments' names; None if any number may come out of it."""
+def rule_of(func: Any) -> tuple[Rule, tuple[str, ...]] | None:
+    """Returns the rule of an operation and its arguments' names; None if any number may come out of it."""
     name = schema_name(func).removeprefix("aten::").strip("_")
-    return (name, RULES[name], tuple(a.name for a in arguments_of(func))) if name in RULES else None
+    return (RULES[name], tuple(a.name for a in arguments_of(func))) if name in RULES else None
 
 
 def follow(context: TraceContext, func: Any, args: tuple, kwargs: dict, results: Sequence[Any]) -> None:
-    """Note what is known of the results. Raises `BridgeError` for 64-bit integers known not to fit into 32 bits."""
+    """Note what is known of integers. Raises `BridgeError` for 64-bit ones known not to fit into 32 bits."""
     found = rule_of(func)
-    if found is None:
+    if found is None or results[-1].dtype.is_floating_point:
         return
-    name, rule, names = found
-    if len(results) == 1 and results[0].dtype.is_floating_point and name not in LIMITING:
-        for value in args if name in OF_FLOATS else ():
-            if type(value) is BridgeTensor and value._cell.storage.bounds is not None:
-                break
-        else:
-            return  # floats that nothing limits, as nearly all of a model
+    rule, names = found
     a = range_of(args[0]) if args else UNKNOWN
     b = range_of(args[1]) if len(args) > 1 else UNKNOWN
-    known = rule(Call(args, {**dict(zip(names, args, strict=False)), **kwargs}, results[0], a, b))
-    for result, interval in zip(results, (known,) if type(known) is Interval else known, strict=False):
-        dtype = result.dtype
-        if not dtype.is_floating_point and not dtype.is_complex:
-            result._cell.storage.bounds = _stored(context, func, dtype, interval)
-        elif name in OF_FLOATS and not dtype.is_complex:
-            slack = torch.finfo(dtype).eps
-            low, high = interval.low - abs(interval.low) * slack, interval.high + abs(interval.high) * slack
-            result._cell.storage.bounds = Interval(low, high)
+    known = rule(Call(args, {**dict(zip(names, args, strict=False)), **kwargs}, results[-1], a, b))
+    for result, interval in zip(results, known if type(known) is list else [known], strict=False):
+        ends = _ENDS.get(result.dtype)
+        if result.dtype == torch.int64:
+            result._cell.storage.bounds = _of_64_bits(context, func, interval)
+        elif ends is not None and ends[0] <= interval.low and interval.high <= ends[1]:
+            result._cell.storage.bounds = interval
 
 
-def _stored(context: TraceContext, func: Any, dtype: torch.dtype, known: Interval) -> Interval | None:
-    """Returns the interval of integers of a type, None if they may be any of them."""
-    if [end for end in known[:2] if isinstance(end, float) and math.isfinite(end)]:  # of floats: nan becomes 0
-        low, high = (end if math.isinf(end) else math.trunc(end) for end in known[:2])
-        known = UNKNOWN if dtype == torch.bool else Interval(min(low, 0), max(high, 0))
-    if dtype != torch.int64:
-        least, most = _OF_DTYPE.get(dtype, _OF_INT32)[:2]
-        return known if least <= known.low and known.high <= most else None
-    if known.factor is not None and not is_finite(known):
-        if context.checks_int64:
-            _announce(context, func, known.factor)
-        return None
-    if _fits(known):
-        return known
-    if context.checks_int64:
+def _of_64_bits(context: TraceContext, func: Any, known: Interval) -> Interval | None:
+    """Returns the interval of a result of 64 bits, None if it may be any number."""
+    factor, fits = None if is_finite(known) else known.factor, _fits(known)
+    if not context.checks_int64:
+        return known if fits and factor is None else None
+    if factor is not None and factor < _OF_HASHES:
+        context.warn(
+            f"`{func.name()}` multiplies 64-bit integers of which nothing is known, in 32 bits",
+            f"limit them before, as in x.clamp(0, n) or x % n; {REMEDY}",
+        )
+    elif factor is not None:
+        _refuse(context, func, Interval(-factor * 128, factor * 128))
+    elif not fits:
         _refuse(context, func, known)
-    return None
+    return known if fits and factor is None else None
 
 
 # ---- 64-bit integers that JAX stores in 32 bits
@@ -384,31 +347,19 @@ def fitting(
             break
     else:
         return args, kwargs
-    limit = _limit()
-    tensors = [*inputs, *(o for o in outs if isinstance(o, torch.Tensor))]
-    floating = any(t.dtype.is_floating_point or t.dtype.is_complex for t in inputs)
-    among_integers = not any(t.dtype.is_floating_point or t.dtype.is_complex for t in tensors)
-    declared = {a.name: a for a in arguments_of(func)}
+    limit, declared = _limit(), {a.name: a for a in arguments_of(func)}
+    dtypes = [t.dtype for t in (*inputs, *outs) if isinstance(t, torch.Tensor)]
+    floating = any(d.is_floating_point or d.is_complex for d in dtypes)
 
     def fit(argument: Any, value: Any) -> Any:
         if type(value) is not int or -limit <= value < limit or "int" in str(argument.type):
             return value
-        if context.checks_int64 and among_integers and any(t.dtype == torch.int64 for t in tensors):
+        if context.checks_int64 and not floating and torch.int64 in dtypes:
             _refuse(context, func, Interval(value, value))
         return float(value) if floating else (value + limit) % (2 * limit) - limit
 
     fitted = tuple(fit(argument, value) for argument, value in zip(declared.values(), args, strict=False))
     return fitted, {name: fit(declared[name], value) for name, value in kwargs.items()}
-
-
-def _announce(context: TraceContext, func: Any, factor: float) -> None:
-    """A product of unknown integers: a warning, or an error if its known factor is large."""
-    if factor >= _OF_HASHES:
-        return _refuse(context, func, Interval(-factor * 128, factor * 128))
-    context.warn(
-        f"`{func.name()}` multiplies 64-bit integers of which nothing is known, in 32 bits",
-        f"limit them before, as in x.clamp(0, n) or x % n; {REMEDY}",
-    )
 
 
 def _refuse(context: TraceContext, func: Any, known: Interval) -> None:
