@@ -162,9 +162,6 @@ def draw(generator: torch.Generator, func: Any, args: tuple, kwargs: dict) -> An
 
 # ---- draws from the call's key
 
-Replay = list[jax.Array]
-"""Draws made elsewhere, to be used in order instead of a key: how `verify` gives both sides the same numbers."""
-
 
 @dataclasses.dataclass(frozen=True)
 class ShardedKey:
@@ -183,7 +180,8 @@ class ShardedKey:
     """Rows of the batch on one replica."""
 
 
-Rng = jax.Array | Replay | ShardedKey
+Rng = jax.Array | ShardedKey | list[jax.Array]
+"""A key, or draws made elsewhere, to be used in order: how `verify` gives both sides the same numbers."""
 
 
 def check_key(rng: Any) -> None:
@@ -231,12 +229,12 @@ def drawn_numbers(
         return context.rng[context.draws - 1]
     if context.rng is not None:
         return by_key(Source(context.rng, context.draws))
-    what = f"`{func.name()}` draws random numbers"
-    if context.is_backward:
-        what += " in the backward of a torch.autograd.Function, which has no key"
-        raise context.error(what, "draw in its forward and save the numbers")
+    what = "but the call has no key"
     remedy = "pass rng=jax.random.key(…), or train=False if the module draws in training only"
-    raise context.error(f"{what} but the call has no key", remedy)
+    if context.is_backward:
+        what = "in the backward of a torch.autograd.Function, which has no key"
+        remedy = "draw in its forward and save the numbers"
+    raise context.error(f"`{func.name()}` draws random numbers {what}", remedy)
 
 
 def _uniforms(source: Source, meta: torch.Tensor, *_args: Any, **_: Any) -> jax.Array:
@@ -279,9 +277,7 @@ def _geometric(source: Source, meta: torch.Tensor, _self: Any, p: Any, **_: Any)
     return jnp.maximum(jnp.ceil(tails / jnp.log1p(-p)), 1)
 
 
-def _multinomial(
-    source: Source, _meta: torch.Tensor, weights: jax.Array, count: int, replacement: bool = False, **_: Any
-) -> jax.Array:
+def _multinomial(source: Source, _meta: Any, weights: Any, count: int, replacement: bool = False, **_: Any) -> Any:
     logits = jnp.log(weights.astype(jnp.float32))
     # The largest of Gumbel-perturbed logits is a draw; the `count` largest are draws without replacement, in order.
     if not replacement:

@@ -141,6 +141,8 @@ def _view(tensor: BridgeTensor, dim: int, place: jax.Array, length: int | None =
 
 SIZED = (torch.ones, torch.zeros)
 """Functions that make a tensor of a size, which may be traced."""
+_LARGEST = 2**20
+"""Of a traced size."""
 _ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 """Operations beside those that PyTorch calls pointwise."""
 _TOTALS = (torch.sum, torch.Tensor.sum, torch.mean, torch.Tensor.mean)
@@ -199,7 +201,7 @@ class Rows:
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         rows = [v for v in (*args, *kwargs.values()) if type(v) is cls]
-        if func is F.scaled_dot_product_attention and all(each.length is not None for each in rows):
+        if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         if func is torch.Tensor.__setitem__ and type(args[2]) is cls and type(args[0]) is not cls:
             return args[2]._write(args[0], args[1])
@@ -207,8 +209,6 @@ class Rows:
             return args[0]._total(func, kwargs.get("dtype"))
         if not rows:  # they are in a list
             raise refused(f"`{func.__name__}`")
-        if in_transform() or func is F.scaled_dot_product_attention:
-            raise rows[0]._refused(f"`{func.__name__}`")
         return rows[0]._elementwise(rows, func, args, kwargs)
 
     def _refused(self, what: str, remedy: str = "") -> BridgeError:
@@ -222,6 +222,8 @@ class Rows:
     def _elementwise(self, rows: list[Rows], func: Any, args: tuple, kwargs: dict) -> Any:
         """`func`, which has to be made of elementwise operations, on the whole tensors."""
         name, wholes = f"`{func.__name__}`", [each.whole for each in rows]
+        if in_transform():
+            raise self._refused(name)
         args = tuple(self._whole_of(value, name) for value in args)
         kwargs = {key: self._whole_of(value, name) for key, value in kwargs.items()}
         with _ElementwiseOnly(lambda: self._refused(name), wholes):
@@ -310,19 +312,17 @@ def rows_by_length(tensor: torch.Tensor, places: tuple, error: Error, place: str
 
     Raises `BridgeError` for a length that is not known to be within the dimension.
     """
-    if any(is_traced_place(each) or not _is_basic(each) for each in places):
+    at = [i for i, each in enumerate(places) if is_prefix(each)]
+    if len(at) != 1 or not all(map(_is_basic, places)):
         return None
-    (at,) = (i for i, each in enumerate(places) if is_prefix(each))
-    whole, behind = _without(tensor, places, at)
-    length, size = places[at].stop, whole.shape[-1 - behind]
+    whole, behind = _without(tensor, places, at[0])
+    length, size = places[at[0]].stop, whole.shape[-1 - behind]
     _check_within(length, "n", size, f"`x[:n]` of {size} elements", error)
     return Rows(whole, torch.arange(size) < length, behind, place, length)
 
 
 def _is_basic(place: Any) -> bool:
-    if place is None or place is Ellipsis or isinstance(place, slice):
-        return True
-    return type(place) is int or is_traced_place(place)
+    return place is None or place is Ellipsis or isinstance(place, slice) or type(place) is int
 
 
 def _without(tensor: torch.Tensor, places: tuple, at: int) -> tuple[torch.Tensor, int]:
@@ -334,30 +334,26 @@ def _without(tensor: torch.Tensor, places: tuple, at: int) -> tuple[torch.Tensor
 
 
 def sized(func: Any, args: tuple, kwargs: dict, error: Error, place: str) -> Rows | None:
-    """Returns `torch.ones(2, n)` with a traced n whose largest value is known; None if no size is traced.
+    """Returns `torch.ones(2, n)` with one traced n; None if no size is traced, or several are.
 
-    Raises `BridgeError` where nothing is known of n, or where several sizes are traced.
+    Raises `BridgeError` for a length whose largest value is not known.
     """
     sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
     traced = [i for i, size in enumerate(sizes) if is_traced_number(size)]
-    if not traced:
+    if len(traced) != 1:
         return None
     at, length = traced[0], sizes[traced[0]]
-    low, high = range_of(length)[:2]
-    if len(traced) > 1 or low < 0 or high >= 2**31 - 1:
-        raise error(
-            f"`torch.{func.__name__}` has {len(traced)} traced sizes, of which the first may be from {low} to {high}",
-            "make it as large as it can become; or one traced size, of a number that was clamped: n.clamp(0, 128)",
-        )
-    whole = func(*sizes[:at], high, *sizes[at + 1 :], **kwargs)
-    return Rows(whole, torch.arange(int(high)) < length, len(sizes) - 1 - at, place, length)
+    _check_within(length, "n", _LARGEST, f"`torch.{func.__name__}(…, n)`", error)
+    most = int(range_of(length).high)
+    whole = func(*sizes[:at], most, *sizes[at + 1 :], **kwargs)
+    return Rows(whole, torch.arange(most) < length, len(sizes) - 1 - at, place, length)
 
 
 def _attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **rest
 ) -> torch.Tensor:
     """Attention to the elements within the length. The others are made zero, because 0 times NaN is NaN."""
-    if type(query) is Rows or type(key) is not Rows or type(value) is not Rows:
+    if type(query) is Rows or type(key) is not Rows or type(value) is not Rows or key.length is None:
         raise refused("attention in which not keys and values alone have a traced length", _LENGTH_REMEDY, "x[:n]")
     if key._behind != 1 or not key._selects_as(value):
         raise key._refused("attention to keys and values of different lengths")

@@ -9,9 +9,9 @@ is an error, a product of unknown integers a warning.
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Sequence
+from math import ceil, floor, inf, isinf, log2
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -38,7 +38,7 @@ class Interval(NamedTuple):
     """The largest known factor of a product of which nothing is known, at least 1; None for any other result."""
 
 
-UNKNOWN = Interval(-math.inf, math.inf)
+UNKNOWN = Interval(-inf, inf)
 _ZERO = np.zeros((), np.int32)
 """The root of Python's numbers."""
 _HUGE = 2**200
@@ -51,10 +51,9 @@ _ENDS = {d: Interval(torch.iinfo(d).min, torch.iinfo(d).max) for d in _INTEGERS}
 def range_of(value: Any) -> Interval:
     """Returns the interval of a tensor or a Python number."""
     if not isinstance(value, BridgeTensor):
-        if type(value) is float and abs(value) < _HUGE:
-            return Interval(math.floor(value), math.ceil(value))
-        is_number = isinstance(value, int) and abs(value) < _HUGE
-        return Interval(value, value, _ZERO, value) if is_number else UNKNOWN
+        if not isinstance(value, (int, float)) or not abs(value) < _HUGE:
+            return UNKNOWN
+        return Interval(value, value, _ZERO, value) if isinstance(value, int) else Interval(floor(value), ceil(value))
     storage, dtype = value._cell.storage, value.dtype
     known = storage.bounds
     if known is None or (storage.layout is not None and storage.layout.dtype != dtype):
@@ -100,7 +99,7 @@ def times(a: Interval, b: Interval) -> Interval:
 
 
 def is_finite(r: Interval) -> bool:
-    return not (math.isinf(r.low) or math.isinf(r.high))
+    return not (isinf(r.low) or isinf(r.high))
 
 
 class Call(NamedTuple):
@@ -125,18 +124,18 @@ def _product(a: Interval, b: Interval) -> Interval:
     result = times(a, b)
     if is_finite(result) or any(r.low >= -1 and r.high <= 1 for r in (a, b)):
         return result
-    return result._replace(factor=max([1, *(abs(end) for r in (a, b) for end in r[:2] if not math.isinf(end))]))
+    return result._replace(factor=max([1, *(abs(end) for r in (a, b) for end in r[:2] if not isinf(end))]))
 
 
 def _power(base: Interval, exponent: Interval) -> Interval:
     size, count = max(abs(base.low), abs(base.high)), max(exponent.high, 0)
-    top, factor = math.inf, None
+    top, factor = inf, None
     if size <= 1:
         top = 1
-    elif math.isinf(size) or math.isinf(count):
+    elif isinf(size) or isinf(count):
         factor = 1
     else:
-        top = _HUGE if count * math.log2(size) > 199 else size**count
+        top = _HUGE if count * log2(size) > 199 else size**count
     return Interval(0 if base.low >= 0 else -top, max(top, 1), factor=factor)
 
 
@@ -156,14 +155,6 @@ def _filled(call: Call) -> Interval:
     if named.get("accumulate") or named.get("reduce"):
         return UNKNOWN
     return union(call.a, *(range_of(named[name]) for name in ("value", "values", "src") if name in named))
-
-
-def _added_into(call: Call) -> Interval:
-    """As many terms for one place as the index has along the dimension; that of `index_add` has only one."""
-    dim, index, source = call.args[1:4]
-    count = index.numel() if index.dim() < 2 else index.shape[dim]
-    terms = times(times(range_of(source), range_of(call.named.get("alpha", 1))), range_of(count))
-    return Interval(call.a.low + min(terms.low, 0), call.a.high + max(terms.high, 0))
 
 
 def _clamped(call: Call) -> Interval:
@@ -219,7 +210,6 @@ _RULES: dict[str, Rule] = {
     "maximum": lambda c: Interval(max(c.a.low, c.b.low), max(c.a.high, c.b.high)),
     "minimum": lambda c: Interval(min(c.a.low, c.b.low), min(c.a.high, c.b.high)),
     "masked_fill index_put scatter index_fill": _filled,
-    "index_add scatter_add": _added_into,
     "full full_like new_full": lambda c: range_of(c.named["fill_value"]),
     "arange": lambda c: union(range_of(c.named.get("start", 0)), range_of(c.named["end"])),
     "clamp clamp_min clamp_max": _clamped,
@@ -272,19 +262,17 @@ def follow(context: TraceContext, func: Any, args: tuple, kwargs: dict, results:
 
 def _of_64_bits(context: TraceContext, func: Any, known: Interval) -> Interval | None:
     """Returns the interval of a result of 64 bits, None if it may be any number."""
-    factor, fits = None if is_finite(known) else known.factor, _fits(known)
-    if not context.checks_int64:
-        return known if fits and factor is None else None
-    if factor is not None and factor < _OF_HASHES:
+    factor = None if is_finite(known) else known.factor
+    if factor is None and _fits(known):
+        return known
+    if context.checks_int64 and factor is not None and factor < _OF_HASHES:
         context.warn(
             f"`{func.name()}` multiplies 64-bit integers of which nothing is known, in 32 bits",
             f"limit them before, as in x.clamp(0, n) or x % n; {REMEDY}",
         )
-    elif factor is not None:
-        _refuse(context, func, Interval(-factor * 128, factor * 128))
-    elif not fits:
-        _refuse(context, func, known)
-    return known if fits and factor is None else None
+    elif context.checks_int64:
+        _refuse(context, func, known if factor is None else Interval(-factor * 128, factor * 128))
+    return None
 
 
 # ---- 64-bit integers that JAX stores in 32 bits
@@ -342,13 +330,12 @@ def fitting(
 
     Raises `BridgeError` for those that 64 bits hold in PyTorch: `ids == 2**40`.
     """
-    for value in (*args, *kwargs.values()) if kwargs else args:
+    for value in args:
         if type(value) is int and not -(2**31) <= value < 2**31:
             break
     else:
         return args, kwargs
-    limit, declared = _limit(), {a.name: a for a in arguments_of(func)}
-    dtypes = [t.dtype for t in (*inputs, *outs) if isinstance(t, torch.Tensor)]
+    limit, dtypes = _limit(), [t.dtype for t in (*inputs, *outs) if isinstance(t, torch.Tensor)]
     floating = any(d.is_floating_point or d.is_complex for d in dtypes)
 
     def fit(argument: Any, value: Any) -> Any:
@@ -358,8 +345,7 @@ def fitting(
             _refuse(context, func, Interval(value, value))
         return float(value) if floating else (value + limit) % (2 * limit) - limit
 
-    fitted = tuple(fit(argument, value) for argument, value in zip(declared.values(), args, strict=False))
-    return fitted, {name: fit(declared[name], value) for name, value in kwargs.items()}
+    return tuple(map(fit, arguments_of(func), args)), kwargs
 
 
 def _refuse(context: TraceContext, func: Any, known: Interval) -> None:
@@ -383,7 +369,7 @@ def _limit() -> int:
 def _fits(known: Interval) -> bool:
     """True if no finite end is beyond the integers that JAX has."""
     limit = _limit()
-    return all(math.isinf(end) or -limit <= end < limit for end in known[:2])
+    return all(isinf(end) or -limit <= end < limit for end in known[:2])
 
 
 def _beyond(known: Interval) -> str:
