@@ -103,16 +103,14 @@ def is_finite(r: Interval) -> bool:
 
 
 class Call(NamedTuple):
-    """One call of an operation as a rule sees it."""
+    """One call of an operation as a rule sees it, with the intervals of its first two arguments."""
 
     args: tuple
     named: dict[str, Any]
     """The arguments by name, without those that have their default."""
     out: torch.Tensor
     a: Interval
-    """Of the first argument."""
     b: Interval
-    """Of the second one."""
 
     def size(self) -> int:
         """Returns the number of elements along `dim`, or of all if the call names none."""
@@ -145,18 +143,6 @@ def _sum(call: Call, sign: int = 1) -> Interval:
     return Interval(a.low + b.low, a.high + b.high, a.root if b.root is _ZERO else None, a.offset + b.offset)
 
 
-def _places(call: Call) -> Interval:
-    return Interval(0, max(call.size() - 1, 0))
-
-
-def _filled(call: Call) -> Interval:
-    """The interval of the first argument with some of its elements replaced."""
-    named = call.named
-    if named.get("accumulate") or named.get("reduce"):
-        return UNKNOWN
-    return union(call.a, *(range_of(named[name]) for name in ("value", "values", "src") if name in named))
-
-
 def _clamped(call: Call) -> Interval:
     (low, high), least, most = call.a[:2], call.named.get("min"), call.named.get("max")
     if least is not None:
@@ -166,28 +152,12 @@ def _clamped(call: Call) -> Interval:
     return Interval(low, high)
 
 
-def _remainder(call: Call) -> Interval:
-    a, b = call.a, call.b
-    if b.low > 0:
-        return Interval(0, min(b.high - 1, a.high) if a.low >= 0 else b.high - 1)
-    size = max(abs(b.low), abs(b.high), 1) - 1
-    return Interval(-size, size)
-
-
 def _quotient(call: Call) -> Interval:
     a, b = call.a, call.b
-    if b.low <= 0:
-        size = max(abs(a.low), abs(a.high))
-        return Interval(-size, size)
-    if not is_finite(a) or not is_finite(b):
-        return union(a, range_of(0))
+    if b.low <= 0 or not is_finite(a) or not is_finite(b):
+        return UNKNOWN
     ends = [q for x in a[:2] for y in b[:2] for q in (x // y, -(-x // y))]
     return Interval(min(ends), max(ends))
-
-
-def _both_bits(call: Call) -> Interval:
-    tops = [r.high for r in (call.a, call.b) if r.low >= 0]
-    return Interval(0, min(tops)) if tops else UNKNOWN
 
 
 def _compared(holds: Callable[[float, float], bool], call: Call) -> Interval:
@@ -197,7 +167,7 @@ def _compared(holds: Callable[[float, float], bool], call: Call) -> Interval:
     return Interval(min(answers), max(answers))
 
 
-Rule = Callable[[Call], Interval | list[Interval]]
+Rule = Callable[[Call], Interval]
 _COPIES = "clone to_copy index index_select gather take embedding flip roll repeat amax amin unsafe_view unsafe_index"
 _RULES: dict[str, Rule] = {
     _COPIES: lambda c: c.a,
@@ -205,11 +175,13 @@ _RULES: dict[str, Rule] = {
     "copy fill": lambda c: c.b,
     "cat stack": lambda c: union(*map(range_of, c.args[0])),
     "where": lambda c: union(c.b, range_of(c.args[2])),
-    "max min topk sort": lambda c: [c.a, _places(c)],
-    "argmax argmin argsort": _places,
+    "max min": lambda c: Interval(0, c.size() - 1) if "dim" in c.named else c.a,
+    "argmax argmin argsort topk sort": lambda c: Interval(0, c.size() - 1),
     "maximum": lambda c: Interval(max(c.a.low, c.b.low), max(c.a.high, c.b.high)),
     "minimum": lambda c: Interval(min(c.a.low, c.b.low), min(c.a.high, c.b.high)),
-    "masked_fill index_put scatter index_fill": _filled,
+    "masked_fill": lambda c: union(c.a, range_of(c.args[2])),
+    "index_put": lambda c: UNKNOWN if c.named.get("accumulate") else union(c.a, range_of(c.args[2])),
+    "index_fill scatter": lambda c: UNKNOWN if "reduce" in c.named else union(c.a, range_of(c.args[3])),
     "full full_like new_full": lambda c: range_of(c.named["fill_value"]),
     "arange": lambda c: union(range_of(c.named.get("start", 0)), range_of(c.named["end"])),
     "clamp clamp_min clamp_max": _clamped,
@@ -224,16 +196,16 @@ _RULES: dict[str, Rule] = {
     "prod cumprod": lambda c: _power(c.a, range_of(c.size())),
     "lshift bitwise_left_shift": lambda c: _product(c.a, _power(range_of(2), c.b)),
     "rshift bitwise_right_shift": lambda c: union(c.a, Interval(-1, 0)),
-    "bitwise_and": _both_bits,
+    "bitwise_and": lambda c: Interval(0, c.b.high) if c.b.low >= 0 else UNKNOWN,
     "floor_divide div": _quotient,
-    "remainder": _remainder,
+    "remainder": lambda c: Interval(0, c.b.high - 1) if c.b.low > 0 else UNKNOWN,
     "cumsum": lambda c: union(c.a, times(c.a, range_of(c.size()))),
     "sum": lambda c: times(c.a, range_of(c.args[0].numel() // max(1, c.out.numel()))),
     "count_nonzero": lambda c: Interval(0, c.args[0].numel()),
     **{name: functools.partial(_compared, getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 RULES = {name: rule for names, rule in _RULES.items() for name in names.split()}
-"""Name of the ATen operation without underscores around it -> interval of its result, or of each."""
+"""Name of the ATen operation without underscores around it -> interval of its result, or of the last of several."""
 
 
 @functools.cache
@@ -251,13 +223,13 @@ def follow(context: TraceContext, func: Any, args: tuple, kwargs: dict, results:
     rule, names = found
     a = range_of(args[0]) if args else UNKNOWN
     b = range_of(args[1]) if len(args) > 1 else UNKNOWN
-    known = rule(Call(args, {**dict(zip(names, args, strict=False)), **kwargs}, results[-1], a, b))
-    for result, interval in zip(results, known if type(known) is list else [known], strict=False):
-        ends = _ENDS.get(result.dtype)
-        if result.dtype == torch.int64:
-            result._cell.storage.bounds = _of_64_bits(context, func, interval)
-        elif ends is not None and ends[0] <= interval.low and interval.high <= ends[1]:
-            result._cell.storage.bounds = interval
+    out = results[-1]
+    known = rule(Call(args, {**dict(zip(names, args, strict=False)), **kwargs}, out, a, b))
+    if out.dtype == torch.int64:
+        known = _of_64_bits(context, func, known)
+    elif out.dtype not in _ENDS or known.low < _ENDS[out.dtype].low or known.high > _ENDS[out.dtype].high:
+        known = None
+    out._cell.storage.bounds = known
 
 
 def _of_64_bits(context: TraceContext, func: Any, known: Interval) -> Interval | None:
