@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,18 +20,9 @@ import torch.nn.functional as F
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
-from bridge.dispatch.compute import (  # noqa
-    DEFECT_REMEDY,
-    TRACE_ERRORS,
-    LoweringError,
-    compute,
-    is_random,
-    listed,
-    meta_of,
-    shapes_by_data,
-    tensors_in,
-)
+from bridge.dispatch.compute import LoweringError, compute, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
+from bridge.lowerings.registry import METAS
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, fresh
@@ -154,7 +146,7 @@ def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
     errors: list[Exception] = []
     with below_modes(), torch.no_grad():
         for fill in (0, 1):
-            given = tree_map_only(torch.Tensor, _on_host(fill), (args, kwargs))
+            given = tree_map_only(torch.Tensor, functools.partial(_on_host, fill), (args, kwargs))
             try:
                 func(*given[0], **given[1])
                 return None
@@ -164,54 +156,45 @@ def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
     return errors[0] if known else None
 
 
-def _on_host(fill: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, BridgeTensor):
-            return torch.full(tensor.shape, fill, dtype=tensor.dtype)
-        return tensor.detach().clone()
-
-    return stand_in
+def _on_host(fill: int, tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, BridgeTensor) or tensor.is_meta:
+        return torch.full(tensor.shape, fill, dtype=tensor.dtype)
+    return tensor.detach().clone()
 
 
-def raise_if_refused(func: Any, args: tuple, kwargs: dict) -> None:
+def raise_kernel_error(func: Any, args: tuple, kwargs: dict) -> None:
     """Raise PyTorch's own error for arguments that look wrong, if it refuses them."""
-    check = CHECKS.get(func)
-    if check is not None and check(args):
-        _raise_kernel_error(func, args, kwargs)
-
-
-def raise_if_not_cast(func: Any, args: tuple, kwargs: dict) -> None:
-    """Raise what PyTorch raises for an in-place operation whose result has a type that its target cannot hold."""
-    if torch.Tag.pointwise in func.tags:
-        target, *others = map(_kind_of_number, (*args, *kwargs.values()))
-        if any(other > target for other in others):
-            _raise_kernel_error(func, args, kwargs)
-
-
-def _raise_kernel_error(func: Any, args: tuple, kwargs: dict) -> None:
     error = kernel_error(func, args, kwargs)
     if error is not None:
         raise error
 
 
-def _kind_of_number(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        dtype = value.dtype
-        return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)
-    return {bool: 0, int: 1, float: 2, complex: 3}.get(type(value), 0)
+def _meta_of_one_dtype(func: Any, meta: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The result on the meta device, which takes tensors of several dtypes where PyTorch's kernels refuse them."""
+    if len({value.dtype for value in args if isinstance(value, torch.Tensor)}) > 1:
+        raise_kernel_error(func, args, kwargs)
+    return meta(*args, **kwargs)
 
 
-def _of_several_dtypes(args: tuple) -> bool:
-    return len({t.dtype for t in tensors_in(args)}) > 1
+for _name in ("mm", "bmm", "addmm", "baddbmm", "mv", "linear", "convolution"):
+    _func = getattr(aten, _name).default
+    METAS[_func] = functools.partial(_meta_of_one_dtype, _func, METAS.get(_func, _func))
+
+
+# ---- constant indices out of range, which PyTorch's kernels refuse and its meta device takes
+
+
+def _outside(index: Any, low: int, high: int) -> bool:
+    """True if a constant index has a value outside of [low, high)."""
+    if not isinstance(index, torch.Tensor) or isinstance(index, BridgeTensor) or index.dtype.is_floating_point:
+        return False
+    with below_modes():
+        return bool(((index < low) | (index >= high)).any())
 
 
 def _outside_dimension(args: tuple) -> bool:
     x, dim, index = args[:3]
     return isinstance(dim, int) and _outside(index, 0, x.shape[dim] if x.dim() else 1)
-
-
-def _outside_rows(args: tuple) -> bool:
-    return _outside(args[1], 0, args[0].shape[0])
 
 
 def _outside_brackets(args: tuple) -> bool:
@@ -230,33 +213,20 @@ def _outside_brackets(args: tuple) -> bool:
     return False
 
 
-def _outside(index: Any, low: int, high: int) -> bool:
-    """True if a constant index has a value outside of [low, high)."""
-    if not isinstance(index, torch.Tensor) or isinstance(index, BridgeTensor) or index.dtype.is_floating_point:
-        return False
-    with below_modes():
-        return bool(((index < low) | (index >= high)).any())
-
-
 CHECKS: dict[Any, Callable[[tuple], bool]] = {}
 """Operation -> True for arguments that PyTorch's kernel may refuse while its meta device takes them."""
 
 
-def _enter(names: str, check: Callable[[tuple], bool]) -> None:
-    """For every overload, in place or not."""
-    for name in names.split():
-        for packet in (getattr(aten, name, None), getattr(aten, f"{name}_", None)):
-            for overload in packet.overloads() if packet is not None else ():
-                CHECKS[getattr(packet, overload)] = check
-
-
-_enter(
-    "gather index_select index_add index_copy index_fill index_reduce scatter scatter_add scatter_reduce",
-    _outside_dimension,
-)
-_enter("embedding embedding_bag _embedding_bag _embedding_bag_forward_only", _outside_rows)
-_enter("index index_put _unsafe_index", _outside_brackets)
-_enter("mm bmm addmm baddbmm mv linear convolution", _of_several_dtypes)
+for _check, _names in {
+    _outside_dimension: "gather index_select index_add index_copy index_fill index_reduce "
+    "scatter scatter_add scatter_reduce",
+    lambda args: _outside(args[1], 0, args[0].shape[0]): "embedding _embedding_bag _embedding_bag_forward_only",
+    _outside_brackets: "index index_put _unsafe_index",
+}.items():
+    for _name in _names.split():
+        for _packet in (getattr(aten, _name, None), getattr(aten, f"{_name}_", None)):  # in place or not
+            for _overload in _packet.overloads() if _packet is not None else ():
+                CHECKS[getattr(_packet, _overload)] = _check
 
 # A branch, `.item()`, and PyTorch's own checks.
 
