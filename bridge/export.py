@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from torch import nn
 
-from bridge._compat.torch import is_script
 from bridge.dispatch.mode import check_name
 from bridge.dispatch.random import Rng, check_key
 from bridge.dispatch.values import Survey
@@ -153,7 +153,7 @@ def export(
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}; there are: {close}")
     for name, m in module.named_modules():
-        if is_script(m):
+        if isinstance(m, torch.jit.ScriptModule):
             raise BridgeError(
                 f"{name or 'the module'} was compiled by TorchScript, whose state lives in C++; export the module "
                 "that it was made from"

@@ -81,8 +81,10 @@ def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, er
     if isinstance(error, LoweringError):
         raise error
     remedy = UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY
-    remedy = DRAW_REMEDY if is_random(func) else remedy
-    remedy = _NESTED_REMEDY if "nested" in func.name() else remedy
+    if "nested" in func.name():
+        remedy = _NESTED_REMEDY
+    elif is_random(func):
+        remedy = DRAW_REMEDY
     raise context.error(f"`{func.name()}` has no translation ({error})", remedy) from error
 
 
@@ -110,10 +112,7 @@ _LOOP_REMEDY = "write a Python loop with a fixed number of steps, and torch.wher
 _OF_FUNCTIONS = {
     "cond": "compute both branches and choose with torch.where, or branch on a Python number",
     "flex_attention": "use F.scaled_dot_product_attention, with a mask or an additive bias for what the functions do",
-    "map_impl": "use torch.vmap, or a Python loop",
-    "while_loop": _LOOP_REMEDY,
-    "scan": _LOOP_REMEDY,
-    "associative_scan": _LOOP_REMEDY,
+    **dict.fromkeys(("while_loop", "scan", "associative_scan", "map_impl"), _LOOP_REMEDY),
 }
 
 
@@ -126,7 +125,7 @@ def _skip(context: TraceContext, func: Any, args: tuple, kwargs: dict, why: str)
     return type(metas)(zeros) if isinstance(metas, (tuple, list)) else zeros[0]
 
 
-# ---- code that asks a tensor for its value
+# ---- errors of PyTorch's kernels
 
 AFFORDABLE = 2**26
 """Elements up to which a kernel is asked."""
@@ -194,22 +193,19 @@ def _outside(index: Any, low: int, high: int) -> bool:
 
 def _outside_dimension(args: tuple) -> bool:
     x, dim, index = args[:3]
-    return isinstance(dim, int) and _outside(index, 0, x.shape[dim] if x.dim() else 1)
+    return _outside(index, 0, x.shape[dim] if x.dim() else 1)
 
 
 def _outside_brackets(args: tuple) -> bool:
-    """True if a constant index is out of range, or a mask has another shape than what it selects from."""
+    """True also for a mask of another shape than what it selects from."""
     x, indices = args[:2]
     dim = 0
     for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            if index.shape != x.shape[dim : dim + index.dim()]:
-                return True
-            dim += index.dim()
-        elif index is not None and dim < x.dim() and _outside(index, -x.shape[dim], x.shape[dim]):
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        wide = index.dim() if is_mask else 1
+        if (is_mask and index.shape != x.shape[dim : dim + wide]) or _outside(index, -x.shape[dim], x.shape[dim]):
             return True
-        else:
-            dim += 1
+        dim += wide
     return False
 
 
@@ -228,7 +224,7 @@ for _check, _names in {
             for _overload in _packet.overloads() if _packet is not None else ():
                 CHECKS[getattr(_packet, _overload)] = _check
 
-# A branch, `.item()`, and PyTorch's own checks.
+# ---- code that asks a tensor for its value: a branch, `.item()`, and PyTorch's own checks
 
 CHECKING: dict[Any, str] = {
     torch.istft: "",

@@ -147,30 +147,18 @@ def _bits(base: BridgeTensor, outs: list[torch.Tensor], _dtype: torch.dtype) -> 
 
 
 def _as_strided(base: BridgeTensor, outs: list[torch.Tensor], *_place: Any, **_named: Any) -> list[View]:
-    """It counts in memory, not in the tensor it is called on, so it starts from the cell's whole base.
-
-    The gradient reaches the elements of the tensor it is called on only, as in PyTorch. Once something was written into
-    the memory, PyTorch takes the view of the base, and it reaches all.
-    """
-    (out,) = outs
-    layout = base._cell.storage.layout
+    """It counts in memory, not in the tensor it is called on, so it starts from the cell's whole base."""
+    (out,), layout = outs, base._cell.storage.layout
     assert layout is not None
     if layout.dtype != out.dtype:
         raise NotImplementedError("it counts elements of a tensor that views another dtype")
     index = elements(layout, positions(out))
     if index is None:
         raise NotImplementedError("it reaches memory that is no element of the tensor")
-    view = _gather(index)
-    own = np.isin(positions(out), positions(base._meta))
-    if own.all():
-        return [view]
-    storage, versions = base._cell.storage, [base._cell.version]
-
-    def get(x: jax.Array) -> jax.Array:
-        as_it_was = storage.version in versions
-        return jnp.where(own, view.get(x), stop_gradient(view.get(x))) if as_it_was else view.get(x)
-
-    return [dataclasses.replace(view, get=get, renew=versions.clear)]
+    if base._cell.live and torch.is_grad_enabled() and not np.isin(positions(out), positions(base._meta)).all():
+        # PyTorch's gradient reaches the elements of the tensor alone, until something is written into the memory.
+        raise NotImplementedError("it reaches elements outside of the tensor; call it on the tensor that has them all")
+    return [_gather(index)]
 
 
 def _gather(index: np.ndarray) -> View:
@@ -277,7 +265,6 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
     for each in inputs:
         if each is not target and each._cell.storage is target._cell.storage:
             refuse_overlap(target._meta, each._meta)
-    target.renew_views()
     check_write(func, target, args, kwargs)
     into_out = has_out(func)
     if into_out and functional.overloadpacket in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
@@ -285,10 +272,8 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
     source = compute(context, functional, args, kwargs, like=None if into_out else target)
     if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
         source = context.adopt(source)
-    if into_out and isinstance(source, torch.Tensor) and source.shape != target.shape:
-        raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
     if not isinstance(source, BridgeTensor) or source.shape != target.shape:
-        raise NotImplementedError("an in-place operation that changes the shape")
+        raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
     known = after_write(target, source)
     target.write(
         source.value.astype(jax_dtype(target.dtype)),

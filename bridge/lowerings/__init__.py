@@ -3,28 +3,21 @@
 One file a subject; importing this package fills the tables.
 """
 
-from bridge._compat.torchax import MissingOperation, missing_operations_tolerated
+from bridge.lowerings import (
+    arithmetic,  # noqa: F401
+    attention,  # noqa: F401
+    convolution,  # noqa: F401
+    creation,  # noqa: F401
+    derivatives,  # noqa: F401
+    elementwise,  # noqa: F401
+    indexing,  # noqa: F401
+    linalg,  # noqa: F401
+    losses,  # noqa: F401
+    norms,  # noqa: F401
+    reductions,  # noqa: F401
+    sequences,  # noqa: F401
+    values,  # noqa: F401
+)
 from bridge.lowerings.registry import BY_LAYOUT, DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
-
-with missing_operations_tolerated():
-    from bridge.lowerings import (
-        arithmetic,  # noqa: F401
-        attention,  # noqa: F401
-        convolution,  # noqa: F401
-        creation,  # noqa: F401
-        derivatives,  # noqa: F401
-        elementwise,  # noqa: F401
-        indexing,  # noqa: F401
-        linalg,  # noqa: F401
-        losses,  # noqa: F401
-        norms,  # noqa: F401
-        reductions,  # noqa: F401
-        sequences,  # noqa: F401
-        values,  # noqa: F401
-    )
-
-for _table in (LOWERINGS, DECOMPOSITIONS, BY_LAYOUT, METAS):
-    for _op in [op for op in _table if isinstance(op, MissingOperation)]:
-        del _table[_op]
 
 __all__ = ["BY_LAYOUT", "DECOMPOSITIONS", "FUNCTIONS", "LOWERINGS", "METAS"]

@@ -48,17 +48,18 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return vars(value) if type(value).__dictoffset__ else {}
 
 
-def empty_like(value: Any) -> Any:
-    """A new container without items, or a new object without attributes, of the class of `value`; no tuple."""
-    return _empty(type(value), _setting(value))
+_SETTINGS = {collections.defaultdict: "default_factory", collections.deque: "maxlen"}
+"""What a container has besides its items."""
 
 
 def _setting(value: Any) -> Any:
-    """What a container has besides its items."""
     base = built_in(type(value))
-    if base is collections.defaultdict:
-        return value.default_factory
-    return value.maxlen if base is collections.deque else None
+    return getattr(value, _SETTINGS[base]) if base in _SETTINGS else None
+
+
+def empty_like(value: Any) -> Any:
+    """A new container without items, or a new object without attributes, of the class of `value`; no tuple."""
+    return _empty(type(value), _setting(value))
 
 
 def _empty(kind: Any, setting: Any) -> Any:
@@ -165,41 +166,37 @@ class _Node(NamedTuple):
     attributes: tuple[tuple[str, Any], ...]
 
 
-class _Split:
+def _split(whole: Any) -> tuple[list[tuple[GetAttrKey, Any]], _Node]:
     """The arrays in an object, at any depth of containers and further objects, and the hashable rest of it."""
+    leaves: list[tuple[GetAttrKey, Any]] = []
+    numbers: dict[int, int] = {}
 
-    def __init__(self, value: Any):
-        self.leaves: list[Any] = []
-        self.paths: list[str] = []
-        self._numbers: dict[int, int] = {}
-        self.structure = self._node(value, "")
-
-    def _part(self, value: Any, path: str) -> Any:
+    def part(value: Any, path: str) -> Any:
         kind = type(value)
         if kind in ATOMS or isinstance(value, enum.Enum):
             return kind, value
-        if id(value) in self._numbers:
-            return self._numbers[id(value)]
+        if id(value) in numbers:
+            return numbers[id(value)]
         how = _how(value)
         if how in ("items", "parts") or (how == "fields" and is_plain_class(kind)):
-            return self._node(value, path)
+            return node(value, path)
         if how != "functions" and not issubclass(kind, dict) and not _is_array_like(value):
             return _Opaque(value)
-        self.leaves.append(value)
-        self.paths.append(path)
+        leaves.append((GetAttrKey(path.removeprefix(".")), value))
         return None
 
-    def _node(self, value: Any, path: str) -> _Node:
-        kind = type(value)
+    def node(value: Any, path: str) -> _Node:
         if not isinstance(value, tuple):
-            self._numbers[id(value)] = len(self._numbers)
-        items = items_of(value) if built_in(kind) else []
+            numbers[id(value)] = len(numbers)
+        items = items_of(value) if built_in(type(value)) else []
         return _Node(
-            kind,
+            type(value),
             _setting(value),
-            tuple((key, self._part(item, f"{path}[{key!r}]")) for key, item in items),
-            tuple((name, self._part(item, f"{path}.{name}")) for name, item in attributes_of(value).items()),
+            tuple((key, part(item, f"{path}[{key!r}]")) for key, item in items),
+            tuple((name, part(item, f"{path}.{name}")) for name, item in attributes_of(value).items()),
         )
+
+    return leaves, node(whole, "")
 
 
 def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -207,13 +204,13 @@ def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] 
     rest, made = iter(leaves), []
 
     def part(node: Any) -> Any:
-        if isinstance(node, _Node):
-            return whole(node)
-        if isinstance(node, tuple):
-            return node[1]
+        if node is None:
+            return next(rest)
+        if isinstance(node, int):
+            return made[node]
         if isinstance(node, _Opaque):
             return opaque(node.value)
-        return next(rest) if node is None else made[node]
+        return whole(node) if isinstance(node, _Node) else node[1]
 
     def whole(node: _Node) -> Any:
         if issubclass(node.kind, tuple):
@@ -267,7 +264,7 @@ def register(
     elif dataclasses.is_dataclass(cls):
         _register_fields(cls)
     elif is_plain_class(cls) or built_in(cls):
-        jax.tree_util.register_pytree_with_keys(cls, _flatten_parts, _join)
+        jax.tree_util.register_pytree_with_keys(cls, _split, _join)
         _KINDS[cls] = "parts"
     else:
         raise TypeError(
@@ -275,12 +272,6 @@ def register(
             "dataclass, or pass its parts in a dict"
         )
     return cls
-
-
-def _flatten_parts(value: Any) -> tuple[list, _Node]:
-    split = _Split(value)
-    keys = [GetAttrKey(path.removeprefix(".")) for path in split.paths]
-    return list(zip(keys, split.leaves, strict=True)), split.structure
 
 
 def _register_fields(cls: type) -> None:
@@ -328,8 +319,8 @@ def convert(tree: Any, leaf: Callable[[Any], Any], objects: bool = False) -> Any
             return leaf(value)
         if how == "parts":
             register(kind)
-            split = _Split(value)
-            return _join(split.structure, map(visit, split.leaves), leaf)
+            leaves, structure = _split(value)
+            return _join(structure, [visit(part) for _, part in leaves], leaf)
         return None if value is None else jax.tree.map(visit, value, is_leaf=lambda part: part is not value)
 
     return visit(tree)
@@ -403,8 +394,6 @@ def parts_of(value: Any) -> list[tuple[str, Any]]:
     for kind in type(value).__mro__:
         slots = [name for name, each in vars(kind).items() if isinstance(each, types.MemberDescriptorType)]
         named |= {name: getattr(value, name, None) for name in slots}
-    if isinstance(value, (set, frozenset)):
-        items: Any = enumerate(value)
-    else:
-        items = items_of(value) if built_in(type(value)) else ()
+    is_set = isinstance(value, (set, frozenset))
+    items = enumerate(value) if is_set else items_of(value) if built_in(type(value)) else ()
     return [*((f"[{key!r}]", item) for key, item in items), *((f".{name}", item) for name, item in named.items())]
