@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from torch import nn
 
-from bridge._compat.torch import is_script
 from bridge.context import Options
 from bridge.dispatch.mode import check_name
 from bridge.dispatch.random import Rng, check_key
@@ -158,7 +158,7 @@ def export(
     names = []
     for name, submodule in module.named_modules():
         names.append(name)
-        if is_script(submodule):
+        if isinstance(submodule, torch.jit.ScriptModule):
             who = name or "the module"
             raise BridgeError(f"{who} was compiled by TorchScript; export the module that it was made from")
     functions = dict(functions or {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 import threading
 import types
@@ -21,31 +22,13 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMo
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
-_TORCHAX: dict[str, types.ModuleType] = {}
-"""The modules of the bridge's own copy of torchax."""
-
-
-@contextlib.contextmanager
-def _torchax_imports() -> Iterator[None]:
-    """Let torchax's imports inside of functions find the bridge's copy."""
-    others = {name: sys.modules[name] for name in _TORCHAX if name in sys.modules}
-    sys.modules.update(_TORCHAX)
-    try:
-        yield
-    finally:
-        for name in _TORCHAX:
-            del sys.modules[name]
-        sys.modules.update(others)
-
-
 GET_BASE: Any = torch.Tensor._base.__get__  # pyright: ignore
 """Of each look-up another object, equal to the others."""
 IS_VIEW: Any = torch.Tensor._is_view
 
 
-def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that owns the memory of a view."""
-    return tensor._base
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
+"""Returns the tensor that owns the memory of a view."""
 
 
 def is_view_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
@@ -107,9 +90,8 @@ def in_transform() -> bool:
     return in_function_transform() or forward_ad._current_level >= 0
 
 
-def in_function_transform() -> bool:
-    """True if a transformation of `torch.func` is active."""
-    return torch._C._are_functorch_transforms_active()
+in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""True if a transformation of `torch.func` is active."""
 
 
 def is_dual(tensor: torch.Tensor) -> bool:
@@ -158,23 +140,13 @@ def convolution_format(x: torch.Tensor, weight: torch.Tensor, *settings: Any) ->
     return torch._C._conv_determine_backend_memory_format(x, weight, backend)
 
 
-def arguments(op: Any) -> list[Any]:
-    """The declared arguments of an ATen operation."""
-    return op._schema.arguments
-
-
-def returns(op: Any) -> list[Any]:
-    return op._schema.returns
-
-
-def schema_name(op: Any) -> str:
-    """`aten::mul_`, without the overload."""
-    return op._schema.name
-
-
-def overload_name(op: Any) -> str:
-    """`Tensor` of `aten::mul_.Tensor`."""
-    return op._overloadname
+arguments: Callable[[Any], list[Any]] = operator.attrgetter("_schema.arguments")
+"""The declared arguments of an ATen operation."""
+returns: Callable[[Any], list[Any]] = operator.attrgetter("_schema.returns")
+schema_name: Callable[[Any], str] = operator.attrgetter("_schema.name")
+"""`aten::mul_`, without the overload."""
+overload_name: Callable[[Any], str] = operator.attrgetter("_overloadname")
+"""`Tensor` of `aten::mul_.Tensor`."""
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -208,11 +180,6 @@ def class_of(tensor: torch.Tensor) -> type:
 def is_parameter(tensor: torch.Tensor) -> bool:
     """Also of a subclass that is marked as one."""
     return getattr(tensor, "_is_param", False)
-
-
-def is_script(module: nn.Module) -> bool:
-    """True if the module is compiled by TorchScript: its state lives in C++ and cannot be copied."""
-    return isinstance(module, torch.jit.ScriptModule)
 
 
 # Its autograd.
@@ -250,14 +217,13 @@ def below_autograd() -> bool:
 
 def gradient_hooks(module: nn.Module) -> list[str]:
     """Returns the parts of the module that have a hook of PyTorch's engine, in words."""
-    hooked = [
-        f"parameter {name}"
-        for name, parameter in module.named_parameters()
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
-    ]
-    hooked += [
-        f"module {name or 'itself'}" for name, m in module.named_modules() if m._backward_hooks or m._backward_pre_hooks
-    ]
+    hooked = []
+    for name, p in module.named_parameters():
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            hooked.append(f"parameter {name}")
+    for name, m in module.named_modules():
+        if m._backward_hooks or m._backward_pre_hooks:
+            hooked.append(f"module {name or 'itself'}")
     if nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks:
         hooked.append("every module")
     return hooked
@@ -276,22 +242,17 @@ class Replacements:
     """Replaces names of PyTorch's for as long as any thread is in the context, which may be entered again."""
 
     def __init__(self, *table: Replacement):
-        self._table = table
+        self._table = [(owner, name, functools.lru_cache(1)(make)) for owner, name, make in table]
         self._lock, self._depth = threading.Lock(), 0
-        self._made: list[tuple[Any, Any]] = [(_MISSING, None)] * len(table)
-        """For each name its last original and the replacement of that."""
         self._own: list[Any] = []
         """The objects of the owners themselves under these names; inherited ones are missing."""
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._depth:
-                self._own = [vars(r.owner).get(r.name, _MISSING) for r in self._table]
-                for i, (owner, name, make) in enumerate(self._table):
-                    original = getattr(owner, name, None)
-                    if self._made[i][0] is not original:
-                        self._made[i] = original, make(original)
-                    setattr(owner, name, self._made[i][1])
+                self._own = [vars(owner).get(name, _MISSING) for owner, name, _ in self._table]
+                for owner, name, make in self._table:
+                    setattr(owner, name, make(getattr(owner, name, None)))
             self._depth += 1
 
     def __exit__(self, *_error: Any) -> None:
@@ -303,7 +264,6 @@ class Replacements:
 
 
 _MISSING = object()
-
 
 UNVALIDATED_DISTRIBUTIONS = Replacement(torch.distributions.Distribution, "_validate_args", lambda _: False)
 """Distributions check their arguments only where they are told to: values are traced."""
@@ -341,16 +301,8 @@ def in_place_of_checkpoint(is_tracing: Callable[[], bool], checkpoint: Callable[
     body: Any = getattr(torch.utils.checkpoint.checkpoint, "__wrapped__")  # noqa: B009
 
     def make(known: Callable | None) -> Callable:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if is_tracing():
-                return checkpoint(*args, **kwargs)
-            if known is not None:
-                return known(*args, **kwargs)
-            import torch._dynamo
-
-            return torch._dynamo.disable(body, True, wrapping=False)(*args, **kwargs)
-
-        return call
+        otherwise = known or _beside_compiler(body)
+        return lambda *args, **kwargs: (checkpoint if is_tracing() else otherwise)(*args, **kwargs)
 
     return Replacement(body, "__dynamo_disable", make)
 
@@ -369,7 +321,7 @@ def leave_compiler_unloaded() -> None:
         if isinstance(function, types.FunctionType) and function not in seen:
             seen.add(function)
             variables = closure_of(function)
-            if function.__code__ is asks and "fn" in variables:
+            if function.__code__ is asks and not hasattr(variables["fn"], "__dynamo_disable"):
                 setattr(variables["fn"], "__dynamo_disable", _beside_compiler(variables["fn"]))
             left += variables.values()
 
@@ -382,16 +334,14 @@ def closure_of(function: types.FunctionType) -> dict[str, Any]:
 
 def _beside_compiler(function: Any) -> Callable[..., Any]:
     """`function`, left alone by PyTorch's compiler once that is loaded."""
-    known = getattr(function, "__dynamo_disable", None)
+
+    @functools.cache
+    def disabled() -> Callable[..., Any]:
+        return sys.modules["torch._dynamo"].disable(function, True, wrapping=False)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal known
-        if known is None:
-            disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-            if disable is None:
-                return function(*args, **kwargs)
-            known = disable(function, True, wrapping=False)
-        return known(*args, **kwargs)
+        loaded = hasattr(sys.modules.get("torch._dynamo"), "disable")
+        return (disabled() if loaded else function)(*args, **kwargs)
 
     return call
 
@@ -401,19 +351,14 @@ def _beside_compiler(function: Any) -> Callable[..., Any]:
 default_generator: torch.Generator = torch._C.default_generator
 
 
-class _DefaultGenerator:
-    """In `torch.random`: the generator of the thread's traced call, PyTorch's own where there is none."""
-
-    def __init__(self, of_the_call: Callable[[], Any]):
-        self._of_the_call = of_the_call
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of_the_call() or default_generator, name)
-
-
 def in_place_of_default_generator(of_the_call: Callable[[], Any]) -> Replacement:
     """Returns the replacement that lets `torch.manual_seed` and its like act on `of_the_call()`, if that is not None.
 
     The functions of `torch.random` look the generator up in their module at every call.
     """
-    return Replacement(torch.random, "default_generator", lambda _: _DefaultGenerator(of_the_call))
+
+    class Default:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(of_the_call() or default_generator, name)
+
+    return Replacement(torch.random, "default_generator", lambda _: Default())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import os
 import re
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,10 +16,11 @@ import jax
 import torch
 from torch._decomp import decomposition_table
 
-from bridge._compat.torch import _TORCHAX, _torchax_imports
-from bridge.errors import BridgeError, BridgeWarning
+from bridge.errors import BridgeWarning
 
 _CLIENT_OPTIONS = "jax_pjrt_client_create_options"
+_TORCHAX: dict[str, types.ModuleType] = {}
+"""The modules of the bridge's own copy of torchax."""
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ TESTED = {"torch": ((2, 13), (2, 13)), "jax": ((0, 10), (0, 10))}
 """Package -> the oldest and the newest release that CI runs the tests of the bridge with."""
 
 
-def release(package: Any) -> tuple[int, ...]:
+def _release(package: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", package.__version__)[:2])
 
 
@@ -85,7 +86,7 @@ def missing_operations_tolerated() -> Iterator[None]:
     """For the import of tables that name operations: one that an untested, newer PyTorch lacks does not stop it."""
     owners: Any = (torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
     originals = [owner.__getattr__ for owner in owners]
-    if release(torch) <= TESTED["torch"][1]:
+    if _release(torch) <= TESTED["torch"][1]:
         owners = ()
     for owner, original in zip(owners, originals, strict=False):
         owner.__getattr__ = _or_missing(original)
@@ -119,9 +120,19 @@ with _torch_unchanged() as _DECOMPOSITIONS, missing_operations_tolerated():
 
 @functools.cache
 def _torchax() -> Any:
-    """The library of lowerings; made late, because making it claims the devices, and never part of a trace."""
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), _torchax_imports():
-        return torchax.default_env()
+    """The library of lowerings; made late, because making it claims the devices, and never part of a trace.
+
+    torchax's imports inside of functions find the bridge's copy.
+    """
+    others = {name: sys.modules[name] for name in _TORCHAX if name in sys.modules}
+    sys.modules.update(_TORCHAX)
+    try:
+        with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+            return torchax.default_env()
+    finally:
+        for name in _TORCHAX:
+            del sys.modules[name]
+        sys.modules.update(others)
 
 
 @functools.cache
@@ -153,49 +164,11 @@ jax_dtype_of: Callable[[torch.dtype], Any] = mappings.t2j_dtype
 torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
 
 
-# ---- releases
-
-_NAMES = {
-    torch: """
-        _C.DisableTorchFunction _C.TensorBase.requires_grad.__set__ _C._DisableTorchDispatch
-        _C._are_functorch_transforms_active _C._conv_determine_backend_memory_format _C._disabled_torch_function_impl
-        _C._dispatch_has_kernel_for_dispatch_key _C._dispatch_tls_is_dispatch_key_excluded
-        _C._functorch.is_functorch_wrapped_tensor _C._select_conv_backend _C._set_throw_on_mutable_data_ptr
-        _C.default_generator Tensor._backward_hooks Tensor._base.__get__ Tensor._is_view Tensor._make_wrapper_subclass
-        UntypedStorage._cdata _decomp.decomposition_table _disable_dynamo _ops.OpOverloadPacket _ops._OpNamespace
-        _register_device_module autograd.forward_ad._current_level autograd.functional._grad_preprocess
-        autograd.function._SingleLevelFunction.setup_context nn.modules.module._global_backward_hooks
-        nn.modules.module._global_backward_pre_hooks ops.aten.add.Tensor._overloadname ops.aten.add.Tensor._schema
-        random.default_generator utils.checkpoint.checkpoint.__wrapped__
-    """,
-    torchax: """
-        default_env ops.mappings.t2j_dtype ops.mappings.j2t_dtype ops.jaten._aten_index_put ops.jaten._aten_embedding
-        ops.jaten._aten_gather
-    """,
-    jax: """
-        core.Tracer ensure_compile_time_eval transfer_guard _src.interpreters.batching.BatchTracer
-        _src.interpreters.partial_eval.DynamicJaxprTracer.parent
-        _src.interpreters.partial_eval.DynamicJaxprTracer.full_lower
-        _src.interpreters.partial_eval.TracingEqn.in_tracers
-    """,
-}
-"""Package -> names that `check_releases` looks up in it."""
-
-
 def check_releases() -> None:
-    """Raise `BridgeError` if a private name is gone; warn about a release that the tests were not run with."""
-    for package, names in _NAMES.items():
-        for name in names.split():
-            try:
-                operator.attrgetter(name)(package)
-            except AttributeError:
-                raise BridgeError(
-                    f"{package.__name__} {package.__version__} has no {name}, which the bridge needs; "
-                    "install the versions in constraints.txt"
-                ) from None
+    """Warn about a release that the tests were not run with."""
     for package in (torch, jax):
         oldest, newest = TESTED[package.__name__]
-        if not oldest <= release(package) <= newest:
+        if not oldest <= _release(package) <= newest:
             span = " to ".join(".".join(map(str, r)) for r in (oldest, newest))
             warnings.warn(
                 BridgeWarning(

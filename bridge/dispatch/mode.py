@@ -74,7 +74,7 @@ from bridge.dispatch.values import (
     kernel_error,
     number_of,
     of_functions,
-    raise_if_refused,
+    raise_kernel_error,
     untranslated,
 )
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
@@ -159,8 +159,8 @@ class Dispatch(UncompiledDispatchMode):
         if isinstance(func, HigherOrderOperator):
             raise self.error(*of_functions(func))
         try:
-            if func in CHECKS:
-                raise_if_refused(func, args, kwargs)
+            if func in CHECKS and CHECKS[func](args):
+                raise_kernel_error(func, args, kwargs)
             return self._run(func, args, kwargs)
         except BridgeError:
             raise

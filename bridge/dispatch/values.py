@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,18 +20,9 @@ import torch.nn.functional as F
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
-from bridge.dispatch.compute import (  # noqa
-    DEFECT_REMEDY,
-    TRACE_ERRORS,
-    LoweringError,
-    compute,
-    is_random,
-    listed,
-    meta_of,
-    shapes_by_data,
-    tensors_in,
-)
+from bridge.dispatch.compute import LoweringError, compute, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
+from bridge.lowerings.registry import METAS
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, fresh
@@ -89,8 +81,10 @@ def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, er
     if isinstance(error, LoweringError):
         raise error
     remedy = UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY
-    remedy = DRAW_REMEDY if is_random(func) else remedy
-    remedy = _NESTED_REMEDY if "nested" in func.name() else remedy
+    if "nested" in func.name():
+        remedy = _NESTED_REMEDY
+    elif is_random(func):
+        remedy = DRAW_REMEDY
     raise context.error(f"`{func.name()}` has no translation ({error})", remedy) from error
 
 
@@ -118,10 +112,7 @@ _LOOP_REMEDY = "write a Python loop with a fixed number of steps, and torch.wher
 _OF_FUNCTIONS = {
     "cond": "compute both branches and choose with torch.where, or branch on a Python number",
     "flex_attention": "use F.scaled_dot_product_attention, with a mask or an additive bias for what the functions do",
-    "map_impl": "use torch.vmap, or a Python loop",
-    "while_loop": _LOOP_REMEDY,
-    "scan": _LOOP_REMEDY,
-    "associative_scan": _LOOP_REMEDY,
+    **dict.fromkeys(("while_loop", "scan", "associative_scan", "map_impl"), _LOOP_REMEDY),
 }
 
 
@@ -134,7 +125,7 @@ def _skip(context: TraceContext, func: Any, args: tuple, kwargs: dict, why: str)
     return type(metas)(zeros) if isinstance(metas, (tuple, list)) else zeros[0]
 
 
-# ---- code that asks a tensor for its value
+# ---- errors of PyTorch's kernels
 
 AFFORDABLE = 2**26
 """Elements up to which a kernel is asked."""
@@ -154,7 +145,7 @@ def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
     errors: list[Exception] = []
     with below_modes(), torch.no_grad():
         for fill in (0, 1):
-            given = tree_map_only(torch.Tensor, _on_host(fill), (args, kwargs))
+            given = tree_map_only(torch.Tensor, functools.partial(_on_host, fill), (args, kwargs))
             try:
                 func(*given[0], **given[1])
                 return None
@@ -164,70 +155,32 @@ def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
     return errors[0] if known else None
 
 
-def _on_host(fill: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, BridgeTensor):
-            return torch.full(tensor.shape, fill, dtype=tensor.dtype)
-        return tensor.detach().clone()
-
-    return stand_in
+def _on_host(fill: int, tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, BridgeTensor) or tensor.is_meta:
+        return torch.full(tensor.shape, fill, dtype=tensor.dtype)
+    return tensor.detach().clone()
 
 
-def raise_if_refused(func: Any, args: tuple, kwargs: dict) -> None:
+def raise_kernel_error(func: Any, args: tuple, kwargs: dict) -> None:
     """Raise PyTorch's own error for arguments that look wrong, if it refuses them."""
-    check = CHECKS.get(func)
-    if check is not None and check(args):
-        _raise_kernel_error(func, args, kwargs)
-
-
-def raise_if_not_cast(func: Any, args: tuple, kwargs: dict) -> None:
-    """Raise what PyTorch raises for an in-place operation whose result has a type that its target cannot hold."""
-    if torch.Tag.pointwise in func.tags:
-        target, *others = map(_kind_of_number, (*args, *kwargs.values()))
-        if any(other > target for other in others):
-            _raise_kernel_error(func, args, kwargs)
-
-
-def _raise_kernel_error(func: Any, args: tuple, kwargs: dict) -> None:
     error = kernel_error(func, args, kwargs)
     if error is not None:
         raise error
 
 
-def _kind_of_number(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        dtype = value.dtype
-        return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)
-    return {bool: 0, int: 1, float: 2, complex: 3}.get(type(value), 0)
+def _meta_of_one_dtype(func: Any, meta: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The result on the meta device, which takes tensors of several dtypes where PyTorch's kernels refuse them."""
+    if len({value.dtype for value in args if isinstance(value, torch.Tensor)}) > 1:
+        raise_kernel_error(func, args, kwargs)
+    return meta(*args, **kwargs)
 
 
-def _of_several_dtypes(args: tuple) -> bool:
-    return len({t.dtype for t in tensors_in(args)}) > 1
+for _name in ("mm", "bmm", "addmm", "baddbmm", "mv", "linear", "convolution"):
+    _func = getattr(aten, _name).default
+    METAS[_func] = functools.partial(_meta_of_one_dtype, _func, METAS.get(_func, _func))
 
 
-def _outside_dimension(args: tuple) -> bool:
-    x, dim, index = args[:3]
-    return isinstance(dim, int) and _outside(index, 0, x.shape[dim] if x.dim() else 1)
-
-
-def _outside_rows(args: tuple) -> bool:
-    return _outside(args[1], 0, args[0].shape[0])
-
-
-def _outside_brackets(args: tuple) -> bool:
-    """True if a constant index is out of range, or a mask has another shape than what it selects from."""
-    x, indices = args[:2]
-    dim = 0
-    for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            if index.shape != x.shape[dim : dim + index.dim()]:
-                return True
-            dim += index.dim()
-        elif index is not None and dim < x.dim() and _outside(index, -x.shape[dim], x.shape[dim]):
-            return True
-        else:
-            dim += 1
-    return False
+# ---- constant indices out of range, which PyTorch's kernels refuse and its meta device takes
 
 
 def _outside(index: Any, low: int, high: int) -> bool:
@@ -238,27 +191,40 @@ def _outside(index: Any, low: int, high: int) -> bool:
         return bool(((index < low) | (index >= high)).any())
 
 
+def _outside_dimension(args: tuple) -> bool:
+    x, dim, index = args[:3]
+    return _outside(index, 0, x.shape[dim] if x.dim() else 1)
+
+
+def _outside_brackets(args: tuple) -> bool:
+    """True also for a mask of another shape than what it selects from."""
+    x, indices = args[:2]
+    dim = 0
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        wide = index.dim() if is_mask else 1
+        if (is_mask and index.shape != x.shape[dim : dim + wide]) or _outside(index, -x.shape[dim], x.shape[dim]):
+            return True
+        dim += wide
+    return False
+
+
 CHECKS: dict[Any, Callable[[tuple], bool]] = {}
 """Operation -> True for arguments that PyTorch's kernel may refuse while its meta device takes them."""
 
 
-def _enter(names: str, check: Callable[[tuple], bool]) -> None:
-    """For every overload, in place or not."""
-    for name in names.split():
-        for packet in (getattr(aten, name, None), getattr(aten, f"{name}_", None)):
-            for overload in packet.overloads() if packet is not None else ():
-                CHECKS[getattr(packet, overload)] = check
+for _check, _names in {
+    _outside_dimension: "gather index_select index_add index_copy index_fill index_reduce "
+    "scatter scatter_add scatter_reduce",
+    lambda args: _outside(args[1], 0, args[0].shape[0]): "embedding _embedding_bag _embedding_bag_forward_only",
+    _outside_brackets: "index index_put _unsafe_index",
+}.items():
+    for _name in _names.split():
+        for _packet in (getattr(aten, _name, None), getattr(aten, f"{_name}_", None)):  # in place or not
+            for _overload in _packet.overloads() if _packet is not None else ():
+                CHECKS[getattr(_packet, _overload)] = _check
 
-
-_enter(
-    "gather index_select index_add index_copy index_fill index_reduce scatter scatter_add scatter_reduce",
-    _outside_dimension,
-)
-_enter("embedding embedding_bag _embedding_bag _embedding_bag_forward_only", _outside_rows)
-_enter("index index_put _unsafe_index", _outside_brackets)
-_enter("mm bmm addmm baddbmm mv linear convolution", _of_several_dtypes)
-
-# A branch, `.item()`, and PyTorch's own checks.
+# ---- code that asks a tensor for its value: a branch, `.item()`, and PyTorch's own checks
 
 CHECKING: dict[Any, str] = {
     torch.istft: "",

@@ -28,7 +28,6 @@ from bridge.dispatch.compute import (
     meta_of,
     meta_of_strided,
 )
-from bridge.dispatch.values import raise_if_not_cast
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS, inlined
 from bridge.symbolic.ranges import after_write
@@ -37,60 +36,87 @@ from bridge.tensor.tensor import REGION, BridgeTensor, View, as_view, stop_gradi
 
 aten = torch.ops.aten
 
-_RESHAPES = {
-    aten.view.default, aten._reshape_alias.default, aten.unsqueeze.default, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default, aten.lift_fresh.default,
-    aten._unsafe_view.default,
-}  # fmt: skip
+# ---- a `View` for each view operation
 
 
-def view_steps(  # noqa: C901 (one case for each view operation)
-    func: Any, base: BridgeTensor, args: tuple, kwargs: dict, outs: list[torch.Tensor]
-) -> list[View]:
+def view_steps(func: Any, base: BridgeTensor, args: tuple, kwargs: dict, outs: list[torch.Tensor]) -> list[View]:
     """One `View` for each output of the view operation `func`; `outs` are its outputs on the meta device.
 
     Raises `NotImplementedError` for a view this cannot follow.
     """
-    shape = tuple(base.shape)
-    if func in _RESHAPES:
-        return [_reshape(tuple(out.shape)) for out in outs]
-    rest = args[1:]
-    if func is aten.permute.default:
-        return [_permute([d % len(shape) for d in rest[0]])]
-    if func is aten.transpose.int:
-        order = list(range(len(shape)))
-        if order:
-            a, b = rest[0] % len(shape), rest[1] % len(shape)
-            order[a], order[b] = order[b], order[a]
-        return [_permute(order)]
-    if func is aten.t.default:
-        return [_permute(list(reversed(range(len(shape)))))]
-    if func is aten.slice.Tensor:
-        dim = (rest[0] if rest else kwargs.get("dim", 0)) % len(shape)
-        start, end, step = (*rest[1:], *(None,) * (3 - len(rest[1:])))
-        return [_index(dim, slice(*slice(start, end, step or 1).indices(shape[dim])))]
-    if func is aten.select.int:
-        dim = rest[0] % len(shape)
-        return [_index(dim, int(rest[1]) % shape[dim])]
-    if func is aten.unbind.int:
-        dim = (rest[0] if rest else kwargs.get("dim", 0)) % len(shape)
-        return [_index(dim, i) for i in range(shape[dim])]
-    if func in (aten.split.Tensor, aten.split_with_sizes.default):
-        dim = (rest[1] if len(rest) > 1 else kwargs.get("dim", 0)) % len(shape)
-        return _split(dim, [out.shape[dim] for out in outs])
-    if func is aten.expand.default:
-        wide = tuple(outs[0].shape)
-        repeats = functools.partial(operator.ne, outs[0].numel(), base.numel())
-        return [View(lambda x: broadcast(x, wide), lambda x, new: jnp.reshape(new, x.shape), repeats)]
-    if func is aten.as_strided.default:
-        return [_as_strided(base, outs[0])]
-    if func is aten.view.dtype:
-        return [_bits(base.dtype, outs[0].dtype)]
-    if func in _OF_NUMBERS:
-        return [_OF_NUMBERS[func]]
+    rule = _RULES.get(func)
+    if rule is not None:
+        return rule(base, outs, *args[1:], **kwargs)
     if func.namespace != "aten":
         raise NotImplementedError("a view that is not PyTorch's own")
-    return _by_index_map(func, base, args, kwargs)
+    with below_modes():  # of the numbers of the elements, by which to gather and scatter
+        numbers = func(torch.arange(base.numel()).reshape(base.shape), *args[1:], **kwargs)
+        return [_gather(each.numpy()) for each in listed(numbers)]
+
+
+_reshaped, _transposed, _split_up = map(inlined, (lax.reshape, lax.transpose, lax.split))
+_taken, _sliced = map(inlined, (lax.index_in_dim, lax.slice_in_dim))
+
+
+def _reshape(_base: BridgeTensor, outs: list[torch.Tensor], *_settings: Any) -> list[View]:
+    shape = tuple(outs[0].shape)
+    return [View(lambda x: _reshaped(x, shape), lambda x, new: _reshaped(new, x.shape))]
+
+
+def _permute(base: BridgeTensor, _outs: Any, dims: Sequence[int]) -> list[View]:
+    order = tuple(d % base.dim() for d in dims)
+    inverse = tuple(order.index(i) for i in range(len(order)))
+    return [View(lambda x: _transposed(x, order), lambda x, new: _transposed(new, inverse))]
+
+
+def _transpose(base: BridgeTensor, outs: Any, dim0: int = 0, dim1: int = -1) -> list[View]:
+    order = list(range(base.dim()))
+    if order:
+        order[dim0], order[dim1] = order[dim1], order[dim0]
+    return _permute(base, outs, order)
+
+
+def _select(base: BridgeTensor, _outs: Any, dim: int, index: int) -> list[View]:
+    dim, index = dim % base.dim(), int(index) % base.shape[dim]
+    where = (slice(None),) * dim + (index,)
+    return [View(lambda x: _taken(x, index, dim, keepdims=False), lambda x, new: x.at[where].set(new))]
+
+
+def _unbind(base: BridgeTensor, outs: list[torch.Tensor], dim: int = 0) -> list[View]:
+    return [view for index in range(len(outs)) for view in _select(base, outs, dim, index)]
+
+
+def _slice(
+    base: BridgeTensor, _outs: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> list[View]:
+    dim = dim % base.dim()
+    start, end, step = slice(start, end, step).indices(base.shape[dim])
+    where = (slice(None),) * dim + (slice(start, end, step),)
+    end = max(start, end)
+    return [View(lambda x: _sliced(x, start, end, step, dim), lambda x, new: x.at[where].set(new))]
+
+
+def _split(base: BridgeTensor, outs: list[torch.Tensor], _sizes: Any, dim: int = 0) -> list[View]:
+    """All pieces at once: the gradients then meet in one concatenation instead of a sum of padded arrays."""
+    known: list[Any] = [None, None, ()]
+    dim = dim % base.dim()
+    sizes = tuple(out.shape[dim] for out in outs)
+
+    def piece(i: int) -> View:
+        def get(x: jax.Array) -> jax.Array:
+            if known[0] is not x or known[1] is not REGION.notes:
+                known[:] = [x, REGION.notes, _split_up(x, sizes, dim)]
+            return known[2][i]
+
+        (alone,) = _slice(base, outs, dim, sum(sizes[:i]), sum(sizes[: i + 1]))
+        return View(get, alone.put)
+
+    return [piece(i) for i in range(len(sizes))]
+
+
+def _expand(base: BridgeTensor, outs: list[torch.Tensor], *_sizes: Any, **_settings: Any) -> list[View]:
+    wide, repeats = tuple(outs[0].shape), functools.partial(operator.ne, outs[0].numel(), base.numel())
+    return [View(lambda x: broadcast(x, wide), lambda x, new: jnp.reshape(new, x.shape), repeats)]
 
 
 def _parts(x: jax.Array) -> jax.Array:
@@ -101,18 +127,9 @@ def _joined(x: jax.Array) -> jax.Array:
     return lax.complex(x[..., 0], x[..., 1])
 
 
-_OF_NUMBERS = {
-    aten.view_as_real.default: View(_parts, lambda x, new: _joined(new)),
-    aten.view_as_complex.default: View(_joined, lambda x, new: _parts(new)),
-    # PyTorch puts both off until somebody reads, and marks the tensor; here the view itself computes it.
-    aten._conj.default: View(jnp.conj, lambda x, new: jnp.conj(new)),
-    aten._neg_view.default: View(jnp.negative, lambda x, new: jnp.negative(new)),
-}
-METAS[aten._conj.default] = METAS[aten._neg_view.default] = aten.alias.default
-
-
-def _bits(old: torch.dtype, new: torch.dtype) -> View:
+def _bits(base: BridgeTensor, outs: list[torch.Tensor], _dtype: torch.dtype) -> list[View]:
     """The same bits read as another dtype; nothing of it is differentiable, in PyTorch neither."""
+    old, new = base.dtype, outs[0].dtype
     if old.is_complex or new.is_complex:
         raise NotImplementedError("the bits of complex numbers; use view_as_real and view_as_complex")
     here, there = jnp.dtype(jax_dtype(old)), jnp.dtype(jax_dtype(new))
@@ -121,102 +138,27 @@ def _bits(old: torch.dtype, new: torch.dtype) -> View:
             "the bits of 64-bit numbers, which JAX stores as 32-bit ones while x64 is off; an integer input of 32 bits "
             "counts as one of 64, and `x.to(torch.int32)` has 32"
         )
-    # XLA takes two casts in a row together, and fails where three sizes are involved.
-    there, back = (functools.partial(_bitcast_alone, dtype=dtype) for dtype in (there, here))
-    return View(there, lambda x, value: back(value))
+
+    def cast(x: jax.Array, dtype: Any) -> jax.Array:
+        # XLA takes two casts in a row together, and fails where three sizes are involved.
+        return lax.optimization_barrier(stop_gradient(x)).view(dtype)
+
+    return [View(lambda x: cast(x, there), lambda x, value: cast(value, here))]
 
 
-def _bitcast_alone(x: jax.Array, dtype: Any) -> jax.Array:
-    return _bitcast(lax.optimization_barrier(stop_gradient(x)), dtype)
-
-
-def _bitcast(x: jax.Array, dtype: Any) -> jax.Array:
-    dtype = jnp.dtype(dtype)
-    x = x.view(jnp.uint8) if x.dtype == bool else x
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return _bitcast(x, jnp.uint8) != 0
-    ratio = dtype.itemsize // x.dtype.itemsize
-    if ratio > 1:
-        x = jnp.reshape(x, (*x.shape[:-1], x.shape[-1] // ratio, ratio))
-    out = lax.bitcast_convert_type(x, dtype)
-    return jnp.reshape(out, (*out.shape[:-2], -1)) if out.ndim > x.ndim else out
-
-
-_reshaped, _transposed, _split_up = map(inlined, (lax.reshape, lax.transpose, lax.split))
-_taken, _sliced = map(inlined, (lax.index_in_dim, lax.slice_in_dim))
-
-
-def _reshape(shape: tuple[int, ...]) -> View:
-    return View(lambda x: _reshaped(x, shape), lambda x, new: _reshaped(new, x.shape))
-
-
-def _permute(dims: Sequence[int]) -> View:
-    order = tuple(dims)
-    inverse = tuple(order.index(i) for i in range(len(order)))
-    return View(lambda x: _transposed(x, order), lambda x, new: _transposed(new, inverse))
-
-
-def _index(dim: int, index: int | slice) -> View:
-    where = (slice(None),) * dim + (index,)
-
-    if isinstance(index, int):
-        return View(lambda x: _taken(x, index, dim, keepdims=False), lambda x, new: x.at[where].set(new))
-    start, stop, step = index.start, max(index.start, index.stop), index.step
-    return View(lambda x: _sliced(x, start, stop, step, dim), lambda x, new: x.at[where].set(new))
-
-
-def _split(dim: int, sizes: list[int]) -> list[View]:
-    """All pieces at once: the gradients then meet in one concatenation instead of a sum of padded arrays."""
-    known: list[Any] = [None, None, ()]
-
-    def piece(i: int) -> View:
-        start = sum(sizes[:i])
-
-        def get(x: jax.Array) -> jax.Array:
-            if known[0] is not x or known[1] is not REGION.notes:
-                known[:] = [x, REGION.notes, _split_up(x, tuple(sizes), dim)]
-            return known[2][i]
-
-        return View(get, _index(dim, slice(start, start + sizes[i], 1)).put)
-
-    return [piece(i) for i in range(len(sizes))]
-
-
-def _by_index_map(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[View]:
-    """Any other view: run it in PyTorch on the numbers of the elements, and gather and scatter by them."""
-    with below_modes():
-        return [_gather(index) for index in _index_maps(func, base, args, kwargs)]
-
-
-def _index_maps(func: Callable, base: BridgeTensor, args: tuple, kwargs: dict) -> list[np.ndarray]:
-    out = func(torch.arange(base.numel()).reshape(base.shape), *args[1:], **kwargs)
-    return [o.numpy() for o in (out if isinstance(out, (list, tuple)) else [out])]
-
-
-def _as_strided(base: BridgeTensor, out: torch.Tensor) -> View:
-    """It counts in memory, not in the tensor it is called on, so it starts from the cell's whole base.
-
-    The gradient reaches the elements of the tensor it is called on only, as in PyTorch. Once something was written into
-    the memory, PyTorch takes the view of the base, and it reaches all.
-    """
-    layout = base._cell.storage.layout
+def _as_strided(base: BridgeTensor, outs: list[torch.Tensor], *_place: Any, **_named: Any) -> list[View]:
+    """It counts in memory, not in the tensor it is called on, so it starts from the cell's whole base."""
+    (out,), layout = outs, base._cell.storage.layout
     assert layout is not None
     if layout.dtype != out.dtype:
         raise NotImplementedError("it counts elements of a tensor that views another dtype")
     index = elements(layout, positions(out))
     if index is None:
         raise NotImplementedError("it reaches memory that is no element of the tensor")
-    view = _gather(index)
-    own = np.isin(positions(out), positions(base._meta))
-    if own.all():
-        return view
-    storage, versions = base._cell.storage, [base._cell.storage.version]
-
-    def get(x: jax.Array) -> jax.Array:
-        as_it_was = storage.version in versions
-        return jnp.where(own, view.get(x), stop_gradient(view.get(x))) if as_it_was else view.get(x)
-
-    return dataclasses.replace(view, get=get, renew=versions.clear)
+    if base._cell.live and torch.is_grad_enabled() and not np.isin(positions(out), positions(base._meta)).all():
+        # PyTorch's gradient reaches the elements of the tensor alone, until something is written into the memory.
+        raise NotImplementedError("it reaches elements outside of the tensor; call it on the tensor that has them all")
+    return [_gather(index)]
 
 
 def _gather(index: np.ndarray) -> View:
@@ -225,6 +167,36 @@ def _gather(index: np.ndarray) -> View:
         lambda x, new: jnp.reshape(jnp.reshape(x, -1).at[index].set(new), x.shape),
         lambda: np.unique(index).size != index.size,
     )
+
+
+_RULES: dict[Any, Callable[..., list[View]]] = {
+    **dict.fromkeys(
+        (
+            aten.view.default, aten._reshape_alias.default, aten.unsqueeze.default, aten.squeeze.default,
+            aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default, aten.lift_fresh.default,
+            aten._unsafe_view.default,
+        ),
+        _reshape,
+    ),
+    aten.permute.default: _permute,
+    aten.transpose.int: _transpose,
+    aten.t.default: _transpose,
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
+    aten.unbind.int: _unbind,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.expand.default: _expand,
+    aten.as_strided.default: _as_strided,
+    aten.view.dtype: _bits,
+    aten.view_as_real.default: lambda *_: [View(_parts, lambda x, new: _joined(new))],
+    aten.view_as_complex.default: lambda *_: [View(_joined, lambda x, new: _parts(new))],
+    # PyTorch puts both off until somebody reads, and marks the tensor; here the view itself computes it.
+    aten._conj.default: lambda *_: [View(jnp.conj, lambda x, new: jnp.conj(new))],
+    aten._neg_view.default: lambda *_: [View(jnp.negative, lambda x, new: jnp.negative(new))],
+}  # fmt: skip
+"""View operation -> function of the viewed tensor, the outputs on the meta device and the other arguments."""
+METAS[aten._conj.default] = METAS[aten._neg_view.default] = aten.alias.default
 
 
 # ---- views, writes in place, and shapes changed in place
@@ -237,39 +209,41 @@ _IN_DTYPE_OF_OUT = {aten.sum, aten.nansum, aten.mean, aten.prod, aten.cumsum, at
 def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """A tensor, or several, over the memory of the first argument."""
     base: BridgeTensor = args[0]
-    metas = meta_of_strided(base, *args[1:], **kwargs) if func is aten.as_strided.default else None
-    metas = meta_of(func, args, kwargs) if metas is None else metas
-    outs = list(listed(metas))
+    strided, detached = func is aten.as_strided.default, func is aten.detach.default
+    metas = meta_of_strided(base, *args[1:], **kwargs) if strided else meta_of(func, args, kwargs)
+    outs, several = list(listed(metas)), isinstance(metas, (tuple, list))
     if context.survey is not None:
         context.survey.note(func, "view")
     steps = view_steps(func, base, args, kwargs, outs)
-    if func is aten.detach.default:
-        steps = [dataclasses.replace(step, detached=True) for step in steps]
+    marks: dict[str, Any] = {"one_of_several": True} if several else {}
+    if detached:
+        marks = {"detached": True}
     elif not torch.is_grad_enabled():
-        inference = torch.is_inference_mode_enabled()
-        steps = [dataclasses.replace(step, base=base._cell, inference=inference) for step in steps]
-    elif isinstance(metas, (tuple, list)):
-        steps = [dataclasses.replace(step, one_of_several=True) for step in steps]
-    if func is aten.as_strided.default:  # counts in memory: starts over from the cell's base
+        marks = {"base": base._cell, "inference": torch.is_inference_mode_enabled()}
+    if marks:
+        steps = [dataclasses.replace(step, **marks) for step in steps]
+    if strided:  # counts in memory: starts over from the cell's base
         base = BridgeTensor(base._cell, base._meta)
-    tracks = torch.is_grad_enabled() and func is not aten.detach.default
-    if func is aten.detach.default and context.recording and not below_autograd():
-        tracks = True  # no operation: PyTorch's graph keeps a result for its backward
-    made = [as_view(base, o, s, differentiable=tracks) for o, s in zip(outs, steps, strict=True)]
-    return made if isinstance(metas, (tuple, list)) else made[0]
+    # A `detach` that the autograd layer has not passed on is no operation of the code: PyTorch's graph keeps a result.
+    tracks = context.recording and not below_autograd() if detached else torch.is_grad_enabled()
+    made = [as_view(base, o, s, differentiable=bool(tracks)) for o, s in zip(outs, steps, strict=True)]
+    return made if several else made[0]
 
 
 def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
-    target = args[0]
-    if schema_name(func) == "aten::set_":
+    target, name = args[0], schema_name(func).removeprefix("aten::")
+    if name == "set_":
         raise NotImplementedError(GIVES_MEMORY)
-    if schema_name(func) == "aten::as_strided_" and not _keeps_places(target, *args[1:], **kwargs):
-        raise NotImplementedError("PyTorch's gradient of it is wrong where the memory is written later; use as_strided")
-    if torch.is_grad_enabled():
-        _refuse_write_into_leaf(target)
-        _refuse_write_into_view(target, [])
-    if schema_name(func) in ("aten::resize_", "aten::resize_as_"):
+    if name == "as_strided_":
+        # As in PyTorch's pooling to one element of channels-last images, every element has to stay where it is.
+        there, here = positions(meta_of_strided(*args, **kwargs)), positions(target._meta)
+        if there.shape != here.shape or (there != here).any():
+            raise NotImplementedError(
+                "PyTorch's gradient of it is wrong where the memory is written later; use as_strided"
+            )
+    _refuse_write(target, [])
+    if name in ("resize_", "resize_as_"):
         size = args[1] if isinstance(args[1], (list, tuple)) else args[1].shape
         if math.prod(size) > target._cell.read().size:
             raise NotImplementedError("it makes a tensor larger; make one of the new size")
@@ -280,16 +254,6 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
     return target
 
 
-def _keeps_places(target: BridgeTensor, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
-    """True if every element stays where it is, as in PyTorch's pooling to one element of channels-last images."""
-    strides = zip(size, stride, target._meta.stride(), strict=True) if len(size) == target.dim() else ((2, 0, 1),)
-    return (
-        tuple(size) == tuple(target.shape)
-        and storage_offset in (None, target._meta.storage_offset())
-        and all(n <= 1 or new == old for n, new, old in strides)
-    )
-
-
 def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The target, after what the operation would give without its write was written into it."""
     target, functional, args, kwargs = functional_of(func, args, kwargs)
@@ -297,45 +261,40 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
         raise NotImplementedError("it writes a list of tensors; write them one by one")
     inputs: list[BridgeTensor] = []
     arrays_of((*args, *kwargs.values()), inputs)
-    if torch.is_grad_enabled():
-        _refuse_write_into_leaf(target)
-        _refuse_write_into_view(target, inputs)
+    _refuse_write(target, inputs)
     for each in inputs:
         if each is not target and each._cell.storage is target._cell.storage:
             refuse_overlap(target._meta, each._meta)
-    if target._views:
-        target.renew_views()
     check_write(func, target, args, kwargs)
-    raise_if_not_cast(func, args, kwargs)
     into_out = has_out(func)
     if into_out and functional.overloadpacket in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
         kwargs = {**kwargs, "dtype": target.dtype}
     source = compute(context, functional, args, kwargs, like=None if into_out else target)
-    if not isinstance(source, torch.Tensor) or source.shape != target.shape:
+    if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
+        source = context.adopt(source)
+    if not isinstance(source, BridgeTensor) or source.shape != target.shape:
         raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
-    source = context.adopt(source)  # a constant where what was written there does not count, as in `zero_`
-    value = source.value.astype(jax_dtype(target.dtype))
-    tracked = source._cell.tracked
-    for each in inputs:
-        tracked = tracked or (each is not target and each._cell.tracked)
     known = after_write(target, source)
-    target.write(value, tracked=tracked, grad_enabled=torch.is_grad_enabled(), live=source._cell.live)
+    target.write(
+        source.value.astype(jax_dtype(target.dtype)),
+        tracked=source._cell.tracked or any(t._cell.tracked for t in inputs if t is not target),
+        grad_enabled=torch.is_grad_enabled(),
+        live=source._cell.live,
+    )
     target._cell.storage.bounds = known
     return target
 
 
-def _refuse_write_into_leaf(target: BridgeTensor) -> None:
-    """Raise what PyTorch raises for a write with gradients on: the leaf would no longer be one."""
-    if target.requires_grad and target._cell.leaf is not None:
-        what = "a leaf Variable" if target.is_leaf else "a view of a leaf Variable"
-        raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
-
-
-def _refuse_write_into_view(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
-    """Raise what PyTorch raises for a write that has a gradient, depending on how the target was made.
+def _refuse_write(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
+    """Raise what PyTorch raises for a write with gradients on: into a leaf, or, by how it was made, into a view.
 
     The results of `unbind`, `split` and `chunk` take none, nor do views that were made while gradients were off.
     """
+    if not torch.is_grad_enabled():
+        return
+    if target.requires_grad and target._cell.leaf is not None:
+        what = "a leaf Variable" if target.is_leaf else "a view of a leaf Variable"
+        raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
     tracked = target.requires_grad or any(each.requires_grad for each in inputs)
     for view in reversed(target._views):
         if view.detached:

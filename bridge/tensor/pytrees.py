@@ -10,23 +10,19 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 import torch
+from jax.tree_util import GetAttrKey
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, closure_of
-from bridge.errors import BridgeError
 
 _Instance = TypeVar("_Instance")
-_REGISTERED: set[type] = set()
-"""Classes that JAX flattens by their fields, or by the functions given to `register`."""
-_OBJECTS: set[type] = set()
-"""Classes that JAX flattens by `_split`."""
 
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
 """Types of values that hold nothing."""
@@ -52,9 +48,28 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return vars(value) if type(value).__dictoffset__ else {}
 
 
+_SETTINGS = {collections.defaultdict: "default_factory", collections.deque: "maxlen"}
+"""What a container has besides its items."""
+
+
+def _setting(value: Any) -> Any:
+    base = built_in(type(value))
+    return getattr(value, _SETTINGS[base]) if base in _SETTINGS else None
+
+
 def empty_like(value: Any) -> Any:
     """A new container without items, or a new object without attributes, of the class of `value`; no tuple."""
     return _empty(type(value), _setting(value))
+
+
+def _empty(kind: Any, setting: Any) -> Any:
+    base: Any = built_in(kind) or (types.SimpleNamespace if issubclass(kind, types.SimpleNamespace) else object)
+    new = base.__new__(kind)
+    if base is collections.defaultdict:
+        new.default_factory = setting
+    elif base is collections.deque:
+        base.__init__(new, (), setting)
+    return new
 
 
 def put_items(container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -70,24 +85,6 @@ def put_items(container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
 def tuple_of(kind: type, items: Iterable[Any]) -> Any:
     """The items as a tuple of this class, made without its `__new__`."""
     return kind(list(items)) if kind.__module__ == "torch.return_types" else tuple.__new__(kind, items)  # pyright: ignore[reportCallIssue]
-
-
-def _setting(value: Any) -> Any:
-    """The setting of a container besides its items."""
-    base = built_in(type(value))
-    if base is collections.defaultdict:
-        return value.default_factory
-    return value.maxlen if base is collections.deque else None
-
-
-def _empty(kind: Any, setting: Any) -> Any:
-    base: Any = built_in(kind) or (types.SimpleNamespace if issubclass(kind, types.SimpleNamespace) else object)
-    new = base.__new__(kind)
-    if base is collections.defaultdict:
-        new.default_factory = setting
-    elif base is collections.deque:
-        base.__init__(new, (), setting)
-    return new
 
 
 # ---- objects whose state is their attributes
@@ -114,6 +111,35 @@ def is_plain_class(kind: type) -> bool:
     return kind in _OF_PYTHON or kind.__module__.partition(".")[0] not in _FOREIGN
 
 
+# ---- how JAX takes the objects of a class apart
+
+_How = Literal["items", "functions", "fields", "parts", "leaf"]
+_KINDS: dict[type, _How] = {PackedSequence: "functions"}
+"""The classes that the bridge has registered. How JAX takes their objects apart:
+
+* by their items: the containers that JAX knows by itself;
+* by the functions that somebody has registered for the class;
+* by the fields of a dataclass;
+* by parts: the arrays in it, at any depth, are the children of an object or of a container that JAX does not know.
+"""
+
+
+def _how(value: Any) -> _How:
+    """A dataclass that is met for the first time is registered."""
+    kind = type(value)
+    if kind in _KINDS:
+        return _KINDS[kind]
+    named = hasattr(kind, "_fields")
+    if not jax.tree_util.all_leaves([value]):
+        if named and "__new__" in vars(kind) and "_fields" not in vars(kind):  # it may refuse what JAX puts into it
+            return "parts"
+        return "items" if named or kind in _BUILT_IN else "functions"
+    if dataclasses.is_dataclass(kind):
+        register(kind)
+        return "fields"
+    return "parts" if built_in(kind) or (is_plain_class(kind) and vars(value)) else "leaf"
+
+
 class _Opaque:
     """A part of an object that is passed on as it is; equal to itself alone."""
 
@@ -128,64 +154,49 @@ class _Opaque:
 
 
 class _Node(NamedTuple):
-    """A container or an object: its class, what is in it and its attributes, each a part of a structure."""
+    """The structure of a container or an object.
+
+    That of a part is a `_Node`, None for an array, the number of an object that was met before, an `_Opaque`, or the
+    class and the value of a setting, since `True == 1`.
+    """
 
     kind: type
     setting: Any
-    keys: tuple
-    items: tuple
-    names: tuple
-    attributes: tuple
+    items: tuple[tuple[Any, Any], ...]
+    attributes: tuple[tuple[str, Any], ...]
 
 
-class _Atom(NamedTuple):
-    kind: type
-    """Beside the value, since `True == 1`."""
-    value: Any
-
-
-class _Again(NamedTuple):
-    """A container or an object that was met before."""
-
-    number: int
-
-
-_LEAF = _Again(-1)
-
-
-class _Split:
+def _split(whole: Any) -> tuple[list[tuple[GetAttrKey, Any]], _Node]:
     """The arrays in an object, at any depth of containers and further objects, and the hashable rest of it."""
+    leaves: list[tuple[GetAttrKey, Any]] = []
+    numbers: dict[int, int] = {}
 
-    def __init__(self, value: Any):
-        self.leaves: list[Any] = []
-        self.paths: list[str] = []
-        self._numbers: dict[int, int] = {}
-        self.structure = self._node(value, "")
-
-    def _part(self, value: Any, path: str) -> Any:
+    def part(value: Any, path: str) -> Any:
         kind = type(value)
         if kind in ATOMS or isinstance(value, enum.Enum):
-            return _Atom(kind, value)
-        if id(value) in self._numbers:
-            return _Again(self._numbers[id(value)])
-        if built_in(kind) is None and not (is_plain_class(kind) and vars(value)):
-            return self._leaf(value, path) if _is_leaf(value) else _Opaque(value)
-        return self._leaf(value, path) if _has_own_flatten(value) else self._node(value, path)
+            return kind, value
+        if id(value) in numbers:
+            return numbers[id(value)]
+        how = _how(value)
+        if how in ("items", "parts") or (how == "fields" and is_plain_class(kind)):
+            return node(value, path)
+        if how != "functions" and not issubclass(kind, dict) and not _is_array_like(value):
+            return _Opaque(value)
+        leaves.append((GetAttrKey(path.removeprefix(".")), value))
+        return None
 
-    def _leaf(self, value: Any, path: str) -> Any:
-        self.leaves.append(value)
-        self.paths.append(path)
-        return _LEAF
-
-    def _node(self, value: Any, path: str) -> _Node:
-        kind = type(value)
+    def node(value: Any, path: str) -> _Node:
         if not isinstance(value, tuple):
-            self._numbers[id(value)] = len(self._numbers)
-        pairs = items_of(value) if built_in(kind) else []
-        parts = tuple(self._part(item, f"{path}[{key!r}]") for key, item in pairs)
-        own = attributes_of(value)
-        attributes = tuple(self._part(item, f"{path}.{name}") for name, item in own.items())
-        return _Node(kind, _setting(value), tuple(key for key, _ in pairs), parts, tuple(own), attributes)
+            numbers[id(value)] = len(numbers)
+        items = items_of(value) if built_in(type(value)) else []
+        return _Node(
+            type(value),
+            _setting(value),
+            tuple((key, part(item, f"{path}[{key!r}]")) for key, item in items),
+            tuple((name, part(item, f"{path}.{name}")) for name, item in attributes_of(value).items()),
+        )
+
+    return leaves, node(whole, "")
 
 
 def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -193,86 +204,34 @@ def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] 
     rest, made = iter(leaves), []
 
     def part(node: Any) -> Any:
-        if node is _LEAF:
+        if node is None:
             return next(rest)
-        if isinstance(node, _Node):
-            return whole(node)
-        if isinstance(node, _Atom):
-            return node.value
-        return made[node.number] if isinstance(node, _Again) else opaque(node.value)
+        if isinstance(node, int):
+            return made[node]
+        if isinstance(node, _Opaque):
+            return opaque(node.value)
+        return whole(node) if isinstance(node, _Node) else node[1]
 
     def whole(node: _Node) -> Any:
         if issubclass(node.kind, tuple):
-            new = tuple_of(node.kind, [part(item) for item in node.items])
+            new = tuple_of(node.kind, [part(item) for _, item in node.items])
         else:
             new = _empty(node.kind, node.setting)
             made.append(new)
-            if built_in(node.kind):
-                put_items(new, zip(node.keys, map(part, node.items), strict=True))
-        if node.names:
-            vars(new).update(zip(node.names, map(part, node.attributes), strict=True))
+            if node.items:
+                put_items(new, [(key, part(item)) for key, item in node.items])
+        for name, item in node.attributes:
+            vars(new)[name] = part(item)
         return new
 
     return whole(structure)
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_array_like(value: Any) -> bool:
     """True for tensors, arrays, and what JAX puts in their places."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) or type(value) is object:
         return True
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib") and not callable(value)
-
-
-def _has_own_flatten(value: Any) -> bool:
-    """True if JAX flattens it by functions of its class."""
-    kind = type(value)
-    if kind in _BUILT_IN or kind in _OBJECTS or (hasattr(kind, "_fields") and kind not in _REGISTERED):
-        return False
-    if dataclasses.is_dataclass(kind):
-        if issubclass(kind, dict):
-            register(kind)
-        return issubclass(kind, dict) or (kind not in _REGISTERED and _known_to_jax(value))
-    return kind in _REGISTERED or _known_to_jax(value)
-
-
-def _is_object(value: Any) -> bool:
-    """True for what `_Split` takes apart, since JAX does not know it or could not build it again."""
-    kind = type(value)
-    if kind in _OBJECTS:
-        return True
-    if kind in ATOMS or kind in _REGISTERED or dataclasses.is_dataclass(kind):
-        return False
-    if kind in _BUILT_IN:
-        return kind is collections.deque
-    if hasattr(kind, "_fields"):
-        return _makes_itself(kind)
-    return (built_in(kind) is not None or (is_plain_class(kind) and bool(vars(value)))) and not _known_to_jax(value)
-
-
-@functools.lru_cache(4096)
-def _makes_itself(kind: type) -> bool:
-    """True for a named tuple with a `__new__` of its own, which may refuse what JAX puts into it."""
-    return (
-        issubclass(kind, tuple)
-        and next(name for base in kind.__mro__ for name in ("_fields", "__new__") if name in vars(base)) == "__new__"
-    )
-
-
-def _register_object(kind: type) -> None:
-    if kind in _OBJECTS:
-        return
-
-    def flatten_with_keys(value: Any) -> tuple[list, _Node]:
-        split = _Split(value)
-        keys = [jax.tree_util.GetAttrKey(path.removeprefix(".")) for path in split.paths]
-        return list(zip(keys, split.leaves, strict=True)), split.structure
-
-    def flatten(value: Any) -> tuple[list, _Node]:
-        split = _Split(value)
-        return split.leaves, split.structure
-
-    jax.tree_util.register_pytree_with_keys(kind, flatten_with_keys, _join, flatten)
-    _OBJECTS.add(kind)
 
 
 # ---- what JAX is told
@@ -297,42 +256,44 @@ def register(
     """
     if (flatten is None) != (unflatten is None):
         raise TypeError(f"{cls.__name__} has one of flatten and unflatten; give both, or neither")
-    if cls in _REGISTERED or cls in _OBJECTS:
+    if cls in _KINDS:
         return cls
     if flatten is not None and unflatten is not None:
         jax.tree_util.register_pytree_node(cls, flatten, unflatten)
-        _REGISTERED.add(cls)
-        return cls
-    if not dataclasses.is_dataclass(cls):
-        if not is_plain_class(cls) and built_in(cls) is None:
-            raise TypeError(
-                f"{cls.__name__} keeps its state elsewhere than in attributes; give flatten and unflatten, make it a "
-                "dataclass, or pass its parts in a dict"
-            )
-        _register_object(cls)
-        return cls
-    names = tuple(f.name for f in dataclasses.fields(cls))
+        _KINDS[cls] = "functions"
+    elif dataclasses.is_dataclass(cls):
+        _register_fields(cls)
+    elif is_plain_class(cls) or built_in(cls):
+        jax.tree_util.register_pytree_with_keys(cls, _split, _join)
+        _KINDS[cls] = "parts"
+    else:
+        raise TypeError(
+            f"{cls.__name__} keeps its state elsewhere than in attributes; give flatten and unflatten, make it a "
+            "dataclass, or pass its parts in a dict"
+        )
+    return cls
 
-    def flatten_with_keys(obj):
-        values = [getattr(obj, n) for n in names]
-        fixed = tuple((n, v) for n, v in zip(names, values, strict=True) if _is_setting(v))
-        free = [(jax.tree_util.GetAttrKey(n), v) for n, v in zip(names, values, strict=True) if not _is_setting(v)]
-        return free, fixed
 
-    def rebuild(fixed, children):
-        values = dict(fixed)
-        rest = iter(children)
-        values |= {n: next(rest) for n in names if n not in values}
+def _register_fields(cls: type) -> None:
+    names = [field.name for field in dataclasses.fields(cls)]
+
+    def flatten_with_keys(value: Any) -> tuple[list, tuple]:
+        fields = [(name, getattr(value, name)) for name in names]
+        free = [(GetAttrKey(name), child) for name, child in fields if not _is_setting(child)]
+        return free, tuple((name, child) for name, child in fields if _is_setting(child))
+
+    def rebuild(fixed: tuple, children: Iterable[Any]) -> Any:
+        settings, rest = dict(fixed), iter(children)
+        values = {name: settings[name] if name in settings else next(rest) for name in names}
         if issubclass(cls, dict):  # a mapping that mirrors its fields, as Hugging Face's outputs do
             return cls(**values)
-        obj = object.__new__(cls)
-        for name in names:
-            object.__setattr__(obj, name, values[name])
-        return obj
+        new = object.__new__(cls)
+        for name, value in values.items():
+            object.__setattr__(new, name, value)
+        return new
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, rebuild)
-    _REGISTERED.add(cls)
-    return cls
+    _KINDS[cls] = "fields"
 
 
 def _is_setting(value: Any) -> bool:
@@ -348,43 +309,21 @@ def convert(tree: Any, leaf: Callable[[Any], Any], objects: bool = False) -> Any
     """
 
     def visit(value: Any) -> Any:
-        if type(value) is dict:  # JAX would sort it
-            _check_keys(value)
-            return {key: convert(item, leaf, objects) for key, item in value.items()}
-        if _is_object(value):
-            return _converted(value, leaf) if objects else leaf(value)
-        if _is_new_dataclass(value):
-            _REGISTERED.add(type(value)) if _known_to_jax(value) else register(type(value))
-        # Also of a class that another value has registered on the way.
-        return convert(value, leaf, objects) if type(value) in _REGISTERED else leaf(value)
+        kind = type(value)
+        if kind is dict:  # JAX would sort it
+            return dict(zip(value, map(visit, value.values()), strict=True))
+        if kind is list or kind is tuple:
+            return kind(map(visit, value))
+        how = _how(value)
+        if how == "leaf" or (how == "parts" and not objects):
+            return leaf(value)
+        if how == "parts":
+            register(kind)
+            leaves, structure = _split(value)
+            return _join(structure, [visit(part) for _, part in leaves], leaf)
+        return None if value is None else jax.tree.map(visit, value, is_leaf=lambda part: part is not value)
 
-    def is_leaf(value: Any) -> bool:
-        return type(value) is dict or _is_object(value) or _is_new_dataclass(value)
-
-    return jax.tree.map(visit, tree, is_leaf=is_leaf)
-
-
-def _is_new_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in _REGISTERED
-
-
-def _converted(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    _register_object(type(value))
-    split = _Split(value)
-    return _join(split.structure, [convert(part, leaf, True) for part in split.leaves], leaf)
-
-
-def _check_keys(value: dict) -> None:
-    try:
-        sorted(value)
-    except TypeError as error:
-        raise BridgeError(
-            "a dict has keys of several types, which JAX cannot bring into an order; use keys of one type, such as str"
-        ) from error
-
-
-def _known_to_jax(value: Any) -> bool:
-    return not jax.tree_util.all_leaves([value])
+    return visit(tree)
 
 
 def is_array(value: Any) -> bool:
@@ -396,40 +335,27 @@ def is_number(value: Any) -> bool:
     return is_array(value) or isinstance(value, (bool, int, float, complex))
 
 
-_ORDER = ("sorted_indices", "unsorted_indices")
-
-
-def _register_packed_sequence() -> None:
+def _flatten_packed(packed: PackedSequence) -> tuple[list, tuple[int, ...] | None]:
     """Its batch sizes decide shapes: they travel as structure, unless they are traced."""
-
-    def flatten_with_keys(packed):
-        data, sizes, *order = packed
-        known = _known_numbers(sizes)
-        children = [("data", data), ("batch_sizes", sizes if known is None else None), *zip(_ORDER, order, strict=True)]
-        return [(jax.tree_util.GetAttrKey(name), child) for name, child in children], known
-
-    def unflatten(known, children):
-        data, sizes, *order = children
-        if known is not None:
-            with below_modes():
-                sizes = torch.tensor(known, dtype=torch.int64)
-        return tuple.__new__(PackedSequence, (data, sizes, *order))
-
-    jax.tree_util.register_pytree_with_keys(PackedSequence, flatten_with_keys, unflatten)
-    _REGISTERED.add(PackedSequence)
+    sizes = getattr(packed.batch_sizes, "value", packed.batch_sizes)  # of a tensor of the bridge
+    known = None
+    if not isinstance(sizes, Tracer) and (is_array(sizes) or isinstance(sizes, torch.Tensor)):
+        with below_modes():
+            known = tuple(sizes.tolist())
+    children = packed if known is None else packed._replace(batch_sizes=None)
+    return [(GetAttrKey(name), child) for name, child in zip(packed._fields, children, strict=True)], known
 
 
-def _known_numbers(sizes: Any) -> tuple[int, ...] | None:
-    value = getattr(sizes, "value", sizes)  # of a tensor of the bridge
-    if isinstance(value, Tracer) or not (is_array(value) or isinstance(value, torch.Tensor)):
-        return None
+def _rebuild_packed(known: tuple[int, ...] | None, children: Iterable[Any]) -> PackedSequence:
+    packed = PackedSequence._make(children)
+    if known is None:
+        return packed
     with below_modes():
-        return tuple(value.tolist())
+        return packed._replace(batch_sizes=torch.tensor(known, dtype=torch.int64))
 
 
-_register_packed_sequence()
+jax.tree_util.register_pytree_with_keys(PackedSequence, _flatten_packed, _rebuild_packed)
 jax.tree_util.register_pytree_node(torch.Size, lambda size: ((), tuple(size)), lambda size, _: torch.Size(size))
-_REGISTERED.add(torch.Size)
 
 
 # ---- results that are no pytrees
@@ -449,9 +375,7 @@ def tensor_inside(value: Any) -> str | None:
             return path
         if type(value) not in ATOMS and id(value) not in seen:
             seen[id(value)] = value
-            tensors = isinstance(value, nn.Module) and [*value.named_parameters(), *value.named_buffers()]
-            steps = [(f".{name}", part) for name, part in tensors] if tensors else parts_of(value)
-            todo += [(f"{path}{step}", part) for step, part in steps]
+            todo += [(path + step, part) for step, part in parts_of(value)]
     return None
 
 
@@ -470,8 +394,6 @@ def parts_of(value: Any) -> list[tuple[str, Any]]:
     for kind in type(value).__mro__:
         slots = [name for name, each in vars(kind).items() if isinstance(each, types.MemberDescriptorType)]
         named |= {name: getattr(value, name, None) for name in slots}
-    if isinstance(value, (set, frozenset)):
-        items: Any = enumerate(value)
-    else:
-        items = items_of(value) if built_in(type(value)) else ()
+    is_set = isinstance(value, (set, frozenset))
+    items = enumerate(value) if is_set else items_of(value) if built_in(type(value)) else ()
     return [*((f"[{key!r}]", item) for key, item in items), *((f".{name}", item) for name, item in named.items())]
