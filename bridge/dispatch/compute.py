@@ -293,6 +293,9 @@ _BROADCAST = {
     aten._prelu_kernel.default: 1,
 }
 """Operations that PyTorch does not call pointwise, and the place of the argument that is broadcast to the result."""
+_OF_ONE_DTYPE = {
+    getattr(aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "linear", "convolution")
+}
 TRACE_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
@@ -376,10 +379,12 @@ def _values(
     if along:  # PyTorch lets tensors without dimensions have one, of size 1, wherever one is named
         arrays, kwargs = jax.tree.map(_in_one_dimension, (arrays, kwargs))
     precision: Any = contextlib.nullcontext()
-    if context.products_of_pytorch:  # PyTorch's setting is about float32
-        for tensor in inputs:
-            if tensor.dtype.itemsize < 4 and tensor.dtype.is_floating_point:
-                precision = jax.default_matmul_precision(None)
+    for tensor in inputs:
+        dtype = tensor.dtype
+        if dtype != inputs[0].dtype and func in _OF_ONE_DTYPE:  # which the meta device takes
+            raise RuntimeError(f"`{func.name()}` of {inputs[0].dtype} and {dtype}, which PyTorch's kernel refuses")
+        if dtype.itemsize < 4 and dtype.is_floating_point and context.products_of_pytorch:
+            precision = jax.default_matmul_precision(None)  # PyTorch's setting is about float32
     try:
         with precision:
             values = lowering(*arrays, **kwargs)

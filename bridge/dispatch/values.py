@@ -22,7 +22,6 @@ from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
 from bridge.dispatch.compute import LoweringError, compute, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
-from bridge.lowerings.registry import METAS
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, fresh
@@ -166,18 +165,6 @@ def raise_kernel_error(func: Any, args: tuple, kwargs: dict) -> None:
     error = kernel_error(func, args, kwargs)
     if error is not None:
         raise error
-
-
-def _meta_of_one_dtype(func: Any, meta: Callable, *args: Any, **kwargs: Any) -> Any:
-    """The result on the meta device, which takes tensors of several dtypes where PyTorch's kernels refuse them."""
-    if len({value.dtype for value in args if isinstance(value, torch.Tensor)}) > 1:
-        raise_kernel_error(func, args, kwargs)
-    return meta(*args, **kwargs)
-
-
-for _name in ("mm", "bmm", "addmm", "baddbmm", "mv", "linear", "convolution"):
-    _func = getattr(aten, _name).default
-    METAS[_func] = functools.partial(_meta_of_one_dtype, _func, METAS.get(_func, _func))
 
 
 # ---- constant indices out of range, which PyTorch's kernels refuse and its meta device takes

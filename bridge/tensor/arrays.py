@@ -165,6 +165,8 @@ def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
 
 def has_overlap(tensor: torch.Tensor) -> bool:
     """True if several elements of the tensor are one in memory, as in an expanded or unfolded one."""
+    if tensor.is_contiguous():
+        return False
     reach = 1
     for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
         if stride < reach:

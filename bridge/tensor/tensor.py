@@ -245,8 +245,6 @@ class View:
     """True if that was in inference mode."""
     detached: bool = False
     """True if it starts over: for PyTorch's rules the views before it do not count."""
-    renew: Callable[[], None] | None = None
-    """To be called before a write through it, where PyTorch then takes the view of another tensor: the base of all."""
 
 
 # ---- the tensor of a traced call
@@ -329,28 +327,24 @@ class BridgeTensor(torch.Tensor):
                 REGION.note(self)
         return self._cache[1]
 
-    def renew_views(self) -> None:
-        """Renew the views as PyTorch does before it writes through them."""
-        renewing = [view.renew for view in self._views if view.renew is not None]
-        for renew in renewing:
-            renew()
-        tensor: BridgeTensor | None = self if renewing else None
-        while tensor is not None:
-            tensor._cache, tensor = None, tensor._parent
-
     def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Write through the views into the cell's base."""
         if self._cell.storage.overlaps:
             raise NotImplementedError("a write into elements that share memory; clone the tensor first")
-        if any(view.repeats() for view in self._views):
-            value = self._put_by_position(value)
-        else:
-            stages = [self._cell.read()]
-            for view in self._views[:-1]:
-                stages.append(view.get(stages[-1]))
-            for view, stage in zip(reversed(self._views), reversed(stages), strict=True) if self._views else ():
-                value = view.put(stage, value)
+        if self._views:
+            value = self._base_with(value)
         self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, live=live)
+
+    def _base_with(self, value: jax.Array) -> jax.Array:
+        """The base, with `value` in the place of this view of it."""
+        if any(view.repeats() for view in self._views):
+            return self._put_by_position(value)
+        stages = [self._cell.read()]
+        for view in self._views[:-1]:
+            stages.append(view.get(stages[-1]))
+        for view, stage in zip(reversed(self._views), reversed(stages), strict=True):
+            value = view.put(stage, value)
+        return value
 
     def _put_by_position(self, value: jax.Array) -> jax.Array:
         """The base with `value` where PyTorch has the tensor in memory.
