@@ -43,7 +43,7 @@ def absolute(x):
 
 @lowers(aten.softplus.default)
 def softplus(x, beta=1, threshold=20):
-    """The exponential is not taken of numbers whose gradient would overflow with it; so in those below."""
+    """Numbers above the threshold are replaced before the exponential, whose gradient would overflow."""
     x = widened(x)
     large = x * beta > threshold
     return jnp.where(large, x, jnp.log1p(jnp.exp(jnp.where(large, 0, x * beta))) / beta)
@@ -62,7 +62,7 @@ def log_sigmoid(x):
 
 @lowers(aten.elu.default)
 def elu(x, alpha=1, scale=1, input_scale=1):
-    """At zero the first derivative is that of negative numbers, and the second one is zero."""
+    """At zero the first derivative is that of negative numbers, and the second one is zero, as in PyTorch."""
     x = widened(x)
     below = alpha * jnp.expm1(jnp.where(x < 0, x, 0) * input_scale)
     return jnp.where(x < 0, below, jnp.where(x == 0, x * (alpha * input_scale), x)) * scale
@@ -70,11 +70,13 @@ def elu(x, alpha=1, scale=1, input_scale=1):
 
 lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
 lowers(aten.leaky_relu.default)(lambda x, slope=0.01: jnp.where(x > 0, x, widened(x) * slope))
+# Unlike that of `clamp`, the gradient on a boundary is zero.
+lowers(aten.hardtanh.default)(lambda x, low=-1, high=1: jnp.where(x <= low, low, jnp.where(x >= high, high, x)))
 
 
 @lowers(aten.sign.default, aten.sgn.default)
 def sign(x):
-    """Of a complex number it has a gradient, which that of `jnp.sign` is not."""
+    """A complex number has the gradient of `x / abs(x)`; that of `jnp.sign` is zero."""
     if jnp.iscomplexobj(x):
         other = jnp.where(x == 0, 1, x)
         return jnp.where(x == 0, 0, other / jnp.abs(other))
@@ -84,7 +86,7 @@ def sign(x):
 @lowers(aten.angle.default)
 def angle(x):
     if not jnp.iscomplexobj(x):
-        x = jax.lax.stop_gradient(widened(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32))
+        x = jax.lax.stop_gradient(widened(x))
         return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.pi, 0))
     x = jnp.where(x == 0, jax.lax.stop_gradient(x), x)
     return jnp.arctan2(jnp.imag(x), jnp.real(x))
@@ -92,7 +94,7 @@ def angle(x):
 
 @lowers(aten.polar.default)
 def polar(size, direction):
-    """A size of zero has no gradient."""
+    """The gradient of a size of zero is zero, as in PyTorch."""
     size = jnp.where(size == 0, jax.lax.stop_gradient(size), size)
     return size * jax.lax.complex(jnp.cos(direction), jnp.sin(direction))
 
@@ -108,12 +110,6 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
     x = jnp.where(x == jnp.inf, largest if posinf is None else posinf, x)
     x = jnp.where(x == -jnp.inf, -largest if neginf is None else neginf, x)
     return jnp.where(x != x, 0 if nan is None else nan, x)
-
-
-@lowers(aten.hardtanh.default)
-def hardtanh(x, low=-1, high=1):
-    """Unlike `clamp`, it has no gradient on its boundaries."""
-    return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
 
 
 @lowers(aten.softshrink.default)
@@ -194,7 +190,7 @@ def erfcx(x):
 
 @lowers(aten.polygamma.default)
 def polygamma(n, x):
-    """JAX's own is another function where `n` is zero; of numbers below -7 it is wrong, and nan here."""
+    """`jax.lax.polygamma` is another function where `n` is zero, and wrong for numbers below -7, which give nan."""
     x = widened(x)
     return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
 
@@ -300,14 +296,14 @@ def multiply(x, y):
     return x * y
 
 
-def wide_beside_numbers(x: Any, y: Any) -> tuple[Any, ...]:
+def wide_beside_numbers(x: Any, y: Any) -> tuple[Any, Any]:
     """An array in float32 beside a Python number, which PyTorch does not round to a narrow dtype before the result."""
     beside = isinstance(x, (int, float)) or isinstance(y, (int, float))
-    return tuple(widened(a) if beside and _is_inexact(a) else a for a in (x, y))
+    return (_wide_if_floating(x), _wide_if_floating(y)) if beside else (x, y)
 
 
-def _is_inexact(x):
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
+def _wide_if_floating(x: Any) -> Any:
+    return widened(x) if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
@@ -420,6 +416,11 @@ for _ops, (_function, *_derivatives) in {
         jax.scipy.special.xlogy,
         lambda t, out, x, y: t * jnp.where((x == 0) & (y <= 0), 0, jnp.log(y)),
         lambda t, out, x, y: t * (x / y),
+    ),
+    (aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar): (
+        lambda x, y: jnp.where(jnp.isnan(y), y, jnp.where(x == 0, 0, x * jnp.log1p(y))),
+        lambda t, out, x, y: t * jnp.where((x == 0) & (y <= -1), 0, jnp.log1p(y)),
+        lambda t, out, x, y: t * (x / (y + 1)),
     ),
 }.items():
     lowers(*_ops)(of_widened(with_derivatives(*_derivatives)(_function)))

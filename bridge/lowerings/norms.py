@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.lowerings.registry import decomposes, inlined, lowers, widened
+from bridge.lowerings.registry import METAS, decomposes, inlined, lowers, widened
 from bridge.tensor.arrays import jax_dtype
 
 aten = torch.ops.aten
@@ -93,6 +93,9 @@ def weight_norm(v, g, dim=0):
     axes = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
     norm = jnp.sqrt(jnp.sum(jnp.square(wide), axes, keepdims=True))
     return wide * (g / norm), jax.lax.stop_gradient(norm)
+
+
+METAS[aten._weight_norm_interface.default] = lambda v, g, dim=0: (torch.empty_like(v), torch.empty_like(g))
 
 
 @decomposes(aten.native_batch_norm.default)

@@ -1,7 +1,7 @@
 """Reductions, selections and scans, with PyTorch's gradient at ties, at zero, at infinities and beside nan.
 
-XLA may compute the entries again, with another rounding, where they are compared with their largest one. So none may
-be equal to it, and its place is asked for as well.
+Under `jit`, XLA may compute the entries a second time, with another rounding, to compare them with their maximum, and
+then none is equal to it. So the position of the maximum is computed, too.
 """
 
 import functools
@@ -266,6 +266,9 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     powers = jnp.where(x == 0, at_zero, jnp.where(x == 0, 1, x) ** ord)
     total = jnp.sum(powers, axes, keepdims=keepdim)
     return jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / ord))
+
+
+lowers(aten.dist.default)(lambda x, y, p=2: vector_norm(x - y, p))
 
 
 @lowers(aten._cdist_forward.default)
