@@ -92,10 +92,7 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
             f"write {function.__name__} in operations of PyTorch",
         )
 
-    def adopted(value: Any) -> Any:
-        return call.adopt(value) if isinstance(value, torch.Tensor) else value
-
-    args = tuple(map(adopted, args))
+    args = tuple(call.adopt(a) if isinstance(a, torch.Tensor) else a for a in args)
     ctx = Context()
     # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
     ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)
@@ -105,7 +102,8 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
     if not inputs or not torch.is_grad_enabled():
         return results
     # A real tensor, too: one that traced values were written into, or a constant with a gradient of the backward's own.
-    outputs = [adopted(t) for t in (results if isinstance(results, tuple) else [results])]
+    listed = results if isinstance(results, tuple) else (results,)
+    outputs = [call.adopt(t) if isinstance(t, torch.Tensor) else t for t in listed]
     fixed = set(map(id, ctx.non_differentiable))
     free = [
         i
@@ -113,13 +111,11 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
         if isinstance(t, BridgeTensor) and differentiable(t.dtype) and id(t) not in fixed
     ]
     backward = _Backward(call, function, tracing, ctx, inputs, outputs, free)
-    values = _attach(backward, [stop_gradient(outputs[i].value) for i in free], arrays, backward.arrays)
-    tracked = any(t.requires_grad for t in inputs.values())
-    for i, value in zip(free, values, strict=True):
+    for i, value in zip(free, _attach(backward, arrays, backward.arrays), strict=True):
         if any(outputs[i] is t for t in ctx.dirty_tensors):
-            outputs[i].write(value, tracked=tracked, grad_enabled=True)
+            outputs[i].write(value, tracked=backward.tracked, grad_enabled=True)
         else:
-            outputs[i] = fresh(value, outputs[i]._meta, tracked=tracked)
+            outputs[i] = fresh(value, outputs[i]._meta, tracked=backward.tracked)
     return tuple(outputs) if isinstance(results, tuple) else outputs[0]
 
 
@@ -140,23 +136,23 @@ def _forward(call: TraceContext, function: type[Any], ctx: Context, args: tuple)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attach(backward: _Backward, outputs: list, inputs: list, arrays: list) -> list:
-    """Returns the outputs; the backward has the gradients of the inputs, and of the arrays of its context."""
-    return outputs
+def _attach(backward: _Backward, inputs: list, arrays: list) -> list:
+    """Returns the results, which are the first of the arrays; `backward` has the gradients of inputs and arrays."""
+    return arrays[: len(backward.free)]
 
 
-def _attach_forward(backward: _Backward, *operands: list) -> tuple[list, tuple[list, list]]:
-    outputs = _attach(backward, *operands)  # so that a second derivative finds the same rule
-    return outputs, (outputs, operands[-1])
+def _attach_forward(backward: _Backward, inputs: list, arrays: list) -> tuple[list, list]:
+    results: Any = _attach(backward, inputs, arrays)  # so that a second derivative finds the same rule
+    return results, [*results, *arrays[len(results) :]]
 
 
-_attach.defvjp(_attach_forward, lambda backward, saved, cotangents: (None, *backward(saved, cotangents)))
+_attach.defvjp(_attach_forward, lambda backward, saved, cotangents: backward(saved, cotangents))
 
 
 class _Backward:
     """The backward of one application; its context is taken apart into arrays, which JAX carries to it, and the rest.
 
-    `free`: the places of the results that have a gradient. Their arrays are the first that the backward is given.
+    `free`: which results have a gradient.
     """
 
     def __init__(
@@ -169,14 +165,16 @@ class _Backward:
         outputs: list,
         free: list[int],
     ):
-        self._call, self._function, self._tracing, self._free = call, function, tracing, free
+        self._call, self._function, self._tracing, self.free = call, function, tracing, free
         self._name = f"the backward of {function.__name__}"
         self._inputs = {i: t._meta for i, t in inputs.items()}
         self._outputs = [t._meta if isinstance(t, BridgeTensor) else None for t in outputs]
-        self._is_run_by_pytorch = any(t.requires_grad for t in inputs.values())
-        self.arrays: list[jax.Array] = []
+        self.tracked = any(t.requires_grad for t in inputs.values())
+        """True if PyTorch would run the backward."""
+        self.arrays = [stop_gradient(outputs[i].value) for i in free]
+        """The arrays of these results, and of the tensors that the backward may read."""
         self._tensors: list[tuple[BridgeTensor, int]] = []
-        """The tensors that the backward may read, with the places of their arrays."""
+        """These tensors, with the places of their arrays."""
         places = {id(outputs[i]): place for place, i in enumerate(free)}
         held = self._take_apart(ctx, {id(t) for t in inputs.values()}, places)
         self._modules = {
@@ -189,11 +187,8 @@ class _Backward:
         may_read_all = any(not isinstance(value, torch.Tensor) for _, value in held)
         self._state = [t for t in call.state if may_read_all or id(t) in own]
         for tensor in self._state:
-            self._carry(tensor, tensor._cell.read())
-
-    def _carry(self, tensor: BridgeTensor, array: jax.Array) -> None:
-        self._tensors.append((tensor, len(self._free) + len(self.arrays)))
-        self.arrays.append(array)
+            self._tensors.append((tensor, len(self.arrays)))
+            self.arrays.append(tensor._cell.read())
 
     def _take_apart(self, ctx: Context, inputs: set[int], places: dict[int, int]) -> list[tuple[str, Any]]:
         """Returns what the backward finds besides, with paths: parameters, buffers, modules and objects."""
@@ -211,10 +206,9 @@ class _Backward:
                 # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates.
                 tracked = value.requires_grad or id(value) in inputs
                 twins[id(value)] = twin = fresh(cast(jax.Array, None), value._meta, tracked=tracked)
-                if id(value) in places:
-                    self._tensors.append((twin, places[id(value)]))
-                else:
-                    self._carry(twin, value.value)
+                self._tensors.append((twin, places.get(id(value), len(self.arrays))))
+                if id(value) not in places:
+                    self.arrays.append(value.value)
                 vars(twin).update(convert(value._attributes(), functools.partial(leaf, path)))
             return twins[id(value)]
 
@@ -223,38 +217,38 @@ class _Backward:
         for name, value in _variables(inspect.unwrap(self._function.backward)).items():
             held += _held(name, value, seen)
         for path, value in held:
-            if id(value) not in state and _may_be_differentiated(value):
+            traced = isinstance(value, BridgeTensor) and value.may_have_gradient and isinstance(value.value, Tracer)
+            if id(value) not in state and (traced or (isinstance(value, torch.Tensor) and wrapped_by_transform(value))):
                 raise call.error(
                     f"{self._function.__name__} keeps a traced tensor inside of an object or a function, at {path}",
                     "keep the tensor itself on ctx, or use ctx.save_for_backward",
                 )
         return held
 
-    def __call__(self, saved: tuple[list, list], cotangents: list[jax.Array]) -> tuple[list, list]:
-        """Returns the gradients of the inputs and of the arrays of the context."""
+    def __call__(self, saved: list[jax.Array], cotangents: list[jax.Array]) -> tuple[list, list]:
+        """Returns the gradients of the inputs and of the arrays."""
         return restarted(lambda recording: self._run(saved, cotangents, recording))
 
-    def _run(self, saved: tuple[list, list], cotangents: list[jax.Array], recording: int) -> tuple[list, list]:
-        given = dict(zip(self._free, map(_conjugate, cotangents), strict=True))
-        with self._restored([*saved[0], *saved[1]], recording), self._tracing(self._call.again(recording)):
+    def _run(self, saved: list[jax.Array], cotangents: list[jax.Array], recording: int) -> tuple[list, list]:
+        given = dict(zip(self.free, map(_conjugate, cotangents), strict=True))
+        with self._restored(saved, recording), self._tracing(self._call.again(recording)), torch.enable_grad():
             ctx = Context()
             vars(ctx).update(convert(self._contents, lambda leaf: leaf))  # the backward may change its containers
             gradients = [
                 meta if meta is None else fresh(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
                 for i, meta in enumerate(self._outputs)
             ]
-            with self._nothing_lost(), torch.enable_grad():
+            with self._nothing_lost():
                 returned = self._function.backward(ctx, *gradients)
             returned = returned if isinstance(returned, tuple) else (returned,)
-            left = self._left()
-            return [self._gradient(returned[i], meta) for i, meta in self._inputs.items()], left[len(saved[0]) :]
+            return [self._gradient(returned[i], meta) for i, meta in self._inputs.items()], self._left()
 
     @contextlib.contextmanager
-    def _restored(self, values: list, recording: int) -> Iterator[None]:
+    def _restored(self, arrays: list[jax.Array], recording: int) -> Iterator[None]:
         """The tensors hold these arrays, and have no `grad`."""
         with contextlib.ExitStack() as stack:
             for tensor, place in self._tensors:
-                stack.enter_context(tensor._cell.holding(values[place]))
+                stack.enter_context(tensor._cell.holding(arrays[place]))
                 stack.callback(setattr, tensor, "_cell", tensor._cell)
                 stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
                 stack.callback(set_engine_gradient, tensor, engine_gradient(tensor))
@@ -264,9 +258,9 @@ class _Backward:
 
     @contextlib.contextmanager
     def _nothing_lost(self) -> Iterator[None]:
-        """Puts the attributes of modules back. Raises where the backward has changed something, which would be lost.
+        """Puts the attributes of modules back, and raises where the backward has changed something.
 
-        It only warns of tensors that are attributes, and of buffers: a module whose code it runs again changes these.
+        Of tensors that are attributes, and of buffers, it only warns: modules that the backward runs again set them.
         """
         registries = [(known, dict(known)) for m in self._modules.values() for known in (vars(m), m._buffers)]
         before, versions = _contents(self._modules), [t._cell.version for t in self._state]
@@ -298,16 +292,16 @@ class _Backward:
 
     def _left(self) -> list[jax.Array | None]:
         """Returns the `grad` that the backward has left on tensors, by the places of their arrays."""
-        left: list[Any] = [None] * (len(self._free) + len(self.arrays))
+        left: list[Any] = [None] * len(self.arrays)
         for tensor, place in self._tensors:
             gradient = engine_gradient(tensor)
             if gradient is not None:
                 array = _conjugate(self._call.adopt(gradient).value)
                 left[place] = array if left[place] is None else left[place] + array
-        if not self._is_run_by_pytorch and any(array is not None for array in left):
+        if not self.tracked and any(array is not None for array in left):
             self._call.warn(
-                f"{self._name} adds to the `grad` of parameters, and runs in PyTorch only "
-                "if an input of it requires grad; here it always runs"
+                f"{self._name} adds to the `grad` of parameters, and runs in PyTorch only if an input of it requires "
+                "grad; here it always runs"
             )
         return left
 
@@ -321,9 +315,9 @@ class _Backward:
             try:
                 returned = returned.sum_to_size(meta.shape)
             except RuntimeError as error:
-                shapes = f"shape {tuple(returned.shape)} for an input of shape {tuple(meta.shape)}"
                 raise BridgeError(
-                    f"{self._name} gave a gradient of {shapes}; return one of the input's shape"
+                    f"{self._name} gave a gradient of shape {tuple(returned.shape)} for an input of shape "
+                    f"{tuple(meta.shape)}; return one of the input's shape"
                 ) from error
         return _conjugate(self._call.adopt(returned).value.astype(jax_dtype(meta.dtype)))
 
@@ -362,20 +356,10 @@ def _held(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yields tensors, modules, and objects that hide what they hold, with paths."""
     if isinstance(value, torch.Tensor):
         yield path, value
-    elif type(value) not in ATOMS and id(value) not in seen and len(seen) < _LOOKED_AT:
+    elif type(value) not in ATOMS and id(value) not in seen and len(seen) < 10_000:
         seen.add(id(value))
         parts = [] if isinstance(value, nn.Module) else parts_of(value)
         if not parts and not built_in(type(value)):
             yield path, value
         for name, part in parts:
             yield from _held(path + name, part, seen)
-
-
-_LOOKED_AT = 10_000
-"""Objects in which tensors are looked for."""
-
-
-def _may_be_differentiated(value: Any) -> bool:
-    if isinstance(value, BridgeTensor):
-        return value.may_have_gradient and isinstance(value.value, Tracer)
-    return isinstance(value, torch.Tensor) and wrapped_by_transform(value)
