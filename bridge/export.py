@@ -58,8 +58,7 @@ class Functional(Exported):
         result, written = self._run(Request(params, buffers, args, kwargs, rng, train, method, overrides or {}))
         if written:
             raise BridgeError(
-                f"the call writes the parameter {written[0]}, which would be lost: use `fn.run(…)`, which returns "
-                "parameters too"
+                f"the call writes the parameter {written[0]}: use `fn.run(…)`, which returns parameters too"
             )
         return result.outputs, result.buffers
 
@@ -101,10 +100,9 @@ class Functional(Exported):
         refuse_gradient_hooks(self.module)
         new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
         if new:
-            raise BridgeError(
-                f"the module has other parameters or buffers than when it was exported: {', '.join(sorted(new)[:5])}; "
-                "export it again"
-            )
+            names = ", ".join(sorted(new)[:5])
+            what = "the module has other parameters or buffers than when it was exported"
+            raise BridgeError(f"{what}: {names}; export it again")
         return run_call(self, request)
 
 

@@ -105,16 +105,16 @@ _ROUNDING = 1e-3
 def _again(
     module: nn.Module, double: nn.Module | None, call: Call, draws: list[list[torch.Tensor]]
 ) -> Iterator[Again | str]:
-    """Each time, the numbers of the last step once more in PyTorch, or why there are none.
+    """Yields PyTorch's leaves of the latest step, computed once more, or the reason why there are none.
 
-    `draws` holds those of each step that has not been made again.
+    `draws` holds the random draws of each step that was not repeated so far. The caller appends to it.
     """
     try:
         wide = TorchSide(copied(module)._apply(widened) if double is None else double, call, widened)
         # In float64, parameters and buffers have memory of their own, which they may have shared before.
         same = TorchSide(copied(module)._apply(torch.clone), call)
         while True:
-            leaves = [(wide.next(made), same.next(made)) for made in draws]
+            leaves = [(wide.next(drawn), same.next(drawn)) for drawn in draws]
             draws.clear()
             yield Again(*leaves[-1], _ROUNDING if double is None else math.inf)
     except Exception as error:

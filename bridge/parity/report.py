@@ -220,8 +220,8 @@ def compare(
 ) -> Iterator[Row]:
     """One row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also for one that a side lacks.
 
-    `again` is asked, once, where a leaf is beyond `tolerance`; text says why there are no numbers to judge it by.
-    `known_zero`: a regular expression over "kind name".
+    `again` gives PyTorch's leaves of this step again, at most once, where a leaf is beyond `tolerance`; or a text that
+    says why there are none to judge by. `known_zero`: a regular expression over "kind name".
     """
     gradients = [leaf for kind in ("gradient", "input gradient") for leaf in ours.get(kind, {}).values()]
     second: Again | str | None = None
