@@ -121,8 +121,8 @@ def restore_python(state: tuple) -> str | None:
     if random.getstate() != state[0]:
         random.setstate(state[0])
         drawn = "`random`"
-    now = np.random.get_state()
-    if not all(np.array_equal(a, b) for a, b in zip(now, state[1], strict=True)):
+    (_, words, *rest), (_, words_before, *rest_before) = np.random.get_state(), state[1]
+    if rest != rest_before or not np.array_equal(words, words_before):
         np.random.set_state(state[1])
         drawn = "`numpy.random`"
     return drawn
