@@ -48,20 +48,19 @@ class CallGenerator(torch.Generator):
 class WatchedGenerator:
     """PyTorch's default generator, which notes whether it has been seeded since."""
 
-    def __init__(self):
-        self.seeded = False
-        self._saved: list[tuple[torch.Tensor, bool]] = []
+    seeded = False
 
     def manual_seed(self, seed: int) -> torch.Generator:
         self.seeded = True
         return default_generator.manual_seed(seed)
 
     def get_state(self) -> torch.Tensor:
-        self._saved.append((default_generator.get_state(), self.seeded))
-        return self._saved[-1][0]
+        state = default_generator.get_state()
+        state.seeded = self.seeded  # pyright: ignore[reportAttributeAccessIssue]
+        return state
 
     def set_state(self, state: torch.Tensor) -> None:
-        self.seeded = next((seeded for saved, seeded in self._saved if saved is state), True)
+        self.seeded = getattr(state, "seeded", True)
         default_generator.set_state(state)
 
     def __getattr__(self, name: str) -> Any:
@@ -92,11 +91,8 @@ def watched_generator() -> Iterator[WatchedGenerator]:
 def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     """Returns `given`; without one, the default generator if the call has seeded it."""
     default = CURRENT.generator
-    return default if given is None and default is not None and _is_seeded(default) else given
-
-
-def _is_seeded(generator: torch.Generator) -> bool:
-    return generator.initial_seed() not in _UNSEEDED
+    is_seeded = default is not None and default.initial_seed() not in _UNSEEDED
+    return default if given is None and is_seeded else given
 
 
 def seeded_generator(context: TraceContext, func: Any, kwargs: dict) -> torch.Generator | None:
@@ -105,7 +101,7 @@ def seeded_generator(context: TraceContext, func: Any, kwargs: dict) -> torch.Ge
     Raises `BridgeError` for a generator that was made before the call and that the call has not seeded.
     """
     generator = generator_of(kwargs.get("generator"))
-    if generator is not None and not _is_seeded(generator):
+    if generator is not None and generator.initial_seed() in _UNSEEDED:
         raise context.error(
             f"`{func.name()}` draws from a torch.Generator that was made before the call, so each call would draw "
             "other numbers in PyTorch",
@@ -297,9 +293,7 @@ _DRAWS: dict[str, Callable[..., jax.Array]] = {
     "log_normal": lambda s, meta, _, mean=1.0, std=2.0, **__: jnp.exp(_normal(s, meta, mean, std)),
     "uniform": lambda s, meta, _, low=0.0, high=1.0, **__: low + (high - low) * _uniforms(s, meta),
     "exponential": lambda s, meta, _, rate=1.0, **__: -jnp.log1p(-_uniforms(s, meta)) / rate,
-    "cauchy": lambda s, meta, _, median=0.0, sigma=1.0, **__: (
-        median + sigma * jnp.tan(jnp.pi * (_uniforms(s, meta) - 0.5))
-    ),
+    "cauchy": lambda s, meta, _, mid=0.0, sigma=1.0, **__: mid + sigma * jnp.tan(jnp.pi * (_uniforms(s, meta) - 0.5)),
     "geometric": _geometric,
     "multinomial": _multinomial,
     "poisson": _poisson,

@@ -120,16 +120,14 @@ def _view(tensor: BridgeTensor, dim: int, place: jax.Array, length: int | None =
     offset = int(beyond) * max([1, *stride])
     if length is None:
         del shape[dim], stride[dim]
+        get = functools.partial(jax.lax.dynamic_index_in_dim, index=place, axis=dim, keepdims=False)
+        write = jax.lax.dynamic_update_index_in_dim
     else:
         shape[dim] = length
-
-    def get(x: jax.Array) -> jax.Array:
-        if length is None:
-            return jax.lax.dynamic_index_in_dim(x, place, dim, keepdims=False)
-        return jax.lax.dynamic_slice_in_dim(x, place, length, dim)
+        get = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=place, slice_size=length, axis=dim)
+        write = jax.lax.dynamic_update_slice_in_dim
 
     def put(x: jax.Array, new: jax.Array) -> jax.Array:
-        write = jax.lax.dynamic_update_index_in_dim if length is None else jax.lax.dynamic_update_slice_in_dim
         return write(x, jnp.asarray(new, x.dtype), place, dim)
 
     on = torch.is_grad_enabled()
@@ -140,18 +138,14 @@ def _view(tensor: BridgeTensor, dim: int, place: jax.Array, length: int | None =
 # ---- rows by a mask or a length
 
 SIZED = (torch.ones, torch.zeros)
-"""Functions that make a tensor of a size, which may be traced."""
+"""Functions that make a tensor of a size, which may be traced and then is at most `_LARGEST`."""
 _LARGEST = 2**20
-"""Of a traced size."""
 _ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 """Operations beside those that PyTorch calls pointwise."""
 _TOTALS = (torch.sum, torch.Tensor.sum, torch.mean, torch.Tensor.mean)
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
-_LENGTH_REMEDY = (
-    "give F.scaled_dot_product_attention both keys and values of this length, or mask the whole buffer with "
-    "torch.arange(size) < n"
-)
+_LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
 
 def refused(what: str, remedy: str = _SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
@@ -166,8 +160,9 @@ class Rows:
     `length`: of `x[:n]`, which has one traced size.
     """
 
-    def __init__(self, whole: torch.Tensor, mask: Any, behind: int, place: str, length: BridgeTensor | None = None):
+    def __init__(self, whole: torch.Tensor, mask: Any, behind: int, place: str, length: Any = None):
         self.whole, self._mask, self._behind, self._place, self.length = whole, mask, behind, place, length
+        self._selector = mask if length is None else length
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -207,7 +202,7 @@ class Rows:
             return args[2]._write(args[0], args[1])
         if func in _TOTALS and len(args) == 1 and kwargs.keys() <= {"dtype"}:
             return args[0]._total(func, kwargs.get("dtype"))
-        if not rows:  # they are in a list
+        if not rows or in_transform():  # without rows, they are in a list
             raise refused(f"`{func.__name__}`")
         return rows[0]._elementwise(rows, func, args, kwargs)
 
@@ -222,8 +217,6 @@ class Rows:
     def _elementwise(self, rows: list[Rows], func: Any, args: tuple, kwargs: dict) -> Any:
         """`func`, which has to be made of elementwise operations, on the whole tensors."""
         name, wholes = f"`{func.__name__}`", [each.whole for each in rows]
-        if in_transform():
-            raise self._refused(name)
         args = tuple(self._whole_of(value, name) for value in args)
         kwargs = {key: self._whole_of(value, name) for key, value in kwargs.items()}
         with _ElementwiseOnly(lambda: self._refused(name), wholes):
@@ -251,11 +244,8 @@ class Rows:
 
     def _selects_as(self, other: Rows) -> bool:
         """True if both are known to be the same rows, counted from the last dimension."""
-        if self._behind != other._behind or (self.length is None) != (other.length is None):
-            return False
-        if self.length is None or other.length is None:
-            return same_values(self._mask.value, other._mask.value)
-        return distance(self.length, other.length) == 0 and len(self._mask) == len(other._mask)
+        mine, theirs = ((rows._behind, rows.length is None, rows._mask.shape) for rows in (self, other))
+        return mine == theirs and same_values(self._selector.value, other._selector.value)
 
     def _write(self, target: torch.Tensor, index: Any) -> None:
         """`target[index] = self`, where the index has the mask of `self`."""
@@ -264,7 +254,7 @@ class Rows:
             raise self._refused("an assignment by another mask, or of another dtype,", _ONE_MASK)
         rows.whole.copy_(torch.where(rows._wide(), self.whole, rows.whole))
 
-    def _total(self, func: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    def _total(self, func: Any, dtype: Any) -> torch.Tensor:
         """The sum or mean of all that is selected."""
         selected = self._only(self.whole, 0)
         if func.__name__ == "sum":

@@ -43,8 +43,7 @@ _ZERO = np.zeros((), np.int32)
 """The root of Python's numbers."""
 _HUGE = 2**200
 
-_NARROW = (torch.uint8, torch.int8, torch.int16)
-_INTEGERS = (*_NARROW, torch.int32, torch.int64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _ENDS = {d: Interval(torch.iinfo(d).min, torch.iinfo(d).max) for d in _INTEGERS} | {torch.bool: Interval(0, 1)}
 
 
@@ -66,7 +65,7 @@ def range_of(value: Any) -> Interval:
 def known_number(tensor: BridgeTensor) -> int | None:
     """Returns the only value that a traced number can have, that of a decided comparison, say; None if several."""
     low, high = range_of(tensor)[:2]
-    return int(low) if low == high and not tensor.dtype.is_floating_point else None
+    return int(low) if low == high else None
 
 
 def distance(a: BridgeTensor | int, b: BridgeTensor | int) -> int | None:
@@ -126,15 +125,11 @@ def _product(a: Interval, b: Interval) -> Interval:
 
 
 def _power(base: Interval, exponent: Interval) -> Interval:
-    size, count = max(abs(base.low), abs(base.high)), max(exponent.high, 0)
-    top, factor = inf, None
-    if size <= 1:
-        top = 1
-    elif isinf(size) or isinf(count):
-        factor = 1
-    else:
-        top = _HUGE if count * log2(size) > 199 else size**count
-    return Interval(0 if base.low >= 0 else -top, max(top, 1), factor=factor)
+    size, count = max(abs(base.low), abs(base.high), 1), max(exponent.high, 0)
+    if size > 1 and inf in (size, count):
+        return Interval(0 if base.low >= 0 else -inf, inf, factor=1)
+    top = _HUGE if size > 1 and count * log2(size) > 199 else size**count
+    return Interval(0 if base.low >= 0 else -top, top)
 
 
 def _sum(call: Call, sign: int = 1) -> Interval:
