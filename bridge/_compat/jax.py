@@ -13,7 +13,7 @@ from jax.core import Tracer as Tracer
 def same_values(one: Any, other: Any) -> bool:
     """True if two arrays are one, or were computed by the same operations from the same arrays.
 
-    Knows the operations of the innermost trace and constants of one number; False is no proof of a difference.
+    Knows the operations of the innermost trace and constants; False is no proof of a difference.
     """
     known: dict[tuple[int, int], bool] = {}
 
@@ -28,31 +28,25 @@ def same_values(one: Any, other: Any) -> bool:
     def made_alike(a: Any, b: Any) -> bool:
         if isinstance(a, BatchTracer) and isinstance(b, BatchTracer):  # under `vmap`
             return a._trace is b._trace and a.batch_dim == b.batch_dim and same(a.val, b.val)
-        if not isinstance(a, Tracer) and not isinstance(b, Tracer):
-            return np.array_equal(a, b, equal_nan=False)
+        x, y = (value.full_lower() if isinstance(value, DynamicJaxprTracer) else value for value in (a, b))
+        if not isinstance(x, Tracer) and not isinstance(y, Tracer):
+            return np.asarray(x).dtype == np.asarray(y).dtype and np.array_equal(x, y)
         if not (isinstance(a, DynamicJaxprTracer) and isinstance(b, DynamicJaxprTracer)) or a._trace is not b._trace:
             return False
         if a.val is b.val:
             return True
-        x, y = a.full_lower(), b.full_lower()
-        if not isinstance(x, Tracer) and not isinstance(y, Tracer):
-            return a.aval == b.aval and np.size(x) == 1 and np.asarray(x).tobytes() == np.asarray(y).tobytes()
         made, again = a.parent, b.parent
         return (
             made is not None
             and again is not None
             and made.primitive is again.primitive
             and [v is a.val for v in made.outvars] == [v is b.val for v in again.outvars]
-            and _equal_parameters(made.params, again.params)
+            and made.params == again.params
             and len(made.in_tracers) == len(again.in_tracers)
             and all(map(same, made.in_tracers, again.in_tracers))
         )
 
-    return same(one, other)
-
-
-def _equal_parameters(one: dict[str, Any], other: dict[str, Any]) -> bool:
     try:
-        return one.keys() == other.keys() and all(one[key] is other[key] or bool(one[key] == other[key]) for key in one)
-    except ValueError:  # the truth of an array
+        return same(one, other)
+    except ValueError:  # the truth of an array among the parameters of an operation
         return False

@@ -242,7 +242,7 @@ class Replacements:
     """Replaces names of PyTorch's for as long as any thread is in the context, which may be entered again."""
 
     def __init__(self, *table: Replacement):
-        self._table = [(owner, name, functools.lru_cache(1)(make)) for owner, name, make in table]
+        self._table = [each._replace(make=functools.lru_cache(1)(each.make)) for each in table]
         self._lock, self._depth = threading.Lock(), 0
         self._own: list[Any] = []
         """The objects of the owners themselves under these names; inherited ones are missing."""
@@ -335,9 +335,7 @@ def closure_of(function: types.FunctionType) -> dict[str, Any]:
 def _beside_compiler(function: Any) -> Callable[..., Any]:
     """`function`, left alone by PyTorch's compiler once that is loaded."""
 
-    @functools.cache
-    def disabled() -> Callable[..., Any]:
-        return sys.modules["torch._dynamo"].disable(function, True, wrapping=False)
+    disabled = functools.cache(lambda: sys.modules["torch._dynamo"].disable(function, True, wrapping=False))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         loaded = hasattr(sys.modules.get("torch._dynamo"), "disable")

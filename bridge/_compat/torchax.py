@@ -24,34 +24,29 @@ _TORCHAX: dict[str, types.ModuleType] = {}
 
 
 @contextlib.contextmanager
-def _torch_unchanged() -> Iterator[dict[Any, Callable]]:
+def _torch_unchanged() -> Iterator[None]:
     """For the import of torchax, which changes PyTorch for everybody; the bridge needs its functions of arrays only.
 
     It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
     attention and registers decompositions. Where somebody has imported torchax before, these changes are theirs and
     stay. Otherwise the bridge keeps a copy of torchax to itself: an `import torchax` after it runs torchax anew, with
     its device.
-
-    Yields a dict that holds all decompositions afterwards, torchax's included.
     """
-    known: dict[Any, Callable] = {}
     if "torchax" in sys.modules:
-        yield known
-        known.update(decomposition_table)
+        yield
         return
     own, fast_path = dict(decomposition_table), torch.backends.mha.get_fastpath_enabled()
     rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
     options, environment = getattr(jax.config, _CLIENT_OPTIONS), dict(os.environ)
     torch.utils.rename_privateuse1_backend = torch._register_device_module = lambda *_args: None  # pyright: ignore
     try:
-        yield known
+        yield
     finally:
         torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
         torch.backends.mha.set_fastpath_enabled(fast_path)
         jax.config.update(_CLIENT_OPTIONS, options)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
-        known.update(decomposition_table)
         decomposition_table.clear()
         decomposition_table.update(own)
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchax"]:
@@ -109,13 +104,16 @@ def _or_missing(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]
     return call
 
 
-with _torch_unchanged() as _DECOMPOSITIONS, missing_operations_tolerated():
+with _torch_unchanged(), missing_operations_tolerated():
     import torchax
     import torchax.decompositions
     from torchax.ops import jaten, jtorch, jtorchvision_nms, mappings  # noqa: F401
 
     if torch.distributed.is_available():
         from torchax.ops import jc10d  # noqa: F401
+
+    _DECOMPOSITIONS: dict[Any, Callable] = dict(decomposition_table)
+    """PyTorch's and torchax's."""
 
 
 @functools.cache

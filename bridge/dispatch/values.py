@@ -170,17 +170,12 @@ def raise_kernel_error(func: Any, args: tuple, kwargs: dict) -> None:
 # ---- constant indices out of range, which PyTorch's kernels refuse and its meta device takes
 
 
-def _outside(index: Any, low: int, high: int) -> bool:
-    """True if a constant index has a value outside of [low, high)."""
+def _outside(x: torch.Tensor, dim: int, index: Any) -> bool:
+    """True if a constant index along a dimension is negative or too large."""
     if not isinstance(index, torch.Tensor) or isinstance(index, BridgeTensor) or index.dtype.is_floating_point:
         return False
     with below_modes():
-        return bool(((index < low) | (index >= high)).any())
-
-
-def _outside_dimension(args: tuple) -> bool:
-    x, dim, index = args[:3]
-    return _outside(index, 0, x.shape[dim] if x.dim() else 1)
+        return bool(((index < 0) | (index >= (x.shape[dim] if x.dim() else 1))).any())
 
 
 def _outside_brackets(args: tuple) -> bool:
@@ -188,28 +183,27 @@ def _outside_brackets(args: tuple) -> bool:
     x, indices = args[:2]
     dim = 0
     for index in indices:
-        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        is_mask = getattr(index, "dtype", None) in (torch.bool, torch.uint8)
         wide = index.dim() if is_mask else 1
-        if (is_mask and index.shape != x.shape[dim : dim + wide]) or _outside(index, -x.shape[dim], x.shape[dim]):
+        if (is_mask and index.shape != x.shape[dim : dim + wide]) or _outside(x, dim, index):
             return True
         dim += wide
     return False
 
 
-CHECKS: dict[Any, Callable[[tuple], bool]] = {}
+_CHECKED: dict[Callable[[tuple], bool], tuple] = {
+    lambda args: _outside(*args[:3]): (
+        aten.gather, aten.index_select, aten.index_add, aten.index_add_, aten.index_copy, aten.index_copy_,
+        aten.index_fill, aten.index_fill_, aten.index_reduce, aten.index_reduce_, aten.scatter, aten.scatter_,
+        aten.scatter_add, aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_,
+    ),
+    lambda args: _outside(args[0], 0, args[1]): (
+        aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only,
+    ),
+    _outside_brackets: (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index),
+}  # fmt: skip
+CHECKS = {getattr(op, name): check for check, ops in _CHECKED.items() for op in ops for name in op.overloads()}
 """Operation -> True for arguments that PyTorch's kernel may refuse while its meta device takes them."""
-
-
-for _check, _names in {
-    _outside_dimension: "gather index_select index_add index_copy index_fill index_reduce "
-    "scatter scatter_add scatter_reduce",
-    lambda args: _outside(args[1], 0, args[0].shape[0]): "embedding _embedding_bag _embedding_bag_forward_only",
-    _outside_brackets: "index index_put _unsafe_index",
-}.items():
-    for _name in _names.split():
-        for _packet in (getattr(aten, _name, None), getattr(aten, f"{_name}_", None)):  # in place or not
-            for _overload in _packet.overloads() if _packet is not None else ():
-                CHECKS[getattr(_packet, _overload)] = _check
 
 # ---- code that asks a tensor for its value: a branch, `.item()`, and PyTorch's own checks
 

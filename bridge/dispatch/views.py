@@ -257,8 +257,6 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
 def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The target, after what the operation would give without its write was written into it."""
     target, functional, args, kwargs = functional_of(func, args, kwargs)
-    if not isinstance(target, torch.Tensor):
-        raise NotImplementedError("it writes a list of tensors; write them one by one")
     inputs: list[BridgeTensor] = []
     arrays_of((*args, *kwargs.values()), inputs)
     _refuse_write(target, inputs)

@@ -48,13 +48,11 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return vars(value) if type(value).__dictoffset__ else {}
 
 
-_SETTINGS = {collections.defaultdict: "default_factory", collections.deque: "maxlen"}
-"""What a container has besides its items."""
-
-
-def _setting(value: Any) -> Any:
-    base = built_in(type(value))
-    return getattr(value, _SETTINGS[base]) if base in _SETTINGS else None
+def _setting(value: Any) -> tuple:
+    """What a container has besides its items, as the arguments of its `__init__`."""
+    if isinstance(value, collections.defaultdict):
+        return (value.default_factory,)
+    return ((), value.maxlen) if isinstance(value, collections.deque) else ()
 
 
 def empty_like(value: Any) -> Any:
@@ -62,13 +60,11 @@ def empty_like(value: Any) -> Any:
     return _empty(type(value), _setting(value))
 
 
-def _empty(kind: Any, setting: Any) -> Any:
+def _empty(kind: Any, setting: tuple) -> Any:
     base: Any = built_in(kind) or (types.SimpleNamespace if issubclass(kind, types.SimpleNamespace) else object)
     new = base.__new__(kind)
-    if base is collections.defaultdict:
-        new.default_factory = setting
-    elif base is collections.deque:
-        base.__init__(new, (), setting)
+    if setting:
+        base.__init__(new, *setting)
     return new
 
 
@@ -89,11 +85,7 @@ def tuple_of(kind: type, items: Iterable[Any]) -> Any:
 
 # ---- objects whose state is their attributes
 
-
-class _Plain:
-    pass
-
-
+_PLAIN_SIZE = type("_Plain", (), {}).__basicsize__
 _OF_PYTHON = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _FOREIGN = sys.stdlib_module_names | {"jax", "jaxlib", "numpy"}
 
@@ -104,7 +96,7 @@ def is_plain_class(kind: type) -> bool:
 
     Classes of Python's own are left out, such as loggers: they belong to the process.
     """
-    if kind.__basicsize__ != _Plain.__basicsize__ or kind.__itemsize__ or not kind.__dictoffset__:
+    if kind.__basicsize__ != _PLAIN_SIZE or kind.__itemsize__ or not kind.__dictoffset__:
         return False
     if issubclass(kind, (nn.Module, torch.Tensor, enum.Enum)):
         return False
@@ -161,14 +153,14 @@ class _Node(NamedTuple):
     """
 
     kind: type
-    setting: Any
+    setting: tuple
     items: tuple[tuple[Any, Any], ...]
     attributes: tuple[tuple[str, Any], ...]
 
 
-def _split(whole: Any) -> tuple[list[tuple[GetAttrKey, Any]], _Node]:
+def _split(whole: Any) -> tuple[list, _Node]:
     """The arrays in an object, at any depth of containers and further objects, and the hashable rest of it."""
-    leaves: list[tuple[GetAttrKey, Any]] = []
+    leaves: list[tuple[Any, Any]] = []
     numbers: dict[int, int] = {}
 
     def part(value: Any, path: str) -> Any:
@@ -199,6 +191,19 @@ def _split(whole: Any) -> tuple[list[tuple[GetAttrKey, Any]], _Node]:
     return leaves, node(whole, "")
 
 
+def _split_fields(value: Any) -> tuple[list, _Node]:
+    """The fields of a dataclass, and the structure of the object, which has those that are settings."""
+    leaves, structure = [], []
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        is_function = callable(item) and not dataclasses.is_dataclass(item)
+        is_setting = is_function or isinstance(item, (str, bytes, torch.dtype, torch.device, type))
+        structure.append((field.name, (type(item), item) if is_setting else None))
+        if not is_setting:
+            leaves.append((GetAttrKey(field.name), item))
+    return leaves, _Node(type(value), (), (), tuple(structure))
+
+
 def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] = lambda value: value) -> Any:
     """The object of that structure; `opaque` is applied to what is neither an array nor a setting."""
     rest, made = iter(leaves), []
@@ -221,10 +226,19 @@ def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] 
             if node.items:
                 put_items(new, [(key, part(item)) for key, item in node.items])
         for name, item in node.attributes:
-            vars(new)[name] = part(item)
+            if dataclasses.is_dataclass(new):  # they may be slots
+                object.__setattr__(new, name, part(item))
+            else:
+                vars(new)[name] = part(item)
         return new
 
     return whole(structure)
+
+
+def _join_mapping(structure: _Node, leaves: Iterable[Any]) -> Any:
+    """A dataclass that is a dict of its fields, as Hugging Face's outputs are."""
+    rest = iter(leaves)
+    return structure.kind(**{name: next(rest) if item is None else item[1] for name, item in structure.attributes})
 
 
 def _is_array_like(value: Any) -> bool:
@@ -244,13 +258,14 @@ def register(
 ) -> type[_Instance]:
     """Make a class a JAX pytree, so that its objects can be arguments and results of transformed functions.
 
-    The fields of a dataclass are the children, text and other settings travel as structure. Of any other class whose
+    The fields of a dataclass are the children; text and other settings travel as structure. Of any other class whose
     objects keep everything in attributes, the arrays in them are the children, and all else, numbers of Python
-    included, is structure. A call registers the classes that it meets by itself; this is for an object that goes into
-    `jax.jit` before. Rebuilding does not run `__init__`. Usable as a decorator. For a class that keeps its state
-    elsewhere, `flatten(object)` returns the children and a hashable structure, and `unflatten(structure, children)` the
-    object, as for `jax.tree_util.register_pytree_node`. A call works on such a copy: return the object from the method
-    to see what the call has changed.
+    included, is structure. Rebuilding does not run `__init__`. For a class that keeps its state elsewhere,
+    `flatten(object)` returns the children and a hashable structure, and `unflatten(structure, children)` the object, as
+    for `jax.tree_util.register_pytree_node`.
+
+    A call registers the classes that it meets by itself; this is for an object that goes into `jax.jit` before, and
+    usable as a decorator. A call works on a rebuilt copy: return the object from the method to see what it has changed.
 
     Registering twice is no error. Raises `TypeError` for a class that needs functions and has none.
     """
@@ -262,7 +277,8 @@ def register(
         jax.tree_util.register_pytree_node(cls, flatten, unflatten)
         _KINDS[cls] = "functions"
     elif dataclasses.is_dataclass(cls):
-        _register_fields(cls)
+        jax.tree_util.register_pytree_with_keys(cls, _split_fields, _join_mapping if issubclass(cls, dict) else _join)
+        _KINDS[cls] = "fields"
     elif is_plain_class(cls) or built_in(cls):
         jax.tree_util.register_pytree_with_keys(cls, _split, _join)
         _KINDS[cls] = "parts"
@@ -272,34 +288,6 @@ def register(
             "dataclass, or pass its parts in a dict"
         )
     return cls
-
-
-def _register_fields(cls: type) -> None:
-    names = [field.name for field in dataclasses.fields(cls)]
-
-    def flatten_with_keys(value: Any) -> tuple[list, tuple]:
-        fields = [(name, getattr(value, name)) for name in names]
-        free = [(GetAttrKey(name), child) for name, child in fields if not _is_setting(child)]
-        return free, tuple((name, child) for name, child in fields if _is_setting(child))
-
-    def rebuild(fixed: tuple, children: Iterable[Any]) -> Any:
-        settings, rest = dict(fixed), iter(children)
-        values = {name: settings[name] if name in settings else next(rest) for name in names}
-        if issubclass(cls, dict):  # a mapping that mirrors its fields, as Hugging Face's outputs do
-            return cls(**values)
-        new = object.__new__(cls)
-        for name, value in values.items():
-            object.__setattr__(new, name, value)
-        return new
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, rebuild)
-    _KINDS[cls] = "fields"
-
-
-def _is_setting(value: Any) -> bool:
-    return isinstance(value, (str, bytes, torch.dtype, torch.device, type)) or (
-        callable(value) and not dataclasses.is_dataclass(value)
-    )
 
 
 def convert(tree: Any, leaf: Callable[[Any], Any], objects: bool = False) -> Any:
