@@ -117,12 +117,12 @@ COMPLEX = {
 
 @pytest.mark.parametrize("name", REAL)
 def test_of_real_numbers(name):
-    compare(Call(REAL[name]), [randn(3, 4)])
+    compare(REAL[name], [randn(3, 4)])
 
 
 @pytest.mark.parametrize("name", COMPLEX)
 def test_of_complex_numbers(name):
-    compare(Call(COMPLEX[name]), [randn(3, 4, dtype=C)], 5e-5)
+    compare(COMPLEX[name], [randn(3, 4, dtype=C)], 5e-5)
 
 
 class Spectral(nn.Module):
@@ -233,7 +233,7 @@ def test_a_covariance_that_is_not_quite_symmetric():
         normal = torch.distributions.MultivariateNormal(mean, covariance, validate_args=False)
         return normal.log_prob(torch.ones(3)), normal.entropy()
 
-    compare(Call(log_prob), [randn(3), with_another_triangle(positive(3, 3, dtype=torch.float32), False)])
+    compare(log_prob, [randn(3), with_another_triangle(positive(3, 3, dtype=torch.float32), False)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -252,7 +252,7 @@ def test_second_derivative_of_a_solution_by_a_factor():
         gradient = torch.func.grad(lambda f: torch.cholesky_solve(b, f).square().sum())
         return gradient(factor).square()
 
-    compare(Call(second), [randn(3, 2), randn(3, 3) + 3 * torch.eye(3)])
+    compare(second, [randn(3, 2), randn(3, 3) + 3 * torch.eye(3)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -268,7 +268,7 @@ def test_eigenvalues_and_vectors(dtype, upper):
         values, vectors = linalg.eigh(x, UPLO=side)
         return values, without_phase(vectors)
 
-    compare(Call(decomposed), [x])
+    compare(decomposed, [x])
 
 
 def test_eigenvalues_of_a_hermitian_matrix_in_forward_mode():

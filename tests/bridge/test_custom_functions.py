@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import TRANSFORMS, Call, Calls, compare, composes, gradients, in_jax, raises, verified
+from eager import TRANSFORMS, Call, Calls, compare, composes, differentiated, gradients, in_jax, raises, verified
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -28,11 +28,6 @@ class Reversed(Function):
     @staticmethod
     def backward(ctx, grad):
         return -ctx.scale * grad, None
-
-
-def function(forward, backward):
-    """`forward(ctx, *args)` and `backward(ctx, *gradients)` as a Function."""
-    return type("Made", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
 
 
 class Gate(Function):
@@ -78,8 +73,8 @@ def doubled_in_place(ctx, x):
     return x.mul_(2)
 
 
-STRAIGHT_THROUGH = function(lambda ctx, x: x.round(), lambda ctx, grad: grad)
-IN_PLACE = function(doubled_in_place, lambda ctx, grad: 7 * grad)
+STRAIGHT_THROUGH = differentiated(lambda ctx, x: x.round(), lambda ctx, grad: grad)
+IN_PLACE = differentiated(doubled_in_place, lambda ctx, grad: 7 * grad)
 
 
 class Written(Function):
@@ -159,7 +154,7 @@ def test_second_derivatives():
         ctx.save_for_backward(x, y)
         return y
 
-    square = function(forward, lambda ctx, grad: grad * (2 * ctx.saved_tensors[0] + ctx.saved_tensors[1]))
+    square = differentiated(forward, lambda ctx, grad: grad * (2 * ctx.saved_tensors[0] + ctx.saved_tensors[1]))
     x = torch.linspace(-1, 1, 5, requires_grad=True)
     (slope,) = torch.autograd.grad(square.apply(x).sum(), x, create_graph=True)
     (curve,) = torch.autograd.grad(slope.sum(), x)
@@ -210,9 +205,9 @@ def saving(forward):
     return run
 
 
-TO_COMPLEX = function(lambda ctx, x, w: torch.complex(x, w), lambda ctx, g: (g.real, g.imag))
-SQUARE = function(saving(lambda z: z * z), lambda ctx, g: g * (2 * ctx.saved_tensors[0]).conj())
-POWER = function(saving(lambda z: z.real**2 + z.imag**2), lambda ctx, g: g * 2 * ctx.saved_tensors[0])
+TO_COMPLEX = differentiated(lambda ctx, x, w: torch.complex(x, w), lambda ctx, g: (g.real, g.imag))
+SQUARE = differentiated(saving(lambda z: z * z), lambda ctx, g: g * (2 * ctx.saved_tensors[0]).conj())
+POWER = differentiated(saving(lambda z: z.real**2 + z.imag**2), lambda ctx, g: g * 2 * ctx.saved_tensors[0])
 
 
 def recomputed(ctx, g):
@@ -223,8 +218,8 @@ def recomputed(ctx, g):
     return tuple(t.grad for t in inputs)
 
 
-RECOMPUTED = function(saving(lambda x, w: (x * w).sin()), recomputed)
-BROADCAST = function(
+RECOMPUTED = differentiated(saving(lambda x, w: (x * w).sin()), recomputed)
+BROADCAST = differentiated(
     saving(lambda x, w: x * w[:1]), lambda ctx, g: ((g * ctx.saved_tensors[1][:1]).expand(3, 2) / 3, g * 2)
 )
 
@@ -234,7 +229,7 @@ def enclosing(x, w):
     factor, pair = x.detach().exp(), (w.detach() * 2, 3.0)
     with torch.no_grad():
         factor += 1
-    made = function(lambda ctx, t: t * factor, lambda ctx, g: g * factor * pair[0] + pair[1])
+    made = differentiated(lambda ctx, t: t * factor, lambda ctx, g: g * factor * pair[0] + pair[1])
     return made.apply(x * w) * made.apply(w)
 
 
@@ -250,7 +245,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_values_and_gradients(name):
-    compare(Call(RIGHT[name]), [torch.tensor([1.0, 0.5]), torch.tensor([1.5, -2.0])])
+    compare(RIGHT[name], [torch.tensor([1.0, 0.5]), torch.tensor([1.5, -2.0])])
 
 
 def keep(**contents):
@@ -279,17 +274,17 @@ def write(ctx, g):
     return g, None
 
 
-COUNT = function(keep(module=lambda x, m: m), count)
-WRITE = function(keep(statistic=lambda x, s: s), write)
-SCALE = function(keep(settings=lambda x, s: s), lambda ctx, g: (g * ctx.settings["scale"], None))
-CLOSURE = function(keep(run=lambda x, _: lambda g: g * x.cos()), lambda ctx, g: ctx.run(g))
-VJP = function(keep(run=lambda x, _: torch.func.vjp(torch.sin, x)[1]), lambda ctx, g: ctx.run(g)[0])
-GRAPH = function(keep(x=lambda x, _: x, y=twice), lambda ctx, g: torch.autograd.grad(ctx.y, ctx.x, g)[0])
-COMPLEX = function(keep(), lambda ctx, g: g * 1j)
-DRAWS = function(keep(), lambda ctx, g: g * torch.rand_like(g))
-WRONG_SHAPE = function(keep(), lambda ctx, g: g.sum())
-TIMES = function(keep(factor=lambda x, s: s), lambda ctx, g: (g * ctx.factor, None))
-EXP = function(lambda ctx, x: setattr(ctx, "y", x.exp()) or ctx.y, lambda ctx, g: g * ctx.y)
+COUNT = differentiated(keep(module=lambda x, m: m), count)
+WRITE = differentiated(keep(statistic=lambda x, s: s), write)
+SCALE = differentiated(keep(settings=lambda x, s: s), lambda ctx, g: (g * ctx.settings["scale"], None))
+CLOSURE = differentiated(keep(run=lambda x, _: lambda g: g * x.cos()), lambda ctx, g: ctx.run(g))
+VJP = differentiated(keep(run=lambda x, _: torch.func.vjp(torch.sin, x)[1]), lambda ctx, g: ctx.run(g)[0])
+GRAPH = differentiated(keep(x=lambda x, _: x, y=twice), lambda ctx, g: torch.autograd.grad(ctx.y, ctx.x, g)[0])
+COMPLEX = differentiated(keep(), lambda ctx, g: g * 1j)
+DRAWS = differentiated(keep(), lambda ctx, g: g * torch.rand_like(g))
+WRONG_SHAPE = differentiated(keep(), lambda ctx, g: g.sum())
+TIMES = differentiated(keep(factor=lambda x, s: s), lambda ctx, g: (g * ctx.factor, None))
+EXP = differentiated(lambda ctx, x: setattr(ctx, "y", x.exp()) or ctx.y, lambda ctx, g: g * ctx.y)
 
 
 def written_later(m, x):
@@ -312,13 +307,13 @@ def changed_later(m, x):
 
 
 REFUSED = {
-    "attribute": (lambda m, x: COUNT.apply(x, m), "the backward of Made changes ctx.module.calls, which would be lost"),
-    "buffer": (lambda m, x: WRITE.apply(x, m.statistic), "the backward of Made changes a parameter or buffer"),
+    "attribute": (lambda m, x: COUNT.apply(x, m), "of Differentiated changes ctx.module.calls, which would be lost"),
+    "buffer": (lambda m, x: WRITE.apply(x, m.statistic), "of Differentiated changes a parameter or buffer"),
     "closure": (lambda m, x: CLOSURE.apply(x), "a traced tensor inside of an object or a function, at ctx.run.x"),
     "vjp": (lambda m, x: VJP.apply(x), "a traced tensor inside of an object or a function, at ctx.run"),
-    "graph": (lambda m, x: GRAPH.apply(x), "the backward of Made differentiates what was computed before it"),
-    "complex": (lambda m, x: COMPLEX.apply(x), "the backward of Made gave a complex gradient for a real input"),
-    "wrong shape": (lambda m, x: WRONG_SHAPE.apply(x), r"backward of Made gave a gradient of shape \(\)"),
+    "graph": (lambda m, x: GRAPH.apply(x), "of Differentiated differentiates what was computed before it"),
+    "complex": (lambda m, x: COMPLEX.apply(x), "of Differentiated gave a complex gradient for a real input"),
+    "wrong shape": (lambda m, x: WRONG_SHAPE.apply(x), r"backward of Differentiated gave a gradient of shape \(\)"),
     "draws": (lambda m, x: DRAWS.apply(x), "draws random numbers in the backward of a torch.autograd.Function"),
 }
 ROW = torch.tensor([1.0, 0.5, 2.0])
@@ -342,7 +337,7 @@ def assigned(m, x):
 
 
 def not_read(m, x):
-    y = function(keep(factor=lambda x, s: s), lambda ctx, g: (g * 2, None)).apply(x, m.statistic)
+    y = differentiated(keep(factor=lambda x, s: s), lambda ctx, g: (g * 2, None)).apply(x, m.statistic)
     m.statistic.add_(1)
     return y
 
@@ -371,7 +366,7 @@ def test_what_is_written_later_and_read_by_the_backward_is_seen_by_verify(call):
 def test_differences_by_nature():
     """docs/bridge.md lists these, too."""
     seen = []
-    flags = function(
+    flags = differentiated(
         keep(), lambda ctx, g, *_: seen.append((ctx.needs_input_grad[1], torch.is_grad_enabled())) or (g, None)
     )
     module = stateful(lambda m, x: flags.apply(x, m.statistic))

@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 import bridge
 from bridge.dispatch import mode
-from models_torch.registry import architecture, build, example_batch
 
 # ---- `bridge.export(name_scopes=True)`: operations have the qualified names of the submodules that they come from
 
@@ -147,29 +146,6 @@ def test_a_dropout_rate():
         np.testing.assert_allclose(kept, 1 / (1 - p) if p < 1 else kept, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_exploration_of_trm():
-    """Halting exploration is off at 0 and always on at 1, in one compiled function."""
-    arch = architecture("trm")
-    config = dataclasses.replace(arch.tiny_config, halt_max_steps=4)
-    torch.manual_seed(0)
-    module = build("trm", config)
-    module.model.inner.q_head.bias.data.fill_(5.0)  # wants to halt at once
-    fn = bridge.export(module)
-    batch = {k: jnp.asarray(v.numpy()) for k, v in example_batch(config, 4, seed=0).items()}
-    carry, _ = fn(fn.params, fn.buffers, batch, method="initial_carry")
-
-    @jax.jit
-    def halted(probability, key):
-        overrides = {"model.config.halt_exploration_prob": probability}
-        options = {"rng": key, "train": True, "overrides": overrides}
-        return fn.run(fn.params, fn.buffers, carry=carry, batch=batch, **options).outputs[0].halted
-
-    keys = jax.random.split(jax.random.key(0), 20)
-    assert all(halted(0.0, key).all() for key in keys)
-    assert not any(halted(1.0, key).any() for key in keys)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -226,7 +202,7 @@ def registered(monkeypatch):
 
 
 def test_a_registered_function_is_pytorch_s_at_every_position(registered):
-    verified(Call(use), BUFFER, NEW, LAST)
+    verified(use, BUFFER, NEW, LAST)
     step = jax.jit(lambda *inputs: bridge.export(Call(use))({}, {}, *inputs)[0])
     for position in (0, 3):
         lengths = torch.full((2,), position)

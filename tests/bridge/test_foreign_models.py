@@ -173,11 +173,7 @@ MODULES = {
         (randn(2, 6, 16),),
         {"mask": nn.Transformer.generate_square_subsequent_mask(6), "is_causal": True},
     ),
-    "transformer": lambda: (
-        nn.Transformer(16, 4, 1, 1, 24, batch_first=True),
-        (randn(2, 6, 16), randn(2, 5, 16)),
-        {},
-    ),
+    "transformer": lambda: (nn.Transformer(16, 4, 1, 1, 24, batch_first=True), (randn(2, 6, 16), randn(2, 5, 16)), {}),
     "attention": lambda: (
         nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True),
         (randn(2, 6, 16), randn(2, 5, 16), randn(2, 5, 16)),

@@ -63,7 +63,7 @@ ENTROPIES = {
 @pytest.mark.parametrize("name", ENTROPIES)
 @pytest.mark.parametrize(("x", "labels"), [(LOGITS, LABELS), (IMAGE, MAP)], ids=["rows", "image"])
 def test_values_and_gradients(name, x, labels):
-    verified(Call(ENTROPIES[name]), x.clone().requires_grad_(), labels)
+    verified(ENTROPIES[name], x.clone().requires_grad_(), labels)
 
 
 def test_of_nothing():
@@ -108,7 +108,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore::bridge.BridgeWarning")
 def test_distributions(name):
-    compare(Call(CALLS[name]), [randn(3, 4)], 5e-5, rng=jax.random.key(0))
+    compare(CALLS[name], [randn(3, 4)], 5e-5, rng=jax.random.key(0))
 
 
 def said(function, *inputs):
@@ -129,7 +129,7 @@ CHECKED = {
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_checks_of_traced_values_are_left_out(name):
-    compare(Call(CHECKED[name]), [randn(3)], 5e-5)
+    compare(CHECKED[name], [randn(3)], 5e-5)
     assert not said(CHECKED[name], jnp.ones(3))
     with pytest.raises(ValueError, match="of distribution Normal"):
         d.Normal(torch.zeros(2), torch.tensor([1.0, -1.0]))  # PyTorch's own default is as it was
@@ -270,4 +270,4 @@ def test_ctc_loss_of_one_sequence():
     def forward(h):
         return F.ctc_loss(h.log_softmax(-1), torch.tensor([1, 1]), torch.tensor(4), torch.tensor(2), reduction="sum")
 
-    compare(Call(forward), [randn(4, 5, seed=0)], 1e-5)
+    compare(forward, [randn(4, 5, seed=0)], 1e-5)
