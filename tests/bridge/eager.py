@@ -1,5 +1,6 @@
 """A module through the bridge against PyTorch eager: outputs, and the gradients of parameters and inputs."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -70,8 +71,19 @@ class Doubled(torch.autograd.Function):
         return gradient * 7
 
 
-def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
+Module = nn.Module | Callable
+"""A function is the forward of a module."""
+
+
+def differentiated(forward: Callable, backward: Callable) -> type[torch.autograd.Function]:
+    """A `torch.autograd.Function` of these two."""
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Differentiated", (torch.autograd.Function,), methods)
+
+
+def compare(module: Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
     """Raise `AssertionError` unless all agree. JAX's gradient of a complex array is the conjugate of PyTorch's."""
+    module = module_of(module)
     free = [i for i, x in enumerate(inputs) if x.dtype.is_floating_point or x.is_complex()]
     leaves = [x.clone().requires_grad_(i in free) for i, x in enumerate(inputs)]
     expected = _listed(module(*leaves))
@@ -99,10 +111,76 @@ def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float 
             parameter.grad = None
 
 
-def verified(module: nn.Module, *args: Any, **settings: Any) -> None:
+def verified(module: Module, *args: Any, **settings: Any) -> None:
     """Raise `AssertionError` unless `bridge.verify` is content."""
-    report = bridge.verify(module, *args, **settings)
+    report = bridge.verify(module_of(module), *args, **settings)
     assert report.ok, f"\n{report}"
+
+
+def in_jax(module: Module, *inputs: Any, jit: bool = False, **settings: Any) -> Any:
+    """What the exported module returns for arrays, or for tensors that become arrays."""
+    fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
+
+    def call(params: dict, *arrays: Any) -> Any:
+        return fn(params, fn.buffers, *arrays, **settings)[0]
+
+    return (jax.jit(call) if jit else call)(fn.params, *arrays)
+
+
+def same(module: Module, *inputs: torch.Tensor, jit: bool = True, rtol: float = 0, atol: float = 0) -> None:
+    """Raise `AssertionError` unless results are PyTorch's, of its dtypes: bit for bit unless a tolerance is given."""
+    expected = jax.tree.leaves(module(*inputs))
+    for ours, theirs in zip(jax.tree.leaves(in_jax(module, *inputs, jit=jit)), expected, strict=True):
+        assert str(ours.dtype) == str(theirs.dtype).removeprefix("torch.").replace("int64", "int32")
+        wide = theirs.detach().to(torch.complex128 if theirs.is_complex() else torch.float64).numpy()
+        np.testing.assert_allclose(np.asarray(ours, wide.dtype), wide, rtol=rtol, atol=atol)
+
+
+def raises(message: str, module: Module, *inputs: Any, error: type = bridge.BridgeError, **settings: Any) -> str:
+    """The text of the error of a traced call, with this message; the line of source that it quotes does not count."""
+    fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
+    with pytest.raises(error) as caught:
+        jax.eval_shape(lambda params, *arrays: fn(params, fn.buffers, *arrays, **settings)[0], fn.params, *arrays)
+    text = re.sub(r"(:\d+): `.*`\. Remedy: ", r"\1. Remedy: ", str(caught.value), flags=re.DOTALL)
+    assert re.search(message, text), text
+    return text
+
+
+def module_of(module: Module) -> nn.Module:
+    return module if isinstance(module, nn.Module) else Call(module)
+
+
+def array(x: Any) -> Any:
+    """A tensor as an array, and anything else as it is."""
+    if isinstance(x, torch.Tensor):
+        return jnp.asarray(x.float().numpy(), jnp.bfloat16) if x.dtype == torch.bfloat16 else jnp.asarray(x.numpy())
+    return x
+
+
+def gradients(module: Module, *inputs: Any, **settings: Any) -> dict[str, jax.Array]:
+    """JAX's gradients of the sum of the output, by the names of the parameters."""
+    fn, arrays = bridge.export(module), [array(x) for x in inputs]
+    return jax.grad(lambda params: fn(params, fn.buffers, *arrays, **settings)[0].sum())(fn.params)
+
+
+TRANSFORMS = {
+    "vmap": lambda loss, params, rows: jax.vmap(loss, (None, 0))(params, rows).sum(),
+    "scan": lambda loss, params, rows: jax.lax.scan(lambda s, x: (s + loss(params, x), None), 0.0, rows)[0],
+    "checkpoint": lambda loss, params, rows: sum(jax.checkpoint(loss)(params, x) for x in rows),
+}
+
+
+def composes(transform: str, module: nn.Module, rows: torch.Tensor) -> None:
+    """Raise `AssertionError` unless the gradient through calls for all rows under a transformation is PyTorch's."""
+    fn = bridge.export(module)
+
+    def loss(params: dict, x: Any) -> Any:
+        return jnp.sin(fn(params, fn.buffers, x)[0]).sum()
+
+    sum(torch.sin(module(row)).sum() for row in rows.clone().requires_grad_()).backward()
+    ours = jax.jit(jax.grad(lambda params: TRANSFORMS[transform](loss, params, array(rows))))(fn.params)
+    for name, gradient in ours.items():
+        np.testing.assert_allclose(gradient, module.get_parameter(name).grad, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def agrees(make: Callable[[], nn.Module], *inputs: torch.Tensor, calls: int = 3) -> None:

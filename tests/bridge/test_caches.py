@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call
-from torch import nn
+from eager import Call, in_jax, verified
 
 import bridge
 
@@ -46,22 +45,20 @@ def close(ours, expected):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("jit", [False, True])
-def test_generation_with_the_cache_that_a_call_returns(name, jit):
+def test_generation_with_the_cache_that_a_call_returns(name):
     """A prompt, then three steps, each with the cache of the last."""
     module, ids, where = model(name), tokens(2, 8), CACHE.get(name, "past_key_values")
     fn = bridge.export(module)
 
+    @jax.jit
     def step(params, ids, cache):
-        return fn(params, fn.buffers, ids, use_cache=True, **({where: cache} if cache is not None else {}))[0]
+        return fn(params, fn.buffers, ids, use_cache=True, **cache)[0]
 
-    step = jax.jit(step) if jit else step
-    theirs = ours = None
+    theirs, ours = {}, {}
     for part in (ids[:, :5], ids[:, 5:6], ids[:, 6:7], ids[:, 7:]):
-        expected = module(part, use_cache=True, **({where: theirs} if theirs is not None else {}))
-        out = step(fn.params, jnp.asarray(part.numpy()), ours)
-        theirs, ours = expected[where], out[where]
-        assert type(ours) is type(theirs)
+        expected, out = module(part, use_cache=True, **theirs), step(fn.params, jnp.asarray(part.numpy()), ours)
+        theirs, ours = {where: expected[where]}, {where: out[where]}
+        assert type(out[where]) is type(expected[where])
         close(out.logits, expected.logits)
 
 
@@ -69,7 +66,7 @@ def test_a_cache_made_by_the_caller_is_filled_by_the_call_alone():
     """PyTorch fills it; here the filled one is a result, and the caller's stays empty."""
     module, ids = model("llama"), tokens(2, 5)
     fn, cache = bridge.export(module), transformers.DynamicCache()
-    out, _ = fn(fn.params, fn.buffers, jnp.asarray(ids.numpy()), past_key_values=cache)
+    out, _ = fn(fn.params, fn.buffers, ids, past_key_values=cache)
     assert len(cache.layers) == 0 and len(out.past_key_values.layers) == 2
     expected = module(ids, past_key_values=transformers.DynamicCache()).past_key_values
     close(out.past_key_values.layers[1].keys, expected.layers[1].keys)
@@ -101,7 +98,7 @@ def test_tensors_of_pytorch_in_an_argument_are_inputs():
     fn = bridge.export(module)
     ours, theirs = (transformers.StaticCache(module.config, max_cache_len=8) for _ in range(2))
     for part in (ids[:, :4], ids[:, 4:]):
-        out, _ = fn(fn.params, fn.buffers, jnp.asarray(part.numpy()), past_key_values=ours)
+        out, _ = fn(fn.params, fn.buffers, part, past_key_values=ours)
         close(out.logits, module(part, past_key_values=theirs).logits)
         assert int(ours.layers[0].cumulative_length) == int(theirs.layers[0].cumulative_length) - part.shape[1]
         ours = out.past_key_values
@@ -118,8 +115,7 @@ def test_verify_of_an_encoder_and_decoder():
     torch.manual_seed(0)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 61}
     module = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
-    report = bridge.verify(module, input_ids=tokens(2, 6), labels=tokens(2, 4))
-    assert report.ok, f"\n{report}"
+    verified(module, input_ids=tokens(2, 6), labels=tokens(2, 4))
 
 
 # ---- other objects
@@ -179,12 +175,9 @@ def test_transformations_of_an_object():
 
 
 def test_an_argument_that_the_call_changes_and_does_not_return():
-    def forward(x, memory):
-        return grown(x, memory)[0]
-
     memory = Memory(jnp.ones(3))
     with pytest.warns(bridge.BridgeWarning, match=r"its argument `(memory|argument 1)`"):
-        bridge.export(Call(forward))({}, {}, jnp.ones(3), memory)
+        in_jax(lambda x, memory: grown(x, memory)[0], jnp.ones(3), memory)
     assert memory.first.count == 1
 
 
@@ -214,7 +207,7 @@ def made(x):
 
 
 def test_containers_of_other_classes():
-    out, _ = bridge.export(Call(made))({}, {}, jnp.ones(3))
+    out = in_jax(made, jnp.ones(3))
     back = jax.jit(lambda tree: tree)(out)
     for each in (out, back):
         assert type(each["named"]) is Named and dict.__getitem__(each["named"], "n") == 2
@@ -224,10 +217,6 @@ def test_containers_of_other_classes():
 
 
 def test_a_distribution():
-    class Head(nn.Module):
-        def forward(self, x):
-            return torch.distributions.Normal(x, x.exp())
-
-    out, _ = bridge.export(Head())({}, {}, jnp.ones(3))
-    np.testing.assert_allclose(jax.jit(lambda d: d.scale)(out), np.exp(np.ones(3)), rtol=1e-6)
-    assert bridge.verify(Head(), torch.ones(3)).ok
+    head = Call(lambda x: torch.distributions.Normal(x, x.exp()))
+    np.testing.assert_allclose(jax.jit(lambda d: d.scale)(in_jax(head, jnp.ones(3))), np.exp(np.ones(3)), rtol=1e-6)
+    verified(head, torch.ones(3))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, compare, randn, verified
+from eager import TRANSFORMS, Call, Calls, compare, composes, differentiated, gradients, in_jax, raises, randn, verified
 from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -90,11 +90,8 @@ class Plain(nn.Module):
 
 
 def test_less_is_kept():
-    assert residuals(Plain(recompute=True)) < residuals(Plain(recompute=False)) / 4
-
-
-def test_a_module_need_not_ask_for_it():
     kept = residuals(Plain(recompute=False))
+    assert residuals(Plain(recompute=True)) < kept / 4
     assert residuals(Plain(recompute=False), r"blocks\.\d") < kept / 4
     assert residuals(Plain(recompute=False), r"blocks\.0") < kept
     with pytest.raises(bridge.BridgeError, match=r"'block' matches no submodule; names here are blocks"):
@@ -102,9 +99,9 @@ def test_a_module_need_not_ask_for_it():
 
 
 def test_gradients_are_the_same_with_it():
-    fns = [bridge.export(Plain(recompute=False).eval(), recompute=r) for r in ("", r"blocks\.\d")]
-    x = jnp.ones((3, 4))
-    found = [jax.grad(lambda p, fn=fn: fn(p, fn.buffers, x)[0].sum())(fns[0].params) for fn in fns]
+    module = Plain(recompute=False).eval()
+    fns = [bridge.export(module, recompute=recompute) for recompute in ("", r"blocks\.\d")]
+    found = [jax.grad(lambda p, fn=fn: fn(p, {}, jnp.ones((3, 4)))[0].sum())(fn.params) for fn in fns]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), *found)
 
 
@@ -131,14 +128,10 @@ def test_inside_another_and_under_no_grad():
 
 
 def test_without_a_trace_python_may_look_at_values():
-    class Looks(nn.Module):
-        def look(self, x):
-            return x * 2 if x.sum() > 0 else x
+    def looks(x):
+        return checkpoint(lambda x: x * 2 if x.sum() > 0 else x, x, use_reentrant=False)
 
-        def forward(self, x):
-            return checkpoint(self.look, x, use_reentrant=False)
-
-    assert bridge.export(Looks())({}, {}, jnp.ones(2))[0].tolist() == [2.0, 2.0]
+    assert in_jax(looks, jnp.ones(2)).tolist() == [2.0, 2.0]
 
 
 def test_the_rules_are_needed(monkeypatch):
@@ -152,38 +145,23 @@ def test_the_rules_are_needed(monkeypatch):
 
 def test_a_reentrant_checkpoint_without_an_input_that_requires_grad():
     """PyTorch gives its parameters no gradient; an input of the call may require grad, which only the caller knows."""
-
-    class Reentrant(nn.Module):
-        def __init__(self, detach):
-            super().__init__()
-            self.linear, self.detach = nn.Linear(3, 3), detach
-
-        def forward(self, x):
-            return checkpoint(self.linear, x.detach() if self.detach else x, use_reentrant=True)
-
-    for detach, message in ((True, pytest.raises(bridge.BridgeError, match="gives parameters no gradient in PyTorch")),
-                            (False, pytest.warns(bridge.BridgeWarning, match="here they have one"))):  # fmt: skip
-        fn = bridge.export(Reentrant(detach))
-        with message:
-            fn(fn.params, {}, jnp.ones((2, 3)))
+    detached = Call(lambda m, x: checkpoint(m, x.detach(), use_reentrant=True), nn.Linear(3, 3))
+    raises("gives parameters no gradient in PyTorch", detached, jnp.ones((2, 3)))
+    with pytest.warns(bridge.BridgeWarning, match="here they have one"):
+        in_jax(Call(lambda m, x: checkpoint(m, x, use_reentrant=True), nn.Linear(3, 3)), jnp.ones((2, 3)))
 
 
 def test_a_tensor_that_is_written_before_the_second_run():
     """docs/bridge.md lists this: PyTorch's gradient is that of sin(x * 0.75), the bridge has that of the result."""
 
-    class Late(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Buffer(torch.tensor(0.5))
-
-        def forward(self, x):
-            y = checkpoint(lambda x: torch.sin(x * self.scale), x, use_reentrant=False)
-            self.scale.add_(0.25)
-            return y
+    def late(m, x):
+        y = checkpoint(lambda x: torch.sin(x * m.scale), x, use_reentrant=False)
+        m.scale.add_(0.25)
+        return y
 
     x = torch.ones((), requires_grad=True)
-    Late()(x).backward()
-    fn = bridge.export(Late())
+    Calls(late, scale=nn.Buffer(torch.tensor(0.5)))(x).backward()
+    fn = bridge.export(Calls(late, scale=nn.Buffer(torch.tensor(0.5))))
     ours = jax.grad(lambda x: fn(fn.params, fn.buffers, x)[0])(jnp.ones(()))
     np.testing.assert_allclose([x.grad, ours], [0.75 * np.cos(0.75), 0.5 * np.cos(0.5)], rtol=1e-6)
 
@@ -262,15 +240,6 @@ class ReversibleBlocks(Function):
         return dy, None
 
 
-class Reversible(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.ModuleList([small(3), small(3)]) for _ in range(2))
-
-    def forward(self, x):
-        return ReversibleBlocks.apply(x, self.blocks)
-
-
 class Accumulates(Function):
     """A linear layer whose backward adds to `grad` by itself, as fused accumulation does."""
 
@@ -310,7 +279,6 @@ CALLS = {
     "checkpoint of a module": lambda m, x: Checkpointed.apply(m, x),
     "checkpoints that share parameters": twice,
     "checkpoint of a lambda": nested,
-    "checkpoint of a method": lambda m, x: Checkpointed.apply(m.forward, x) * x,
     "grad by hand": lambda m, x: Accumulates.apply(torch.tanh(Accumulates.apply(x, m[0])), m[2]),
 }
 
@@ -322,96 +290,63 @@ def test_what_a_backward_adds(name):
 
 
 def test_reversible_blocks():
-    compare(Reversible(), [X], 1e-4)
+    blocks = nn.ModuleList(nn.ModuleList([small(3), small(3)]) for _ in range(2))
+    compare(Call(lambda blocks, x: ReversibleBlocks.apply(x, blocks), blocks), [X], 1e-4)
 
 
-@pytest.mark.parametrize("transform", ["jit", "vmap", "scan", "checkpoint"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
 def test_it_composes(transform):
-    module = Call(CALLS["checkpoint of a module"], small())
-    fn, rows = bridge.export(module), jnp.asarray(X.numpy())
-
-    def loss(params, x):
-        return jnp.sin(fn(params, fn.buffers, x)[0]).sum()
-
-    def total(params):
-        if transform == "vmap":
-            return jax.vmap(lambda x: loss(params, x[None]))(rows).sum()
-        if transform == "scan":
-            return jax.lax.scan(lambda s, x: (s + loss(params, x[None]), None), 0.0, rows)[0]
-        return (jax.checkpoint(loss) if transform == "checkpoint" else loss)(params, rows)
-
-    torch.sin(module(X.clone().requires_grad_())).sum().backward()
-    for name, gradient in jax.jit(jax.grad(total))(fn.params).items():
-        assert jnp.allclose(gradient, module.get_parameter(name).grad.numpy(), atol=1e-4), name
+    composes(transform, Call(CALLS["checkpoint of a module"], small()), X[:, None])
 
 
 def test_without_an_input_that_requires_grad():
     """PyTorch does not run the backward then."""
-    fn = bridge.export(Call(CALLS["checkpoint of a module"], small()))
     with pytest.warns(bridge.BridgeWarning, match="runs in PyTorch only if an input of it requires grad"):
-        jax.grad(lambda p: fn(p, fn.buffers, X.numpy())[0].sum())(fn.params)
+        gradients(Call(CALLS["checkpoint of a module"], small()), X)
 
 
 HIDDEN = []
 
 
-class OfAGlobal(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return HIDDEN[0](x)
+def through_a_global(ctx, x):
+    ctx.save_for_backward(x)
+    return HIDDEN[0](x)
 
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = detached(ctx.saved_tensors)
-        with torch.enable_grad():
-            HIDDEN[0](x).backward(g)
-        return x.grad
+
+def back_through_a_global(ctx, g):
+    (x,) = detached(ctx.saved_tensors)
+    with torch.enable_grad():
+        HIDDEN[0](x).backward(g)
+    return x.grad
 
 
 def test_a_module_that_is_a_global():
-    module = Call(lambda m, x: OfAGlobal.apply(x), small())
-    HIDDEN[:] = [module.module]
-    compare(module, [X], 1e-4)
-
-
-class OfAnIterator(OfAGlobal):
-    @staticmethod
-    def forward(ctx, x, slot):
-        ctx.slot = slot
-        ctx.save_for_backward(x)
-        return next(slot)(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = detached(ctx.saved_tensors)
-        with torch.enable_grad():
-            next(ctx.slot)(x).backward(g)
-        return x.grad, None
+    HIDDEN[:] = [small()]
+    function = differentiated(through_a_global, back_through_a_global)
+    compare(Call(lambda m, x: function.apply(x), HIDDEN[0]), [X], 1e-4)
 
 
 def test_parameters_that_the_context_does_not_show():
-    text = "the backward of OfAnIterator reads a parameter or buffer that neither"
-    fn = bridge.export(Call(lambda m, x: OfAnIterator.apply(m[0].weight * x, itertools.repeat(m)), small()))
-    with pytest.raises(bridge.BridgeError, match=text):
-        jax.grad(lambda p: fn(p, fn.buffers, X[:1].numpy())[0].sum())(fn.params)
+    def forward(ctx, x, slot):
+        ctx.slot = slot
+        return next(slot)(x)
 
+    def backward(ctx, g):
+        return next(ctx.slot)(g), None
 
-class Normalised(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.last = nn.BatchNorm1d(6), None
-
-    def run(self, x):
-        self.last = self.norm(x)
-        return self.last.sin()
-
-    def forward(self, x):
-        return Checkpointed.apply(self.run, x)
+    function = differentiated(forward, backward)
+    module = Call(lambda m, x: function.apply(m[0].weight * x, itertools.repeat(m)), small())
+    with pytest.raises(bridge.BridgeError, match="of Differentiated reads a parameter or buffer that neither"):
+        gradients(module, X[:1])
 
 
 def test_buffers_that_a_second_run_writes():
     """PyTorch writes batch statistics again in its backward."""
-    fn = bridge.export(Normalised())
+
+    def run(m, x):
+        m.last = m.norm(x)
+        return m.last.sin()
+
+    module = Calls(lambda m, x: Checkpointed.apply(lambda x: run(m, x), x), norm=nn.BatchNorm1d(6), last=None)
     with pytest.warns(bridge.BridgeWarning, match="the backward of Checkpointed changes .* once more, which is lost"):
-        jax.grad(lambda p: fn(p, fn.buffers, X.numpy(), train=True)[0].sum())(fn.params)
+        gradients(module, X, train=True)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from eager import Call
 from torch import nn
 
 import bridge
@@ -15,11 +16,7 @@ def good():
 
 
 def unsupported():
-    class Airy(nn.Module):
-        def forward(self, x):
-            return torch.special.airy_ai(x) + x
-
-    return Airy(), torch.randn(3)
+    return Call(lambda x: torch.special.airy_ai(x) + x), torch.randn(3)
 
 
 def gated():
@@ -40,16 +37,14 @@ def gated():
 
 
 def another():
-    class Another(nn.Module):
-        """Differs from PyTorch, most in the second call, where a number of the first is not kept."""
+    def differs(m, x):
+        """From PyTorch, most in the second call, where a number of the first is not kept."""
+        if not isinstance(x, bridge.tensor.tensor.BridgeTensor):
+            m.calls = getattr(m, "calls", 0) + 1
+            x = x * m.calls
+        return x * 2
 
-        def forward(self, x):
-            if not isinstance(x, bridge.tensor.tensor.BridgeTensor):
-                self.calls = getattr(self, "calls", 0) + 1
-                x = x * self.calls
-            return x * 2
-
-    return Another(), torch.ones(2)
+    return Call(differs, nn.Identity()), torch.ones(2)
 
 
 def nonsense():
@@ -113,7 +108,6 @@ def test_inspect(here, capsys):
     ("arguments", "said"),
     [
         (["test_command"], "names no function"),
-        (["test_command:absent"], "cannot be found"),
         (["no_such_module:x"], "cannot be found"),
         (["test_command:nonsense"], "returned a int; it must return (module, inputs)"),
         (["test_command:misnamed"], "returned (Linear, tuple, list); it must return"),
@@ -121,7 +115,6 @@ def test_inspect(here, capsys):
         (["test_command:too_wide"], "PyTorch itself fails, in step 0: RuntimeError: mat1 and mat2"),
         (["test_command:good", "--tolerance", "small"], "--tolerance"),
         (["test_command:good", "--tolerance", "-1"], "tolerance is -1.0; it must be a number above 0"),
-        (["test_command:good", "--tolerance", "nan"], "tolerance is nan"),
         (["test_command:good", "--steps", "0"], "steps is 0; it must be at least 1"),
         (["test_command:good", "--jitter", "inf"], "jitter is inf"),
         (["test_command:good", "--known-zero", "("], "known_zero is '('"),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from eager import Calls, in_jax
 from torch import nn
 
 import bridge
@@ -77,16 +78,10 @@ def test_a_call_and_verify():
     before = dict(collections.OrderedDict.items(module.acts))
     fn = bridge.export(module)
     out, _ = jax.jit(lambda params, x: fn(params, {}, x, train=False))(fn.params, jnp.asarray(x.numpy()))
+    assert module.cache.last is None and module.cache.layer is module.lin, "the caller's hold nothing of a call"
     np.testing.assert_allclose(out, module.eval()(x).detach().numpy(), rtol=1e-5, atol=1e-6)
     assert bridge.verify(module, x, train=True).ok
     assert dict(collections.OrderedDict.items(module.acts)) == before and module.config.frozen
-
-
-def test_the_objects_of_the_caller_hold_nothing_of_a_call():
-    module = Holds()
-    fn = bridge.export(module)
-    fn(fn.params, {}, jnp.ones((3, 2)), train=False)
-    assert module.cache.last is None and module.cache.layer is module.lin
 
 
 def test_a_copy_shares_no_tensor_and_what_python_cannot_copy():
@@ -105,14 +100,6 @@ def test_a_copy_shares_no_tensor_and_what_python_cannot_copy():
 
 
 def test_where_a_submodule_hangs_in_an_object_its_mode_is_the_calls():
-    class Wraps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.drop = nn.Dropout(0.5)
-            self.held = Cache(self.drop)
-
-        def forward(self, x):
-            return self.held(x)
-
-    fn = bridge.export(Wraps().train())
-    assert fn({}, {}, jnp.ones(8), train=False)[0].tolist() == [1.0] * 8
+    drop = nn.Dropout(0.5)
+    module = Calls(lambda m, x: m.held(x), drop=drop, held=Cache(drop))
+    assert in_jax(module.train(), jnp.ones(8), train=False).tolist() == [1.0] * 8

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, compare, verified
+from eager import TRANSFORMS, Call, Calls, compare, composes, differentiated, gradients, in_jax, raises, verified
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -28,18 +28,6 @@ class Reversed(Function):
     @staticmethod
     def backward(ctx, grad):
         return -ctx.scale * grad, None
-
-
-class StraightThrough(Function):
-    """Rounds; the gradient does not notice."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
 
 
 class Gate(Function):
@@ -80,15 +68,13 @@ class WithSetup(Function):
         return grad * ctx.power * x ** (ctx.power - 1) * 5, None
 
 
-class InPlace(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
+def doubled_in_place(ctx, x):
+    ctx.mark_dirty(x)
+    return x.mul_(2)
 
-    @staticmethod
-    def backward(ctx, grad):
-        return 7 * grad
+
+STRAIGHT_THROUGH = differentiated(lambda ctx, x: x.round(), lambda ctx, grad: grad)
+IN_PLACE = differentiated(doubled_in_place, lambda ctx, grad: 7 * grad)
 
 
 class Written(Function):
@@ -117,29 +103,19 @@ def written(x, _):
     return (out * sign).sum() + (ones * x[:2, :1].T).sum() * 3
 
 
-class Module(nn.Module):
-    def __init__(self, call):
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
-        self.call = call
-
-    def forward(self, x):
-        return self.call(x * self.weight, self.weight)
-
-
 def in_place(x, _):
     y = x + 1
-    z = InPlace.apply(y)
+    z = IN_PLACE.apply(y)
     return (y * z).sum()
 
 
 def under_no_grad(x, _):
     with torch.no_grad():
-        y = StraightThrough.apply(x)
+        y = STRAIGHT_THROUGH.apply(x)
     return y * x
 
 
-early = StraightThrough.apply  # a reference taken before anything is traced
+early = STRAIGHT_THROUGH.apply  # a reference taken before anything is traced
 
 CALLS = {
     "reversed": lambda x, _: Reversed.apply(x, 0.5),
@@ -150,79 +126,42 @@ CALLS = {
     "under no_grad": under_no_grad,
     "written": written,
     "one of PyTorch's": lambda x, _: nn.CrossMapLRN2d(3)(x[None, :, :, None]),
-    "inside another": lambda x, _: Reversed.apply(StraightThrough.apply(Reversed.apply(x, 2.0)), 3.0),
+    "one after another": lambda x, _: Reversed.apply(STRAIGHT_THROUGH.apply(Reversed.apply(x, 2.0)), 3.0),
 }
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 
 
+def weighted(call):
+    weight = nn.Parameter(torch.linspace(-1, 1, 4))
+    return Calls(lambda m, x: call(x * m.weight, m.weight) + m.w.sum(), weight=weight)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_gradients_are_pytorchs(name):
-    verified(Module(CALLS[name]), X.clone().requires_grad_(), tolerance=1e-5)
+    verified(weighted(CALLS[name]), X.clone().requires_grad_(), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("transform", ["vmap", "scan", "checkpoint"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
 def test_it_composes(transform):
-    module = Module(CALLS["saved tensors"])
-    fn = bridge.export(module)
-
-    def loss(params, x):
-        return fn(params, fn.buffers, x)[0].sum()
-
-    def over_rows(params):
-        rows = jnp.asarray(X.numpy())
-        if transform == "vmap":
-            return jax.vmap(lambda x: loss(params, x[None]))(rows).sum()
-        if transform == "scan":
-            return jax.lax.scan(lambda total, x: (total + loss(params, x[None]), None), 0.0, rows)[0]
-        return jax.checkpoint(loss)(params, rows)
-
-    module(X).sum().backward()
-    grads = jax.jit(jax.grad(over_rows))(fn.params)
-    np.testing.assert_allclose(grads["weight"], module.weight.grad, rtol=1e-5, atol=1e-5)
+    composes(transform, weighted(CALLS["saved tensors"]), X[:, None])
 
 
 def test_second_derivatives():
     """Through the saved input and the saved output."""
 
-    class Square(Function):
-        @staticmethod
-        def forward(ctx, x):
-            y = x * x
-            ctx.save_for_backward(x, y)
-            return y
+    def forward(ctx, x):
+        y = x * x
+        ctx.save_for_backward(x, y)
+        return y
 
-        @staticmethod
-        def backward(ctx, grad):
-            x, y = ctx.saved_tensors
-            return grad * (2 * x + y)
-
-    class Calls(nn.Module):
-        def forward(self, x):
-            return Square.apply(x).sum()
-
+    square = differentiated(forward, lambda ctx, grad: grad * (2 * ctx.saved_tensors[0] + ctx.saved_tensors[1]))
     x = torch.linspace(-1, 1, 5, requires_grad=True)
-    (slope,) = torch.autograd.grad(Calls()(x), x, create_graph=True)
+    (slope,) = torch.autograd.grad(square.apply(x).sum(), x, create_graph=True)
     (curve,) = torch.autograd.grad(slope.sum(), x)
-    fn = bridge.export(Calls())
+    fn = bridge.export(Call(lambda x: square.apply(x).sum()))
     first = jax.grad(lambda x: fn({}, {}, x)[0])
     second = jax.grad(lambda x: first(x).sum())(jnp.asarray(x.detach().numpy()))
     np.testing.assert_allclose(second, curve.detach(), rtol=1e-5, atol=1e-6)
-
-
-class WrongShape(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.sum()
-
-
-def test_a_gradient_of_the_wrong_shape_is_named():
-    fn = bridge.export(Module(lambda x, _: WrongShape.apply(x)))
-    with pytest.raises(bridge.BridgeError, match=r"backward of WrongShape gave a gradient of shape \(\)"):
-        jax.grad(lambda p: fn(p, {}, jnp.ones((3, 4)))[0].sum())(fn.params)
 
 
 class TwoResults(Function):
@@ -248,25 +187,14 @@ def test_marks_under_a_generated_rule_for_vmap():
     compare(Call(lambda x: torch.vmap(TwoResults.apply)(x)), [X])
 
 
-def test_outside_a_traced_call_it_is_pytorchs_own():
-    x = torch.ones(3, requires_grad=True)
-    Reversed.apply(x, 0.5).sum().backward()
-    assert x.grad.tolist() == [-0.5] * 3
-
-
 def test_the_rule_is_needed(monkeypatch):
     """Without it PyTorch's own `apply` runs."""
     monkeypatch.setattr(mode, "_REPLACED", Replacements())
-    report = bridge.verify(Module(CALLS["reversed"]), X.clone().requires_grad_(), tolerance=1e-5)
+    report = bridge.verify(weighted(CALLS["reversed"]), X.clone().requires_grad_(), tolerance=1e-5)
     assert not report.ok
 
 
 # ---- What a `torch.autograd.Function` keeps on its context: its backward gets it as in PyTorch, or is refused by name
-
-
-def function(forward, backward):
-    """`forward(ctx, *args)` and `backward(ctx, *gradients)` as a Function."""
-    return type("Kept", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
 
 
 def saving(forward):
@@ -277,9 +205,9 @@ def saving(forward):
     return run
 
 
-TO_COMPLEX = function(lambda ctx, x, w: torch.complex(x, w), lambda ctx, g: (g.real, g.imag))
-SQUARE = function(saving(lambda z: z * z), lambda ctx, g: g * (2 * ctx.saved_tensors[0]).conj())
-POWER = function(saving(lambda z: z.real**2 + z.imag**2), lambda ctx, g: g * 2 * ctx.saved_tensors[0])
+TO_COMPLEX = differentiated(lambda ctx, x, w: torch.complex(x, w), lambda ctx, g: (g.real, g.imag))
+SQUARE = differentiated(saving(lambda z: z * z), lambda ctx, g: g * (2 * ctx.saved_tensors[0]).conj())
+POWER = differentiated(saving(lambda z: z.real**2 + z.imag**2), lambda ctx, g: g * 2 * ctx.saved_tensors[0])
 
 
 def recomputed(ctx, g):
@@ -290,8 +218,8 @@ def recomputed(ctx, g):
     return tuple(t.grad for t in inputs)
 
 
-RECOMPUTED = function(saving(lambda x, w: (x * w).sin()), recomputed)
-BROADCAST = function(
+RECOMPUTED = differentiated(saving(lambda x, w: (x * w).sin()), recomputed)
+BROADCAST = differentiated(
     saving(lambda x, w: x * w[:1]), lambda ctx, g: ((g * ctx.saved_tensors[1][:1]).expand(3, 2) / 3, g * 2)
 )
 
@@ -301,7 +229,7 @@ def enclosing(x, w):
     factor, pair = x.detach().exp(), (w.detach() * 2, 3.0)
     with torch.no_grad():
         factor += 1
-    made = function(lambda ctx, t: t * factor, lambda ctx, g: g * factor * pair[0] + pair[1])
+    made = differentiated(lambda ctx, t: t * factor, lambda ctx, g: g * factor * pair[0] + pair[1])
     return made.apply(x * w) * made.apply(w)
 
 
@@ -315,23 +243,9 @@ RIGHT = {
 }
 
 
-class Weighted(nn.Module):
-    def __init__(self, call):
-        super().__init__()
-        self.w, self.call = nn.Parameter(torch.tensor([1.5, -2.0])), call
-        self.register_buffer("statistic", torch.zeros(()))
-        self.calls, self.log = 0, []
-
-    def forward(self, x):
-        return self.call(x, self.w) if self.call in RIGHT.values() else self.call(self, x * self.w)
-
-
-ROWS = torch.tensor([1.0, 0.5])
-
-
 @pytest.mark.parametrize("name", RIGHT)
 def test_values_and_gradients(name):
-    verified(Weighted(RIGHT[name]), ROWS.clone().requires_grad_())
+    compare(RIGHT[name], [torch.tensor([1.0, 0.5]), torch.tensor([1.5, -2.0])])
 
 
 def keep(**contents):
@@ -360,53 +274,23 @@ def write(ctx, g):
     return g, None
 
 
-class Box:
-    def __init__(self, value):
-        self.value = value
+COUNT = differentiated(keep(module=lambda x, m: m), count)
+WRITE = differentiated(keep(statistic=lambda x, s: s), write)
+SCALE = differentiated(keep(settings=lambda x, s: s), lambda ctx, g: (g * ctx.settings["scale"], None))
+CLOSURE = differentiated(keep(run=lambda x, _: lambda g: g * x.cos()), lambda ctx, g: ctx.run(g))
+VJP = differentiated(keep(run=lambda x, _: torch.func.vjp(torch.sin, x)[1]), lambda ctx, g: ctx.run(g)[0])
+GRAPH = differentiated(keep(x=lambda x, _: x, y=twice), lambda ctx, g: torch.autograd.grad(ctx.y, ctx.x, g)[0])
+COMPLEX = differentiated(keep(), lambda ctx, g: g * 1j)
+DRAWS = differentiated(keep(), lambda ctx, g: g * torch.rand_like(g))
+WRONG_SHAPE = differentiated(keep(), lambda ctx, g: g.sum())
+TIMES = differentiated(keep(factor=lambda x, s: s), lambda ctx, g: (g * ctx.factor, None))
+EXP = differentiated(lambda ctx, x: setattr(ctx, "y", x.exp()) or ctx.y, lambda ctx, g: g * ctx.y)
 
 
-COUNT = function(keep(module=lambda x, m: m), count)
-APPEND = function(keep(module=lambda x, m: m), lambda ctx, g: ctx.module.log.append(g) or (g, None))
-WRITE = function(keep(statistic=lambda x, s: s), write)
-SCALE = function(keep(settings=lambda x, s: s), lambda ctx, g: (g * ctx.settings["scale"], None))
-CLOSURE = function(keep(run=lambda x, _: lambda g: g * x.cos()), lambda ctx, g: ctx.run(g))
-VJP = function(keep(run=lambda x, _: torch.func.vjp(torch.sin, x)[1]), lambda ctx, g: ctx.run(g)[0])
-BOX = function(keep(box=lambda x, _: Box(x)), lambda ctx, g: g * ctx.box.value)
-GRAPH = function(keep(x=lambda x, _: x, y=twice), lambda ctx, g: torch.autograd.grad(ctx.y, ctx.x, g)[0])
-COMPLEX = function(keep(), lambda ctx, g: g * 1j)
-DRAWS = function(keep(), lambda ctx, g: g * torch.rand_like(g))
-
-
-TIMES = function(keep(factor=lambda x, s: s), lambda ctx, g: (g * ctx.factor, None))
-EXP = function(lambda ctx, x: setattr(ctx, "y", x.exp()) or ctx.y, lambda ctx, g: g * ctx.y)
-
-
-def closing_over(m):
-    return function(keep(), lambda ctx, g: g * m.statistic)
-
-
-def then(write, call):
-    """`call(m, x)`, and `write` of the tensor that it gives beside the result."""
-
-    def run(m, x):
-        y, tensor = call(m, x)
-        with torch.no_grad():
-            write(tensor)
-        return y
-
-    return run
-
-
-def add_one(tensor):
-    tensor.add_(1)
-
-
-def written(m, x):
-    return then(add_one, lambda m, x: (TIMES.apply(x, m.statistic), m.statistic))(m, x)
-
-
-def written_in_a_closure(m, x):
-    return then(add_one, lambda m, x: (closing_over(m).apply(x), m.statistic))(m, x)
+def written_later(m, x):
+    y = TIMES.apply(x, m.statistic)
+    m.statistic.add_(1)
+    return y
 
 
 def result_written(m, x):
@@ -423,27 +307,27 @@ def changed_later(m, x):
 
 
 REFUSED = {
-    "attribute": (lambda m, x: COUNT.apply(x, m), "the backward of Kept changes ctx.module.calls, which would be lost"),
-    "buffer": (lambda m, x: WRITE.apply(x, m.statistic), "the backward of Kept changes a parameter or buffer"),
-    "list of a module": (
-        lambda m, x: APPEND.apply(x, m),
-        "the backward of Kept changes ctx.module.log, which would be",
-    ),
+    "attribute": (lambda m, x: COUNT.apply(x, m), "of Differentiated changes ctx.module.calls, which would be lost"),
+    "buffer": (lambda m, x: WRITE.apply(x, m.statistic), "of Differentiated changes a parameter or buffer"),
     "closure": (lambda m, x: CLOSURE.apply(x), "a traced tensor inside of an object or a function, at ctx.run.x"),
     "vjp": (lambda m, x: VJP.apply(x), "a traced tensor inside of an object or a function, at ctx.run"),
-    "object": (lambda m, x: BOX.apply(x), "a traced tensor inside of an object or a function, at ctx.box.value"),
-    "graph": (lambda m, x: GRAPH.apply(x), "the backward of Kept differentiates what was computed before it"),
-    "complex": (lambda m, x: COMPLEX.apply(x), "the backward of Kept gave a complex gradient for a real input"),
+    "graph": (lambda m, x: GRAPH.apply(x), "of Differentiated differentiates what was computed before it"),
+    "complex": (lambda m, x: COMPLEX.apply(x), "of Differentiated gave a complex gradient for a real input"),
+    "wrong shape": (lambda m, x: WRONG_SHAPE.apply(x), r"backward of Differentiated gave a gradient of shape \(\)"),
     "draws": (lambda m, x: DRAWS.apply(x), "draws random numbers in the backward of a torch.autograd.Function"),
 }
+ROW = torch.tensor([1.0, 0.5, 2.0])
+
+
+def stateful(call, statistic=0.0):
+    return Calls(lambda m, x: call(m, x * m.w), statistic=nn.Buffer(torch.tensor(statistic)), calls=0)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name(name):
     call, message = REFUSED[name]
-    fn = bridge.export(Weighted(call))
     with pytest.raises(bridge.BridgeError, match=message):
-        jax.grad(lambda p: fn(p, fn.buffers, ROWS.numpy(), rng=jax.random.key(0))[0].sum())(fn.params)
+        gradients(stateful(call), ROW, rng=jax.random.key(0))
 
 
 def assigned(m, x):
@@ -453,7 +337,7 @@ def assigned(m, x):
 
 
 def not_read(m, x):
-    y = function(keep(factor=lambda x, s: s), lambda ctx, g: (g * 2, None)).apply(x, m.statistic)
+    y = differentiated(keep(factor=lambda x, s: s), lambda ctx, g: (g * 2, None)).apply(x, m.statistic)
     m.statistic.add_(1)
     return y
 
@@ -466,15 +350,13 @@ def of_a_copy(m, x):
 
 @pytest.mark.parametrize("call", [assigned, not_read, of_a_copy])
 def test_what_is_written_later_and_not_read_by_the_backward(call):
-    module = Weighted(call)
-    module.statistic.fill_(0.5)
-    verified(module, ROWS.clone().requires_grad_(), steps=2)
+    verified(stateful(call, 0.5), ROW.clone().requires_grad_(), steps=2)
 
 
-@pytest.mark.parametrize("call", [changed_later, written, written_in_a_closure, result_written])
+@pytest.mark.parametrize("call", [changed_later, written_later, result_written])
 def test_what_is_written_later_and_read_by_the_backward_is_seen_by_verify(call):
     try:
-        report = bridge.verify(Weighted(call), ROWS.clone().requires_grad_())
+        report = bridge.verify(stateful(call), ROW.clone().requires_grad_())
     except RuntimeError as error:  # PyTorch refuses it itself
         assert "modified by an inplace operation" in str(error)
     else:
@@ -484,13 +366,12 @@ def test_what_is_written_later_and_read_by_the_backward_is_seen_by_verify(call):
 def test_differences_by_nature():
     """docs/bridge.md lists these, too."""
     seen = []
-    flags = function(
+    flags = differentiated(
         keep(), lambda ctx, g, *_: seen.append((ctx.needs_input_grad[1], torch.is_grad_enabled())) or (g, None)
     )
-    module = Weighted(lambda m, x: flags.apply(x, m.statistic))
-    module(ROWS).sum().backward()
-    fn = bridge.export(module)
-    jax.grad(lambda p: fn(p, fn.buffers, ROWS.numpy())[0].sum())(fn.params)
+    module = stateful(lambda m, x: flags.apply(x, m.statistic))
+    module(ROW).sum().backward()
+    gradients(module, ROW)
     assert seen == [(False, False), (True, True)]
 
 
@@ -520,9 +401,8 @@ def allowed(x):
 
 def test_an_operation_that_reads_what_it_writes():
     x = torch.arange(20.0).view(4, 5)
-    with pytest.raises(bridge.BridgeError, match="it reads elements that it writes, so that their order counts"):
-        bridge.export(Call(sums))({}, {}, x.numpy())
-    for side in (Call(shifted), lambda x: bridge.export(Call(shifted))({}, {}, x.numpy())):
+    raises("it reads elements that it writes, so that their order counts", sums, x)
+    for side in (shifted, lambda x: in_jax(shifted, x)):
         with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor refer to"):
             side(x)
-    np.testing.assert_array_equal(bridge.export(Call(allowed))({}, {}, x.numpy())[0], allowed(x).numpy())
+    np.testing.assert_array_equal(in_jax(allowed, x), allowed(x).numpy())

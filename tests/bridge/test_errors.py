@@ -1,17 +1,16 @@
 """Errors: the bridge's name operation, submodule, line and remedy; PyTorch's are those of PyTorch."""
 
 import queue
-import warnings
+from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from eager import Call, close, compare, randn
-from torch import nn
+from eager import Call, compare, in_jax, raises, randn
+from torch import linalg, nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,66 +20,31 @@ from bridge.dispatch import values
 # ---- What cannot be translated is one message: the op, the submodule, the line, the remedy
 
 
-class Inner(nn.Module):
-    def __init__(self, action):
-        super().__init__()
-        self.action = action
-
-    def forward(self, x):
-        return self.action(x)  # the line that is named
+def nested(action):
+    return nn.Sequential(OrderedDict(blocks=nn.Sequential(nn.Identity(), Call(action))))
 
 
-class Outer(nn.Module):
-    def __init__(self, action):
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Identity(), Inner(action)])
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
+def error_of(module, x, **settings):
+    with pytest.raises(Exception) as caught:
+        in_jax(module, x, jit=True, **settings)
+    return caught.value
 
 
-def said(action, x=None, **settings):
-    fn = bridge.export(Outer(action))
-    x = jnp.arange(4.0) if x is None else x
-    with pytest.raises(bridge.BridgeError) as caught:
-        jax.jit(lambda x: fn({}, {}, x, **settings))(x)
-    text = str(caught.value)
-    assert "\n" not in text and len(text) < 500
-    assert "in blocks.1 (Inner)" in text and "test_errors.py:" in text and "Remedy: " in text
+def both_errors(module, x, **settings):
+    """PyTorch's and ours, which is of the same type."""
+    with pytest.raises(Exception) as expected:
+        module(x)
+    ours = error_of(module, x, **settings)
+    assert isinstance(ours, type(expected.value))
+    return expected.value, ours
+
+
+def said(action, **settings):
+    error = error_of(nested(action), jnp.arange(4.0), **settings)
+    text = str(error)
+    assert isinstance(error, bridge.BridgeError) and "\n" not in text and len(text) < 500
+    assert "in blocks.1 (Call)" in text and "test_errors.py:" in text and "Remedy: " in text
     return text
-
-
-def branch(x):
-    return x if x.sum() > 0 else -x
-
-
-def loop_bound(x):
-    return x * int(x[0])
-
-
-def test_branch_on_a_traced_value():
-    assert "value of a traced tensor" in said(branch) and "torch.where" in said(branch)
-    assert "`return x if x.sum() > 0 else -x`" in said(branch)
-    assert ".item()" in said(loop_bound)
-
-
-def test_a_function_of_pytorch_that_asks_for_a_value_is_named():
-    text = said(lambda x: x * nn.init.trunc_normal_(torch.empty(3)), rng=jax.random.key(0))
-    assert "inside `torch.nn.init.trunc_normal_`" in text and "torch.where" in text
-
-
-def test_data_dependent_shape():
-    for action in (lambda x: x[x > 1], lambda x: x.nonzero(), lambda x: x.unique()):
-        assert "makes a shape that depends on data" in said(action)
-
-
-def test_unsupported_op():
-    text = said(lambda x: torch.special.airy_ai(x))
-    assert "aten::special_airy_ai" in text and "bridge.LOWERINGS" in text
-    fraction = said(lambda x: torch.addcmul(x.long(), x.long(), x.long(), value=0.5))
-    assert "`aten::addcmul` has no translation" in fraction
 
 
 @torch.library.custom_op("tests_bridge::sine", mutates_args=())
@@ -93,12 +57,8 @@ def _(x):
     return torch.empty_like(x)
 
 
-def choice(x):
-    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-
-def flexible(x):
-    return flex_attention(*[x.reshape(1, 1, 2, 2)] * 3)
+def branch(x):
+    return x if x.sum() > 0 else -x
 
 
 def counted(x):
@@ -106,18 +66,41 @@ def counted(x):
         return x * nn.Linear(4, 4)(x)
 
 
-@pytest.mark.parametrize(
-    ("action", "what", "remedy"),
-    [
-        (sine, "`tests_bridge::sine` has no translation", "call the Python function"),
-        (choice, "`cond` takes functions", "torch.where"),
-        (flexible, "`flex_attention` takes functions", "F.scaled_dot_product_attention, with a mask"),
-        (counted, "`FlopCounterMode` is a TorchDispatchMode", "enter it around the module"),
-    ],
-)
-def test_the_remedy_names_what_to_use_instead(action, what, remedy):
-    text = said(action)
-    assert what in text and remedy in text.partition("Remedy: ")[2]
+SAID = {
+    "branch": (branch, "value of a traced tensor", "`return x if x.sum() > 0 else -x`", "torch.where"),
+    "loop bound": (lambda x: x * int(x[0]), "value of a traced tensor", ".item()"),
+    "branch of PyTorch's": (
+        lambda x: x * nn.init.trunc_normal_(torch.empty(3)),
+        "inside `torch.nn.init.trunc_normal_`",
+        "torch.where",
+    ),
+    "mask": (lambda x: x[x > 1].cumsum(0), "makes a shape that depends on data"),
+    "nonzero": (lambda x: x.nonzero(), "makes a shape that depends on data"),
+    "unique": (lambda x: x.unique(), "makes a shape that depends on data"),
+    "without a lowering": (lambda x: torch.special.airy_ai(x), "aten::special_airy_ai", "bridge.LOWERINGS"),
+    "with a number that it does not take": (
+        lambda x: torch.addcmul(x.long(), x.long(), x.long(), value=0.5),
+        "`aten::addcmul` has no translation",
+    ),
+    "custom_op": (lambda x: sine(x), "`tests_bridge::sine` has no translation", "call the Python function"),
+    "cond": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "`cond` takes functions", "torch.where"),
+    "flex_attention": (
+        lambda x: flex_attention(*[x.reshape(1, 1, 2, 2)] * 3),
+        "`flex_attention` takes functions",
+        "F.scaled_dot_product_attention, with a mask",
+    ),
+    "FlopCounterMode": (counted, "`FlopCounterMode` is a TorchDispatchMode", "enter it around the module"),
+}
+"""What is said, the remedy last."""
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_cannot_be_translated_is_said(name):
+    action, *parts = SAID[name]
+    text = said(action, rng=jax.random.key(0))
+    for part in parts:
+        assert part in text
+    assert len(parts) == 1 or parts[-1] in text.partition("Remedy: ")[2]
 
 
 def test_randomness_without_a_key():
@@ -126,9 +109,7 @@ def test_randomness_without_a_key():
 
 
 def test_pytorch_s_own_errors_stay_pytorch_s():
-    fn = bridge.export(nn.Linear(3, 3))
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-        fn(fn.params, fn.buffers, jnp.ones((2, 5)))
+    raises("mat1 and mat2 shapes cannot be multiplied", nn.Linear(3, 3), jnp.ones((2, 5)), error=RuntimeError)
 
 
 def normalized(x):
@@ -141,102 +122,74 @@ def loss(x):
 
 @pytest.mark.parametrize("action", [normalized, loss], ids=["one example", "two labels"])
 def test_errors_of_pytorch_s_python_code_name_the_submodule(action):
-    with pytest.raises(ValueError) as expected:
-        action(torch.ones(4))
-    with pytest.raises(ValueError) as ours:
-        bridge.export(Outer(action))({}, {}, jnp.ones(4))
-    assert str(ours.value) == str(expected.value)
-    assert any("in blocks.1 (Inner), at " in note and "test_errors.py:" in note for note in ours.value.__notes__)
+    expected, ours = both_errors(nested(action), torch.ones(4))
+    assert type(ours) is ValueError and str(ours) == str(expected)
+    assert any("in blocks.1 (Call), at " in note and "test_errors.py:" in note for note in ours.__notes__)
 
 
 def test_errors_of_the_module_s_own_code_have_no_note():
     def own(x):
         raise ValueError("mine")
 
-    with pytest.raises(ValueError) as ours:
-        bridge.export(Outer(own))({}, {}, jnp.ones(4))
+    with pytest.raises(ValueError, match="mine") as ours:
+        in_jax(own, jnp.ones(4))
     assert not hasattr(ours.value, "__notes__")
 
 
 def test_branches_on_constants_are_no_error():
-    class Constants(nn.Module):
-        def forward(self, x):
-            steps = torch.tensor([1, 2, 3])
-            if (steps > 2).any() and int(steps.sum()) == 6:
-                x = x + steps[-1].item()
-            for width in torch.linspace(0, 1, 3).tolist():
-                x = x + width
-            return x
+    def constants(x):
+        steps = torch.tensor([1, 2, 3])
+        if (steps > 2).any() and int(steps.sum()) == 6:
+            x = x + steps[-1].item()
+        for width in torch.linspace(0, 1, 3).tolist():
+            x = x + width
+        return x
 
-    fn = bridge.export(Constants())
-    assert float(jax.jit(lambda x: fn({}, {}, x)[0])(jnp.zeros(()))) == 4.5
+    assert float(in_jax(constants, jnp.zeros(()), jit=True)) == 4.5
 
 
 def test_float64_is_said_once_with_its_place():
-    class Double(nn.Module):
-        def forward(self, x):
-            for _ in range(3):
-                x = x.to(torch.float64).sum().to(torch.float32) + x
-            return x
+    def double(x):
+        for _ in range(3):
+            x = x.to(torch.float64).sum().to(torch.float32) + x
+        return x
 
-    fn = bridge.export(Double())
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        fn({}, {}, jnp.ones(3))
-    seen = [w for w in seen if issubclass(w.category, bridge.BridgeWarning)]
-    assert len(seen) == 1, [str(w.message) for w in seen]
-    assert "JAX_ENABLE_X64=1" in str(seen[0].message) and "test_errors.py" in str(seen[0].message)
+    with pytest.warns(bridge.BridgeWarning) as seen:
+        in_jax(double, jnp.ones(3))
+    (text,) = (str(w.message) for w in seen if issubclass(w.category, bridge.BridgeWarning))
+    assert "JAX_ENABLE_X64=1" in text and "test_errors.py" in text
 
 
 def test_a_tensor_that_escapes_says_so():
     kept = queue.SimpleQueue()  # a list would be emptied after the call
 
-    class Leaky(nn.Module):
-        def forward(self, x):
-            kept.put(x)
-            return x
-
-    bridge.export(Leaky())({}, {}, jnp.ones(2))
+    in_jax(lambda x: kept.put(x) or x, jnp.ones(2))
     with pytest.raises(RuntimeError, match="outside the call that made it"):
         kept.get_nowait() + 1
 
 
-class Guarded(nn.Module):
-    """Code that takes another way where an operation fails; in PyTorch it does not fail."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.kind = kind
-
-    def forward(self, x):
+@pytest.mark.parametrize("kind", [RuntimeError, Exception])
+def test_an_error_that_the_module_catches_is_raised_all_the_same(kind):
+    def guarded(x):
         try:
             scale = 2.0 if x.mean() > 0 else 3.0
-        except self.kind:
+        except kind:
             scale = 5.0
         return x * scale
 
-
-@pytest.mark.parametrize("kind", [RuntimeError, Exception])
-def test_an_error_that_the_module_catches_is_raised_all_the_same(kind):
-    fn = bridge.export(Guarded(kind))
-    with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
-        jax.jit(lambda x: fn({}, {}, x)[0])(jnp.ones(3))
-    assert fn({}, {}, jnp.ones(3))[0][0] == 2.0
+    raises("asks for the value of a traced tensor", guarded, jnp.ones(3))
+    assert in_jax(guarded, jnp.ones(3))[0] == 2.0
 
 
 def test_out_of_another_size():
     """PyTorch resizes it."""
-    module = Call(lambda x: torch.cat([x, x * 2], out=torch.empty(0)) + 1)
-    with pytest.raises(bridge.BridgeError, match="it resizes the tensor of `out=`"):
-        bridge.export(module)({}, {}, np.ones(2, np.float32))
-    sized = Call(lambda x: torch.cat([x, x * 2], out=torch.empty(4)) + 1)
-    np.testing.assert_array_equal(bridge.export(sized)({}, {}, np.ones(2, np.float32))[0], [2, 2, 3, 3])
+    x = jnp.ones(2)
+    raises("it resizes the tensor of `out=`", lambda x: torch.cat([x, x * 2], out=torch.empty(0)) + 1, x)
+    assert in_jax(lambda x: torch.cat([x, x * 2], out=torch.empty(4)) + 1, x).tolist() == [2, 2, 3, 3]
 
 
 def test_a_dict_with_keys_of_several_types():
-    module = Call(lambda x: {0: x, "a": x * 2})
-    with pytest.raises(bridge.BridgeError, match="keys of several types"):
-        bridge.export(module)({}, {}, np.ones(2, np.float32))
+    raises("keys of several types", lambda x: {0: x, "a": x * 2}, jnp.ones(2))
 
 
 # ---- What PyTorch refuses by values that are known while tracing, or by dtype: the same error, before anything runs
@@ -251,54 +204,40 @@ REFUSED = {
     "embedding bag": lambda x: F.embedding_bag(long([[0, 3]]), x),
     "index_select": lambda x: x.index_select(1, long([0, 4])),
     "index_add": lambda x: x.index_add(0, long([3]), x[:1]),
-    "index_add in place": lambda x: (x * 1).index_add_(0, long([3]), x[:1]),
     "index_copy": lambda x: x.index_copy(0, long([3]), x[:1]),
     "index_fill": lambda x: x.index_fill(0, long([3]), 1.0),
     "index_reduce": lambda x: x.index_reduce(0, long([5]), x[:1], "amax"),
     "scatter": lambda x: x.scatter(1, long([[4]]), 1.0),
-    "scatter a tensor": lambda x: x.scatter(1, long([[4]]), x[:1, :1]),
     "scatter_add": lambda x: x.scatter_add(0, long([[3]]), x),
     "scatter_reduce": lambda x: x.scatter_reduce(0, long([[3]]), x, "amax"),
     "brackets": lambda x: x[:, long([0, 4])],
-    "brackets, negative": lambda x: x[long([-4])],
     "brackets written": lambda x: (x * 1).index_put_((long([3]),), x[0]),
     "mask": lambda x: x[long([True, False])],
-    "mask of columns": lambda x: x[:, long([True, False, True])],
     "mask written": lambda x: (x * 1).masked_fill_(long([True, False]), 0.0),
-    "mask set": lambda x: (x * 1).__setitem__(long([True, False]), 0.0),
     "one_hot": lambda x: F.one_hot(long([4]), 4) + x,
     "one_hot, negative": lambda x: F.one_hot(long([-1]), 4) + x,
     "matmul of two dtypes": lambda x: x.half() @ x.T,
-    "matmul of two dtypes, bmm": lambda x: x[None].half() @ x.T[None],
     "linear of two dtypes": lambda x: F.linear(x.bfloat16(), x),
     "conv of two dtypes": lambda x: F.conv1d(x[None].bfloat16(), x[:, :3, None]),
     "integers times floats in place": lambda x: torch.ones(4, dtype=torch.int32).mul_(x[0]),
-    "integers plus floats in place": lambda x: x.int().add_(0.5),
     "bools plus integers in place": lambda x: (x > 0).add_(1),
     "bits of floats": lambda x: x | x,
     "mean of integers": lambda x: x.long().mean(),
     "largest of none": lambda x: x[:0].max(),
-    "place of the largest of none": lambda x: x[:0].argmax(0),
-    "cholesky of integers": lambda x: torch.linalg.cholesky(x.long()[:3, :3]),
     "norm of integers": lambda x: x.long().norm(),
     "dropout probability": lambda x: F.dropout(x, 1.5),
     "embedding by floats": lambda x: F.embedding(x, x),
     "gather by 32 bits and bool": lambda x: x.gather(1, x > 0),
     "integers to a negative power": lambda x: x.long() ** -1,
     "softmax of a dimension": lambda x: F.softmax(x, dim=4),
-    "log_softmax of a dimension": lambda x: F.log_softmax(x, dim=-4),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_as_by_pytorch(name):
-    with pytest.raises(Exception) as expected:
-        REFUSED[name](X)
-    fn = bridge.export(Call(REFUSED[name]))
-    with pytest.raises(type(expected.value)) as ours:
-        jax.eval_shape(lambda x: fn({}, {}, x, rng=jax.random.key(0))[0], X.numpy())
-    assert not isinstance(ours.value, bridge.BridgeError)
-    assert any("in the module itself (Call)" in note for note in ours.value.__notes__)
+    _, ours = both_errors(Call(REFUSED[name]), X, rng=jax.random.key(0))
+    assert not isinstance(ours, bridge.BridgeError)
+    assert any("in the module itself (Call)" in note for note in ours.__notes__)
 
 
 def test_what_pytorch_takes_is_let_through():
@@ -317,21 +256,12 @@ def test_what_pytorch_takes_is_let_through():
             x.long().softmax(0, dtype=torch.float32),
         )
 
-    compare(Call(function), [X])
+    compare(function, [X])
 
 
-@pytest.mark.parametrize(
-    "forward",
-    [
-        lambda h, y: F.cross_entropy(h, torch.zeros_like(y)),
-        lambda h, y: F.nll_loss(h, y.new_full((3,), 1)),
-    ],
-    ids=["zeros_like", "new_full"],
-)
-def test_a_constant_like_an_integer_input_counts_as_one_of_64_bits(forward):
-    h, y = randn(3, 5), long([0, 2, 1])
-    result, _ = bridge.export(Call(forward))({}, {}, jnp.asarray(h.numpy()), jnp.asarray(y.numpy()))
-    assert float(result) == pytest.approx(float(forward(h, y)), rel=1e-6)
+def test_a_constant_like_an_integer_input_counts_as_one_of_64_bits():
+    compare(Call(lambda h, y: F.cross_entropy(h, torch.zeros_like(y))), [randn(3, 5), long([0, 2, 1])])
+    compare(Call(lambda h, y: F.nll_loss(h, y.new_full((3,), 1))), [randn(3, 5), long([0, 2, 1])])
 
 
 # ---- Shapes that do not fit: the text of the error is that of PyTorch's kernel, on which code may decide
@@ -341,24 +271,18 @@ ones = torch.ones
 
 MISFITS = {
     "matmul": lambda x: x @ ones(8, 2),
-    "matmul of float16": lambda x: x.half() @ ones(8, 2).half(),
     "linear": lambda x: F.linear(x, ones(2, 8), ones(2)),
     "linear, bias": lambda x: F.linear(x, ones(2, 7), ones(3)),
-    "linear of three dimensions": lambda x: F.linear(x[None], ones(2, 8)),
     "linear, large": lambda x: x.repeat(300, 100) @ ones(800, 800),
     "addmm": lambda x: torch.addmm(ones(3, 3), x, ones(7, 2)),
     "bmm": lambda x: torch.bmm(x[None], x[None]),
     "add": lambda x: x + ones(3, 8),
     "where": lambda x: torch.where(x > 0, x, ones(8)),
-    "maximum": lambda x: torch.maximum(x, ones(4)),
     "addcmul": lambda x: torch.addcmul(x, ones(9), x),
     "added in place": lambda x: (x * 1).add_(ones(3, 8)),
-    "larger, in place": lambda x: (x * 1).add_(ones(2, 3, 7)),
     "masked": lambda x: x.masked_fill(ones(8) > 0, 0.0),
     "cat": lambda x: torch.cat([x, ones(2, 2)]),
-    "cat of dimensions": lambda x: torch.cat([x, ones(2)]),
     "stack": lambda x: torch.stack([x, ones(2, 2)]),
-    "conv1d": lambda x: F.conv1d(x[None], ones(2, 5, 3)),
     "conv2d": lambda x: F.conv2d(x[None, None], ones(2, 5, 3, 3)),
     "conv, groups": lambda x: F.conv1d(x[None], ones(2, 3, 3), groups=2),
     "layer_norm": lambda x: F.layer_norm(x, (8,)),
@@ -371,13 +295,9 @@ MISFITS = {
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_the_text_is_that_of_the_kernel(name):
-    with pytest.raises(Exception) as expected:
-        MISFITS[name](WIDE)
-    fn = bridge.export(Call(MISFITS[name]))
-    with pytest.raises(type(expected.value)) as ours:
-        jax.eval_shape(lambda x: fn({}, {}, x)[0], WIDE.numpy())
-    assert str(ours.value) == str(expected.value)
-    assert sum("in the module itself (Call)" in note for note in ours.value.__notes__) == 1
+    expected, ours = both_errors(Call(MISFITS[name]), WIDE)
+    assert str(ours) == str(expected)
+    assert sum("in the module itself (Call)" in note for note in ours.__notes__) == 1
 
 
 def test_code_that_reads_the_text():
@@ -392,9 +312,7 @@ def test_code_that_reads_the_text():
 
 def test_kernels_are_not_asked_with_arguments_that_are_too_large(monkeypatch):
     monkeypatch.setattr(values, "AFFORDABLE", 20)
-    fn = bridge.export(Call(MISFITS["matmul"]))
-    with pytest.raises(RuntimeError, match="same reduction dim"):
-        jax.eval_shape(lambda x: fn({}, {}, x)[0], WIDE.numpy())
+    raises("same reduction dim", MISFITS["matmul"], WIDE, error=RuntimeError)
 
 
 # ---- Singular and indefinite matrices: what PyTorch raises, its info, and code that catches the error
@@ -405,37 +323,30 @@ GOOD = (lambda m: m @ m.mT + 4 * torch.eye(4))(randn(4, 4))
 STACK = torch.stack([GOOD, INDEFINITE, SINGULAR])
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: torch.linalg.cholesky_ex(x).info,
-        lambda x: torch.linalg.cholesky_ex(x, upper=True).info,
-        lambda x: torch.linalg.inv_ex(x).info,
-        lambda x: torch.linalg.solve_ex(x, x).info,
-        lambda x: torch.linalg.lu_factor_ex(x).info,
-    ],
-    ids=["cholesky", "upper", "inverse", "solution", "factors"],
-)
-def test_info(function):
-    ours = jax.jit(lambda x: bridge.export(Call(function))({}, {}, x)[0])(STACK.numpy())
-    assert ours.tolist() == function(STACK).tolist()
+def test_info():
+    def infos(x):
+        made = linalg.inv_ex(x), linalg.solve_ex(x, x), linalg.lu_factor_ex(x), linalg.cholesky_ex(x)
+        return [each.info for each in (*made, linalg.cholesky_ex(x, upper=True))]
+
+    ours = in_jax(infos, STACK, jit=True)
+    assert [info.tolist() for info in ours] == [info.tolist() for info in infos(STACK)]
 
 
 def test_code_that_chooses_by_info():
     def regularised(x):
-        info = torch.linalg.cholesky_ex(x).info
+        info = linalg.cholesky_ex(x).info
         safe = torch.where((info > 0)[:, None, None], torch.eye(4), x)
-        return torch.where((info > 0)[:, None, None], x * 2, torch.linalg.cholesky(safe))
+        return torch.where((info > 0)[:, None, None], x * 2, linalg.cholesky(safe))
 
-    compare(Call(regularised), [STACK])
+    compare(regularised, [STACK])
 
 
 def test_values_that_are_known_raise_pytorchs_error():
-    for function, matrix in ((torch.linalg.cholesky, INDEFINITE), (torch.linalg.inv, SINGULAR)):
-        with pytest.raises(torch.linalg.LinAlgError) as expected:
+    for function, matrix in ((linalg.cholesky, INDEFINITE), (linalg.inv, SINGULAR)):
+        with pytest.raises(linalg.LinAlgError) as expected:
             function(matrix)
-        with pytest.raises(torch.linalg.LinAlgError) as ours:
-            bridge.export(Call(function))({}, {}, jnp.asarray(matrix.numpy()))
+        with pytest.raises(linalg.LinAlgError) as ours:
+            in_jax(function, matrix)
         assert str(ours.value) == str(expected.value)
 
 
@@ -451,8 +362,7 @@ class Solved(torch.autograd.Function):
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         matrix = torch.diag(x.square() + 1)
-        factor = torch.linalg.cholesky(matrix)
-        return torch.linalg.inv(matrix) @ torch.linalg.solve(matrix, gradient) + factor @ gradient
+        return linalg.inv(matrix) @ linalg.solve(matrix, gradient) + linalg.cholesky(matrix) @ gradient
 
 
 def guarded_apply(x):
@@ -462,30 +372,11 @@ def guarded_apply(x):
         return x
 
 
-def gradient_of(function):
-    fn = bridge.export(Call(function))
-    return jax.grad(lambda x: fn({}, {}, x)[0].sum())
-
-
 @pytest.mark.parametrize("function", [Solved.apply, guarded_apply], ids=["plain", "guarded"])
 @pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.jacrev])  # pyright: ignore
 def test_code_that_catches_errors_around_the_gradient_is_not_the_modules(transform, function):
+    gradient = jax.grad(lambda x: in_jax(function, x).sum())
     try:
-        jax.eval_shape(transform(gradient_of(function)), jnp.arange(1.0, 4.0))
+        jax.eval_shape(transform(gradient), jnp.arange(1.0, 4.0))
     except RuntimeError as error:
         pytest.fail(str(error))
-
-
-@pytest.mark.slow
-def test_nor_is_code_around_verify_whose_second_derivative_is_pytorchs_too():
-    x = torch.arange(1.0, 4.0)
-    expected = torch.autograd.functional.jacobian(
-        lambda x: Solved.backward(type("", (), {"saved_tensors": (x,)}), torch.ones(3)), x
-    )
-    try:
-        second = jax.jit(jax.jacrev(gradient_of(Solved.apply)))(x.numpy())
-        report = bridge.verify(Call(Solved.apply), x)
-    except RuntimeError as error:
-        pytest.fail(str(error))
-    close(second, expected, 1e-5)
-    assert report.ok

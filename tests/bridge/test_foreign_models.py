@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import verified
+from eager import randn, verified
 from support.markers import slow_unless
 from torch import nn
 
 import bridge
-
-# ---- Modules that nobody here wrote, unchanged: outputs, their own loss, every gradient and buffer against PyTorch
 
 TOLERANCE = 1e-4
 """Whole models, float32."""
@@ -96,14 +94,9 @@ def test_language_model_with_its_own_loss(name, attention, train):
 def test_vit_with_its_own_loss(attention, train):
     transformers = hugging_face()
     torch.manual_seed(0)
-    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    assert_parity(
-        vit(transformers, attn_implementation=attention),
-        pixel_values=images,
-        labels=torch.tensor([1, 4]),
-        train=train,
-        loss=lambda out: out["loss"],
-    )
+    module = vit(transformers, attn_implementation=attention)
+    inputs = {"pixel_values": randn(2, 3, 16, 16), "labels": torch.tensor([1, 4])}
+    assert_parity(module, train=train, loss=lambda out: out["loss"], **inputs)
 
 
 # ---- the `tiny-recursive-model` package
@@ -133,21 +126,14 @@ def test_tiny_recursive_model_over_two_calls(registers, train):
     model_class, mixer_class = tiny_recursive_model()
     torch.manual_seed(0)
     network = mixer_class(dim=16, depth=1, seq_len=8 + registers)
-    module = model_class(
-        dim=16,
-        num_tokens=11,
-        network=network,
-        num_refinement_blocks=2,
-        num_latent_refinements=2,
-        num_register_tokens=registers,
-    )
+    rounds = {"num_refinement_blocks": 2, "num_latent_refinements": 2}
+    module = model_class(dim=16, num_tokens=11, network=network, num_register_tokens=registers, **rounds)
     nn.init.normal_(module.to_halt_pred[1].weight, std=0.3)
-    outputs, latents = (t.detach() for t in module.get_initial())
+    state = [t.detach().expand(2, 8 + registers, 16).clone() for t in module.get_initial()]
     assert_parity(
         module,
         tokens(11, (2, 8)),
-        outputs.expand(2, 8 + registers, 16).clone(),
-        latents.expand(2, 8 + registers, 16).clone(),
+        *state,
         labels=tokens(11, (2, 8)),
         train=train,
         loss=lambda out: out[0],
@@ -159,29 +145,13 @@ def test_tiny_recursive_model_over_two_calls(registers, train):
 # ---- torch.nn
 
 
-class ConvNet(nn.Sequential):
-    def __init__(self):
-        super().__init__(
-            nn.Conv2d(3, 8, 3, padding=1, bias=False),
-            nn.BatchNorm2d(8),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=4),
-            nn.BatchNorm2d(8),
-            nn.SiLU(),
-            nn.Dropout2d(0.2),
-            nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1),
-            nn.GroupNorm(2, 4),
-            nn.GELU(),
-            nn.Upsample(scale_factor=2, mode="bilinear"),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(4, 5),
-        )
-
-
-def random(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+def convolutions():
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=4), nn.BatchNorm2d(8), nn.SiLU(), nn.Dropout2d(0.2)),
+        *(nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1), nn.GroupNorm(2, 4), nn.GELU()),
+        *(nn.Upsample(scale_factor=2, mode="bilinear"), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)),
+    )
 
 
 def encoder(**settings):
@@ -197,33 +167,29 @@ def late(rows, length):
 
 
 MODULES = {
-    "encoder": lambda: (encoder(), (random(2, 6, 16),), {"src_key_padding_mask": late(2, 6)}),
+    "encoder": lambda: (encoder(), (randn(2, 6, 16),), {"src_key_padding_mask": late(2, 6)}),
     "encoder, norm first, causal": lambda: (
         encoder(norm_first=True, activation="gelu"),
-        (random(2, 6, 16),),
+        (randn(2, 6, 16),),
         {"mask": nn.Transformer.generate_square_subsequent_mask(6), "is_causal": True},
     ),
-    "transformer": lambda: (
-        nn.Transformer(16, 4, 1, 1, 24, batch_first=True),
-        (random(2, 6, 16), random(2, 5, 16)),
-        {},
-    ),
+    "transformer": lambda: (nn.Transformer(16, 4, 1, 1, 24, batch_first=True), (randn(2, 6, 16), randn(2, 5, 16)), {}),
     "attention": lambda: (
         nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True),
-        (random(2, 6, 16), random(2, 5, 16), random(2, 5, 16)),
+        (randn(2, 6, 16), randn(2, 5, 16), randn(2, 5, 16)),
         {"key_padding_mask": late(2, 5)},
     ),
     "attention without weights": lambda: (
         nn.MultiheadAttention(16, 4, kdim=8, vdim=12, add_bias_kv=True),
-        (random(6, 2, 16), random(5, 2, 8), random(5, 2, 12)),
+        (randn(6, 2, 16), randn(5, 2, 8), randn(5, 2, 12)),
         {"need_weights": False},
     ),
-    "convolutions": lambda: (ConvNet(), (random(2, 3, 12, 12),), {}),
-    "gru": lambda: (nn.GRU(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (random(3, 2, 5),), {}),
-    "gru, state given": lambda: (nn.GRU(5, 7, batch_first=True), (random(2, 4, 5), random(1, 2, 7)), {}),
-    "lstm": lambda: (nn.LSTM(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (random(6, 2, 5),), {}),
-    "lstm, projected": lambda: (nn.LSTM(5, 7, proj_size=3), (random(6, 2, 5),), {}),
-    "rnn": lambda: (nn.RNN(5, 7, nonlinearity="relu"), (random(4, 2, 5),), {}),
+    "convolutions": lambda: (convolutions(), (randn(2, 3, 12, 12),), {}),
+    "gru": lambda: (nn.GRU(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (randn(3, 2, 5),), {}),
+    "gru, state given": lambda: (nn.GRU(5, 7, batch_first=True), (randn(2, 4, 5), randn(1, 2, 7)), {}),
+    "lstm": lambda: (nn.LSTM(5, 7, num_layers=2, bidirectional=True, dropout=0.1), (randn(6, 2, 5),), {}),
+    "lstm, projected": lambda: (nn.LSTM(5, 7, proj_size=3), (randn(6, 2, 5),), {}),
+    "rnn": lambda: (nn.RNN(5, 7, nonlinearity="relu"), (randn(4, 2, 5),), {}),
 }
 
 
@@ -246,7 +212,7 @@ def test_every_gradient_of_the_score_head(perturbation):
     Against float64: where attention is saturated, PyTorch's kernels round in float32, differently on each machine.
     There a gradient of 1e-10 of the largest one is an attention weight that float32 rounds to 0.
     """
-    transformers = pytest.importorskip("transformers", reason="transformers is in the test extra")
+    transformers = hugging_face()
     torch.manual_seed(0)
     widths = [8, 12, 16, 24]
     backbone = transformers.RTDetrResNetConfig(
@@ -273,7 +239,7 @@ def test_every_gradient_of_the_score_head(perturbation):
     with torch.no_grad():
         for p in module.parameters():
             p.add_(perturbation * torch.randn_like(p))
-    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    images = randn(2, 3, 64, 64)
     fn = bridge.export(module.eval())
 
     def loss(params):

@@ -1,5 +1,6 @@
 """Numbers from a generator that the call seeds are PyTorch's own; one that was seeded before the call is refused."""
 
+import random
 import types
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from eager import Call, Calls, in_jax, raises, verified
 
 import bridge
 
@@ -17,11 +18,6 @@ OUTSIDE = torch.Generator().manual_seed(5)
 
 def seeded_in_forward(x):
     return x + torch.randn(4, generator=torch.Generator().manual_seed(0))
-
-
-def equal_seeds(x):
-    one, two = (torch.rand(4, generator=torch.Generator().manual_seed(7)) for _ in range(2))
-    return x + one - two
 
 
 def fork(x):
@@ -45,18 +41,6 @@ def permutation(x):
     return x[torch.randperm(4, generator=torch.Generator().manual_seed(1))]
 
 
-def in_nested_functions(x):
-    generator = torch.Generator().manual_seed(1)
-    listed = [torch.randn(4, generator=generator) for _ in range(2)]
-    summed = sum(torch.rand(4, generator=generator) for _ in range(2))
-
-    def nested():
-        generator.manual_seed(2)
-        return next(map(lambda n: torch.rand(n, generator=generator), [4]))
-
-    return x + sum(listed) + summed + nested()
-
-
 def state_restored(x):
     torch.manual_seed(4)
     state = torch.get_rng_state()
@@ -66,23 +50,8 @@ def state_restored(x):
 
 
 SEEDED = [
-    seeded_in_forward, equal_seeds, fork, default_seeded, dropout_after_seed, permutation, state_restored,
-    in_nested_functions,
+    seeded_in_forward, fork, default_seeded, dropout_after_seed, permutation, state_restored,
 ]  # fmt: skip
-
-
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
-def call(module, *args, rng=None, **kwargs):
-    fn = bridge.export(module)
-    return jax.jit(lambda *a: fn(fn.params, fn.buffers, *a, rng=rng, **kwargs)[0])(*args)
 
 
 @pytest.mark.parametrize("function", SEEDED, ids=lambda f: f.__name__)
@@ -92,9 +61,9 @@ def test_seeded_numbers_are_pytorchs(function):
     expected = function(x)
     state = torch.get_rng_state()
     for key in (None, jax.random.key(0)):
-        np.testing.assert_allclose(call(Calls(function), jnp.asarray(x.numpy()), rng=key), expected, rtol=1e-6)
+        np.testing.assert_allclose(in_jax(function, x, rng=key, jit=True), expected, rtol=1e-6)
     assert torch.equal(torch.get_rng_state(), state)  # the caller's numbers are not touched
-    assert bridge.verify(Calls(function), x).ok
+    verified(function, x)
 
 
 def test_after_a_fork_draws_follow_the_key_again():
@@ -104,71 +73,60 @@ def test_after_a_fork_draws_follow_the_key_again():
             torch.rand(2)
         return x + torch.rand(4)
 
-    x = jnp.zeros(4)
-    one, other = (call(Calls(forward), x, rng=jax.random.key(seed)) for seed in (0, 1))
+    one, other = (in_jax(forward, jnp.zeros(4), rng=jax.random.key(seed), jit=True) for seed in (0, 1))
     assert not np.array_equal(one, other)
-    with pytest.raises(bridge.BridgeError, match="draws random numbers but the call has no key"):
-        call(Calls(forward), x)
+    raises("draws random numbers but the call has no key", forward, jnp.zeros(4))
 
 
-class Own(nn.Module):
-    """A generator in an attribute, in a list, or in an object that is no module."""
-
-    def __init__(self, where, seed_in_forward=False):
-        super().__init__()
-        self.generator = self.listed = self.object = None
-        setattr(
-            self,
-            where,
-            {"generator": lambda g: g, "listed": lambda g: [g], "object": lambda g: types.SimpleNamespace(generator=g)}[
-                where
-            ](torch.Generator().manual_seed(1)),
-        )
-        self.seed_in_forward = seed_in_forward
-
-    def forward(self, x):
-        generator = self.generator or (self.listed[0] if self.listed else self.object.generator)
-        if self.seed_in_forward:
-            generator.manual_seed(6)
-        return x + torch.rand(4, generator=generator)
+KEPT = {
+    "attribute": (lambda generator: generator, lambda kept: kept),
+    "list": (lambda generator: [generator], lambda kept: kept[0]),
+    "object": (lambda generator: types.SimpleNamespace(generator=generator), lambda kept: kept.generator),
+}
 
 
-@pytest.mark.parametrize("where", ["generator", "listed", "object"])
+def keeping(where, seed_in_forward):
+    put, find = KEPT[where]
+
+    def forward(m, x):
+        if seed_in_forward:
+            find(m.kept).manual_seed(6)
+        return x + torch.rand(4, generator=find(m.kept))
+
+    return Calls(forward, kept=put(torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("where", KEPT)
 def test_a_generator_from_before_the_call_is_refused_unless_the_call_seeds_it(where):
     x = torch.zeros(4)
-    module = Own(where)
-    with pytest.raises(bridge.BridgeError, match=r"torch\.Generator that was made before the call"):
-        call(module, jnp.zeros(4), rng=jax.random.key(0))
-    np.testing.assert_array_equal(module(x), Own(where)(x))  # its state is as it was
-    seeded = Own(where, seed_in_forward=True)
-    np.testing.assert_array_equal(call(seeded, jnp.zeros(4)), Own(where, seed_in_forward=True)(x))
+    module = keeping(where, False)
+    raises(r"torch\.Generator that was made before the call", module, x, rng=jax.random.key(0))
+    np.testing.assert_array_equal(module(x), keeping(where, False)(x))  # its state is as it was
+    np.testing.assert_array_equal(in_jax(keeping(where, True), x, jit=True), keeping(where, True)(x))
 
 
 def test_one_that_is_global_or_enclosed_is_seen_by_verify():
     local = torch.Generator().manual_seed(5)
-    assert not bridge.verify(Calls(lambda x: x + torch.rand(4, generator=OUTSIDE)), torch.zeros(4)).ok
+    assert not bridge.verify(Call(lambda x: x + torch.rand(4, generator=OUTSIDE)), torch.zeros(4)).ok
     with pytest.raises(bridge.BridgeError, match="made before the call"):  # closures are copied with the module
-        bridge.verify(Calls(lambda x: x + torch.rand(4, generator=local)), torch.zeros(4))
+        bridge.verify(Call(lambda x: x + torch.rand(4, generator=local)), torch.zeros(4))
 
 
 def test_one_that_is_passed_is_refused():
-    x = jnp.zeros(4)
-    fn = bridge.export(Calls(lambda x, generator: x + torch.rand(4, generator=generator)))
     with pytest.raises(bridge.BridgeError, match="made before the call"):
-        fn({}, {}, x, torch.Generator().manual_seed(5))
+        in_jax(lambda generator: torch.rand(4, generator=generator), torch.Generator().manual_seed(5))
 
 
 def test_seeded_draws_around_traced_numbers_are_refused():
-    module = Calls(lambda p: torch.bernoulli(p, generator=torch.Generator().manual_seed(0)))
-    with pytest.raises(bridge.BridgeError, match="seeded generator around traced values"):
-        call(module, jnp.full(4, 0.5))
+    def draw(p):
+        return torch.bernoulli(p, generator=torch.Generator().manual_seed(0))
+
+    raises("seeded generator around traced values", draw, jnp.full(4, 0.5))
 
 
 def test_numbers_of_python_and_numpy_are_refused():
-    import random
-
     for draw in (random.random, np.random.rand):
         state = random.getstate(), str(np.random.get_state())
-        with pytest.raises(bridge.BridgeError, match=r"drew random numbers from .*test_generators\.py"):
-            call(Calls(lambda x, draw=draw: x * float(draw())), jnp.ones(4))
+        message = r"drew random numbers from .*, at .*\.py:\d+.*Remedy: draw with torch"
+        raises(message, lambda x, draw=draw: x * float(draw()), jnp.ones(4))
         assert state == (random.getstate(), str(np.random.get_state()))

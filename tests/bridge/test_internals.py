@@ -68,10 +68,9 @@ def swallows(handler: ast.ExceptHandler) -> bool:
 
 
 def test_the_search_finds_a_wide_handler():
-    assert [swallows(h) for h in handlers("try:\n    f()\nexcept:\n    pass")] == [True]
-    assert [swallows(h) for h in handlers("try:\n    f()\nexcept (KeyError, Exception):\n    g()")] == [True]
-    assert [swallows(h) for h in handlers("try:\n    f()\nexcept Exception:\n    g()\n    raise")] == [False]
-    assert [swallows(h) for h in handlers("try:\n    f()\nexcept KeyError:\n    pass")] == [False]
+    endings = {":\n    pass": True, " (KeyError, Exception):\n    g()": True, " Exception:\n    raise": False}
+    for ending, wide in endings.items():
+        assert [swallows(h) for h in handlers(f"try:\n    f()\nexcept{ending}")] == [wide]
 
 
 def test_a_missing_name_is_refused(monkeypatch):

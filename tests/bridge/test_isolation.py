@@ -1,5 +1,6 @@
 """A call changes nothing outside of it: the module, PyTorch, its global state and other threads are as before."""
 
+import contextlib
 import functools
 import gc
 import queue
@@ -17,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo  # which PyTorch imports, and changes itself, at the first call under a mode
-from eager import Call, Doubled
+from eager import Call, Calls, Doubled, in_jax, raises, randn
 from rows import ROWS
 from support.markers import slow_unless
 from torch import nn
 from torch.nn.modules import module as hooks
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import bridge
 from bridge.dispatch.mode import _REPLACED
@@ -31,9 +32,7 @@ from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert
 from bridge.tensor.tensor import BridgeTensor
 
-# ---- A call leaves nothing behind: no tracer in the module, no change in PyTorch's global state or in another thread
-
-# ---- the module
+# ---- A call leaves nothing behind in the module
 
 
 def arrays(tree):
@@ -59,15 +58,9 @@ def contents(module):
             inside = list(value.items()) if isinstance(value, dict) else value
             parts[name, key] = repr(inside) if isinstance(inside, (list, bool, int, set)) else id(inside)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        data = tensor.detach().clone() if tensor.dtype != torch.bfloat16 else tensor.detach().float()
-        parts[name] = (
-            type(tensor),
-            id(tensor),
-            tensor._version,
-            tensor.requires_grad,
-            tensor.grad,
-            data.numpy().tobytes(),
-        )
+        data = tensor.detach().float() if tensor.dtype == torch.bfloat16 else tensor.detach()
+        identity = type(tensor), id(tensor), tensor._version, tensor.requires_grad, tensor.grad
+        parts[name] = (*identity, data.numpy().tobytes())
     return parts
 
 
@@ -87,79 +80,54 @@ def test_modules_are_as_they_were(part):
     assert not tracers()
 
 
-class Count(nn.Module):
+def counted(m, x):
+    m.count = m.count + 1
+    return x * m.count
+
+
+def counter():
     """Assigns a buffer anew: done to the original, it would stay there."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = nn.Buffer(torch.zeros(()))
-
-    def forward(self, x):
-        self.count = self.count + 1
-        return x * self.count
+    return Calls(counted, count=nn.Buffer(torch.zeros(())))
 
 
-class KeptElsewhere(nn.Module):
+def kept_elsewhere():
     """The same submodule in the registry, in a list, in a namespace, as methods, behind a weak reference."""
 
-    def __init__(self):
-        super().__init__()
-        self.child = Count()
-        self.list, self.namespace = [(self.child, 1)], types.SimpleNamespace(child={"deep": self.child})
-        self.method, self.partial = self.child.forward, functools.partial(self.child.forward)
-        self.reference = weakref.ref(self.child)
+    def forward(m, x):
+        x = m.list[0][0](x) + m.namespace.child["deep"](x) + m.method(x)
+        return x + m.partial(x) + m.reference()(x)
 
-    def forward(self, x):
-        x = self.list[0][0](x) + self.namespace.child["deep"](x) + self.method(x)
-        return x + self.partial(x) + self.reference()(x)
+    child = counter()
+    places = {"child": child, "list": [(child, 1)], "namespace": types.SimpleNamespace(child={"deep": child})}
+    methods = {"method": child.forward, "partial": functools.partial(child.forward), "reference": weakref.ref(child)}
+    return Calls(forward, **places, **methods)
 
 
-class Collects(nn.Module):
+def collects():
     """Results kept in containers, at any depth, by the code and by a hook."""
 
-    def __init__(self):
-        super().__init__()
-        self.linear, self.seen, self.cache = nn.Linear(3, 3), [], {"deep": [{}]}
-        self.linear.register_forward_hook(lambda module, args, out: self.seen.append(out))
+    def forward(m, x):
+        m.cache["deep"][0]["x"] = x
+        m.last = m.linear(m.cache["deep"][0]["x"])
+        return m.last + m.seen[-1]
 
-    def forward(self, x):
-        self.cache["deep"][0]["x"] = x
-        self.last = self.linear(self.cache["deep"][0]["x"])
-        return self.last + self.seen[-1]
-
-
-class Puts(nn.Module):
-    def __init__(self, shared):
-        super().__init__()
-        self.shared = shared
-
-    def forward(self, x):
-        self.shared.append(x * 2)
-        return x
+    module = Calls(forward, linear=nn.Linear(3, 3), seen=[], cache={"deep": [{}]})
+    module.linear.register_forward_hook(lambda linear, args, out: module.seen.append(out))
+    return module
 
 
-class Gets(Puts):
-    def forward(self, x):
-        return x + self.shared.pop()
-
-
-class SharedList(nn.Module):
+def shared_list():
     """One submodule puts, another gets."""
-
-    def __init__(self):
-        super().__init__()
-        shared = []
-        self.put, self.get = Puts(shared), Gets(shared)
-
-    def forward(self, x):
-        return self.get(self.put(x))
+    shared = []
+    put = Calls(lambda m, x: m.shared.append(x * 2) or x, shared=shared)
+    get = Calls(lambda m, x: x + m.shared.pop(), shared=shared)
+    return Calls(lambda m, x: m.get(m.put(x)), put=put, get=get)
 
 
-@pytest.mark.parametrize("cls", [KeptElsewhere, Collects, SharedList])
-def test_a_submodule_or_a_container_is_one_wherever_it_hangs(cls):
+@pytest.mark.parametrize("make", [kept_elsewhere, collects, shared_list])
+def test_a_submodule_or_a_container_is_one_wherever_it_hangs(make):
     """In the copy as in the original; only then does nothing reach the original."""
-    torch.manual_seed(0)
-    module, x = cls(), torch.randn(2, 3)
+    module, x = make(), randn(2, 3)
     before = contents(module)
     fn = bridge.export(module)
     jax.make_jaxpr(lambda p, b, x: fn(p, b, x))(fn.params, fn.buffers, jnp.asarray(x.numpy()))
@@ -173,34 +141,25 @@ def test_a_submodule_or_a_container_is_one_wherever_it_hangs(cls):
 
 
 def test_an_error_leaves_nothing_either():
-    class Fails(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.child = Count()
+    def fails(m, x):
+        with torch.no_grad(), torch.autocast("cpu"):
+            m.kept = m.child(x)
+            return torch.special.airy_ai(x)
 
-        def forward(self, x):
-            with torch.no_grad(), torch.autocast("cpu"):
-                self.kept = self.child(x)
-                return torch.special.airy_ai(x)
-
-    module = Fails()
+    module = Calls(fails, child=counter())
     before, state = contents(module), global_state()
-    fn = bridge.export(module)
-    with pytest.raises(bridge.BridgeError, match="airy_ai"):
-        jax.jit(lambda x: fn({}, fn.buffers, x))(jnp.ones(3))
+    raises("airy_ai", module, jnp.ones(3))
     assert contents(module) == before and global_state() == state and not tracers()
 
 
 def test_a_default_dtype_set_in_forward_ends_with_the_call():
     """PyTorch keeps it; a compiled call would set it only the first time."""
 
-    class Half(nn.Module):
-        def forward(self, x):
-            torch.set_default_dtype(torch.float16)
-            return x.half() + torch.ones(3)
+    def half(x):
+        torch.set_default_dtype(torch.float16)
+        return x.half() + torch.ones(3)
 
-    fn = bridge.export(Half())
-    assert fn({}, {}, jnp.ones(3))[0].dtype == jnp.float16 and torch.get_default_dtype() == torch.float32
+    assert in_jax(half, jnp.ones(3)).dtype == jnp.float16 and torch.get_default_dtype() == torch.float32
 
 
 # ---- PyTorch's global state
@@ -285,9 +244,8 @@ def training(steps, between=lambda: None):
     return torch.cat([t.detach().double().reshape(-1) for t in module.state_dict().values()])
 
 
-def bridged(module=None):
+def bridged(module):
     """One traced call with gradients of a module that uses every mode, draws and writes."""
-    module = Classifier() if module is None else module
     fn, x = bridge.export(module), jnp.ones((8, 4))
     jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, x, rng=jax.random.key(0), train=True)[0].sum()))(fn.params)
 
@@ -317,40 +275,20 @@ def test_a_second_thread_is_not_disturbed():
         assert torch.equal(end, alone) and modes == (True, False, torch.Tensor)
 
 
-def test_calls_in_two_threads_and_pytorch_inside_a_call():
-    """A thread started in the middle of a call sees plain PyTorch; two calls at once are two calls."""
-    row = ROWS["NoGrad"]
-    module, (args, _) = row.build(), row.example()
-    expected, seen = module(*args), queue.SimpleQueue()  # a list would be emptied after the call
-
-    class Nosy(nn.Module):
-        def forward(self, x):
-            with torch.no_grad(), torch.autocast("cpu"):
-                thread = threading.Thread(target=look)
-                thread.start()
-                thread.join()
-            return x + 1
-
-    def look():
-        modes = _get_current_dispatch_mode_stack()
-        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-        assert not any(isinstance(mode, TorchDispatchMode) for mode in modes)
-        fn = bridge.export(module)
-        seen.put((module(*args), fn(fn.params, fn.buffers, jnp.asarray(args[0].numpy()))[0]))
-
-    out, _ = bridge.export(Nosy())({}, {}, jnp.zeros(2))
-    plain, through_bridge = seen.get_nowait()
-    assert torch.equal(plain, expected) and (out == 1).all()
-    np.testing.assert_allclose(through_bridge, expected.detach().numpy(), atol=1e-6)
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
 
 
 # ---- Importing the bridge and calling an exported module change nothing of PyTorch's: its compiler works as before
 
-SCRIPT = Path(__file__).with_name("compiled_process.py")
+SCRIPT = str(Path(__file__).with_name("compiled_process.py"))
 
 
-def said(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+def python(*arguments: str) -> str:
+    """What a fresh process prints."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -358,13 +296,12 @@ def said(*arguments: str) -> str:
 @pytest.mark.slow
 def test_the_compiler_flex_attention_and_global_tables_are_as_without_the_bridge():
     """`torch.compile` of a module with a checkpoint and its own backward, before and after a call of the bridge."""
-    assert said() == said("without the bridge")
+    assert python(SCRIPT) == python(SCRIPT, "without the bridge")
 
 
 def test_importing_the_bridge_claims_no_devices():
     """`jax.distributed.initialize` must come before that."""
-    code = "import bridge; from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", "import bridge; from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()")
 
 
 @pytest.mark.slow
@@ -383,38 +320,26 @@ fn = bridge.export(Module(3, 3))
 jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, jnp.ones((2, 3)))[0].sum()))(fn.params)
 assert "torch._dynamo" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("forward", "result"),
-    [
-        ("torch.compile(torch.sin, fullgraph=True)(x)", "[0.]"),
-        ("torch.cond(x.sum() > 1, torch.sin, torch.cos, (x,))", "`cond` takes functions"),
-    ],
-    ids=["compile", "cond"],
-)
-def test_a_traced_call_that_first_loads_the_compiler_turns_it_off(forward, result):
+def test_a_traced_call_that_first_loads_the_compiler_turns_it_off():
     """Dynamo would run under the modes of the call; afterwards the compiler works as if the call had not been."""
-    code = f"""
+    code = """
 import jax.numpy as jnp, torch
 import bridge
 
 class Module(torch.nn.Module):
     def forward(self, x):
-        return {forward}
+        return torch.compile(torch.sin, fullgraph=True)(x)
 
 fn = bridge.export(Module())
-try:
-    print(fn(fn.params, fn.buffers, jnp.zeros(1))[0])
-except bridge.BridgeError as error:
-    print(error)
+assert fn(fn.params, fn.buffers, jnp.zeros(1))[0] == 0
 compiled = torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)
 assert compiled(torch.ones(1)) == 2 and torch._dynamo.eval_frame._stance.stance == "default"
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and result in done.stdout.replace("[0.]", "[0.]"), done.stderr[-2000:]
+    python("-c", code)
 
 
 # ---- What the bridge replaces in PyTorch, it replaces while a call runs
@@ -456,9 +381,7 @@ fn(fn.params, fn.buffers, torch.ones(1, 2).numpy())
 bridge.verify(torch.nn.Dropout(), torch.ones(1, 2))
 assert all(a is b for a, b in zip(before, objects()))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(names)
+    assert python("-c", code).strip() == str(names)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -467,8 +390,7 @@ def test_a_call_restores_them(fails):
 
     def call(module, x):
         during.put(now())
-        inner = bridge.export(nn.Tanh())
-        inner({}, {}, jnp.ones(2))
+        in_jax(nn.Tanh(), jnp.ones(2))
         during.put(now())
         if fails:
             raise ValueError("of the module")
@@ -476,10 +398,7 @@ def test_a_call_restores_them(fails):
 
     fn = bridge.export(Call(call, nn.Linear(2, 2)))
     for _ in range(2):
-        if fails:
-            with pytest.raises(ValueError, match="of the module"):
-                fn(fn.params, fn.buffers, jnp.ones((1, 2)))
-        else:
+        with pytest.raises(ValueError, match="of the module") if fails else contextlib.nullcontext():
             fn(fn.params, fn.buffers, jnp.ones((1, 2)))
     assert all(a is b for a, b in zip(before, now(), strict=True))
     assert during.qsize() == 4
@@ -501,17 +420,22 @@ def of_plain_tensors():
 
 
 def test_another_thread_sees_pytorch_s_own():
+    """It is started in the middle of a call; two calls at once are two calls."""
     expected, seen = of_plain_tensors(), queue.SimpleQueue()
 
-    def call(module, x):
-        worker = threading.Thread(target=lambda: seen.put(of_plain_tensors()))
-        worker.start()
-        worker.join()
-        return module(x)
+    def look():
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), len(_get_current_dispatch_mode_stack())
+        seen.put((of_plain_tensors(), modes, in_jax(torch.tanh, jnp.ones(2))))
 
-    fn = bridge.export(Call(call, nn.Linear(2, 2)))
-    fn(fn.params, fn.buffers, jnp.ones((1, 2)))
-    assert seen.get(timeout=60) == expected
+    def call(x):
+        with torch.no_grad(), torch.autocast("cpu"):
+            in_a_thread(look)
+        return x + 1
+
+    assert (in_jax(call, jnp.zeros(2)) == 1).all()
+    plain, modes, through_bridge = seen.get(timeout=60)
+    assert plain == expected and modes == (True, False, 0)
+    np.testing.assert_allclose(through_bridge, np.tanh(np.ones(2)), atol=1e-6)
 
 
 TORCHAX = """
@@ -519,15 +443,11 @@ import jax, jax.numpy as jnp, torch
 from torch import nn
 {imports}
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
+class Model(nn.Linear):
     def forward(self, x):
-        return self.linear(x) + torch.zeros(3, device=x.device) + torch.arange(3, device=x.device)
+        return super().forward(x) + torch.zeros(3, device=x.device) + torch.arange(3, device=x.device)
 
-module = Model()
+module = Model(3, 3)
 fn = bridge.export(module)
 x = jnp.ones((2, 3))
 expected = fn(fn.params, fn.buffers, x)[0]
@@ -535,7 +455,7 @@ params, function = torchax.extract_jax(module)
 assert jnp.allclose(jax.jit(function)(params, (x,)), expected, atol=1e-6)
 torchax.enable_globally()
 try:
-    out = Model().to("jax")(torch.ones(2, 3, device="jax"))
+    out = Model(3, 3).to("jax")(torch.ones(2, 3, device="jax"))
     assert out.device.type == "jax" and torch.zeros(3, device=out.device).jax().shape == (3,)
 finally:
     torchax.disable_globally()
@@ -548,5 +468,4 @@ assert bridge.verify(module, torch.ones(2, 3)).ok
 
 @pytest.mark.parametrize("imports", ["import bridge\nimport torchax", "import torchax\nimport bridge"])
 def test_torchax_beside_the_bridge(imports):
-    done = subprocess.run([sys.executable, "-c", TORCHAX.format(imports=imports)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", TORCHAX.format(imports=imports))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from eager import Call
 from support.lowering_calls import TOLERANCE, assert_close, in_jax, in_pytorch, to_jax
 from support.lowering_cases import CASES, ELSEWHERE, UNDEFINED, X, aten, numbers
 from support.markers import slow_unless
@@ -85,9 +86,10 @@ def test_a_beta_of_zero_ignores_what_it_multiplies(op):
     assert_close([output], [truth])
 
 
-def test_names_of_lowerings_are_checked():
+@pytest.mark.parametrize("options", [{"without_lowerings": ("aten::lineer",)}, {"lowerings": {"aten::lineer": abs}}])
+def test_names_of_lowerings_are_checked(options):
     with pytest.raises(bridge.BridgeError, match=r"no lowering is called aten::lineer.*aten::linear"):
-        bridge.export(nn.Linear(2, 2), without_lowerings=("aten::lineer",))
+        bridge.export(nn.Linear(2, 2), **options)
 
 
 def test_batch_norm_can_be_switched_off():
@@ -110,10 +112,9 @@ def test_switching_off_changes_who_serves():
     assert servers == [{"ours"}, set()]
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_lstm_layer(reverse):
+def test_lstm_layer():
     torch.manual_seed(0)
-    module = nn.LSTM(5, 7, bidirectional=reverse)
+    module = nn.LSTM(5, 7, bidirectional=True)
     x = numbers(6, 2, 5)
     fn = bridge.export(module)
     found, _ = jax.jit(lambda p, x: fn(p, {}, x))(fn.params, jnp.asarray(x.numpy(), jnp.float32))
@@ -125,28 +126,23 @@ def test_lstm_layer(reverse):
 NARROW = {
     "softmax": lambda x: F.softmax(x, -1),
     "log_softmax": lambda x: F.log_softmax(x, -1),
-    "softmin": lambda x: F.softmin(x, 0),
     "logsumexp": lambda x: x.logsumexp(-1),
     "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(64), reduction="none"),
     "layer_norm": lambda x: F.layer_norm(x, (96,)),
     "rms_norm": lambda x: F.rms_norm(x, (96,)),
     "group_norm": lambda x: F.group_norm(x.view(8, 8, 96), 4),
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
-    "instance_norm": lambda x: F.instance_norm(x.view(8, 8, 96)),
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "glu": F.glu,
     "mish": F.mish,
     "softplus": F.softplus,
     "logsigmoid": F.logsigmoid,
-    "elu": F.elu,
     "sum": lambda x: x.sum(-1),
     "mean": lambda x: x.mean(-1),
     "var": lambda x: x.var(-1),
-    "std": lambda x: x.std(-1),
     "norm": lambda x: x.norm(dim=-1),
     "cumsum": lambda x: x.cumsum(-1),
     "matmul": lambda x: x @ x.T,
@@ -158,11 +154,6 @@ NARROW = {
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_dtypes_are_as_exact_as_pytorchs(name, dtype):
     """The largest error against float64, of values and gradients; PyTorch computes in float32 inside."""
-
-    class Function(nn.Module):
-        def forward(self, x):
-            return NARROW[name](x)
-
     x = (3 * numbers(64, 96)).to(getattr(torch, dtype))
     cotangent = numbers(*NARROW[name](x).shape, seed=1).to(x.dtype)
 
@@ -171,7 +162,7 @@ def test_narrow_dtypes_are_as_exact_as_pytorchs(name, dtype):
         out = NARROW[name](x)
         return [t.detach().double().numpy() for t in (out, *torch.autograd.grad(out, x, cotangent.to(x.dtype)))]
 
-    fn = bridge.export(Function())
+    fn = bridge.export(Call(NARROW[name]))
     out, pull = jax.vjp(jax.jit(lambda x: fn({}, {}, x)[0]), to_jax(x, dtype))
     truth = in_pytorch(x.double())
     for exact, theirs, ours in zip(truth, in_pytorch(x), (out, *pull(to_jax(cotangent, dtype))), strict=True):
@@ -299,13 +290,7 @@ def test_another_layer_is_not_traced_again(monkeypatch):
 @pytest.mark.parametrize("of", [lambda x: x * 0.1, lambda x: 0.1 * x, lambda x: x / 0.3, lambda x: x.mul(0.7)])
 def test_a_number_is_not_rounded_before_the_result(name, of):
     """0.1 is 0.1001 in bfloat16: all results would be too large by 0.1 %."""
-
-    class Module(nn.Module):
-        def forward(self, x):
-            return of(x)
-
     x = torch.linspace(-3, 3, 999).to(getattr(torch, name))
-    fn = bridge.export(Module())
-    out, _ = jax.jit(lambda x: fn({}, {}, x))(jnp.asarray(x.float().numpy()).astype(name))
+    out = jax.jit(lambda x: bridge.export(Call(of))({}, {}, x)[0])(to_jax(x, name))
     different = np.asarray(out.astype(jnp.float32)) != of(x).float().numpy()
     assert different.mean() < 0.02, "XLA multiplies by the reciprocal, another float32"
