@@ -105,6 +105,37 @@ def verified(module: nn.Module, *args: Any, **settings: Any) -> None:
     assert report.ok, f"\n{report}"
 
 
+def in_jax(function: Callable | nn.Module, *inputs: Any, jit: bool = False, **settings: Any) -> Any:
+    """What the exported function or module returns for arrays, or for tensors that become arrays."""
+    fn, arrays = _exported(function), [array(x) for x in inputs]
+
+    def call(params: dict, *arrays: Any) -> Any:
+        return fn(params, fn.buffers, *arrays, **settings)[0]
+
+    return (jax.jit(call) if jit else call)(fn.params, *arrays)
+
+
+def raises(
+    message: str, function: Callable | nn.Module, *inputs: Any, error: type = bridge.BridgeError, **settings: Any
+) -> pytest.ExceptionInfo:
+    """Raise `AssertionError` unless tracing a call is this error with this message."""
+    fn, arrays = _exported(function), [array(x) for x in inputs]
+    with pytest.raises(error, match=message) as caught:
+        jax.eval_shape(lambda params, *arrays: fn(params, fn.buffers, *arrays, **settings)[0], fn.params, *arrays)
+    return caught
+
+
+def _exported(function: Callable | nn.Module) -> bridge.Functional:
+    return bridge.export(function if isinstance(function, nn.Module) else Call(function))
+
+
+def array(x: Any) -> Any:
+    """A tensor as an array, and anything else as it is."""
+    if isinstance(x, torch.Tensor):
+        return jnp.asarray(x.float().numpy(), jnp.bfloat16) if x.dtype == torch.bfloat16 else jnp.asarray(x.numpy())
+    return x
+
+
 def agrees(make: Callable[[], nn.Module], *inputs: torch.Tensor, calls: int = 3) -> None:
     """Raise `AssertionError` unless compiled calls in a row return PyTorch's outputs and, at the end, its buffers."""
     module, fn = make(), bridge.export(make())
