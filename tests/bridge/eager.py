@@ -70,8 +70,13 @@ class Doubled(torch.autograd.Function):
         return gradient * 7
 
 
-def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
+Module = nn.Module | Callable
+"""A function is the forward of a module."""
+
+
+def compare(module: Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
     """Raise `AssertionError` unless all agree. JAX's gradient of a complex array is the conjugate of PyTorch's."""
+    module = module_of(module)
     free = [i for i, x in enumerate(inputs) if x.dtype.is_floating_point or x.is_complex()]
     leaves = [x.clone().requires_grad_(i in free) for i, x in enumerate(inputs)]
     expected = _listed(module(*leaves))
@@ -99,15 +104,15 @@ def compare(module: nn.Module, inputs: Sequence[torch.Tensor], tolerance: float 
             parameter.grad = None
 
 
-def verified(module: nn.Module, *args: Any, **settings: Any) -> None:
+def verified(module: Module, *args: Any, **settings: Any) -> None:
     """Raise `AssertionError` unless `bridge.verify` is content."""
-    report = bridge.verify(module, *args, **settings)
+    report = bridge.verify(module_of(module), *args, **settings)
     assert report.ok, f"\n{report}"
 
 
-def in_jax(function: Callable | nn.Module, *inputs: Any, jit: bool = False, **settings: Any) -> Any:
-    """What the exported function or module returns for arrays, or for tensors that become arrays."""
-    fn, arrays = _exported(function), [array(x) for x in inputs]
+def in_jax(module: Module, *inputs: Any, jit: bool = False, **settings: Any) -> Any:
+    """What the exported module returns for arrays, or for tensors that become arrays."""
+    fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
 
     def call(params: dict, *arrays: Any) -> Any:
         return fn(params, fn.buffers, *arrays, **settings)[0]
@@ -115,18 +120,27 @@ def in_jax(function: Callable | nn.Module, *inputs: Any, jit: bool = False, **se
     return (jax.jit(call) if jit else call)(fn.params, *arrays)
 
 
+def same(module: Module, *inputs: torch.Tensor, jit: bool = True, rtol: float = 0, atol: float = 0) -> None:
+    """Raise `AssertionError` unless results are PyTorch's, of its dtypes: bit for bit unless a tolerance is given."""
+    expected = jax.tree.leaves(module(*inputs))
+    for ours, theirs in zip(jax.tree.leaves(in_jax(module, *inputs, jit=jit)), expected, strict=True):
+        assert str(ours.dtype) == str(theirs.dtype).removeprefix("torch.").replace("int64", "int32")
+        wide = theirs.detach().to(torch.complex128 if theirs.is_complex() else torch.float64).numpy()
+        np.testing.assert_allclose(np.asarray(ours, wide.dtype), wide, rtol=rtol, atol=atol)
+
+
 def raises(
-    message: str, function: Callable | nn.Module, *inputs: Any, error: type = bridge.BridgeError, **settings: Any
+    message: str, module: Module, *inputs: Any, error: type = bridge.BridgeError, **settings: Any
 ) -> pytest.ExceptionInfo:
     """Raise `AssertionError` unless tracing a call is this error with this message."""
-    fn, arrays = _exported(function), [array(x) for x in inputs]
+    fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
     with pytest.raises(error, match=message) as caught:
         jax.eval_shape(lambda params, *arrays: fn(params, fn.buffers, *arrays, **settings)[0], fn.params, *arrays)
     return caught
 
 
-def _exported(function: Callable | nn.Module) -> bridge.Functional:
-    return bridge.export(function if isinstance(function, nn.Module) else Call(function))
+def module_of(module: Module) -> nn.Module:
+    return module if isinstance(module, nn.Module) else Call(module)
 
 
 def array(x: Any) -> Any:
