@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, verified
-from special_points import UNARY
+from eager import verified
+from special_points import BINARY, ROW_VALUES, ROWS, UNARY
 from support.markers import slow_unless
 from torch import nn
 
@@ -24,13 +24,6 @@ IMAGE = [[[[1.0, 1.0, 0.0, 2.0], [1.0, 0.5, 2.0, 2.0], [0.0, 0.0, 3.0, 3.0], [0.
 LOGITS = [[0.5, -1.0, 2.0], [30.0, -30.0, 0.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
 CLASSES = torch.tensor([2, 0, -100, 1])
 
-ELEMENTWISE = (
-    *("abs", "relu", "F.relu6", "F.leaky_relu", "F.elu", "F.selu", "F.celu 2", "F.hardtanh", "F.hardsigmoid"),
-    *("F.hardswish", "F.hardshrink", "F.softshrink", "F.threshold", "F.threshold -1", "F.gelu"),
-    *("F.gelu tanh", "F.silu", "F.mish", "F.softsign", "F.tanhshrink", "clamp", "clamp min", "clamp max", "pow 2"),
-    *("pow 0", "pow 3", "sign", "sinc"),
-)
-
 
 def places_of(reduce, **settings):
     """A scatter that brings equals and zeros together."""
@@ -43,60 +36,32 @@ EDGES = {
     "softplus": (lambda x: F.softplus(x, 1.0, 6.0), STEPS),
     "logsigmoid": (F.logsigmoid, [*STEPS, -100.0, 100.0]),
     "clamp tensor": (lambda x, a: x.clamp(a, a + 2), STEPS, [-1.0] * len(STEPS)),
-    "maximum": (torch.maximum, TIES, [[1.0, 0.0, 3.0, 5.0]] * 3),
-    "minimum": (torch.minimum, TIES, [[1.0, 0.0, 3.0, 5.0]] * 3),
     "fmax": (torch.fmax, [1.0, NAN, 2.0, NAN], [1.0, 2.0, NAN, NAN]),
     "max": (torch.max, TIES),
     "min": (torch.min, TIES),
     "max dim": (lambda x: tuple(torch.max(x, 1)), TIES),
     "min dim": (lambda x: tuple(torch.min(x, 1)), TIES),
-    "amax": (lambda x: x.amax(1), TIES),
-    "amin": (lambda x: x.amin((0, 1)), TIES),
     "median": (torch.median, TIES),
-    "median dim": (lambda x: torch.median(x, 1).values, TIES),
     "sort": (lambda x: torch.sort(x, stable=True), TIES),
     "sort down": (lambda x: torch.sort(x, dim=0, descending=True, stable=True), TIES),
     "argsort": (lambda x: torch.argsort(x, stable=True), TIES),
     "topk": (lambda x: tuple(torch.topk(x, 2)), [[1.0, 3.0, 2.0], [0.0, -1.0, 5.0]]),
     "cummax": (lambda x: tuple(torch.cummax(x, 1)), TIES),
-    "norm": (lambda x: x.norm(dim=1), ZEROS),
     "norm of zeros": (torch.linalg.vector_norm, [0.0, 0.0]),
-    "norm 1": (lambda x: torch.linalg.vector_norm(x, 1, 1), ZEROS),
-    "norm 3": (lambda x: torch.linalg.vector_norm(x, 3, 1), ZEROS),
-    "norm inf": (lambda x: torch.linalg.vector_norm(x, INF, 1), ZEROS),
     "frobenius": (lambda x: torch.linalg.matrix_norm(x - x.detach()), ZEROS),
-    "normalize": (F.normalize, ZEROS),
     "dist": (lambda x: torch.dist(x, x.detach()), ZEROS),
     "cdist": (lambda x, y: torch.cdist(x, y), ZEROS, ZEROS),
-    "pairwise_distance": (lambda x, y: F.pairwise_distance(x, y), ZEROS, ZEROS),
-    "cosine_similarity": (lambda x, y: F.cosine_similarity(x, y), ZEROS, [[1.0, 2.0, 0.0]] * 3),
-    "sqrt": (torch.sqrt, [0.0, 1.0, 4.0]),
-    "pow half": (lambda x: x**0.5, [0.0, 1.0, 4.0]),
-    "pow tensor": (torch.pow, [0.0, 0.0, 2.0, 3.0], [0.0, 2.0, 0.0, 0.5]),
     "scalar pow": (lambda x: 0.0**x, [0.0, 1.0, 2.0]),
     "where inf": (lambda x: torch.where(x > 0, x, torch.tensor(-INF)).amax(), STEPS),
     "masked log": (lambda x: torch.where(x > 0, x.clamp(min=1e-6).log(), x * 0), STEPS),
     "logsumexp": (lambda x: x.logsumexp(1), [[-INF, -INF], [-INF, 0.0], [INF, 0.0], [1.0, 1.0]]),
-    "logaddexp": (torch.logaddexp, [-INF, -INF, 0.0], [-INF, 0.0, 0.0]),
     "softmax": (lambda x: x.softmax(1), [[-INF, 0.0], [100.0, -100.0], [1.0, 1.0]]),
     "log_softmax": (lambda x: x.log_softmax(1), [[-INF, 0.0], [100.0, -100.0], [1.0, 1.0]]),
     "logcumsumexp": (lambda x: x.logcumsumexp(0), [0.0, 1.0, -INF, 2.0]),
-    "std": (lambda x: x.std(1), [[1.0, 2.0], [3.0, 5.0]]),
     "std of one": (lambda x: x.std(1), [[1.0], [3.0]]),
-    "std of equals": (lambda x: x.std(1), [[1.0, 1.0], [3.0, 1.0]]),
     "var of one": (lambda x: x.var(1), [[1.0], [3.0]]),
-    "prod": (lambda x: x.prod(1), ZEROS),
-    "cumprod": (lambda x: x.cumprod(1), ZEROS),
-    "nan_to_num": (torch.nan_to_num, [NAN, INF, -INF, 1.0]),
-    "xlogy": (torch.xlogy, [0.0, 0.0, 1.0], [0.0, 2.0, 3.0]),
-    "atan2": (torch.atan2, [0.0, 1.0, -1.0, 0.0], [1.0, 0.0, -0.0, -1.0]),
-    "fmod": (torch.fmod, [5.0, -5.0, 5.0, -5.0, 6.0], [3.0, 3.0, -3.0, -3.0, 3.0]),
-    "remainder": (torch.remainder, [5.0, -5.0, 5.0, -5.0, 6.0], [3.0, 3.0, -3.0, -3.0, 3.0]),
     "floor_divide": (lambda x: torch.floor_divide(x.detach(), torch.tensor([3.0, -3.0])), [[5.0, 5.0], [-5.0, -5.0]]),
     "div trunc": (lambda x: torch.div(x, 3, rounding_mode="trunc"), [5.0, -5.0, 6.0]),
-    "round": (torch.round, [0.5, 1.5, -0.5, 2.5, 1.2]),
-    "frac": (torch.frac, [1.5, -1.5, 0.0]),
-    "lerp": (lambda x, y: torch.lerp(x, y, 0.75), [1.0, 2.0], [3.0, 5.0]),
     "max_pool": (lambda x: F.max_pool2d(x, 2, 1, return_indices=True), IMAGE),
     "max_pool dilated": (lambda x: F.max_pool2d(x, 2, 1, 1, 2, return_indices=True), IMAGE),
     "max_pool ceil": (lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True), IMAGE),
@@ -114,9 +79,6 @@ EDGES = {
     "circular": (lambda x: F.pad(x, (2, 1, 1, 3), mode="circular"), IMAGE),
     "crop": (lambda x: F.pad(x, (-1, 1, 0, -2)), IMAGE),
     "unfold fold": (lambda x: F.fold(F.unfold(x, 2, stride=1), (4, 4), 2), IMAGE),
-    "l1": (lambda x, y: F.l1_loss(x, y), STEPS, [0.0] * len(STEPS)),
-    "huber": (lambda x, y: F.huber_loss(x, y), STEPS, [0.0] * len(STEPS)),
-    "smooth_l1": (lambda x, y: F.smooth_l1_loss(x, y), STEPS, [0.0] * len(STEPS)),
     "margin_ranking": (lambda x: F.margin_ranking_loss(x, torch.zeros(12), torch.ones(12), 1.0), STEPS),
     "hinge_embedding": (lambda x: F.hinge_embedding_loss(x, torch.tensor([1.0, -1.0] * 6)), STEPS),
     "triplet": (lambda x, y: F.triplet_margin_loss(x, y, x.detach()), ZEROS, ZEROS),
@@ -179,14 +141,38 @@ def test_edge(name):
     verified(Edge(*EDGES[name]), tolerance=1e-5, known_zero=known_zero)
 
 
-def test_functions_of_elements():
-    """At the boundaries of PyTorch's activations, from both sides."""
+OF_ELEMENTS = (
+    *("abs", "relu", "F.relu6", "F.leaky_relu", "F.elu", "F.selu", "F.celu 2", "F.hardtanh", "F.hardsigmoid"),
+    *("F.hardswish", "F.hardshrink", "F.softshrink", "F.threshold", "F.threshold -1", "F.gelu", "F.gelu tanh"),
+    *("F.silu", "F.mish", "F.softsign", "F.tanhshrink", "clamp", "clamp min", "clamp max", "pow 0", "pow 2", "pow 3"),
+    *("pow half", "sqrt", "nan_to_num", "round", "frac", "sign", "sinc"),
+)
+OF_PAIRS = (
+    *("maximum", "minimum", "fmax", "pow", "xlogy", "atan2", "fmod", "remainder", "logaddexp", "lerp", "l1"),
+    "huber",
+)
+OF_ROWS = (
+    *("amax", "amin", "prod", "sum", "std", "var", "cumprod", "median", "norm", "norm 1", "norm 3", "norm inf"),
+    *("normalize", "cosine", "distance"),
+)
+PAIRS = torch.cartesian_prod(*[torch.tensor([-3.0, -1.0, -0.0, 0.0, 2.0, 5.0])] * 2).T
+BOUNDARIES = {
+    "elements": ({name: UNARY[name] for name in OF_ELEMENTS}, [torch.tensor(STEPS)]),
+    "pairs": ({name: BINARY[name] for name in OF_PAIRS}, [*PAIRS]),
+    "rows": ({name: lambda x, name=name: ROWS[name](x, 1) for name in OF_ROWS}, [ROW_VALUES[:6]]),
+}
 
-    def forward(inputs):
-        return {name: UNARY[name](x) for name, x in inputs.items()}
 
-    inputs = {name: torch.tensor(STEPS) for name in ELEMENTWISE}
-    verified(Call(forward), inputs, steps=1, tolerance=1e-5, known_zero="sign|pow 0")
+@pytest.mark.parametrize("kind", BOUNDARIES)
+def test_boundaries(kind):
+    """Those of PyTorch's activations from both sides, equals and zeros; `test_special_points.py` has more."""
+    functions, values = BOUNDARIES[kind]
+    inputs = {name: [x.clone() for x in values] for name in functions}
+
+    def forward(given):
+        return {name: functions[name](*xs) for name, xs in given.items()}
+
+    verified(forward, inputs, steps=1, tolerance=1e-5, known_zero="round|sign|pow 0")
 
 
 # ---- a quick part of the survey
