@@ -74,6 +74,12 @@ Module = nn.Module | Callable
 """A function is the forward of a module."""
 
 
+def differentiated(forward: Callable, backward: Callable) -> type[torch.autograd.Function]:
+    """A `torch.autograd.Function` of these two."""
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Differentiated", (torch.autograd.Function,), methods)
+
+
 def compare(module: Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
     """Raise `AssertionError` unless all agree. JAX's gradient of a complex array is the conjugate of PyTorch's."""
     module = module_of(module)
