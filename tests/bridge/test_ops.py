@@ -144,15 +144,15 @@ def test_edge(name):
 OF_ELEMENTS = (
     *("abs", "relu", "F.relu6", "F.leaky_relu", "F.elu", "F.selu", "F.celu 2", "F.hardtanh", "F.hardsigmoid"),
     *("F.hardswish", "F.hardshrink", "F.softshrink", "F.threshold", "F.threshold -1", "F.gelu", "F.gelu tanh"),
-    *("F.silu", "F.mish", "F.softsign", "F.tanhshrink", "clamp", "clamp min", "clamp max", "pow 0", "pow 2", "pow 3"),
-    *("pow half", "sqrt", "nan_to_num", "round", "frac", "sign", "sinc"),
+    *("F.silu", "F.mish", "F.softsign", "F.tanhshrink", "clamp", "clamp min", "clamp max", "pow 0", "pow 2", "pow 3.0"),
+    *("pow 0.5", "sqrt", "nan_to_num", "round", "frac", "sign", "sinc"),
 )
 OF_PAIRS = (
     *("maximum", "minimum", "fmax", "pow", "xlogy", "atan2", "fmod", "remainder", "logaddexp", "lerp", "l1"),
     "huber",
 )
 OF_ROWS = (
-    *("amax", "amin", "prod", "sum", "std", "var", "cumprod", "median", "norm", "norm 1", "norm 3", "norm inf"),
+    *("amax", "amin", "prod", "sum", "std", "var", "cumprod", "median", "norm 2", "norm 1", "norm 3", "norm inf"),
     *("normalize", "cosine", "distance"),
 )
 PAIRS = torch.cartesian_prod(*[torch.tensor([-3.0, -1.0, -0.0, 0.0, 2.0, 5.0])] * 2).T
