@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, in_jax, raises, randn, same
+from eager import Call, compare, in_jax, raises, randn, same, verified
 from support.markers import slow_unless
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, unpack_sequence
 
 import bridge
@@ -20,7 +21,7 @@ import bridge
 # ---- Operations whose values or gradients were not PyTorch's, each against PyTorch eager, inputs' gradients included
 
 MASKED = randn(3, 4).masked_fill(torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]).bool(), float("-inf"))
-IMAGE = randn(1, 2, 6, 6)
+IMAGE, SQUARE = randn(1, 2, 6, 6), randn(4, 4, seed=0)
 LABELS = torch.tensor([[1, 1, 2], [3, 4, 1], [2, 2, 2]])
 _, PLACES = F.max_pool2d(IMAGE, 3, 2, return_indices=True)
 
@@ -249,37 +250,73 @@ def test_operation_without_a_derivative(function, x):
     same(function, x)
 
 
+LABELS_OF_ROWS = torch.tensor([0, 2, 1, 2])
+
+
+def seeded_slopes(x, y):
+    torch.manual_seed(0)
+    return F.rrelu(x, training=True)
+
+
 REFUSED = {
     "as_strided_scatter": (
-        lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 0),
-        r"as_strided_scatter.*own gradient of it is wrong",
+        lambda x, y: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 0),
+        "as_strided_scatter.*own gradient of it is wrong",
     ),
     "lengths": (
-        lambda x: pack_padded_sequence(x, x[:, 0].int(), batch_first=True).data,
-        r"lengths of its sequences are traced.*give them as a list",
+        lambda x, y: pack_padded_sequence(x, y, batch_first=True).data,
+        "lengths of its sequences are traced.*give them as a list",
     ),
-}  # fmt: skip
+    "resize_": (lambda x, y: (x * 2).resize_(5, 4), "it makes a tensor larger; make one of the new size"),
+    "bincount": (lambda x, y: torch.bincount(y, minlength=3), "not known to be less than `minlength`.*one_hot"),
+    "lstsq": (lambda x, y: torch.linalg.lstsq(x, x)[0], r"only where the matrix has full rank.*pinv\(A\) @ B"),
+    "rrelu, seeded": (seeded_slopes, "a seeded generator gives slopes to negative entries only"),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     function, message = REFUSED[name]
-    raises(message, function, jnp.ones((2, 2)))
+    raises(message, function, SQUARE, LABELS_OF_ROWS, rng=jax.random.key(0))
 
 
+ZERO = torch.zeros((), dtype=torch.int32)
 ERRORS = {
     "lists of other lengths": lambda x: torch._foreach_add([x, x], [x])[0],
-    "lengths that rise": lambda x: pack_padded_sequence(x, [2, 3], batch_first=True).data,
-    "a length of zero": lambda x: pack_padded_sequence(x, [3, 0], batch_first=True).data,
+    "lengths that rise": lambda x: pack_padded_sequence(x[:2, :3, None], [2, 3], batch_first=True).data,
+    "a length of zero": lambda x: pack_padded_sequence(x[:2, :3, None], [3, 0], batch_first=True).data,
+    "statistics that require grad": lambda x: F.batch_norm(x, torch.ones(4, requires_grad=True), torch.ones(4)),
+    "a scale that requires grad": lambda x: torch.fake_quantize_per_tensor_affine(
+        x, torch.ones((), requires_grad=True), ZERO, -8, 7
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_pytorch_s_own_error(name):
-    x = torch.ones(2, 3, 1)
     with pytest.raises(RuntimeError) as expected:
-        ERRORS[name](x)
-    raises(re.escape(str(expected.value)), ERRORS[name], x, error=RuntimeError)
+        ERRORS[name](SQUARE)
+    raises(re.escape(str(expected.value)), ERRORS[name], SQUARE, error=RuntimeError)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_numbers_that_were_clamped_are_counted(x64):
+    with jax.enable_x64(x64):
+        counts = in_jax(lambda y: torch.bincount(y.clamp(0, 2), minlength=3), LABELS_OF_ROWS, jit=True)
+    assert counts.tolist() == [1, 1, 2]
+
+
+def test_a_mask_that_is_multiplied_hides_what_it_masks():
+    """XLA makes a selection of the product with a mask, so infinity times False is 0."""
+
+    def loss(x):
+        p = x.softmax(-1)
+        return F.kl_div(x.log_softmax(-1), p.roll(1, 0) * (p > 0.2), reduction="batchmean")
+
+    leaf = SQUARE.clone().requires_grad_()
+    loss(leaf).backward()
+    gradient = jax.jit(jax.grad(lambda x: in_jax(loss, x)))(SQUARE.numpy())
+    assert leaf.grad is not None and leaf.grad.isnan().any() and np.isfinite(gradient).all()
 
 
 # ---- Operations on lists of tensors, packed sequences and simulated quantization, against PyTorch eager
@@ -409,3 +446,94 @@ OTHERS = {
 def test_lists_quantization_and_layers(name):
     module, *inputs = OTHERS[name]
     compare(module, inputs)
+
+
+# ---- Operations that were refused, or gave results another dtype, `requires_grad` or warning
+
+
+def volume(x):
+    return x.view(1, 1, 4, 2, 2).repeat(2, 2, 2, 3, 3)
+
+
+def resized(x, y):
+    """Of a tensor without traced values to any size, of another one to a smaller one."""
+    new, empty, smaller = x.new(), torch.empty(0), x.detach() * 2
+    new.resize_as_(x).copy_(x * x)
+    empty.resize_(2, 4).copy_(x[:2])
+    return new, empty, smaller.resize_(2, 3), torch.ones(2).resize_(2, 2)[0] * x[0, :2]
+
+
+OF_ROWS_AND_LABELS = {
+    "resize_": resized,
+    "mean": lambda x, y: (x.half().mean(0, dtype=torch.float32), x.mean(dtype=x.dtype), y.mean(dtype=x.dtype)),
+    "lu": lambda x, y: (*torch.linalg.lu(x), *torch.linalg.lu(x[:2])[1:], *torch.linalg.lu(torch.stack([x, x + 1]))),
+    "lu_unpack": lambda x, y: torch.lu_unpack(*torch.linalg.lu_factor(x[:, :3])),
+    "householder_product": lambda x, y: torch.linalg.householder_product(torch.stack([x[:, :3]] * 2), x[2:, :2]),
+    "fractional_max_pool2d": lambda x, y: F.fractional_max_pool2d(
+        x.repeat(2, 2, 2),
+        (2, 3),
+        output_size=(3, 5),
+        return_indices=True,
+        _random_samples=torch.tensor([[[0.3, 0.8], [0.6, 0.1]]]),
+    ),
+    "adaptive_avg_pool": lambda x, y: (
+        F.adaptive_avg_pool2d(x.repeat(2, 3, 2, 2)[..., :7], (3, 5)),
+        F.adaptive_avg_pool1d(x, 3),
+        F.adaptive_avg_pool3d(volume(x), (3, 1, 2)),
+        F.adaptive_avg_pool2d(x[None], (2, 2)),
+    ),
+    "order": lambda x, y: (*torch.kthvalue(x, 2, 0), torch.kthvalue(y + x.argmax(1) * 3, 2, keepdim=True)[0]),
+    "cov": lambda x, y: (
+        torch.cov(x, aweights=x[0].detach().exp()),
+        torch.cov(x[1], correction=0, fweights=y + 1),
+        x.cov(fweights=y + 1, aweights=x[2].exp(), correction=2),
+        torch.cov(torch.complex(x, x.flip(0)), aweights=x[3].exp()).abs(),
+        torch.cov(x, fweights=y * 0 + 1, correction=9) > 0,
+    ),
+    "bucketize": lambda x, y: (
+        torch.bucketize(y, torch.tensor([0, 1])),
+        torch.bucketize(x, x[0].detach().sort().values, right=True),
+    ),
+    "cumprod": lambda x, y: (x.cumprod(1), (y % 3).cumprod(0), (y > 0).cumprod(0), x.half().cumprod(0).detach()),
+    "integers divided": lambda x, y: (
+        torch.div(y + 2**24 + 1, 1, rounding_mode="trunc"),
+        torch.div(-y * 0 - 7, y + 2, rounding_mode="trunc"),
+        torch.div(-7, y + 2, rounding_mode="floor"),
+        torch.div(y > 1, y + 1, rounding_mode="trunc"),
+        torch.div(x, 0.3, rounding_mode="trunc") * x,
+    ),
+    "polynomial": lambda x, y: torch.special.laguerre_polynomial_l(x.detach(), y) * x,
+    "bincount": lambda x, y: (
+        torch.bincount(y.clamp(0, 2), minlength=3),
+        torch.bincount(x.argmax(1), minlength=4) * x,
+        torch.bincount(y.clamp(0, 2), x[0].detach(), minlength=5),
+        torch.bincount(y % 3, y, minlength=3),
+    ),
+    "flags": lambda x, y: [
+        float(t.requires_grad) * x
+        for t in torch.native_layer_norm(x * torch.ones(4, requires_grad=True), (4,), None, None, 1e-5)
+    ],
+}
+
+
+@pytest.mark.filterwarnings("error:Explicitly requested dtype")
+@pytest.mark.parametrize("name", slow_unless({"mean", "integers divided", "bincount"}.__contains__, OF_ROWS_AND_LABELS))
+def test_values_and_gradients(name):
+    verified(OF_ROWS_AND_LABELS[name], SQUARE, LABELS_OF_ROWS, known_zero=".*")
+
+
+@pytest.mark.slow
+def test_random_slopes_and_windows():
+    def forward(x):
+        pooled = F.fractional_max_pool3d(volume(x), 2, output_size=(3, 3, 2), return_indices=True)
+        return F.rrelu(x, training=True) + F.rrelu(x * 2, 0.1, 0.3, training=True, inplace=True) + F.rrelu(x), pooled
+
+    verified(forward, SQUARE)
+    slopes = in_jax(nn.RReLU(0.2, 0.9), -jnp.ones(4000), rng=jax.random.key(0), train=True)
+    np.testing.assert_allclose([-slopes.max(), -slopes.min(), -slopes.mean()], [0.2, 0.9, 0.55], atol=0.01)
+
+
+@pytest.mark.slow
+def test_orthogonal_by_reflections():
+    torch.manual_seed(0)
+    compare(orthogonal(nn.Linear(4, 3), orthogonal_map="householder"), [SQUARE])
