@@ -140,7 +140,7 @@ def raises(message: str, module: Module, *inputs: Any, error: type = bridge.Brid
     """The text of the error of a traced call, with this message; the line of source that it quotes does not count."""
     fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
     with pytest.raises(error) as caught:
-        jax.eval_shape(lambda params, *arrays: fn(params, fn.buffers, *arrays, **settings)[0], fn.params, *arrays)
+        jax.eval_shape(lambda p, b, *arrays: fn(p, b, *arrays, **settings)[0], fn.params, fn.buffers, *arrays)
     text = re.sub(r"(:\d+): `.*`\. Remedy: ", r"\1. Remedy: ", str(caught.value), flags=re.DOTALL)
     assert re.search(message, text), text
     return text

@@ -58,3 +58,13 @@ class Weighted(nn.Module):
         super().__init__()
         self.a = nn.Parameter(torch.randn(4, 4))
         self.b = nn.Parameter(torch.randn(4, 4))
+
+
+def weighted(shape: tuple[int, ...] = (3, 4), **settings: Any) -> Callable[[Callable], type]:
+    """Enter a module with these weights and the decorated function as its forward, under its name in CamelCase."""
+
+    def add(forward):
+        members = {"forward": forward, "__module__": forward.__module__}
+        return meaning(shape, **settings)(type(forward.__name__.title().replace("_", ""), (Weighted,), members))
+
+    return add

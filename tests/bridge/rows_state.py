@@ -4,7 +4,7 @@ import warnings
 
 import torch
 import torch.nn.functional as F
-from rows_registry import Weighted, meaning
+from rows_registry import Weighted, meaning, weighted
 from torch import nn
 
 # ---- state
@@ -214,14 +214,13 @@ class DropoutOfEveryKind(nn.Module):
         return self.layers(x)
 
 
-@meaning((8, 4))
-class EveryDraw(Weighted):
-    def forward(self, x):
-        noise = torch.rand_like(x) + torch.randn(8, 4) + torch.rand(4) + torch.normal(0.0, 1.0, (8, 4))
-        noise = noise + torch.randint(0, 5, (8, 4)) + torch.bernoulli(torch.full((8, 4), 0.3))
-        noise = noise + torch.empty(8, 4).uniform_(-1, 1) + torch.empty(8, 4).normal_() + torch.randperm(4)
-        noise = noise + torch.empty(8, 4).exponential_() + torch.multinomial(torch.ones(8, 6), 4)
-        return (x @ self.a) * noise + torch.randint_like(x, 2, 5) * self.b[0]
+@weighted((8, 4))
+def every_draw(m, x):
+    noise = torch.rand_like(x) + torch.randn(8, 4) + torch.rand(4) + torch.normal(0.0, 1.0, (8, 4))
+    noise = noise + torch.randint(0, 5, (8, 4)) + torch.bernoulli(torch.full((8, 4), 0.3))
+    noise = noise + torch.empty(8, 4).uniform_(-1, 1) + torch.empty(8, 4).normal_() + torch.randperm(4)
+    noise = noise + torch.empty(8, 4).exponential_() + torch.multinomial(torch.ones(8, 6), 4)
+    return (x @ m.a) * noise + torch.randint_like(x, 2, 5) * m.b[0]
 
 
 @meaning((3, 4))
@@ -242,16 +241,14 @@ class Generators(Weighted):
         return x @ self.a * (noise + torch.multinomial(torch.ones(3, 6), 4, generator=other))
 
 
-@meaning((8, 4))
-class DrawsInsideNoGrad(Weighted):
+@weighted((8, 4))
+def draws_inside_no_grad(m, x):
     """Exploration: numbers drawn where gradients are off decide what is used where they are on."""
-
-    def forward(self, x):
-        h = x @ self.a
-        with torch.no_grad():
-            explore = torch.rand_like(h[:, 0]) < 0.5
-            noise = h + torch.randn_like(self.a).sum() + h.new_empty(8, 4).bernoulli_(0.5)
-        return torch.where(explore.unsqueeze(-1), h * noise, h @ self.b)
+    h = x @ m.a
+    with torch.no_grad():
+        explore = torch.rand_like(h[:, 0]) < 0.5
+        noise = h + torch.randn_like(m.a).sum() + h.new_empty(8, 4).bernoulli_(0.5)
+    return torch.where(explore.unsqueeze(-1), h * noise, h @ m.b)
 
 
 class Noise(nn.Module):

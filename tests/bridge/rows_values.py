@@ -5,7 +5,7 @@ import dataclasses
 
 import torch
 import torch.nn.functional as F
-from rows_registry import BF16, Weighted, meaning
+from rows_registry import BF16, Weighted, meaning, weighted
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -79,15 +79,14 @@ class WholeModuleInBfloat16(nn.Module):
         return out
 
 
-@meaning((3, 4), tolerance=BF16)
-class ScalarsDoNotPromote(Weighted):
-    def forward(self, x):
-        h = (x @ self.a).to(torch.bfloat16)
-        h = h * torch.tensor(2.0) + 1.5
-        assert h.dtype == torch.bfloat16
-        k = torch.arange(4) / 3
-        assert k.dtype == torch.float32
-        return h.float() * k + (torch.tensor([1, 2, 3]) // 2).unsqueeze(1)
+@weighted(tolerance=BF16)
+def scalars_do_not_promote(m, x):
+    h = (x @ m.a).to(torch.bfloat16)
+    h = h * torch.tensor(2.0) + 1.5
+    assert h.dtype == torch.bfloat16
+    k = torch.arange(4) / 3
+    assert k.dtype == torch.float32
+    return h.float() * k + (torch.tensor([1, 2, 3]) // 2).unsqueeze(1)
 
 
 # ---- what passes in and out

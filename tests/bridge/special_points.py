@@ -40,18 +40,6 @@ UNARY = (
         "clamp min": lambda x: x.clamp(min=0.5),
         "clamp max": lambda x: x.clamp(max=-0.5),
         "clamp float": lambda x: x.clamp(-0.5, math.inf),
-        "pow 0": lambda x: x**0,
-        "pow 1": lambda x: x**1,
-        "pow 2": lambda x: x**2,
-        "pow 3": lambda x: x**3.0,
-        "pow -1": lambda x: x**-1,
-        "pow -2": lambda x: x**-2,
-        "pow half": lambda x: x**0.5,
-        "pow -half": lambda x: x**-0.5,
-        "pow 1.5": lambda x: x**1.5,
-        "0 to the x": lambda x: 0.0**x,
-        "1 to the x": lambda x: 1.0**x,
-        "2 to the x": lambda x: 2**x,
         "quotient by 2": lambda x: x / 2,
         "quotient of 1": lambda x: 1 / x,
         "quotient by 0": lambda x: x / 0,
@@ -74,13 +62,13 @@ UNARY = (
         "where": lambda x: torch.where(x > 0, x, x * 2),
         "masked_fill": lambda x: x.masked_fill(x > 0, 5.0),
         "abs squared": lambda x: x.abs().square(),
-        "polygamma 1": lambda x: torch.polygamma(1, x.abs()),
-        "polygamma 2": lambda x: torch.polygamma(2, x),
-        "polygamma 3": lambda x: torch.polygamma(3, x),
         "square of norm": lambda x: x.unsqueeze(-1).norm(dim=-1),
         "soft margin": lambda x: F.soft_margin_loss(x, torch.ones(()), reduction="none"),
         "heaviside": lambda x: x * torch.heaviside(x.detach(), torch.tensor(0.5)),
     }
+    | {f"pow {n}": lambda x, n=n: x**n for n in (0, 1, 2, 3.0, -1, -2, 0.5, -0.5, 1.5)}
+    | {f"{n} to the x": lambda x, n=n: n**x for n in (0.0, 1.0, 2)}
+    | {f"polygamma {n}": lambda x, n=n: torch.polygamma(n, x.abs() if n == 1 else x) for n in (1, 2, 3)}
 )
 
 _OF_TWO = (
@@ -145,6 +133,10 @@ def _values(function, x, dim):
     return function(x, dim).values
 
 
+def _of_all(name, x, dim):
+    return torch.stack([getattr(row, name)() for row in x[_SOME]])
+
+
 ROWS = {
     **{name: getattr(torch, name) for name in _REDUCTIONS},
     **{name: functools.partial(_values, getattr(torch, name)) for name in _VALUES_ALONG},
@@ -156,21 +148,12 @@ ROWS = {
     "sort": lambda x, d: torch.sort(x, dim=d, stable=True).values,
     "sort down": lambda x, d: torch.sort(x, dim=d, stable=True, descending=True).values,
     "quantile": lambda x, d: torch.quantile(x, 0.3, d),
-    "norm": lambda x, d: torch.linalg.vector_norm(x, 2, d),
-    "norm 1": lambda x, d: torch.linalg.vector_norm(x, 1, d),
-    "norm 3": lambda x, d: torch.linalg.vector_norm(x, 3, d),
-    "norm half": lambda x, d: torch.linalg.vector_norm(x, 0.5, d),
-    "norm inf": lambda x, d: torch.linalg.vector_norm(x, _inf, d),
-    "norm -inf": lambda x, d: torch.linalg.vector_norm(x, -_inf, d),
+    **{f"norm {p}": lambda x, d, p=p: torch.linalg.vector_norm(x, p, d) for p in (2, 1, 3, 0.5, _inf, -_inf)},
     "normalize": lambda x, d: F.normalize(x, dim=d),
     "cosine": lambda x, d: F.cosine_similarity(x, x.roll(1, d), d),
     "distance": lambda x, d: F.pairwise_distance(x, x.roll(1, d)),
-    "max of all": lambda x, d: torch.stack([row.max() for row in x[_SOME]]),
-    "min of all": lambda x, d: torch.stack([row.min() for row in x[_SOME]]),
     "aminmax of all": lambda x, d: torch.stack([torch.stack(tuple(row.aminmax())) for row in x[_SOME]]),
-    "median of all": lambda x, d: torch.stack([row.median() for row in x[_SOME]]),
-    "nanmedian of all": lambda x, d: torch.stack([row.nanmedian() for row in x[_SOME]]),
-    "prod of all": lambda x, d: torch.stack([row.prod() for row in x[_SOME]]),
+    **{f"{name} of all": functools.partial(_of_all, name) for name in ("max", "min", "median", "nanmedian", "prod")},
     "softmin": lambda x, d: F.softmin(x, d),
     "max pool": lambda x, d: F.max_pool1d(x[:, None], 2, 1)[:, 0],
 }
@@ -216,7 +199,7 @@ DIFFERS = {
     "kthvalue": (_tied, "which of equals PyTorch selects depends on its algorithm"),
     "topk": (_tied, "which of equals PyTorch selects depends on its algorithm"),
     "norm 3": (_with_nan, "a zero beside nan has no gradient"),
-    "norm half": (lambda *row: _infinite(*row) or _with_nan(*row), "a zero beside nan or inf has no gradient"),
+    "norm 0.5": (lambda *row: _infinite(*row) or _with_nan(*row), "a zero beside nan or inf has no gradient"),
     "max pool": (_with_nan, "XLA's pooling passes over nan in its backward"),
 }
 """Name -> the points at which the bridge is not as PyTorch, and why. A pair or a row is given as its values."""

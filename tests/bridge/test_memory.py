@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn, verified
+from eager import Call, Calls, close, compare, in_jax, raises, randn, verified
 from support.markers import slow_unless
 from torch import nn
 
@@ -17,27 +17,27 @@ import bridge
 
 # ---- Memory as PyTorch has it: strides, offsets, and several state tensors over one storage
 
-X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+X = randn(3, 4)
+WHOLE = torch.zeros(4)
 
 
-class Strided(nn.Module):
+def strided(make):
     """`as_strided` counts in memory, whatever the layout of the tensor it is called on."""
 
-    def __init__(self, make):
-        super().__init__()
-        self.make = make
-        self.w = nn.Parameter(randn(4, 6))
-
-    def forward(self, x):
-        h = self.make(x @ self.w)
+    def forward(m, x):
+        h = make(x @ m.w)
         return h.as_strided((2, 3), (2, 1), 1).sin().sum() + h.sum()
 
+    return Calls(forward, w=nn.Parameter(randn(4, 6)))
 
-class StridedWrite(Strided):
-    def forward(self, x):
-        h = self.make(x @ self.w)
+
+def strided_write(make):
+    def forward(m, x):
+        h = make(x @ m.w)
         h.as_strided((2, 3), (3, 1), 2).mul_(3)
         return (h * torch.arange(h.numel()).view(h.shape)).sum()
+
+    return Calls(forward, w=nn.Parameter(randn(4, 6)))
 
 
 MAKES = {
@@ -51,149 +51,114 @@ MAKES = {
 }
 
 
-class ViewParameter(nn.Module):
+def view_parameter():
     """A parameter that is a view of a larger tensor, read through `.data` that was kept."""
 
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(randn(6, 4)[1:5])
-        self.kept = self.w.data[1:, :2]
-        self.flipped = self.w.data.t()
-
-    def forward(self, x):
+    def forward(m, x):
         with torch.no_grad():
-            self.w.mul_(2)
-        return x @ self.w + self.kept.sum() + (x @ self.flipped)
+            m.w.mul_(2)
+        return x @ m.w + m.kept.sum() + (x @ m.flipped)
+
+    w = nn.Parameter(randn(6, 4)[1:5])
+    return Calls(forward, w=w, kept=w.data[1:, :2], flipped=w.data.t())
 
 
-class TransposedParameter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(randn(4, 3).t())
-        self.kept = self.w.data[1:, :2]
-
-    def forward(self, x):
-        return (x * self.w).sum() + self.kept[:, 0].sum() * 3 + self.kept[1, 1]
+def transposed_parameter():
+    w = nn.Parameter(randn(4, 3).t())
+    return Calls(lambda m, x: (x * m.w).sum() + m.kept[:, 0].sum() * 3 + m.kept[1, 1], w=w, kept=w.data[1:, :2])
 
 
-class Flat(nn.Module):
+def flat_parameters():
     """Two parameters cut from one flat tensor: neither is the other."""
 
-    def __init__(self):
-        super().__init__()
-        flat = randn(32)
-        self.a = nn.Parameter(flat[:16].view(4, 4))
-        self.b = nn.Parameter(flat[16:].view(4, 4))
-        self.kept = [self.a.data[1], self.b.data[2], self.a.detach().t()]
+    def forward(m, x):
+        return torch.tanh(x @ m.a) @ m.b + m.kept[0] * 2 - m.kept[1] + x @ m.kept[2]
 
-    def forward(self, x):
-        return torch.tanh(x @ self.a) @ self.b + self.kept[0] * 2 - self.kept[1] + x @ self.kept[2]
+    a, b = (nn.Parameter(part.view(4, 4)) for part in randn(32).split(16))
+    return Calls(forward, a=a, b=b, kept=[a.data[1], b.data[2], a.detach().t()])
 
 
-class BufferOfBuffer(nn.Module):
+def buffer_of_buffer():
     """A buffer that views another one, written through either."""
 
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(randn(4))
-        self.base = nn.Buffer(randn(4, 4))
-        self.row = nn.Buffer(self.base[1])
-        self.column = nn.Buffer(self.base.t()[2])
+    def forward(m, x):
+        m.base.mul_(2)
+        y = x * m.row
+        m.row.add_(x[0].detach())
+        y = y + m.base.sum() + m.column
+        m.column += 1
+        return (y + x @ m.base) * m.scale
 
-    def forward(self, x):
-        self.base.mul_(2)
-        y = x * self.row
-        self.row.add_(x[0].detach())
-        y = y + self.base.sum() + self.column
-        self.column += 1
-        return (y + x @ self.base) * self.scale
+    base = nn.Buffer(randn(4, 4))
+    state = {"base": base, "row": nn.Buffer(base[1]), "column": nn.Buffer(base.t()[2])}
+    return Calls(forward, scale=nn.Parameter(randn(4)), **state)
 
 
-class FrozenInTrained(nn.Module):
-    """A buffer over a part of a parameter's memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(randn(4, 4))
-        self.seen = nn.Buffer(self.w.data[2])
-
-    def forward(self, x):
+def buffer_over_a_parameter():
+    def forward(m, x):
         with torch.no_grad():
-            self.w[2].add_(1)
-        return x @ self.w + self.seen
+            m.w[2].add_(1)
+        return x @ m.w + m.seen
+
+    w = nn.Parameter(randn(4, 4))
+    return Calls(forward, w=w, seen=nn.Buffer(w.data[2]))
 
 
 MODULES = {
-    **{f"read, {name}": (lambda make=make: Strided(make)) for name, make in MAKES.items()},
-    **{f"write, {name}": (lambda make=make: StridedWrite(make)) for name, make in MAKES.items()},
-    "view parameter": ViewParameter,
-    "transposed parameter": TransposedParameter,
-    "flat": Flat,
-    "buffer of buffer": BufferOfBuffer,
-    "buffer over a parameter": FrozenInTrained,
+    **{f"read, {name}": (lambda make=make: strided(make)) for name, make in MAKES.items()},
+    **{f"write, {name}": (lambda make=make: strided_write(make)) for name, make in MAKES.items()},
+    "view parameter": view_parameter,
+    "transposed parameter": transposed_parameter,
+    "flat": flat_parameters,
+    "buffer of buffer": buffer_of_buffer,
+    "buffer over a parameter": buffer_over_a_parameter,
 }
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_memory(name):
     """Two calls; `deepcopy` keeps shared memory, but not the tie to memory kept outside of parameters."""
-    fn = bridge.export(MODULES[name]())
-    reference = MODULES[name]()
+    fn, reference = bridge.export(MODULES[name]()), MODULES[name]()
     params, buffers = fn.params, fn.buffers
-    for _ in range(2):
-        for p in reference.parameters():
-            p.grad = None
-        out = reference(X)
-        (out * out).sum().backward()
 
-        def loss(params, buffers=buffers):
+    @jax.jit
+    def gradient(params, buffers):
+        def loss(params):
             result = fn.run(params, buffers, jnp.asarray(X.numpy()))
             return jnp.sum(result.outputs**2), result
 
-        gradients, result = jax.jit(jax.grad(loss, has_aux=True))(params)
-        close(result.outputs, out.detach())
-        for n, p in reference.named_parameters():
-            close(gradients[n], p.grad)
-            close(result.params[n], p.detach())
-        for n, b in reference.named_buffers():
-            close(result.buffers[n], b)
+        return jax.grad(loss, has_aux=True)(params)
+
+    for _ in range(2):
+        reference.zero_grad()
+        out = reference(X)
+        (out * out).sum().backward()
+        gradients, result = gradient(params, buffers)
         params, buffers = result.params, result.buffers
-
-
-def close(results, expected):
-    expected = expected.numpy()
-    np.testing.assert_allclose(results, expected, rtol=0, atol=2e-5 * max(np.abs(expected).max(), 1e-3))
-
-
-class Overlapping(nn.Module):
-    def __init__(self):
-        super().__init__()
-        flat = randn(20)
-        self.a = nn.Parameter(flat[:16].view(4, 4))
-        self.b = nn.Parameter(flat[4:].view(4, 4))
-
-    def forward(self, x):
-        return x @ self.a @ self.b
+        close(result.outputs, out.detach(), 2e-5)
+        for n, p in reference.named_parameters():
+            close(gradients[n], torch.zeros_like(p) if p.grad is None else p.grad, 2e-5)
+            close(params[n], p.detach(), 2e-5)
+        for n, b in reference.named_buffers():
+            close(buffers[n], b, 2e-5)
 
 
 def test_parameters_that_overlap_are_refused():
     """One step of any optimizer writes the shared elements twice; two arrays cannot say that."""
+    a, b = (nn.Parameter(part.view(4, 4)) for part in randn(20).unfold(0, 16, 4))
     with pytest.raises(bridge.BridgeError, match="parameters a and b share memory"):
-        bridge.export(Overlapping())
+        bridge.export(Calls(lambda m, x: x @ m.a @ m.b, a=a, b=b))
 
 
 def test_a_buffer_given_apart_from_the_one_it_views():
     """Both names are one memory: what is given for the view is written into it, as `load_state_dict` does."""
-    fn, reference = bridge.export(BufferOfBuffer()), BufferOfBuffer()
+    fn, reference = bridge.export(buffer_of_buffer()), buffer_of_buffer()
     other = fn.buffers | {"row": fn.buffers["row"] + 1}
     out, _ = fn(fn.params, other, X.numpy())
-    state = {name: torch.from_numpy(np.array(array)) for name, array in other.items()}
     with torch.no_grad():
-        reference.base.copy_(state["base"])
-        reference.row.copy_(state["row"])
-        reference.column.copy_(state["column"])
-    # `column` crosses `row`, and is given with the old value there.
-    close(out, reference(X).detach())
+        for name in ("base", "row", "column"):  # `column` crosses `row`, and is given with the old value there
+            reference.get_buffer(name).copy_(torch.from_numpy(np.array(other[name])))
+    close(out, reference(X).detach(), 2e-5)
 
 
 # ---- writes where elements share memory
@@ -265,42 +230,18 @@ def test_elements_that_share_memory_where_pytorch_goes_on(name):
             UNDEFINED[name](y)
         return y
 
-    with pytest.raises(bridge.BridgeError, match=r"has no translation \(a write into elements that share memory"):
-        bridge.export(Call(call))({}, {}, jnp.asarray(X.numpy()))
+    raises(r"has no translation \(a write into elements that share memory", call, X)
 
 
 def test_a_tensor_of_which_the_state_is_a_part_is_refused():
-    class Part(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.whole = torch.zeros(4)
-            self.part = nn.Buffer(self.whole[:2])
-
-        def forward(self, x):
-            return x * self.whole.sum() + self.part.sum()
-
-    fn = bridge.export(Part())
-    with pytest.raises(bridge.BridgeError, match="shares memory with a parameter or buffer and reaches beyond it"):
-        fn({}, fn.buffers, jnp.ones(2))
+    module = Calls(lambda m, x: x * m.whole.sum() + m.part.sum(), whole=WHOLE, part=nn.Buffer(WHOLE[:2]))
+    raises("shares memory with a parameter or buffer and reaches beyond it", module, jnp.ones(2))
 
 
 # ---- Strides of results, and what depends on them: whether `flatten` copies, whether `view` is possible
 
 V = torch.rand(3)
 W = randn(4, 3, 3, 3)
-
-
-class Strides(nn.Module):
-    """The strides of `function(layout(x))`, as numbers of the result; dimensions of size 1 have none."""
-
-    def __init__(self, function, layout):
-        super().__init__()
-        self.function, self.layout = function, layout
-        self.w = nn.Parameter(W.contiguous(memory_format=torch.channels_last))
-
-    def forward(self, x):
-        out = self.function(self, self.layout(x))
-        return torch.tensor([s if n > 1 else -1 for n, s in zip(out.shape, out.stride(), strict=True)])
 
 
 LAYOUTS = {
@@ -333,63 +274,45 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("kernel of size 1", "division"), FUNCTIONS))
+@pytest.mark.parametrize("name", slow_unless({"kernel of size 1", "division", "log sigmoid"}.__contains__, FUNCTIONS))
 def test_strides(name, layout):
+    """As numbers of the result; dimensions of size 1 have none."""
     x, arranged = LAYOUTS[layout]
-    module = Strides(FUNCTIONS[name], arranged)
+
+    def strides(m, x):
+        out = FUNCTIONS[name](m, arranged(x))
+        return torch.tensor([s if n > 1 else -1 for n, s in zip(out.shape, out.stride(), strict=True)])
+
+    module = Calls(strides, w=nn.Parameter(W.contiguous(memory_format=torch.channels_last)))
     try:
         with torch.no_grad():
             expected = module(x)
     except (RuntimeError, NotImplementedError):
         pytest.skip("PyTorch does not take this shape")
-    fn = bridge.export(module)
-    assert fn(fn.params, fn.buffers, jnp.asarray(x.numpy()))[0].tolist() == expected.tolist()
+    assert in_jax(module, x).tolist() == expected.tolist()
 
 
-def flattened(module, x):
-    h = module(x)
+def flattened(layers, x):
+    h = layers(x)
     h.detach().flatten(1).mul_(0)  # of a copy, where `h` is channels last
     return h
 
 
-def viewed(module, x):
-    h = module(x)
+def viewed(layers, x):
+    h = layers(x)
     return h.permute(0, 2, 3, 1).view(h.shape[0], -1) * 2
 
 
 @pytest.mark.parametrize("function", [flattened, viewed])
 def test_what_depends_on_strides(function):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.c = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)
-
-        def forward(self, x):
-            return function(self.c, x)
-
     torch.manual_seed(0)
-    verified(Model(), randn(2, 2, 3, 3), train=False)
+    layers = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)
+    verified(Call(function, layers), randn(2, 2, 3, 3), train=False)
 
 
 def test_batch_norm_of_a_transposed_sequence_can_be_viewed():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3)
-
-        def forward(self, x):
-            return self.norm(x.transpose(1, 2)).view(x.shape[0], -1)
-
-    assert bridge.verify(Model(), randn(4, 5, 3), train=True, steps=2).ok
-
-
-def test_log_sigmoid_is_contiguous():
-    x = torch.randn(2, 3, 4, 5)
-
-    def strides(x):
-        return torch.tensor(F.logsigmoid(x.to(memory_format=torch.channels_last)).stride())
-
-    assert bridge.export(Call(strides))({}, {}, x.numpy())[0].tolist() == strides(x).tolist() == [60, 20, 5, 1]
+    module = Call(lambda norm, x: norm(x.transpose(1, 2)).view(x.shape[0], -1), nn.BatchNorm1d(3))
+    verified(module, randn(4, 5, 3), train=True)
 
 
 POOLED = {
@@ -417,14 +340,10 @@ def test_pooling_to_one_element_of_channels_last_images(name):
     "write", [lambda y: y.as_strided_((4, 3), (1, 4)), lambda y: y[1:].as_strided_((2, 4), (4, 1), 0)]
 )
 def test_another_layout_of_memory_in_place_is_refused(write):
-    fn = bridge.export(Call(lambda x: write(x * 1)))
-    with pytest.raises(bridge.BridgeError, match=r"as_strided_.*use as_strided"):
-        fn({}, {}, randn(3, 4).numpy())
+    raises(r"as_strided_.*use as_strided", lambda x: write(x * 1), X)
 
 
 # ---- Views that show memory beyond the tensor they are taken of, or read it as other types, against PyTorch eager
-
-X = randn(3, 4)
 
 
 def strided_beyond(x, write):
@@ -458,7 +377,7 @@ def test_bits_of_bits_under_jit():
         bits.view(torch.uint8)[:, 3::4] ^= 0x80
         return bits.view(torch.int16), bits.view(torch.uint8).view(torch.int32)
 
-    assert bridge.verify(Call(forward), X).ok
+    verified(Call(forward), X)
 
 
 def test_view_copy_of_a_transpose():
@@ -466,8 +385,6 @@ def test_view_copy_of_a_transpose():
 
 
 # ---- `copy.copy` and `copy.deepcopy` in `forward`: what the copies share, and what they carry
-
-X[:2, :3] = randn(2, 3)
 
 
 class Memory(nn.Module):
@@ -484,15 +401,6 @@ class Memory(nn.Module):
         vars(self.w)["note"] = 3.0
 
 
-class Copies(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.memory, self.function = Memory(), function
-
-    def forward(self, x):
-        return self.function(self.memory, x)
-
-
 def writes(memory, x):
     trial = copy.deepcopy(memory)
     trial.rows.lerp_(x.detach(), 0.5)
@@ -507,13 +415,6 @@ def a_dict(memory, x):
     return copied["a"] * x, memory.rows.clone()
 
 
-def results(memory, x):
-    y = (x * memory.w).detach()
-    first, second = copy.deepcopy((y, y.t()))
-    second.mul_(2)
-    return first * x, y
-
-
 def attributes(memory, x):
     trial = copy.deepcopy(memory)
     trial.code.clamp_(-3, 3)
@@ -524,12 +425,6 @@ def attributes(memory, x):
     return trial.code.float() * trial.code.scale, noted.note[0] * noted.note[1], memory.rows.clone(), x * memory.w
 
 
-def plain_view(memory, x):
-    trial = copy.deepcopy(memory)
-    trial.rows.mul_(2)
-    return trial.column + x[:, 0], memory.column.clone()
-
-
 def shallow(memory, x):
     weight, code = copy.copy(memory.w), copy.copy(memory.code)
     factor = 2.0 if isinstance(weight, nn.Parameter) and weight.requires_grad else 0.0
@@ -538,26 +433,13 @@ def shallow(memory, x):
     return x * weight * factor * weight.note, code.float() * code.scale, rows
 
 
-def deep_parameter(memory, x):
-    weight = copy.deepcopy(memory.w)
-    return x * memory.w * (1.0 if hasattr(weight, "note") else 5.0)
-
-
-COPIED = [writes, a_dict, results, attributes, plain_view, shallow, deep_parameter]
-
-
-@pytest.mark.parametrize("function", COPIED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [writes, a_dict, attributes, shallow], ids=lambda f: f.__name__)
 def test_copies_are_pytorch_s(function):
-    compare(Copies(function), [X[:2, :3]])
+    compare(Call(function, Memory()), [randn(2, 3)])
 
 
 def test_deepcopy_of_a_result_is_pytorch_s_error():
-    def call(memory, x):
-        return copy.deepcopy(x * memory.w)
-
-    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user") as expected:
-        Copies(call)(X[:2, :3])
-    fn = bridge.export(Copies(call))
-    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user") as ours:
-        fn(fn.params, fn.buffers, X[:2, :3].numpy())
-    assert str(expected.value).split(".")[0] in str(ours.value)
+    module = Call(lambda memory, x: copy.deepcopy(x * memory.w), Memory())
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        module(randn(2, 3))
+    raises("Only Tensors created explicitly by the user", module, randn(2, 3), error=RuntimeError)

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from eager import verified
+from special_points import BINARY, ROW_VALUES, ROWS, UNARY
 from support.markers import slow_unless
 from torch import nn
 
-import bridge
 from benchmarks import op_list, op_survey
 
 # ---- Single operations against PyTorch eager, values and gradients at 1e-5
 
 INF, NAN = float("inf"), float("nan")
 STEPS = [-3.0, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 25.0]
-"""The boundaries of PyTorch's activations, from both sides."""
 TIES = [[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0], [-1.0, -1.0, -2.0, -2.0]]
 ZEROS = [[0.0, 0.0, 0.0], [3.0, 0.0, 4.0], [1.0, 2.0, 2.0]]
 MEETING = [[0.0, 3.0, 0.0], [1.0, 0.0, 4.0], [0.0, 2.0, 0.0]]
@@ -24,96 +24,44 @@ IMAGE = [[[[1.0, 1.0, 0.0, 2.0], [1.0, 0.5, 2.0, 2.0], [0.0, 0.0, 3.0, 3.0], [0.
 LOGITS = [[0.5, -1.0, 2.0], [30.0, -30.0, 0.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
 CLASSES = torch.tensor([2, 0, -100, 1])
 
+
+def places_of(reduce, **settings):
+    """A scatter that brings equals and zeros together."""
+    places = torch.tensor([[0, 1, 0], [0, 1, 2], [0, 0, 0]])
+    return lambda x, y: x.scatter_reduce(0, places, y, reduce, **settings), ZEROS, MEETING
+
+
 EDGES = {
-    "abs": (torch.abs, STEPS),
-    "relu": (torch.relu, STEPS),
-    "relu6": (F.relu6, STEPS),
-    "leaky_relu": (F.leaky_relu, STEPS),
     "prelu": (lambda x, w: F.prelu(x, w), STEPS, [0.25]),
-    "elu": (F.elu, STEPS),
-    "selu": (F.selu, STEPS),
-    "celu": (lambda x: F.celu(x, 2.0), STEPS),
-    "hardtanh": (F.hardtanh, STEPS),
-    "hardsigmoid": (F.hardsigmoid, STEPS),
-    "hardswish": (F.hardswish, STEPS),
-    "hardshrink": (F.hardshrink, STEPS),
-    "softshrink": (F.softshrink, STEPS),
     "softplus": (lambda x: F.softplus(x, 1.0, 6.0), STEPS),
-    "threshold": (lambda x: F.threshold(x, 1.0, 7.0), STEPS),
-    "gelu": (F.gelu, STEPS),
-    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), STEPS),
-    "silu": (F.silu, STEPS),
-    "mish": (F.mish, STEPS),
-    "softsign": (F.softsign, STEPS),
     "logsigmoid": (F.logsigmoid, [*STEPS, -100.0, 100.0]),
-    "tanhshrink": (F.tanhshrink, STEPS),
-    "clamp": (lambda x: x.clamp(-1.0, 1.0), STEPS),
-    "clamp min": (lambda x: x.clamp(min=0.0), STEPS),
-    "clamp max": (lambda x: x.clamp(max=2.0), STEPS),
     "clamp tensor": (lambda x, a: x.clamp(a, a + 2), STEPS, [-1.0] * len(STEPS)),
-    "maximum": (torch.maximum, TIES, [[1.0, 0.0, 3.0, 5.0]] * 3),
-    "minimum": (torch.minimum, TIES, [[1.0, 0.0, 3.0, 5.0]] * 3),
     "fmax": (torch.fmax, [1.0, NAN, 2.0, NAN], [1.0, 2.0, NAN, NAN]),
     "max": (torch.max, TIES),
     "min": (torch.min, TIES),
     "max dim": (lambda x: tuple(torch.max(x, 1)), TIES),
     "min dim": (lambda x: tuple(torch.min(x, 1)), TIES),
-    "amax": (lambda x: x.amax(1), TIES),
-    "amin": (lambda x: x.amin((0, 1)), TIES),
     "median": (torch.median, TIES),
-    "median dim": (lambda x: torch.median(x, 1).values, TIES),
     "sort": (lambda x: torch.sort(x, stable=True), TIES),
     "sort down": (lambda x: torch.sort(x, dim=0, descending=True, stable=True), TIES),
     "argsort": (lambda x: torch.argsort(x, stable=True), TIES),
     "topk": (lambda x: tuple(torch.topk(x, 2)), [[1.0, 3.0, 2.0], [0.0, -1.0, 5.0]]),
     "cummax": (lambda x: tuple(torch.cummax(x, 1)), TIES),
-    "norm": (lambda x: x.norm(dim=1), ZEROS),
     "norm of zeros": (torch.linalg.vector_norm, [0.0, 0.0]),
-    "norm 1": (lambda x: torch.linalg.vector_norm(x, 1, 1), ZEROS),
-    "norm 3": (lambda x: torch.linalg.vector_norm(x, 3, 1), ZEROS),
-    "norm inf": (lambda x: torch.linalg.vector_norm(x, INF, 1), ZEROS),
     "frobenius": (lambda x: torch.linalg.matrix_norm(x - x.detach()), ZEROS),
-    "normalize": (F.normalize, ZEROS),
     "dist": (lambda x: torch.dist(x, x.detach()), ZEROS),
     "cdist": (lambda x, y: torch.cdist(x, y), ZEROS, ZEROS),
-    "pairwise_distance": (lambda x, y: F.pairwise_distance(x, y), ZEROS, ZEROS),
-    "cosine_similarity": (lambda x, y: F.cosine_similarity(x, y), ZEROS, [[1.0, 2.0, 0.0]] * 3),
-    "sqrt": (torch.sqrt, [0.0, 1.0, 4.0]),
-    "pow 2": (lambda x: x**2, STEPS),
-    "pow 0": (lambda x: x**0, STEPS),
-    "pow half": (lambda x: x**0.5, [0.0, 1.0, 4.0]),
-    "pow 3": (lambda x: x**3, STEPS),
-    "pow tensor": (torch.pow, [0.0, 0.0, 2.0, 3.0], [0.0, 2.0, 0.0, 0.5]),
     "scalar pow": (lambda x: 0.0**x, [0.0, 1.0, 2.0]),
     "where inf": (lambda x: torch.where(x > 0, x, torch.tensor(-INF)).amax(), STEPS),
     "masked log": (lambda x: torch.where(x > 0, x.clamp(min=1e-6).log(), x * 0), STEPS),
     "logsumexp": (lambda x: x.logsumexp(1), [[-INF, -INF], [-INF, 0.0], [INF, 0.0], [1.0, 1.0]]),
-    "logaddexp": (torch.logaddexp, [-INF, -INF, 0.0], [-INF, 0.0, 0.0]),
     "softmax": (lambda x: x.softmax(1), [[-INF, 0.0], [100.0, -100.0], [1.0, 1.0]]),
     "log_softmax": (lambda x: x.log_softmax(1), [[-INF, 0.0], [100.0, -100.0], [1.0, 1.0]]),
     "logcumsumexp": (lambda x: x.logcumsumexp(0), [0.0, 1.0, -INF, 2.0]),
-    "std": (lambda x: x.std(1), [[1.0, 2.0], [3.0, 5.0]]),
     "std of one": (lambda x: x.std(1), [[1.0], [3.0]]),
-    "std of equals": (lambda x: x.std(1), [[1.0, 1.0], [3.0, 1.0]]),
     "var of one": (lambda x: x.var(1), [[1.0], [3.0]]),
-    "prod": (lambda x: x.prod(1), ZEROS),
-    "cumprod": (lambda x: x.cumprod(1), ZEROS),
-    "nan_to_num": (torch.nan_to_num, [NAN, INF, -INF, 1.0]),
-    "xlogy": (torch.xlogy, [0.0, 0.0, 1.0], [0.0, 2.0, 3.0]),
-    "atan2": (torch.atan2, [0.0, 1.0, -1.0, 0.0], [1.0, 0.0, -0.0, -1.0]),
-    "fmod": (torch.fmod, [5.0, -5.0, 5.0, -5.0, 6.0], [3.0, 3.0, -3.0, -3.0, 3.0]),
-    "remainder": (torch.remainder, [5.0, -5.0, 5.0, -5.0, 6.0], [3.0, 3.0, -3.0, -3.0, 3.0]),
-    "floor_divide": (
-        lambda x, y: torch.floor_divide(x.detach(), y.detach()),
-        [5.0, -5.0, 5.0, -5.0],
-        [3.0, 3.0, -3.0, -3.0],
-    ),
+    "floor_divide": (lambda x: torch.floor_divide(x.detach(), torch.tensor([3.0, -3.0])), [[5.0, 5.0], [-5.0, -5.0]]),
     "div trunc": (lambda x: torch.div(x, 3, rounding_mode="trunc"), [5.0, -5.0, 6.0]),
-    "round": (torch.round, [0.5, 1.5, -0.5, 2.5, 1.2]),
-    "frac": (torch.frac, [1.5, -1.5, 0.0]),
-    "sign": (torch.sign, STEPS),
-    "sinc": (torch.sinc, STEPS),
-    "lerp": (lambda x, y: torch.lerp(x, y, 0.75), [1.0, 2.0], [3.0, 5.0]),
     "max_pool": (lambda x: F.max_pool2d(x, 2, 1, return_indices=True), IMAGE),
     "max_pool dilated": (lambda x: F.max_pool2d(x, 2, 1, 1, 2, return_indices=True), IMAGE),
     "max_pool ceil": (lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True), IMAGE),
@@ -131,9 +79,6 @@ EDGES = {
     "circular": (lambda x: F.pad(x, (2, 1, 1, 3), mode="circular"), IMAGE),
     "crop": (lambda x: F.pad(x, (-1, 1, 0, -2)), IMAGE),
     "unfold fold": (lambda x: F.fold(F.unfold(x, 2, stride=1), (4, 4), 2), IMAGE),
-    "l1": (lambda x, y: F.l1_loss(x, y), STEPS, [0.0] * len(STEPS)),
-    "huber": (lambda x, y: F.huber_loss(x, y), STEPS, [0.0] * len(STEPS)),
-    "smooth_l1": (lambda x, y: F.smooth_l1_loss(x, y), STEPS, [0.0] * len(STEPS)),
     "margin_ranking": (lambda x: F.margin_ranking_loss(x, torch.zeros(12), torch.ones(12), 1.0), STEPS),
     "hinge_embedding": (lambda x: F.hinge_embedding_loss(x, torch.tensor([1.0, -1.0] * 6)), STEPS),
     "triplet": (lambda x, y: F.triplet_margin_loss(x, y, x.detach()), ZEROS, ZEROS),
@@ -158,30 +103,10 @@ EDGES = {
         [[0.2, 0.3, 0.5], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.3, 0.3, 0.4]],
     ),
     "index_add": (lambda x, y: x.index_add(0, torch.tensor([1, 1, 0]), y, alpha=2), ZEROS, MEETING),
-    "scatter amax": (
-        lambda x, y: x.scatter_reduce(0, torch.tensor([[0, 1, 0], [0, 1, 2], [0, 0, 0]]), y, "amax"),
-        ZEROS,
-        MEETING,
-    ),
-    "scatter amin anew": (
-        lambda x, y: x.scatter_reduce(
-            0, torch.tensor([[0, 1, 0], [0, 1, 2], [0, 0, 0]]), y, "amin", include_self=False
-        ),
-        ZEROS,
-        MEETING,
-    ),
-    "scatter prod": (
-        lambda x, y: x.scatter_reduce(0, torch.tensor([[0, 1, 0], [0, 1, 2], [0, 0, 0]]), y, "prod"),
-        ZEROS,
-        MEETING,
-    ),
-    "scatter mean anew": (
-        lambda x, y: x.scatter_reduce(
-            0, torch.tensor([[0, 1, 0], [0, 1, 2], [0, 0, 0]]), y, "mean", include_self=False
-        ),
-        ZEROS,
-        MEETING,
-    ),
+    "scatter amax": places_of("amax"),
+    "scatter amin anew": places_of("amin", include_self=False),
+    "scatter prod": places_of("prod"),
+    "scatter mean anew": places_of("mean", include_self=False),
     "embedding": (lambda w: F.embedding(torch.tensor([[0, 1], [1, 2]]), w, padding_idx=1), ZEROS),
     "embedding max_norm": (lambda w: F.embedding(torch.tensor([2, 1]), w.clone(), max_norm=1.0), ZEROS),
     "layer_norm of equals": (lambda x: F.layer_norm(x, (3,)), [[1.0, 1.0, 1.0], [1.0, 2.0, 4.0]]),
@@ -206,86 +131,63 @@ class Edge(nn.Module):
         return tuple(out) if isinstance(out, tuple) else out
 
 
-ZERO = {"median", "norm of zeros", "frobenius", "dist", "pow 0", "scalar pow", "div trunc", "round", "sign", "triplet"}
+ZERO = {"median", "norm of zeros", "frobenius", "dist", "scalar pow", "div trunc", "round", "triplet"}
 """Edges whose value or gradient is zero in truth."""
 
 
 @pytest.mark.parametrize("name", EDGES)
 def test_edge(name):
-    report = bridge.verify(
-        Edge(*EDGES[name]), tolerance=1e-5, known_zero="." if name in {*ZERO, "cross_entropy ignored"} else ""
-    )
-    assert report.ok, f"\n{report}"
+    known_zero = "." if name in {*ZERO, "cross_entropy ignored"} else ""
+    verified(Edge(*EDGES[name]), tolerance=1e-5, known_zero=known_zero)
+
+
+OF_ELEMENTS = (
+    *("abs", "relu", "F.relu6", "F.leaky_relu", "F.elu", "F.selu", "F.celu 2", "F.hardtanh", "F.hardsigmoid"),
+    *("F.hardswish", "F.hardshrink", "F.softshrink", "F.threshold", "F.threshold -1", "F.gelu", "F.gelu tanh"),
+    *("F.silu", "F.mish", "F.softsign", "F.tanhshrink", "clamp", "clamp min", "clamp max", "pow 0", "pow 2", "pow 3.0"),
+    *("pow 0.5", "sqrt", "nan_to_num", "round", "frac", "sign", "sinc"),
+)
+OF_PAIRS = (
+    *("maximum", "minimum", "fmax", "pow", "xlogy", "atan2", "fmod", "remainder", "logaddexp", "lerp", "l1"),
+    "huber",
+)
+OF_ROWS = (
+    *("amax", "amin", "prod", "sum", "std", "var", "cumprod", "median", "norm 2", "norm 1", "norm 3", "norm inf"),
+    *("normalize", "cosine", "distance"),
+)
+PAIRS = torch.cartesian_prod(*[torch.tensor([-3.0, -1.0, -0.0, 0.0, 2.0, 5.0])] * 2).T
+BOUNDARIES = {
+    "elements": ({name: UNARY[name] for name in OF_ELEMENTS}, [torch.tensor(STEPS)]),
+    "pairs": ({name: BINARY[name] for name in OF_PAIRS}, [*PAIRS]),
+    "rows": ({name: lambda x, name=name: ROWS[name](x, 1) for name in OF_ROWS}, [ROW_VALUES[:6]]),
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDARIES)
+def test_boundaries(kind):
+    """Those of PyTorch's activations from both sides, equals and zeros; `test_special_points.py` has more."""
+    functions, values = BOUNDARIES[kind]
+    inputs = {name: [x.clone() for x in values] for name in functions}
+
+    def forward(given):
+        return {name: functions[name](*xs) for name, xs in given.items()}
+
+    verified(forward, inputs, steps=1, tolerance=1e-5, known_zero="round|sign|pow 0")
 
 
 # ---- a quick part of the survey
 
-QUICK = [
-    "add",
-    "addmm",
-    "amax",
-    "arange",
-    "argmax",
-    "argsort",
-    "baddbmm",
-    "bmm",
-    "cat",
-    "chunk",
-    "clamp",
-    "cumsum",
-    "diagonal",
-    "div",
-    "einsum",
-    "erf",
-    "exp",
-    "expand",
-    "flip",
-    "gather",
-    "index_add",
-    "index_put",
-    "index_select",
-    "linalg.vector_norm",
-    "log_softmax",
-    "logsumexp",
-    "masked_fill",
-    "matmul",
-    "mean",
-    "mul",
-    "nn.functional.avg_pool2d",
-    "nn.functional.batch_norm",
-    "nn.functional.conv2d",
-    "nn.functional.conv_transpose2d",
-    "nn.functional.cross_entropy",
-    "nn.functional.embedding",
-    "nn.functional.gelu",
-    "nn.functional.group_norm",
-    "nn.functional.instance_norm",
-    "nn.functional.kl_div",
-    "nn.functional.layer_norm",
-    "nn.functional.linear",
-    "nn.functional.max_pool2d",
-    "nn.functional.one_hot",
-    "nn.functional.rms_norm",
-    "nn.functional.scaled_dot_product_attention",
-    "nn.functional.softplus",
-    "nn.functional.unfold",
-    "pow",
-    "prod",
-    "repeat_interleave",
-    "roll",
-    "scatter_add",
-    "softmax",
-    "sort",
-    "split",
-    "std",
-    "sum",
-    "take_along_dim",
-    "topk",
-    "tril",
-    "unbind",
-    "var",
-    "where",
-]
+_OF_TORCH = (
+    "add addmm amax arange argmax argsort baddbmm bmm cat chunk clamp cumsum diagonal div einsum erf exp expand "
+    "flip gather index_add index_put index_select linalg.vector_norm log_softmax logsumexp masked_fill matmul "
+    "mean mul pow prod repeat_interleave roll scatter_add softmax sort split std sum take_along_dim topk tril "
+    "unbind var where"
+)
+_OF_FUNCTIONAL = (
+    "avg_pool2d batch_norm conv2d conv_transpose2d cross_entropy embedding gelu group_norm instance_norm kl_div "
+    "layer_norm linear max_pool2d one_hot rms_norm scaled_dot_product_attention softplus unfold"
+)
+QUICK = [*_OF_TORCH.split(), *(f"nn.functional.{name}" for name in _OF_FUNCTIONAL.split())]
 """Ops that every model of this field is made of."""
 
 
@@ -293,8 +195,6 @@ QUICK = [
 def test_database_sample(name):
     """The first samples of PyTorch's database; the whole of it is `python -m benchmarks.op_survey`."""
     pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")
-    from benchmarks import op_survey
-
     outcomes = list(op_survey.survey(name, 2))
     assert sum(o.total for o in outcomes) > 0
     assert [o.failures for o in outcomes if o.failures and not op_survey.gap(o.name)] == []

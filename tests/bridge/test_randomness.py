@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, verified
+from eager import in_jax, raises, verified
 from rows import ROWS
 from rows_state import Noise
 from torch import nn
@@ -14,55 +14,44 @@ from torch import nn
 import bridge
 from bridge.dispatch import random as randomness
 
-
-class Dropped(nn.Module):
-    def forward(self, x):
-        return F.dropout(x, 0.4, self.training)
+DROPPED = nn.Dropout(0.4)
 
 
-class Twice(nn.Module):
-    def forward(self, x):
-        return torch.rand_like(x), torch.rand_like(x)
-
-
-class Distributions(nn.Module):
+def distributions(x):
     """Many numbers of every kind."""
-
-    def forward(self, x):
-        weights = torch.tensor([1.0, 2.0, 3.0, 0.0, 4.0]).expand(len(x), 5)
-        return {
-            "rand": torch.rand_like(x),
-            "randn": torch.randn_like(x),
-            "uniform_": torch.empty_like(x).uniform_(-1, 2),
-            "normal": torch.normal(x + 1, 2.0),
-            "normal_": torch.empty_like(x).normal_(1, 2),
-            "randint": torch.randint(2, 7, x.shape),
-            "randint_like": torch.randint_like(x, 2, 7),
-            "random_": torch.empty_like(x).random_(3, 9),
-            "bernoulli": torch.bernoulli(torch.full_like(x, 0.3)),
-            "bernoulli_": torch.empty_like(x).bernoulli_(0.7),
-            "exponential_": torch.empty_like(x).exponential_(2.0),
-            "geometric_": torch.empty_like(x).geometric_(0.3),
-            "log_normal_": torch.empty_like(x).log_normal_(0.5, 0.3),
-            "cauchy_": torch.empty_like(x).cauchy_(1, 2),
-            "randperm": torch.randperm(len(x)),
-            "multinomial, first": torch.multinomial(weights, 3)[:, 0],
-            "multinomial, third": torch.multinomial(weights, 3)[:, 2],
-            "multinomial, replaced": torch.multinomial(weights[0], len(x), replacement=True),
-            "poisson": torch.poisson(torch.full_like(x, 2.5)),
-            "poisson, large": torch.poisson(torch.full_like(x, 40.0)),
-            "dropout": F.dropout(x + 1, 0.3),
-        }
+    weights = torch.tensor([1.0, 2.0, 3.0, 0.0, 4.0]).expand(len(x), 5)
+    return {
+        "rand": torch.rand_like(x),
+        "randn": torch.randn_like(x),
+        "uniform_": torch.empty_like(x).uniform_(-1, 2),
+        "normal": torch.normal(x + 1, 2.0),
+        "normal_": torch.empty_like(x).normal_(1, 2),
+        "randint": torch.randint(2, 7, x.shape),
+        "randint_like": torch.randint_like(x, 2, 7),
+        "random_": torch.empty_like(x).random_(3, 9),
+        "bernoulli": torch.bernoulli(torch.full_like(x, 0.3)),
+        "bernoulli_": torch.empty_like(x).bernoulli_(0.7),
+        "exponential_": torch.empty_like(x).exponential_(2.0),
+        "geometric_": torch.empty_like(x).geometric_(0.3),
+        "log_normal_": torch.empty_like(x).log_normal_(0.5, 0.3),
+        "cauchy_": torch.empty_like(x).cauchy_(1, 2),
+        "randperm": torch.randperm(len(x)),
+        "multinomial, first": torch.multinomial(weights, 3)[:, 0],
+        "multinomial, third": torch.multinomial(weights, 3)[:, 2],
+        "multinomial, replaced": torch.multinomial(weights[0], len(x), replacement=True),
+        "poisson": torch.poisson(torch.full_like(x, 2.5)),
+        "poisson, large": torch.poisson(torch.full_like(x, 40.0)),
+        "dropout": F.dropout(x + 1, 0.3),
+    }
 
 
 @pytest.mark.slow
 def test_distributions_are_pytorchs():
     """The largest gap of the two empirical distributions: for equal ones above 0.02 with a probability of 7e-4."""
-    module, count = Distributions(), 20_000
+    count = 20_000
     torch.manual_seed(0)
-    expected = module(torch.zeros(count))
-    fn = bridge.export(module)
-    found = jax.jit(lambda key: fn({}, {}, jnp.zeros(count), rng=key)[0])(jax.random.key(0))
+    expected = distributions(torch.zeros(count))
+    found = in_jax(distributions, jnp.zeros(count), jit=True, rng=jax.random.key(0))
     for name, theirs in expected.items():
         ours, theirs = np.sort(np.asarray(found[name], np.float64)), np.sort(theirs.double().numpy())
         places = np.concatenate([ours, theirs])
@@ -70,11 +59,10 @@ def test_distributions_are_pytorchs():
         assert np.abs(gaps).max() / count < 0.02, name
 
 
-def numbers(module, train=True, **settings):
+def numbers(module, train=True):
     """key -> what the module draws, for an input of zeros (of ones where they are dropped)."""
-    fn = bridge.export(module)
-    x = jnp.ones((64, 8)) if isinstance(module, Dropped) else jnp.zeros((64, 8))
-    return lambda key: fn({}, {}, x, rng=key, train=train, **settings)[0]
+    x = jnp.ones((64, 8)) if module is DROPPED else jnp.zeros((64, 8))
+    return lambda key: in_jax(module, x, rng=key, train=train)
 
 
 def different(*arrays):
@@ -87,20 +75,21 @@ def keys(count):
 
 
 def test_a_key_is_wanted_and_used():
-    call = jax.jit(numbers(Dropped()))
+    call = jax.jit(numbers(DROPPED))
     one, again, other = (call(jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, again)
     assert different(one, other)
     assert 0.35 < float((one == 0).mean()) < 0.45
     with pytest.raises(bridge.BridgeError, match=r"draws random numbers but the call has no key .*rng=jax.random.key"):
-        numbers(Dropped())(None)
-    assert (numbers(Dropped(), train=False)(None) == 1).all()
+        numbers(DROPPED)(None)
+    assert (numbers(DROPPED, train=False)(None) == 1).all()
 
 
 def test_every_draw_of_a_call_is_its_own(monkeypatch):
-    assert different(*numbers(Twice())(jax.random.key(0)))
+    twice = numbers(lambda x: (torch.rand_like(x), torch.rand_like(x)))
+    assert different(*twice(jax.random.key(0)))
     monkeypatch.setattr(randomness.Source, "_folded", lambda self, key: key)
-    assert not different(*numbers(Twice())(jax.random.key(0)))
+    assert not different(*twice(jax.random.key(0)))
 
 
 def test_every_draw_has_pytorchs_shape_and_dtype():
@@ -115,7 +104,7 @@ def test_every_draw_has_pytorchs_shape_and_dtype():
 
 @pytest.mark.slow
 def test_vmap_over_keys_is_the_calls_one_by_one():
-    for module in (Dropped(), Noise()):
+    for module in (DROPPED, Noise()):
         call = numbers(module)
         batched = jax.vmap(call)(keys(3))
         for i, key in enumerate(keys(3)):
@@ -125,39 +114,32 @@ def test_vmap_over_keys_is_the_calls_one_by_one():
 
 def test_one_key_for_a_vmapped_batch_is_one_draw_for_all():
     """JAX's own rule: what does not depend on the mapped axis is the same along it. Split the key to have others."""
-    fn = bridge.export(Dropped())
-    out = jax.vmap(lambda x: fn({}, {}, x, rng=jax.random.key(0), train=True)[0])(jnp.ones((3, 64)))
+    out = jax.vmap(lambda x: in_jax(DROPPED, x, rng=jax.random.key(0), train=True))(jnp.ones((3, 64)))
     np.testing.assert_array_equal(out[0], out[1])
 
 
 def test_scan_over_keys_is_the_calls_one_by_one():
-    call = numbers(Dropped())
+    call = numbers(DROPPED)
     _, stacked = jax.lax.scan(lambda carry, key: (carry, call(key)), 0, keys(3))
     np.testing.assert_array_equal(stacked, jnp.stack([call(key) for key in keys(3)]))
     assert different(*stacked)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_the_gradient_has_the_mask_of_the_values(checkpointed):
+@pytest.mark.parametrize("transform", [lambda call: call, jax.checkpoint], ids=["plain", "checkpoint"])
+def test_the_gradient_has_the_mask_of_the_values(transform):
     """Made again in the backward pass under `checkpoint`, the draws are the same."""
-    fn = bridge.export(Dropped())
-
-    def call(x):
-        return fn({}, {}, x, rng=jax.random.key(0), train=True)[0]
-
-    call = jax.checkpoint(call) if checkpointed else call
+    call = transform(lambda x: in_jax(DROPPED, x, rng=jax.random.key(0), train=True))
     out, pull = jax.vjp(jax.jit(call), jnp.ones((64, 8)))
     np.testing.assert_array_equal(pull(jnp.ones((64, 8)))[0], out)
     assert {0.0} < set(np.unique(out).tolist())
 
 
 def test_draws_belong_to_rows_not_to_replicas():
-    fn, key, x = bridge.export(Noise()), jax.random.key(0), jnp.linspace(-9, 0, 16).reshape(8, 2)
-    (whole, own, whole_int, counts), _ = fn({}, {}, x, rng=bridge.ShardedKey(key, 0, 1, 8))
-    parts = [fn({}, {}, x[4 * i :][:4], rng=bridge.ShardedKey(key, i, 2, 4))[0] for i in range(2)]
-    np.testing.assert_array_equal(whole, jnp.concatenate([p[0] for p in parts]))
-    np.testing.assert_array_equal(whole_int, jnp.concatenate([p[2] for p in parts]))
-    np.testing.assert_array_equal(counts, jnp.concatenate([p[3] for p in parts]))
+    key, x = jax.random.key(0), jnp.linspace(-9, 0, 16).reshape(8, 2)
+    whole, own, *others = in_jax(Noise(), x, rng=bridge.ShardedKey(key, 0, 1, 8))
+    parts = [in_jax(Noise(), x[4 * i :][:4], rng=bridge.ShardedKey(key, i, 2, 4)) for i in range(2)]
+    for i, rows in ((0, whole), (2, others[0]), (3, others[1])):
+        np.testing.assert_array_equal(rows, jnp.concatenate([p[i] for p in parts]))
     assert (parts[0][1] != parts[1][1]).all()
     assert own.shape == (3,)
 
@@ -165,13 +147,11 @@ def test_draws_belong_to_rows_not_to_replicas():
 @pytest.mark.parametrize("p", [0.3, 0.0])
 @pytest.mark.parametrize("train", [True, False])
 def test_native_dropout_called_directly(p, train):
-    verified(Call(lambda x: torch.native_dropout(x, p, train)), torch.ones(40, 5))
-    fn = bridge.export(Call(lambda x: torch.native_dropout(x, 0.3, True)))
-    kept = fn({}, {}, jnp.ones(10000), rng=jax.random.key(0))[0][1]
+    verified(lambda x: torch.native_dropout(x, p, train), torch.ones(40, 5))
+
+
+def test_a_mask_of_native_dropout():
+    _, kept = in_jax(lambda x: torch.native_dropout(x, 0.3, True), jnp.ones(10000), rng=jax.random.key(0))
     assert abs(float(kept.mean()) - 0.7) < 0.02
-
-
-def test_native_dropout_that_is_not_told_whether_it_trains_is_refused():
-    fn = bridge.export(Call(lambda x: torch.native_dropout(x, 0.3, None)))
-    with pytest.raises(bridge.BridgeError, match=r"native_dropout.*pass True"):
-        fn({}, {}, jnp.ones(3), rng=jax.random.key(0))
+    message = r"native_dropout.*pass True"
+    raises(message, lambda x: torch.native_dropout(x, 0.3, None), jnp.ones(3), rng=jax.random.key(0))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn
+from eager import Call, Calls, compare, raises, randn, verified
 from torch import distributions as d
 from torch import nn
 
@@ -17,35 +17,19 @@ X, TARGET, WEIGHT = randn(4, 8), randn(4, 8, seed=2), randn(4, 8, seed=3).abs()
 LABELS = torch.tensor([0, 5, 13, 19])
 
 
-def refused(module, *inputs, **settings):
-    """The error of a call, in training and under `jit`."""
-    fn = bridge.export(module)
-    with pytest.raises(bridge.BridgeError) as caught:
-        jax.eval_shape(lambda p, b, *x: fn(p, b, *x, train=True, **settings)[0], fn.params, fn.buffers, *inputs)
-    return str(caught.value)
+def queue(position):
+    def forward(m, x):
+        p = position(m.place)
+        m.queue[p : p + 2] = x
+        m.place.copy_((m.place + 2) % 8)
+        return x @ m.queue.clone().T @ torch.eye(8, 3) @ m.w
 
-
-def arrays(*tensors):
-    return [jnp.asarray(t.numpy()) for t in tensors]
-
-
-class Queue(nn.Module):
-    def __init__(self, position):
-        super().__init__()
-        self.register_buffer("queue", randn(8, 3))
-        self.register_buffer("place", torch.zeros((), dtype=torch.long))
-        self.position = position
-
-    def forward(self, x):
-        p = self.position(self.place)
-        self.queue[p : p + 2] = x
-        self.place.copy_((self.place + 2) % 8)
-        return x @ self.queue.clone().T
+    return Calls(forward, queue=nn.Buffer(randn(8, 3)), place=nn.Buffer(torch.zeros((), dtype=torch.long)))
 
 
 def test_a_position_as_a_tensor():
-    assert "a slice's bound without `int()`" in refused(Queue(int), *arrays(randn(2, 3)))
-    assert bridge.verify(Queue(lambda place: place.clamp(0, 6)), randn(2, 3), steps=2).ok
+    raises("a slice's bound without `int\\(\\)`", queue(int), randn(2, 3))
+    verified(queue(lambda place: place.clamp(0, 6)), randn(2, 3), steps=2)
 
 
 @pytest.mark.parametrize(
@@ -58,20 +42,18 @@ def test_a_position_as_a_tensor():
     ],
 )
 def test_numbers_drawn_before_the_call(draw):
-    text = refused(Call(lambda x: x * draw()), *arrays(X), rng=jax.random.key(0))
-    assert "draw the numbers before the call and pass them as an argument" in text
-    compare(Call(lambda x, numbers: x * numbers), [X, draw()])
+    message = "draw the numbers before the call and pass them as an argument"
+    raises(message, lambda x: x * draw(), X, rng=jax.random.key(0))
+    compare(lambda x, numbers: x * numbers, [X, draw()])
 
 
 def test_adaptive_softmax_by_its_logarithms():
     adaptive = nn.AdaptiveLogSoftmaxWithLoss(8, 20, [4, 10])
-    text = refused(adaptive, *arrays(X, LABELS))
-    assert '`method="log_prob"`' in text and "gather the targets" in text
-    assert bridge.verify(adaptive, X, method="log_prob").ok
+    raises('`method="log_prob"`.*gather the targets', adaptive, X, LABELS)
+    verified(adaptive, X, method="log_prob")
     module = Call(lambda loss, x, y: -loss.log_prob(x).gather(1, y[:, None]).mean(), adaptive)
-    assert bridge.verify(module, X, LABELS).ok
-    expected = adaptive(X, LABELS).loss.detach()
-    assert torch.allclose(module(X, LABELS), expected)
+    verified(module, X, LABELS)
+    assert torch.allclose(module(X, LABELS), adaptive(X, LABELS).loss.detach())
 
 
 def test_a_check_inside_a_library(tmp_path, monkeypatch):
@@ -85,16 +67,17 @@ def test_a_check_inside_a_library(tmp_path, monkeypatch):
     import checking_library  # pyright: ignore[reportMissingImports]
 
     module = Call(lambda x: checking_library.double(x))
-    assert 'register_function("package.module:function", replacement)' in refused(module, *arrays(X))
+    raises(r'register_function\("package.module:function", replacement\)', module, X)
     fn = bridge.export(module, functions={"checking_library:check": lambda x: None})
     assert jnp.allclose(jax.jit(lambda x: fn({}, {}, x)[0])(X.numpy()), X.numpy() * 2)
     del sys.modules["checking_library"]
 
 
 def test_batch_norm_with_a_number_as_its_momentum():
-    assert "give the layer a number as its momentum" in refused(nn.BatchNorm1d(8, momentum=None), *arrays(X))
-    assert bridge.verify(nn.BatchNorm1d(8, momentum=0.2), X, train=True, steps=2).ok
-    fn = bridge.export(nn.BatchNorm1d(8, momentum=None))
+    unnumbered = nn.BatchNorm1d(8, momentum=None)
+    raises("give the layer a number as its momentum", unnumbered, X, train=True)
+    verified(nn.BatchNorm1d(8, momentum=0.2), X, train=True, steps=2)
+    fn = bridge.export(unnumbered)
     jax.eval_shape(lambda b: fn(fn.params, b, X.numpy(), train=False), fn.buffers)
 
 
@@ -105,14 +88,14 @@ def test_batch_norm_with_a_number_as_its_momentum():
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_arguments_that_pytorch_hands_to_no_mode(lost):
-    assert "write the function in operations" in refused(Call(lost), *arrays(X, TARGET, WEIGHT))
-    compare(Call(lambda x, t, w: ((x - t).abs() * w).mean()), [X, TARGET, WEIGHT])
+    raises("write the function in operations", lost, X, TARGET, WEIGHT)
+    compare(lambda x, t, w: ((x - t).abs() * w).mean(), [X, TARGET, WEIGHT])
 
 
 def test_a_distribution_that_checks_in_any_case():
     matrix = torch.eye(3)
-    text = refused(Call(lambda x: d.Wishart(x.exp() + 2, matrix).log_prob(matrix)), *arrays(X))
-    assert "write the formula in operations of PyTorch" in text
-    geometric = Call(lambda x: d.Geometric(x.sigmoid(), validate_args=True).log_prob(torch.ones(4, 8)))
-    assert "leave validate_args=True out" in refused(geometric, *arrays(X))
-    compare(Call(lambda x: d.Geometric(x.sigmoid()).log_prob(torch.ones(4, 8))), [X], 5e-5)
+    message = "write the formula in operations of PyTorch"
+    raises(message, lambda x: d.Wishart(x.exp() + 2, matrix).log_prob(matrix), X)
+    checked = Call(lambda x: d.Geometric(x.sigmoid(), validate_args=True).log_prob(torch.ones(4, 8)))
+    raises("leave validate_args=True out", checked, X)
+    compare(lambda x: d.Geometric(x.sigmoid()).log_prob(torch.ones(4, 8)), [X], 5e-5)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call
+from eager import Call, in_jax, raises, verified
 from support.markers import slow_unless
 from torch import nn
 
@@ -47,21 +47,24 @@ WHERE = {"Slotted": ".value[0]", "function": ".x"}
 def test_refused(kind):
     """Also in an object that is a pytree; the message says where the tensor is."""
     for wrap in (lambda value: [X, value], Box):
-        with pytest.raises(bridge.BridgeError, match=f"a tensor inside {kind}.*Remedy: return a tuple") as error:
-            bridge.export(Call(lambda x, wrap=wrap: wrap(WRAPPED[kind](x))))({}, {}, X)
-        assert WHERE.get(kind, "") in str(error.value)
+        text = raises(f"a tensor inside {kind}.*Remedy: return a tuple", lambda x, wrap=wrap: wrap(WRAPPED[kind](x)), X)
+        assert WHERE.get(kind, "") in text
 
 
 def test_objects_without_tensors_are_returned():
     shapes = {"set": {1, 2}, "box": Box("text"), "deque": collections.deque([1])}
-    out, _ = bridge.export(Call(lambda x: (x, shapes)))({}, {}, X)
-    assert out[1]["set"] == {1, 2} and out[1]["box"].value == "text" and list(out[1]["deque"]) == [1]
+    _, out = in_jax(lambda x: (x, shapes), X)
+    assert out["set"] == {1, 2} and out["box"].value == "text" and list(out["deque"]) == [1]
 
 
 def test_a_size_is_a_tuple():
-    fn = bridge.export(Call(lambda x: (x * 2, x.shape, {"size": x[None].size()})))
-    for call in (lambda f: f, jax.jit):
-        assert call(lambda x: fn({}, {}, x)[0][1:])(X) == ((3,), {"size": (1, 3)})
+    def sized(x):
+        return x * 2, x.shape, {"size": x[None].size()}
+
+    _, shape, more = in_jax(sized, X)
+    assert type(shape) is torch.Size and (shape, more) == (torch.Size([3]), {"size": (1, 3)})
+    assert in_jax(sized, X, jit=True)[1:] == ((3,), {"size": (1, 3)})
+    verified(sized, torch.ones(3))
 
 
 @dataclasses.dataclass
@@ -74,15 +77,12 @@ def test_two_results_of_a_class_that_no_call_has_returned():
     def forward(x):
         return torch.std_mean(x), x.kthvalue(1), x.kthvalue(2), Pair(x, 2 * x), Pair(x, [Pair(x, x)])
 
-    for call in (lambda fn: fn, jax.jit):
-        fn = bridge.export(Call(forward))
-        _, first, second, one, other = call(lambda x, fn=fn: fn({}, {}, x)[0])(jnp.arange(3.0))
+    for jit in (False, True):
+        _, first, second, one, other = in_jax(forward, jnp.arange(3.0), jit=jit)
         assert (first.values, second.values) == (0, 1) and other.second[0].first.shape == one.second.shape == (3,)
 
 
 # ---- Dicts and keyword arguments keep their order in a call
-
-FIRST, SECOND = torch.ones(2), torch.full((2,), 10.0)
 
 
 def in_turn(x, inputs=None, **more):
@@ -97,31 +97,16 @@ class InTurn(nn.Module):
 
 
 def test_a_call_keeps_the_order_of_dicts():
-    x = torch.zeros(2)
-    nested = {"z": SECOND, "y": FIRST}
-    expected = in_turn(x, {"c": FIRST, "b": nested}, b=FIRST, a=SECOND)
-    fn = bridge.export(InTurn())
-    first, second = jnp.asarray(FIRST.numpy()), jnp.asarray(SECOND.numpy())
-
-    def call(x):
+    def call(x, first, second):
         return fn({}, {}, x, {"c": first, "b": {"z": second, "y": first}}, b=first, a=second)[0]
 
-    ours = call(jnp.zeros(2))
+    fn, given = bridge.export(InTurn()), (jnp.zeros(2), jnp.ones(2), jnp.full(2, 10.0))
+    x, first, second = (torch.tensor(a.tolist()) for a in given)
+    expected = in_turn(x, {"c": first, "b": {"z": second, "y": first}}, b=first, a=second)
+    ours = call(*given)
     assert jnp.allclose(ours["z"], expected["z"].numpy())
     assert [*ours] == [*expected] == ["z", "a"] and [*ours["a"][0]] == ["n", "m"]
-    assert jnp.allclose(jax.jit(call)(jnp.zeros(2))["z"], expected["z"].numpy())
-
-
-def test_a_size_among_the_results():
-    class Sized(nn.Module):
-        def forward(self, x):
-            return x * 2, x.shape
-
-    out = bridge.export(Sized())({}, {}, jnp.ones((2, 3)))[0]
-    assert out[1] == torch.Size([2, 3]) and type(out[1]) is torch.Size
-    compiled = jax.jit(lambda x: bridge.export(Sized())({}, {}, x)[0])(jnp.ones((2, 3)))
-    assert tuple(map(int, compiled[1])) == (2, 3)
-    assert bridge.verify(Sized(), torch.ones(2, 3)).ok
+    assert jnp.allclose(jax.jit(call)(*given)["z"], expected["z"].numpy())
 
 
 # ---- An exported module as a value: hashable, comparable, a static field; and arguments that no call can take
@@ -170,9 +155,7 @@ def test_a_static_argument_and_a_static_field():
 
 @pytest.mark.parametrize("rng", [0, np.int32(0), jnp.zeros(3), "key"])
 def test_what_is_no_key(rng):
-    fn = bridge.export(nn.Dropout())
-    with pytest.raises(bridge.BridgeError, match=r"rng is a JAX key, such as jax\.random\.key\(0\)"):
-        fn({}, {}, ROWS, rng=rng, train=True)
+    raises(r"rng is a JAX key, such as jax\.random\.key\(0\)", nn.Dropout(), ROWS, rng=rng, train=True)
 
 
 def test_keys_of_both_kinds():
@@ -204,11 +187,6 @@ def in_dict(x, state):
     return state["k"].sum() * x
 
 
-def in_list(x, past):
-    past.append(x)
-    return torch.stack(past).sum(0)
-
-
 def in_tensor(x, cache):
     cache[1:] = cache[:-1].clone()
     return x * cache.sum(0)
@@ -226,7 +204,6 @@ def inside(x, state):
 
 ARGUMENTS = {
     "dict": (in_dict, lambda: {"k": X}, "state"),
-    "list": (in_list, lambda: [X], "past"),
     "tensor": (in_tensor, lambda: jnp.ones((2, 3)), "cache"),
     "dataclass": (in_dataclass, lambda: State(X), "state"),
     "inside": (inside, lambda: {"steps": ([X],)}, "state"),

@@ -7,7 +7,7 @@ import pytest
 import rows_gradients
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, randn
+from eager import Call, compare, in_jax, raises, randn
 from rows import ROWS
 from side_by_side import inputs_of, objective_of, state_of
 from support.markers import slow_unless
@@ -16,11 +16,9 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import bridge
 from bridge.parity.report import compare as compared
 from bridge.parity.report import named
 from bridge.parity.sides import projection
-from bridge.tensor import tensor as cells
 from bridge.tensor import tensor as tensors
 
 # ---- The gradient of a gradient penalty, for every row about gradient mode and in-place writes, against PyTorch's
@@ -42,7 +40,7 @@ def in_pytorch(row):
     return dict(zip(trained, torch.autograd.grad(penalty, leaves, materialize_grads=True), strict=True))
 
 
-def in_jax(row):
+def in_the_bridge(row):
     fn, objective = objective_of(row, True)
     inputs = [array[0] for array in inputs_of(row, range(1, 2))]
 
@@ -54,14 +52,8 @@ def in_jax(row):
 
 
 def compare_row(name):
-    row = ROWS[name]
-    return compared(
-        0,
-        {"gradient": named(in_pytorch(row))},
-        {"gradient": named(in_jax(row))},
-        None,
-        10 * row.tolerance,  # of two differentiations
-    )
+    theirs, ours = ({"gradient": named(side(ROWS[name]))} for side in (in_pytorch, in_the_bridge))
+    return compared(0, theirs, ours, None, 10 * ROWS[name].tolerance)  # of two differentiations
 
 
 @pytest.mark.parametrize("name", slow_unless(lambda name: NAMES.index(name) % 6 == 0, NAMES))
@@ -79,8 +71,7 @@ def test_is_red_where_a_regrafted_value_keeps_its_own_path(name, monkeypatch):
         return value
 
     regraft.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
-    for file in (cells, tensors):
-        monkeypatch.setattr(file, "regraft", regraft)
+    monkeypatch.setattr(tensors, "regraft", regraft)
     assert any(leaf.error > leaf.tolerance for leaf in compare_row(name))
 
 
@@ -106,8 +97,7 @@ def test_norms_of_vectors_with_zeros_in_them(name):
 
 
 def second_in_jax(function, of_gradient):
-    fn = bridge.export(Call(function))
-    first = jax.grad(lambda x: fn({}, {}, x)[0].sum())
+    first = jax.grad(lambda x: in_jax(function, x).sum())
     return jax.jit(jax.grad(lambda x: of_gradient(first(x)).sum()))
 
 
@@ -170,8 +160,8 @@ def test_at_zero(name, inside):
 
     (wanted,) = torch.autograd.grad((slope(x) * torch.tensor([1.0, 2.0, 3.0])).sum(), x)
     if inside:
-        fn = bridge.export(Call(lambda x: slope(x.requires_grad_())))
-        second = jax.grad(lambda x: (fn({}, {}, x)[0] * jnp.array([1.0, 2.0, 3.0])).sum())
+        module = Call(lambda x: slope(x.requires_grad_()))
+        second = jax.grad(lambda x: (in_jax(module, x) * jnp.array([1.0, 2.0, 3.0])).sum())
     else:
         second = second_in_jax(CORNERS[name], lambda g: g * jnp.array([1.0, 2.0, 3.0]))
     np.testing.assert_allclose(second(jnp.asarray(x.detach().numpy())), wanted.numpy(), rtol=1e-4, atol=1e-6)
@@ -191,13 +181,12 @@ def test_corners_whose_second_derivative_is_that_of_one_side():
 
 
 def test_mixed_second_derivative_of_polar():
-    fn = bridge.export(Call(lambda r, a: torch.polar(r, a).real * torch.polar(r, a).imag))
-    r, a = torch.tensor([2.0, 1.5, 0.5]), torch.tensor([0.3, 1.0, -2.0])
-    wanted = torch.autograd.functional.hessian(lambda r, a: (r**2 * a.cos() * a.sin()).sum(), (r, a))
-    ours = jax.hessian(lambda r, a: fn({}, {}, r, a)[0].sum(), (0, 1))(jnp.asarray(r.numpy()), jnp.asarray(a.numpy()))
-    for i in range(2):
-        for j in range(2):
-            np.testing.assert_allclose(ours[i][j], wanted[i][j].numpy(), atol=1e-5)
+    module = Call(lambda r, a: torch.polar(r, a).real * torch.polar(r, a).imag)
+    inputs = torch.tensor([2.0, 1.5, 0.5]), torch.tensor([0.3, 1.0, -2.0])
+    wanted = torch.autograd.functional.hessian(lambda r, a: (r**2 * a.cos() * a.sin()).sum(), inputs)
+    ours = jax.hessian(lambda r, a: in_jax(module, r, a).sum(), (0, 1))(*(jnp.asarray(x.numpy()) for x in inputs))
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        np.testing.assert_allclose(ours[i][j], wanted[i][j].numpy(), atol=1e-5)
 
 
 # ---- Transformations of `torch.func` inside `forward`: their levels wrap tensors of the bridge and mean what they mean
@@ -347,12 +336,12 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name):
     with sdpa_kernel(SDPBackend.MATH):  # PyTorch's fused kernel has no second derivative
-        compare(Call(FUNCTIONS[name]), [randn(2, 3, 4)])
+        compare(FUNCTIONS[name], [randn(2, 3, 4)])
 
 
 def test_one_hot():
     """PyTorch's own insists on knowing the number of classes under `vmap`, and has it here."""
-    compare(Call(lambda i: vmap(lambda i: F.one_hot(i, 5).float())(i)), [torch.tensor([[1, 2], [0, 4]])])
+    compare(lambda i: vmap(lambda i: F.one_hot(i, 5).float())(i), [torch.tensor([[1, 2], [0, 4]])])
 
 
 def test_an_ensemble_by_stack_module_state():
@@ -361,7 +350,7 @@ def test_an_ensemble_by_stack_module_state():
     params, buffers = stack_module_state([nn.Linear(4, 2), nn.Linear(4, 2)])
     params = {name: p.detach() for name, p in params.items()}
     template = nn.Linear(4, 2)
-    compare(Call(lambda x: vmap(lambda p, b: functional_call(template, (p, b), (x,)))(params, buffers)), [X])
+    compare(lambda x: vmap(lambda p, b: functional_call(template, (p, b), (x,)))(params, buffers), [X])
 
 
 @pytest.fixture
@@ -372,9 +361,8 @@ def restored_validation():
 
 
 def test_linearize_is_refused(restored_validation):
-    fn = bridge.export(Call(lambda m, x: torch.func.linearize(m, x)[1](x), nn.Linear(4, 4)))
-    with pytest.raises(bridge.BridgeError, match=r"`torch.func.linearize` and .* record a graph.*Remedy: "):
-        fn(fn.params, {}, X.numpy())
+    module = Call(lambda m, x: torch.func.linearize(m, x)[1](x), nn.Linear(4, 4))
+    raises(r"`torch.func.linearize` and .* record a graph.*Remedy: ", module, X)
 
 
 def test_dual_tensors():
@@ -393,5 +381,4 @@ def test_a_function_of_a_dual_tensor_is_refused():
         with forward_ad.dual_level():
             return tuple(forward_ad.unpack_dual(Exponential.apply(forward_ad.make_dual(x, torch.ones_like(x)))))
 
-    with pytest.raises(bridge.BridgeError, match=r"Exponential is applied to a dual tensor.*torch\.func\.jvp"):
-        bridge.export(Call(forward))({}, {}, X.numpy())
+    raises(r"Exponential is applied to a dual tensor.*torch\.func\.jvp", forward, X)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, randn, verified
+from eager import Call, in_jax, raises, randn, verified
 from support.markers import slow_unless
 
 import bridge
@@ -51,7 +51,7 @@ def of_tables(x, i):
     "case", slow_unless(lambda case: case is written_through, [read, written_through, without_gradient, of_tables])
 )
 def test_windows_are_pytorch_s(case):
-    verified(Call(case), TABLE, torch.tensor(2))
+    verified(case, TABLE, torch.tensor(2))
 
 
 def attended(query, key, value, n):
@@ -67,7 +67,7 @@ def attended(query, key, value, n):
 
 
 def test_attention_to_a_traced_length_is_pytorch_s():
-    verified(Call(attended), QUERY, KEY, VALUE, torch.tensor(5))
+    verified(attended, QUERY, KEY, VALUE, torch.tensor(5))
 
 
 def masked(query, key, value, n):
@@ -88,27 +88,23 @@ def summed(x, i):
 def test_sums_and_means_of_a_traced_length_are_pytorch_s():
     """What lies beyond is zero, whose logarithm has no part in a gradient."""
     x = (TABLE.abs() + 0.1).index_fill(1, torch.tensor([3, 4, 5]), 0.0)
-    verified(Call(summed), x, torch.tensor(3))
+    verified(summed, x, torch.tensor(3))
 
 
 @pytest.mark.slow
 def test_masks_of_a_traced_length_are_pytorch_s():
-    verified(Call(masked), QUERY, KEY, VALUE, torch.tensor(4))
+    verified(masked, QUERY, KEY, VALUE, torch.tensor(4))
 
 
 @pytest.mark.slow
 def test_what_lies_beyond_the_length_is_in_no_result_and_no_gradient():
-    fn = bridge.export(
-        Call(lambda q, k, v, n: F.scaled_dot_product_attention(q, k[:, :, : n.clamp(1, 7)], v[:, :, : n.clamp(1, 7)]))
-    )
+    def attended(q, k, v, n):
+        return F.scaled_dot_product_attention(q, k[:, :, : n.clamp(1, 7)], v[:, :, : n.clamp(1, 7)])
+
     query, key, value = (jnp.asarray(x) for x in (QUERY[:, :2], KEY.clone(), VALUE.clone()))
     rotten = [x.at[:, :, 3:].set(jnp.nan) for x in (key, value)]
-
-    def total(q, k, v, n):
-        return fn({}, {}, q, k, v, jnp.asarray(n))[0].sum()
-
-    gradients = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(query, *rotten, 3)
-    expected = jax.grad(lambda q, k, v: total(q, k, v, 3), argnums=(0, 1, 2))(query, key[:, :, :3], value[:, :, :3])
+    slopes = jax.grad(lambda q, k, v, n: in_jax(attended, q, k, v, jnp.asarray(n)).sum(), argnums=(0, 1, 2))
+    gradients, expected = jax.jit(slopes)(query, *rotten, 3), slopes(query, key[:, :, :3], value[:, :, :3], 3)
     assert jnp.allclose(gradients[0], expected[0], atol=1e-6)
     for gradient, cut in zip(gradients[1:], expected[1:], strict=True):
         assert jnp.allclose(gradient[:, :, :3], cut, atol=1e-6) and not gradient[:, :, 3:].any()
@@ -142,8 +138,7 @@ def test_branches_that_the_range_decides():
 
     expected = [int(answer) for answer in answers(torch.tensor(4))]
     assert expected == [int(answer) for answer in answers(torch.tensor(1))] == [0, 0, 1, 0, 1, 0, 1]
-    fn = bridge.export(Call(answers))
-    assert [int(x) for x in jax.jit(lambda p: fn({}, {}, p)[0])(4)] == expected
+    assert [int(x) for x in in_jax(answers, jnp.asarray(4), jit=True)] == expected
 
 
 ASKS = "asks for the value of a traced tensor"
@@ -185,6 +180,8 @@ REFUSED = {
         lambda x, i: F.scaled_dot_product_attention(x, x[: i.clamp(0, 3)], x[: i.clamp(0, 3)], torch.ones(4, 4) > 0),
         "which attention with a mask of another length needs",
     ),
+    "the rest after an item": (lambda x, i: x[i:], ASKS),
+    "where it lies in memory": (lambda x, i: x[i].as_strided((2,), (1,)), "it reaches memory"),
     "a size without an end": (lambda x, i: torch.ones(2, i), "has 1 traced sizes, of which the first may be from"),
 }
 
@@ -192,9 +189,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     function, message = REFUSED[name]
-    fn = bridge.export(Call(function))
-    with pytest.raises(bridge.BridgeError, match=message):
-        jax.eval_shape(lambda x, i: fn({}, {}, x, i)[0], jnp.ones((4, 4)), jnp.asarray(2))
+    raises(message, lambda x, i: function(x.requires_grad_(), i), jnp.ones((4, 4)), jnp.asarray(2))
 
 
 class Filled:
@@ -225,7 +220,7 @@ def test_an_object_that_is_carried_from_call_to_call():
         bridge.register(Filled, lambda filled: ((), None))
     flatten = lambda filled: ((filled.buffer, filled.position), filled.name)  # noqa: E731
     assert bridge.register(Filled, flatten, _rebuilt) is bridge.register(Filled, flatten, _rebuilt) is Filled
-    step = jax.jit(lambda filled, x: bridge.export(Call(lambda filled, x: filled.append(x)))({}, {}, filled, x)[0])
+    step = jax.jit(lambda filled, x: in_jax(lambda filled, x: filled.append(x), filled, x))
     parts, theirs = randn(3, 2, 2), Filled(6)
     ours = jax.tree.map(lambda x: jnp.asarray(x.numpy()), theirs)
     for part in parts:
@@ -288,7 +283,7 @@ def item_without_gradient(x, i):
     ),
 )
 def test_by_a_traced_integer(case):
-    verified(Call(case), MATRIX + 1, torch.tensor(2))
+    verified(case, MATRIX + 1, torch.tensor(2))
 
 
 def test_by_an_integer_whose_value_is_known():
@@ -301,8 +296,7 @@ def test_by_an_integer_whose_value_is_known():
         return table
 
     inputs = MATRIX, torch.tensor(2), MATRIX[0]
-    found = bridge.export(Call(added))({}, {}, *(jnp.asarray(t.numpy()) for t in inputs))[0]
-    assert jnp.allclose(found, added(*inputs).numpy())
+    assert jnp.allclose(in_jax(added, *inputs), added(*inputs).numpy())
 
 
 def test_a_parameter_by_a_traced_integer_under_vmap():
@@ -311,32 +305,15 @@ def test_a_parameter_by_a_traced_integer_under_vmap():
     assert jnp.array_equal(rows, fn.params["module.weight"][jnp.asarray([3, 0])] * 2)
 
 
-REFUSED_ITEMS = {
-    "a slice": (lambda x, i: x[i:], "asks for the value of a traced tensor"),
-    "where it lies in memory": (lambda x, i: x[i].as_strided((2,), (1,)), "it reaches memory"),
-    "a gradient inside": (lambda x, i: torch.autograd.grad(x[i].sum(), x)[0], "asks for the value of a traced tensor"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_ITEMS)
-def test_refused_items(name):
-    function, message = REFUSED_ITEMS[name]
-    fn = bridge.export(Call(lambda x, i: function(x.requires_grad_(), i)))
-    with pytest.raises(bridge.BridgeError, match=message):
-        jax.eval_shape(lambda x, i: fn({}, {}, x, i)[0], jnp.ones((4, 4)), jnp.asarray(2))
-
-
 def test_too_many_indices_are_pytorch_s_error():
-    fn = bridge.export(Call(lambda x, i: x[i, i, i]))
-    with pytest.raises(IndexError, match="too many indices for tensor of dimension 2"):
-        jax.eval_shape(lambda x, i: fn({}, {}, x, i)[0], jnp.ones((4, 4)), jnp.asarray(2))
+    message = "too many indices for tensor of dimension 2"
+    raises(message, lambda x, i: x[i, i, i], jnp.ones((4, 4)), jnp.asarray(2), error=IndexError)
 
 
 def test_a_number_that_is_known_is_pytorch_s_index():
-    fn = bridge.export(Call(lambda x, i: x[i]))
-    assert jnp.array_equal(fn({}, {}, jnp.eye(3), jnp.asarray(-1))[0], jnp.eye(3)[2])
+    assert jnp.array_equal(in_jax(lambda x, i: x[i], jnp.eye(3), jnp.asarray(-1)), jnp.eye(3)[2])
     with pytest.raises(IndexError, match="index 3 is out of bounds"):
-        fn({}, {}, jnp.eye(3), jnp.asarray(3))
+        in_jax(lambda x, i: x[i], jnp.eye(3), jnp.asarray(3))
 
 
 def test_a_traced_place_in_a_call_that_differentiates():
@@ -348,11 +325,10 @@ def test_a_traced_place_in_a_call_that_differentiates():
             (slope,) = torch.autograd.grad(leaf.pow(3).sum(), leaf)
             return x[0] - 0.1 * slope[0] + select(x, i)
 
-        return bridge.export(Call(function))
+        return function
 
-    refused, right = penalised(lambda x, i: x[i]), penalised(lambda x, i: x.index_select(0, i.view(1))[0])
-    x = jnp.arange(6.0).reshape(3, 2)
-    with pytest.raises(bridge.BridgeError, match=r"`x\[i\]` has a traced i in a call that asks .*index_select"):
-        jax.jit(lambda x, i: refused({}, {}, x, i)[0])(x, 1)
-    out = jax.jit(lambda x, i: right({}, {}, x, i)[0])(x, 1)
+    x, i = jnp.arange(6.0).reshape(3, 2), jnp.asarray(1)
+    message = r"`x\[i\]` has a traced i in a call that asks .*index_select"
+    raises(message, penalised(lambda x, i: x[i]), x, i)
+    out = in_jax(penalised(lambda x, i: x.index_select(0, i.view(1))[0]), x, i, jit=True)
     assert jnp.allclose(out, x[0] - 0.3 * x[0] ** 2 + x[1])

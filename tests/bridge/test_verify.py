@@ -1,17 +1,20 @@
-"""`bridge.verify`: what it compares, with which tolerance, and how it reports."""
+"""`bridge.verify`: what it compares, with which tolerance, in which calls, and how it reports."""
 
 import copy
 import json
+import threading
+import warnings
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, verified
+from eager import Call, Calls, verified
 from torch import nn
 from torch.nn.utils import prune, weight_norm
 
 import bridge
+from bridge.tensor.tensor import BridgeTensor
 
 # ---- What `verify` compares, what it calls unproved, and what it says of a module that it cannot compare
 
@@ -34,6 +37,11 @@ def rows(report, kind):
     return {row.name: row for row in report.rows if row.kind == kind}
 
 
+def traced(x):
+    """A fault that is planted: the module sees by which side it is called."""
+    return isinstance(x, BridgeTensor)
+
+
 def test_gradients_of_inputs_by_their_names():
     module = Applied(lambda inputs, w: inputs["x"] * w + inputs["parts"][1])
     inputs = {"x": X, "parts": [torch.arange(3), X.double()]}
@@ -45,8 +53,8 @@ def test_gradients_of_inputs_by_their_names():
 
 def test_inputs_may_be_written_and_stay_as_they_were():
     x = X.clone()
-    report = bridge.verify(Applied(lambda x, w: x.mul_(w) + x), x)
-    assert report.ok and torch.equal(x, X)
+    verified(Applied(lambda x, w: x.mul_(w) + x), x)
+    assert torch.equal(x, X)
 
 
 def test_complex_numbers_with_both_parts():
@@ -82,8 +90,7 @@ def test_zero_on_both_sides_is_unproved_until_jitter_makes_it_speak():
 
 
 def test_jitter_is_the_same_for_the_module_in_float64():
-    double = Lora().double()
-    module = Lora()
+    double, module = Lora().double(), Lora()
     double.load_state_dict(module.state_dict())
     report = bridge.verify(module, X, jitter=0.1, double=double, input_gradients=False)
     assert report.ok and all(row.tolerance == 1e-4 for row in report.rows)
@@ -91,52 +98,37 @@ def test_jitter_is_the_same_for_the_module_in_float64():
 
 
 def test_one_step_in_which_a_leaf_speaks_proves_it():
-    class Late(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w, self.gate = nn.Parameter(torch.ones(3)), nn.Buffer(torch.zeros(()))
+    def late(m, x):
+        out = x @ m.w * m.gate
+        m.gate = m.gate + 1
+        return out
 
-        def forward(self, x):
-            out = x * self.w * self.gate
-            self.gate = self.gate + 1
-            return out
-
-    assert not bridge.verify(Late(), X, steps=1).ok
-    assert bridge.verify(Late(), X).ok
+    assert not bridge.verify(Calls(late, gate=nn.Buffer(torch.zeros(()))), X, steps=1).ok
+    verified(Calls(late, gate=nn.Buffer(torch.zeros(()))), X)
 
 
 def test_a_buffer_that_holds_a_graph_goes_on_without_it():
-    class Hidden(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w, self.h = nn.Parameter(torch.eye(3)), nn.Buffer(torch.zeros(4, 3))
+    def hidden(m, x):
+        m.h.copy_(torch.tanh(x + m.h.clone() @ m.w))
+        return m.h * 2
 
-        def forward(self, x):
-            self.h.copy_(torch.tanh(x + self.h.clone() @ self.w))
-            return self.h * 2
-
-    verified(Hidden(), X, steps=3, tolerance=1e-5)
+    verified(Calls(hidden, h=nn.Buffer(torch.zeros(4, 3))), X, steps=3, tolerance=1e-5)
 
 
 def test_nothing_compared_is_not_ok():
-    class Nothing(nn.Module):
-        def forward(self, x):
-            return None
-
-    report = bridge.verify(Nothing(), torch.arange(3))
+    report = bridge.verify(Call(lambda x: None), torch.arange(3))
     assert not report.ok and "nothing compared" in str(report) and not json.loads(report.to_json())["ok"]
 
 
-@pytest.mark.parametrize("how", ["pruned", "weight norm, called before"])
-def test_modules_with_a_weight_that_is_a_result(how):
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
-    if how == "pruned":
-        prune.l1_unstructured(module[0], "weight", amount=0.5)
-    else:
-        with pytest.warns(FutureWarning):
-            weight_norm(module[0])
-        module(X)
-    verified(module, X, tolerance=1e-5)
+def test_modules_with_a_weight_that_is_a_result():
+    """Pruned, and with a `weight_norm` that has been called before."""
+    pruned, normed = nn.Linear(3, 4), nn.Linear(3, 4)
+    prune.l1_unstructured(pruned, "weight", amount=0.5)
+    with pytest.warns(FutureWarning):
+        weight_norm(normed)
+    normed(X)
+    for module in (pruned, normed):
+        verified(nn.Sequential(module, nn.Tanh()), X, tolerance=1e-5)
 
 
 def test_dtypes_are_compared_as_they_are_stored():
@@ -144,11 +136,7 @@ def test_dtypes_are_compared_as_they_are_stored():
 
 
 def test_integers_are_equal_or_not():
-    class Ids(nn.Module):
-        def forward(self, x):
-            return x + (isinstance(x, bridge.tensor.tensor.BridgeTensor)) * (x > 0)
-
-    report = bridge.verify(Ids(), torch.tensor([0, 100_000_000]))
+    report = bridge.verify(Call(lambda x: x + traced(x) * (x > 0)), torch.tensor([0, 100_000_000]))
     assert not report.ok and report.worst.error == 1
 
 
@@ -156,52 +144,40 @@ def test_the_order_of_a_dict_is_the_users_in_pytorch():
     """JAX's transformations sort the keys of a dict: a module that goes through them in turn is seen to be another."""
     module = Applied(lambda inputs, w: torch.cat(list(inputs.values())) * w)
     assert not bridge.verify(module, {"b": X, "a": 2 * X}).ok
-    assert bridge.verify(module, {"a": X, "b": 2 * X}).ok
+    verified(module, {"a": X, "b": 2 * X})
 
 
-def test_a_module_that_fails_is_named_by_its_side():
-    with pytest.raises(
-        bridge.BridgeError, match=r"PyTorch itself fails, in step 0: RuntimeError: .*input_gradients=False"
-    ):
-        bridge.verify(nn.Linear(5, 3), X)
-
-    class OnlyPytorch(nn.Module):
-        def forward(self, x):
-            if isinstance(x, bridge.tensor.tensor.BridgeTensor):
-                raise ZeroDivisionError("of its own")
-            return x
-
-    with pytest.raises(bridge.BridgeError, match=r"where PyTorch does not, in step 0: ZeroDivisionError: of its own"):
-        bridge.verify(OnlyPytorch(), X)
+def fails_in_jax(x):
+    if traced(x):
+        raise ZeroDivisionError("of its own")
+    return x
 
 
-@pytest.mark.parametrize("module", [nn.LazyLinear(3), nn.Linear(3, 3, device="meta")], ids=["lazy", "meta"])
-def test_a_module_without_weights(module):
-    with pytest.raises(bridge.BridgeError, match=r"is not initialized|is on the meta device"):
-        bridge.verify(module, X)
+FAILS = {
+    "in PyTorch": (nn.Linear(5, 3), {}, r"PyTorch itself fails, in step 0: RuntimeError: .*input_gradients=False"),
+    "in JAX": (Call(fails_in_jax), {}, r"where PyTorch does not, in step 0: ZeroDivisionError: of its own"),
+    "lazy": (nn.LazyLinear(3), {}, "is not initialized"),
+    "meta": (nn.Linear(3, 3, device="meta"), {}, "is on the meta device"),
+    "advance": (nn.Linear(3, 3), {"advance": lambda out, *_: out.no_such_field}, "`advance` fails, after step 0"),
+}
 
 
-def test_an_advance_that_fails():
-    def advance(outputs, args, kwargs):
-        return outputs.no_such_field, kwargs
-
-    with pytest.raises(bridge.BridgeError, match="`advance` fails, after step 0"):
-        bridge.verify(nn.Linear(3, 3), X, steps=2, advance=advance)
+@pytest.mark.parametrize("name", FAILS)
+def test_a_module_that_fails_is_named_by_its_side(name):
+    module, settings, message = FAILS[name]
+    with pytest.raises(bridge.BridgeError, match=message):
+        bridge.verify(module, X, **settings)
 
 
 def test_a_module_with_something_that_python_cannot_copy():
-    import threading
-
     module = nn.Linear(3, 3)
     module.lock = threading.Lock()
-    assert bridge.verify(module, X).ok
+    verified(module, X)
 
 
 def test_json_holds_no_infinity():
-    def forward(x, w):
-        return x * w if isinstance(x, bridge.tensor.tensor.BridgeTensor) else (x * w)[:2]
-
-    report = json.loads(bridge.verify(Applied(forward), X).to_json())
+    report = bridge.verify(Applied(lambda x, w: x * w if traced(x) else (x * w)[:2]), X)
+    report = json.loads(report.to_json())
     first = report["rows"][0]
     assert first["error"] is None and first["verdict"] == "beyond tolerance"
     assert first["note"] == "shape (4, 3), PyTorch has (2, 3)"
@@ -209,19 +185,17 @@ def test_json_holds_no_infinity():
 
 
 def test_html_escapes_what_it_is_given():
-    report = bridge.verify(Applied(lambda inputs, w: inputs["<b>"] * w), {"<b>": X})
-    page = report.to_html("a & b")
+    page = bridge.verify(Applied(lambda inputs, w: inputs["<b>"] * w), {"<b>": X}).to_html("a & b")
     assert "<title>a &amp; b</title>" in page and "&lt;b&gt;" in page and "<b>" not in page
     assert "<strong>Equal.</strong>" in page and "float32 products highest" in page
 
 
 def test_a_buffer_that_the_call_registers_is_named():
-    class Late(nn.Module):
-        def forward(self, x):
-            self.register_buffer("seen", torch.zeros(2))
-            return x + self.seen
+    def late(m, x):
+        m.register_buffer("seen", torch.zeros(3))
+        return x @ m.w + m.seen
 
-    report = bridge.verify(Late(), torch.randn(3, 2))
+    report = bridge.verify(Calls(late), X)
     assert not report.ok
     assert "buffer seen (missing in JAX; one that the call registers belongs into __init__)" in str(report)
 
@@ -252,39 +226,27 @@ def test_hooks_that_enclose_the_module():
 
 def test_a_module_in_float64_gets_its_inputs_in_float64():
     module = nn.Linear(3, 2)
-    assert bridge.verify(module, torch.randn(4, 3), double=copy.deepcopy(module).double()).ok
+    verified(module, X, double=copy.deepcopy(module).double())
 
 
 def test_attributes_of_parameters_and_memory_that_they_share_are_copied():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(3))
-            self.w.scale = 0.5
-            self.table = nn.Embedding(2, 3).requires_grad_(False)
-            self.kept = self.table.weight.data
+    def scaled(m, x):
+        m.kept[0] += 1
+        return x @ m.w * m.w.scale + m.table.weight[0]
 
-        def forward(self, x):
-            self.kept[0] += 1
-            return x * self.w * self.w.scale + self.table.weight[0]
-
-    verified(Scaled(), X, steps=2)
+    table = nn.Embedding(2, 3).requires_grad_(False)
+    module = Calls(scaled, table=table, kept=table.weight.data)
+    module.w.scale = 0.5
+    verified(module, X, steps=2)
 
 
 def test_a_result_to_which_the_backward_pass_adds():
     def forward(x, w):
         leaf = (x.detach() * 2).requires_grad_()
-        (leaf.square().sum() * 1.0).backward()
-        return leaf.grad * 1, leaf * w
-
-    assert bridge.verify(Applied(forward), X, input_gradients=False).ok
-
-    def returned(x, w):
-        leaf = (x.detach() * 2).requires_grad_()
         leaf.square().sum().backward()
-        return leaf.grad, leaf * w
+        return leaf.grad, leaf.grad * 1, leaf * w
 
-    verified(Applied(returned), X, input_gradients=False)
+    verified(Applied(forward), X, input_gradients=False)
 
 
 # ---- Where a leaf is beyond the tolerance, PyTorch's own distance from float64 decides, and hides no fault
@@ -307,12 +269,12 @@ def test_rounding_of_long_sums():
 
 
 def rounding_only(x, w):
-    return x * w * (1 + 1e-3 * isinstance(x, bridge.tensor.tensor.BridgeTensor))
+    return x * w * (1 + 1e-3 * traced(x))
 
 
 def of_another_type(x, w):
     """Computes something else in float64, and in the bridge the same."""
-    return x * w * (2 if isinstance(x, bridge.tensor.tensor.BridgeTensor) or x.dtype == torch.float64 else 1)
+    return x * w * (2 if traced(x) or x.dtype == torch.float64 else 1)
 
 
 def with_state(x, w, calls=[0]):  # noqa: B006
@@ -322,7 +284,7 @@ def with_state(x, w, calls=[0]):  # noqa: B006
 
 
 def in_float32_only(x, w):
-    return F.linear(x * (1 + isinstance(x, bridge.tensor.tensor.BridgeTensor)), torch.eye(3)) * w
+    return F.linear(x * (1 + traced(x)), torch.eye(3)) * w
 
 
 @pytest.mark.parametrize(
@@ -345,22 +307,16 @@ def test_float64_hides_no_fault(forward, note):
     assert row.verdict == "beyond tolerance" and row.note.startswith(note) and row.tolerance < 0.1, f"\n{report}"
 
 
-class SharedBuffers(nn.Module):
-    """A buffer that is a view of another one, which a module in float64 has no more."""
-
-    def __init__(self):
-        super().__init__()
-        self.w, self.whole = nn.Parameter(torch.ones(2)), nn.Buffer(torch.zeros(2, 2))
-        self.part = nn.Buffer(self.whole[0])
-
-    def forward(self, x):
-        if not isinstance(x, bridge.tensor.tensor.BridgeTensor):  # the bridge computes what the copy in float64 does
-            self.whole += 1.0
-        return x * self.w * (1 + self.part)
-
-
 def test_a_module_in_float64_that_shares_less_memory_is_no_judge():
-    report = bridge.verify(SharedBuffers(), torch.ones(2), steps=1)
+    """A buffer is a view of another one, which a module in float64 has no more."""
+
+    def forward(m, x):
+        if not traced(x):  # the bridge computes what the copy in float64 does
+            m.whole += 1.0
+        return x @ m.w * (1 + m.part)
+
+    whole = nn.Buffer(torch.zeros(2, 3))
+    report = bridge.verify(Calls(forward, whole=whole, part=nn.Buffer(whole[0])), X, steps=1)
     outputs = rows(report, "output")["value"]
     assert outputs.verdict == "beyond tolerance" and "when it is called again" in outputs.note, f"\n{report}"
 
@@ -374,28 +330,119 @@ def test_a_backward_inside_of_the_call_leaves_no_gradient_of_an_input():
         (x * weight).sum().backward()
         return x * weight.grad.detach()
 
-    assert bridge.verify(Call(forward), X[:1]).ok
+    verified(forward, X[:1])
 
 
-def test_gradient_hooks_of_parameters_are_refused():
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_gradient_hooks_of_parameters_are_refused(method):
     """A copy of a parameter has none, and `verify` works on copies."""
-    for method in ("register_hook", "register_post_accumulate_grad_hook"):
-        layer = nn.Linear(3, 2)
-        getattr(layer.weight, method)(lambda gradient: None)
-        with pytest.raises(bridge.BridgeError, match="parameter weight has a gradient hook"):
-            bridge.verify(layer, X)
+    layer = nn.Linear(3, 2)
+    getattr(layer.weight, method)(lambda gradient: None)
+    with pytest.raises(bridge.BridgeError, match="parameter weight has a gradient hook"):
+        bridge.verify(layer, X)
 
 
 def test_dicts_of_weak_references_hold_the_copies():
-    assert bridge.verify(Held(), torch.randn(5, 3), train=True).ok
+    norm = nn.BatchNorm1d(3)
+    dicts = {"by_name": weakref.WeakValueDictionary({"norm": norm}), "names": weakref.WeakKeyDictionary({norm: "norm"})}
+    verified(Calls(lambda m, x: m.by_name[m.names[m.norm]](x) @ m.w, norm=norm, **dicts), X, train=True)
 
 
-class Held(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-        self.by_name = weakref.WeakValueDictionary({"norm": self.norm})
-        self.names = weakref.WeakKeyDictionary({self.norm: "norm"})
+# ---- several calls
 
-    def forward(self, x):
-        return self.by_name[self.names[self.norm]](x) * 2
+SEEN = []
+
+
+def test_a_further_call_gets_other_numbers_of_the_same_kind():
+    def forward(inputs, w):
+        if not traced(inputs["floats"]):
+            SEEN.append(inputs)  # a list that the function encloses would be copied with the module
+        return inputs["floats"] * w + inputs["mask"].log()[:, None]
+
+    inputs = {
+        "floats": torch.linspace(0.1, 0.9, 12).reshape(4, 3),
+        "mask": torch.tensor([1.0, 1, 1, 2]),
+        "ids": torch.arange(4),
+        "flags": torch.tensor([[True, True, False]]),
+        "additive": torch.tensor([0.0, -torch.inf, 0.5]),
+        "step": torch.tensor(7),
+        "ones": torch.ones(3),
+        "complex": torch.complex(X, 2 * X),
+        "half": X.bfloat16(),
+        "empty": torch.empty(0, 3),
+        "number": 2,
+    }
+    verified(Applied(forward), inputs, steps=3)
+    first, second, third = SEEN
+    assert first["ids"].tolist() == [0, 1, 2, 3] and second["ids"].tolist() == [3, 0, 1, 2]
+    assert second["mask"].tolist() == [2, 1, 1, 1] and third["mask"].tolist() == [1, 2, 1, 1]
+    assert second["flags"].tolist() == [[False, True, True]], "a batch of one: along the next axis"
+    assert second["additive"].tolist() == [0.5, 0, -torch.inf] and second["step"] == 7 and second["number"] == 2
+    for name in ("floats", "ones", "complex", "half"):
+        assert not torch.equal(first[name], second[name]) and second[name].dtype == first[name].dtype, name
+    assert second["floats"].min() >= 0.1 and second["floats"].max() <= 0.9
+    assert second["ones"].min() >= 0.5 and second["ones"].max() <= 1
+
+
+def test_one_tensor_as_two_arguments_stays_one():
+    x = torch.rand(3)
+    verified(lambda x, y: x * y * (1 if traced(x) or torch.equal(x, y) else 2), x, x)
+
+
+def test_a_module_that_cannot_take_other_numbers_says_what_to_do():
+    def forward(x, lengths):
+        if not traced(x) and not torch.equal(lengths, lengths.sort()[0]):
+            raise ValueError("lengths have to be sorted")
+        return x * 2
+
+    given = X, torch.arange(3)
+    with pytest.raises(bridge.BridgeError, match=r"fails, in step 1: ValueError: lengths.*steps=1 compares one call"):
+        bridge.verify(Call(forward), *given)
+    verified(forward, *given, steps=1)
+    verified(forward, *given, advance=lambda outputs, args, kwargs: (args, kwargs))
+
+
+# ---- gradients that the call itself leaves or asks for
+
+
+def test_a_grad_that_the_call_leaves_is_compared():
+    def forward(x, w):
+        if not traced(x):
+            (x * 2).sum().backward()
+        return x * w
+
+    report = bridge.verify(Applied(forward), X.clone().requires_grad_())
+    row = report.worst
+    assert row.kind == ".grad" and row.verdict == "beyond tolerance" and "returns no `.grad`" in row.note, f"\n{report}"
+    assert bridge.verify(Applied(forward), X).ok, "an input that requires none"
+
+
+def test_a_grad_of_a_parameter_that_the_call_leaves_is_refused():
+    def forward(x, w):
+        w.grad = torch.ones(3)
+        return x * w
+
+    with pytest.raises(bridge.BridgeError, match=r"\.grad"):
+        bridge.verify(Applied(forward), X)
+
+
+def test_a_gradient_that_is_sparse_in_pytorch():
+    module = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
+    report = bridge.verify(module, torch.tensor([0, 2, 2]))
+    assert report.ok and rows(report, "gradient")["0.weight"].scale > 0, f"\n{report}"
+
+
+def quantised(x, codes):
+    """Straight through, where an input asks for a gradient."""
+    nearest = codes[(x.detach()[..., None] - codes).abs().argmin(-1)]
+    return x + (nearest - x).detach() + nearest if x.requires_grad else 2 * nearest
+
+
+def test_a_module_that_asks_an_input_for_requires_grad_is_said():
+    module, x = Applied(quantised, torch.linspace(-1, 2, 5)), torch.rand(4, 3)
+    with pytest.warns(bridge.BridgeWarning, match=r"test_verify.py:\d+ asks an input whether it requires grad") as said:
+        assert not bridge.verify(module, x).ok
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        verified(module, x, input_gradients=False)

@@ -3,7 +3,6 @@
 import json
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -86,36 +85,34 @@ def test_every_difference_is_listed(module):
     ]
 
 
-class WithSettings(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.momentum = nn.Linear(2, 2), 0.9
-
-    def get_extra_state(self):
-        return {"momentum": self.momentum}
-
-    def set_extra_state(self, state):
-        self.momentum = state["momentum"]
-
-
 def test_extra_state_is_no_weight():
-    module = WithSettings()
+    class WithSettings(nn.Linear):
+        def get_extra_state(self):
+            return {"momentum": 0.9}
+
+        def set_extra_state(self, state):
+            raise AssertionError("it is not given")
+
+    module = WithSettings(2, 2)
     fn = bridge.export(module)
-    assert [*bridge.state_dict(fn, fn.params, fn.buffers)] == ["layer.weight", "layer.bias"]
+    assert [*bridge.state_dict(fn, fn.params, fn.buffers)] == ["weight", "bias"]
     assert [*bridge.into(fn, module.state_dict())[0]] == [*fn.params]
 
 
 def test_files_that_are_no_weights(tmp_path):
-    with pytest.raises(bridge.BridgeError, match="no weights at"):
-        bridge.load_weights(tmp_path / "absent.pt")
     (tmp_path / "junk.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(bridge.BridgeError, match="cannot be read as weights"):
-        bridge.load_weights(tmp_path / "junk.pt")
     torch.save({"a": torch.ones(1), "step": 3}, tmp_path / "mixed.pt")
-    with pytest.raises(bridge.BridgeError, match="something else than tensors"):
-        bridge.load_weights(tmp_path / "mixed.pt")
-    with pytest.raises(bridge.BridgeError, match="2 files"):
-        bridge.load_weights(tmp_path)
+    (tmp_path / "sharded").mkdir()
+    (tmp_path / "sharded" / "x.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
+    for name, message in (
+        ("absent.pt", "no weights at"),
+        ("junk.pt", "cannot be read as weights"),
+        ("mixed.pt", "something else than tensors"),
+        ("sharded/x.index.json", "not a plain file name"),
+        ("", "2 files"),
+    ):
+        with pytest.raises(bridge.BridgeError, match=message):
+            bridge.load_weights(tmp_path / name)
 
 
 def test_nothing_in_a_file_is_executed(tmp_path):
@@ -129,12 +126,6 @@ def test_nothing_in_a_file_is_executed(tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_shard_outside_the_folder_is_refused(tmp_path):
-    (tmp_path / "x.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
-    with pytest.raises(bridge.BridgeError, match="not a plain file name"):
-        bridge.load_weights(tmp_path / "x.index.json")
-
-
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, module, monkeypatch):
     path = tmp_path / "w.safetensors"
     bridge.save_weights(path, module.state_dict())
@@ -146,24 +137,12 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, module, monkeypatch)
 
 
 def test_names_and_shapes_are_checked_at_the_call(module):
-    fn = bridge.export(module)
-    x = jnp.ones((2, 3))
-    params = dict(fn.params)
-    del params["first.bias"]
-    with pytest.raises(bridge.BridgeError, match=r"missing parameters: first.bias; pass exactly the names"):
-        fn(params, fn.buffers, x)
-    with pytest.raises(bridge.BridgeError, match="surplus parameters: more"):
-        fn(fn.params | {"more": x}, fn.buffers, x)
-    with pytest.raises(bridge.BridgeError, match=r"first.bias has shape \(4,\), expected \(3,\)"):
-        fn(fn.params | {"first.bias": jnp.zeros(4)}, fn.buffers, x)
-
-
-def test_half_precision_parameters_for_a_float32_module(module):
-    """Float32 masters, a bf16 forward: the module computes as `module.to(bfloat16)` does."""
-    fn = bridge.export(module)
-    x = torch.randn(2, 3)
-    half = {name: array.astype(jnp.bfloat16) for name, array in fn.params.items()}
-    out, _ = fn(half, fn.buffers, jnp.asarray(x.numpy(), jnp.bfloat16))
-    assert out.dtype == jnp.bfloat16
-    expected = module.to(torch.bfloat16)(x.to(torch.bfloat16))
-    np.testing.assert_allclose(out.astype(jnp.float32), expected.detach().float().numpy(), atol=2e-2)
+    fn, x = bridge.export(module), jnp.ones((2, 3))
+    missing = {name: array for name, array in fn.params.items() if name != "first.bias"}
+    for params, message in (
+        (missing, r"missing parameters: first.bias; pass exactly the names"),
+        (fn.params | {"more": x}, "surplus parameters: more"),
+        (fn.params | {"first.bias": jnp.zeros(4)}, r"first.bias has shape \(4,\), expected \(3,\)"),
+    ):
+        with pytest.raises(bridge.BridgeError, match=message):
+            fn(params, fn.buffers, x)

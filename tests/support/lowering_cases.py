@@ -280,5 +280,4 @@ ELSEWHERE = {
 }
 """Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
 `test_rare_operations.py`, `test_second_derivatives.py`, `test_complex.py`, `test_unusual_arguments.py`,
-`test_gradients.py`, `test_seldom_called.py`, `test_complex.py`, `test_narrow_dtypes.py`,
-`test_second_derivatives.py`."""
+`test_gradients.py`, `test_narrow_dtypes.py`."""
