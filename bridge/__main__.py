@@ -6,8 +6,11 @@ arguments, `keywords` a dict of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -114,9 +117,22 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     return module, tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs
 
 
-def main(argv: list[str] | None = None) -> int:
-    command = tyro.cli(Verify | Inspect, args=argv, prog="python -m bridge", description=__doc__)  # pyright: ignore[reportArgumentType]
+def parse(argv: list[str] | None) -> Verify | Inspect:
+    """Raises `BridgeError`, one line, where tyro would print a box."""
+    shown = io.StringIO()
     try:
+        with contextlib.redirect_stderr(shown):
+            return tyro.cli(Verify | Inspect, args=argv, prog="python -m bridge", description=__doc__)  # pyright: ignore[reportArgumentType]
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        words = re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]", " ", shown.getvalue())
+        raise bridge.BridgeError(" ".join(words.split())) from stop
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        command = parse(argv)
         return verify(command) if isinstance(command, Verify) else inspect(command)
     except bridge.BridgeError as error:
         print(f"bridge: {' '.join(str(error).split())}", file=sys.stderr)

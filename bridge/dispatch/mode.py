@@ -401,7 +401,6 @@ _MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "autocast": (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
     "the dtype of autocast": (partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
-    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
 }
 
 
@@ -436,7 +435,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     PyTorch.
     """
     outer = CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator
-    modes = {name: get() for name, (get, _) in _MODES.items()}
+    modes, default_dtype = {name: get() for name, (get, _) in _MODES.items()}, torch.get_default_dtype()
     state, alone = (random.getstate(), np.random.get_state()), threading.active_count() == 1
     compiler = contextlib.ExitStack()
     CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = (
@@ -479,6 +478,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             raise dispatch.failed
     finally:
         _put_back(modes)
+        torch.set_default_dtype(default_dtype)
         RUNNING.remove(dispatch)
         CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = outer
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.dispatch.random import generator_of
+from bridge.context import CURRENT
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
 from bridge.tensor.tensor import regraft
@@ -154,7 +154,7 @@ def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
     """`noise` becomes the slopes, 1 where `x` is positive."""
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
-    if generator is not None or generator_of(None) is not None:
+    if generator is not None or CURRENT.generator is not None:
         raise NotImplementedError("a seeded generator gives slopes to negative entries only, so it depends on data")
     with torch.no_grad():
         slopes = torch.empty_like(x).uniform_(lower, upper)

@@ -31,7 +31,8 @@ class Row:
     """One compared leaf at one step."""
 
     kind: str
-    """`output`, `gradient`, `input gradient`, `buffer`; `parameter` only where one was written and the sides differ."""
+    """`output`, `gradient`, `input gradient`, `buffer`; `parameter` only where one was written and the sides differ,
+    `.grad` only where the call itself leaves one."""
     name: str
     step: int
     error: float
@@ -241,13 +242,19 @@ def compare(
                 yield row
 
 
+_REMEDIES = {
+    "buffer": "; one that the call registers belongs into __init__",
+    ".grad": "; the call itself sets it, and a pure function returns no `.grad`: return the gradient, or leave it out",
+}
+"""Of leaves that JAX lacks, by kind."""
+
+
 def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
     """`row`, whose scale is the least one, with the difference of the two leaves or why there is none."""
     if expected is None:
         return dataclasses.replace(row, note="PyTorch has no such leaf")
     if actual is None:
-        remedy = "; one that the call registers belongs into __init__" if row.kind == "buffer" else ""
-        return dataclasses.replace(row, note="missing in JAX" + remedy)
+        return dataclasses.replace(row, note="missing in JAX" + _REMEDIES.get(row.kind, ""))
     whole = expected.values.dtype.kind == "i"  # an integer is equal or it is another one
     row = dataclasses.replace(row, scale=1.0 if whole else max(_magnitude(expected.values), row.scale, 1e-30))
     shapes = actual.values.shape, expected.values.shape

@@ -129,11 +129,17 @@ class TorchSide:
 
     def next(self, draws: list[torch.Tensor] | None = None) -> Leaves:
         """Runs the next step, with these random draws if there are any."""
-        args, kwargs, inputs = self._copies(*self._inputs.send(self._outputs))
+        for tensor in self._trained.values():
+            tensor.grad = None
+        given = self._inputs.send(self._outputs)
+        args, kwargs, inputs = self._copies(*given)
+        asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
         with drawing(draws) as self.draws:
             outputs = method_of(self._module, self._call.method)(*args, **kwargs)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
         self._outputs = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
+        leaves = self._trained | {name: leaf for name, leaf in inputs.items() if name in asked}
+        left = {name: leaf_of(leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None}
         for tensor in (*self._trained.values(), *inputs.values()):
             tensor.grad = None
         objective = self._call.loss(outputs)
@@ -142,6 +148,7 @@ class TorchSide:
         state = self._state()  # after the call: a buffer may have been assigned anew
         leaves = {
             "output": named(self._outputs),
+            ".grad": left,
             "gradient": {n: gradient_leaf(t) for n, t in self._trained.items()},
             "input gradient": {n: gradient_leaf(t) for n, t in inputs.items()},
             "buffer": {n: leaf_of(t) for n, t in state.items() if n not in self._trained},
@@ -305,7 +312,7 @@ def copied(module: nn.Module, noise: float = 0.0) -> nn.Module:
     copy = independent(module)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in copy.parameters() if noise else ():
+        for _, parameter in sorted(copy.named_parameters()) if noise else ():
             if differentiable(parameter.dtype):
                 wide = torch.promote_types(parameter.dtype, torch.float64)
                 drawn = noise * torch.randn(parameter.shape, generator=generator, dtype=wide)

@@ -245,7 +245,7 @@ def test_a_function_is_replaced_only_while_a_call_runs(registered):
 
 
 def test_without_the_rule_the_function_cannot_be_traced(registered, monkeypatch):
-    monkeypatch.setattr(mode, "replaced", lambda functions, active: contextlib.nullcontext())
+    monkeypatch.setattr(mode, "replaced", lambda functions: contextlib.nullcontext())
     raises("asks for the value of a traced tensor", use, BUFFER, NEW, LAST)
 
 
