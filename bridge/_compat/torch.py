@@ -289,7 +289,7 @@ class Replacements:
                 self._own = [vars(r.owner).get(r.name, _MISSING) for r in self._table]
                 for i, (owner, name, make) in enumerate(self._table):
                     original = getattr(owner, name, None)
-                    if self._made[i][0] is not original:
+                    if self._made[i][0] != original:  # each look-up of a method of C makes another object
                         self._made[i] = original, make(original)
                     setattr(owner, name, self._made[i][1])
             self._depth += 1
