@@ -26,7 +26,7 @@ from bridge._compat.torch import (
     in_transform,
 )
 from bridge.context import TraceContext, current
-from bridge.tensor.tensor import BridgeTensor, View, differentiable, fresh
+from bridge.tensor.tensor import BridgeTensor, View, differentiable
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
@@ -115,7 +115,7 @@ def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> to
             "pass the gradient as an argument, or leave it out",
         )
 
-    return BridgeTensor(fresh(tensor.value, tensor._meta)._cell, tensor._meta, (View(refuse, refuse),))
+    return BridgeTensor(tensor._cell.detached(), tensor._meta, (View(refuse, refuse),))
 
 
 # Functions that steer PyTorch's engine or dispatcher and that no mode sees.

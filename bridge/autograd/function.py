@@ -50,13 +50,12 @@ class Context(FunctionCtx):
     """PyTorch's own context, with the answers that its engine gives."""
 
     needs_input_grad: tuple[bool, ...] = ()
-    to_save: tuple = ()
+    saved_tensors: tuple = ()
     dirty_tensors: tuple = ()
     non_differentiable: tuple = ()
 
-    @property
-    def saved_tensors(self) -> tuple:
-        return self.to_save
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
 
 
 def in_place_of_apply(tracing: Tracing) -> Replacement:
@@ -78,20 +77,17 @@ def in_place_of_apply(tracing: Tracing) -> Replacement:
 
 def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracing) -> Any:
     """`function.apply(*args)`: values from its forward, gradients from its backward."""
-    if any(isinstance(a, torch.Tensor) and is_dual(a) for a in args):
-        raise call.error(
-            f"{function.__name__} is applied to a dual tensor, whose gradient would be lost",
-            "use torch.func.jvp instead of torch.autograd.forward_ad",
-        )
-    recorded = call.recording and torch.is_grad_enabled()
-    if recorded and any(isinstance(a, torch.Tensor) and engine_requires_grad(a) for a in args):
+    name, tensors = function.__name__, [a for a in args if isinstance(a, torch.Tensor)]
+    if any(map(is_dual, tensors)):
+        what = f"{name} is applied to a dual tensor, whose gradient would be lost"
+        raise call.error(what, "use torch.func.jvp instead of torch.autograd.forward_ad")
+    if call.recording and torch.is_grad_enabled() and any(map(engine_requires_grad, tensors)):
         raise call.error(
             "the module asks PyTorch's engine for a gradient (torch.autograd.grad, backward() or the function that "
-            f"torch.func.vjp returns), and {function.__name__} may be part of its graph",
+            f"torch.func.vjp returns), and {name} may be part of its graph",
             "take that gradient by torch.func.grad or torch.func.jacrev, or outside of the module with jax.grad; or "
-            f"write {function.__name__} in operations of PyTorch",
+            f"write {name} in operations of PyTorch",
         )
-
     args = tuple(call.adopt(a) if isinstance(a, torch.Tensor) else a for a in args)
     ctx = Context()
     # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
@@ -110,8 +106,9 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
         for i, t in enumerate(outputs)
         if isinstance(t, BridgeTensor) and differentiable(t.dtype) and id(t) not in fixed
     ]
-    backward = _Backward(call, function, tracing, ctx, inputs, outputs, free)
-    for i, value in zip(free, _attach(backward, arrays, backward.arrays), strict=True):
+    backward = _Backward(call, function, tracing)
+    values: Any = _attach(backward, arrays, backward.take_apart(ctx, inputs, outputs, free))
+    for i, value in zip(free, values, strict=True):
         if any(outputs[i] is t for t in ctx.dirty_tensors):
             outputs[i].write(value, tracked=backward.tracked, grad_enabled=True)
         else:
@@ -150,48 +147,36 @@ _attach.defvjp(_attach_forward, lambda backward, saved, cotangents: backward(sav
 
 
 class _Backward:
-    """The backward of one application; its context is taken apart into arrays, which JAX carries to it, and the rest.
+    """The backward of one application; its context is taken apart into arrays, which JAX carries to it, and a rest."""
 
-    `free`: which results have a gradient.
-    """
-
-    def __init__(
-        self,
-        call: TraceContext,
-        function: type[Any],
-        tracing: Tracing,
-        ctx: Context,
-        inputs: dict[int, BridgeTensor],
-        outputs: list,
-        free: list[int],
-    ):
-        self._call, self._function, self._tracing, self.free = call, function, tracing, free
+    def __init__(self, call: TraceContext, function: type[Any], tracing: Tracing):
+        self._call, self._function, self._tracing = call, function, tracing
         self._name = f"the backward of {function.__name__}"
+        self._tensors: list[tuple[BridgeTensor, int]] = []
+        """The tensors that the backward may read, with the places of their arrays."""
+
+    def take_apart(self, ctx: Context, inputs: dict[int, BridgeTensor], outputs: list, free: list[int]) -> list:
+        """Returns the arrays of the `free` outputs, which have a gradient, and of all that the backward may read."""
         self._inputs = {i: t._meta for i, t in inputs.items()}
         self._outputs = [t._meta if isinstance(t, BridgeTensor) else None for t in outputs]
-        self.tracked = any(t.requires_grad for t in inputs.values())
-        """True if PyTorch would run the backward."""
-        self.arrays = [stop_gradient(outputs[i].value) for i in free]
-        """The arrays of these results, and of the tensors that the backward may read."""
-        self._tensors: list[tuple[BridgeTensor, int]] = []
-        """These tensors, with the places of their arrays."""
+        self.free, self.tracked = free, any(t.requires_grad for t in inputs.values())
+        arrays = [stop_gradient(outputs[i].value) for i in free]
         places = {id(outputs[i]): place for place, i in enumerate(free)}
-        held = self._take_apart(ctx, {id(t) for t in inputs.values()}, places)
+        held = self._without_arrays(ctx, {id(t) for t in inputs.values()}, arrays, places)
         self._modules = {
             f"{path}.{name}".rstrip("."): module
             for path, root in held
             if isinstance(root, nn.Module)
             for name, module in root.named_modules()
         }
-        own = {id(call.adopt(t)) for _, t in held if isinstance(t, torch.Tensor) and call.is_traced(t)}
+        own = {id(self._call.adopt(t)) for _, t in held if isinstance(t, torch.Tensor) and self._call.is_traced(t)}
         may_read_all = any(not isinstance(value, torch.Tensor) for _, value in held)
-        self._state = [t for t in call.state if may_read_all or id(t) in own]
-        for tensor in self._state:
-            self._tensors.append((tensor, len(self.arrays)))
-            self.arrays.append(tensor._cell.read())
+        self._state = [t for t in self._call.state if may_read_all or id(t) in own]
+        self._tensors += [(t, len(arrays) + i) for i, t in enumerate(self._state)]
+        return [*arrays, *(t._cell.read() for t in self._state)]
 
-    def _take_apart(self, ctx: Context, inputs: set[int], places: dict[int, int]) -> list[tuple[str, Any]]:
-        """Returns what the backward finds besides, with paths: parameters, buffers, modules and objects."""
+    def _without_arrays(self, ctx: Context, inputs: set[int], arrays: list, places: dict[int, int]) -> list:
+        """Adds the arrays of the context. Returns what else the backward finds, with paths: state, modules, objects."""
         call, held, seen = self._call, [], set()
         state, twins = set(map(id, call.state)), {}
 
@@ -206,9 +191,9 @@ class _Backward:
                 # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates.
                 tracked = value.requires_grad or id(value) in inputs
                 twins[id(value)] = twin = fresh(cast(jax.Array, None), value._meta, tracked=tracked)
-                self._tensors.append((twin, places.get(id(value), len(self.arrays))))
+                self._tensors.append((twin, places.get(id(value), len(arrays))))
                 if id(value) not in places:
-                    self.arrays.append(value.value)
+                    arrays.append(value.value)
                 vars(twin).update(convert(value._attributes(), functools.partial(leaf, path)))
             return twins[id(value)]
 
@@ -241,7 +226,7 @@ class _Backward:
             with self._nothing_lost():
                 returned = self._function.backward(ctx, *gradients)
             returned = returned if isinstance(returned, tuple) else (returned,)
-            return [self._gradient(returned[i], meta) for i, meta in self._inputs.items()], self._left()
+            return [self._gradient(returned[i], x) for i, x in self._inputs.items()], self._left(len(saved))
 
     @contextlib.contextmanager
     def _restored(self, arrays: list[jax.Array], recording: int) -> Iterator[None]:
@@ -290,9 +275,9 @@ class _Backward:
         if changed or written:
             self._call.warn(f"{self._name} changes {(*changed, 'buffers')[0]} once more, which is lost")
 
-    def _left(self) -> list[jax.Array | None]:
+    def _left(self, arrays: int) -> list[jax.Array | None]:
         """Returns the `grad` that the backward has left on tensors, by the places of their arrays."""
-        left: list[Any] = [None] * len(self.arrays)
+        left: list[Any] = [None] * arrays
         for tensor, place in self._tensors:
             gradient = engine_gradient(tensor)
             if gradient is not None:
@@ -305,21 +290,21 @@ class _Backward:
             )
         return left
 
-    def _gradient(self, returned: Any, meta: torch.Tensor) -> jax.Array | None:
-        """Returns the gradient of an input, whose shape and dtype `meta` has."""
+    def _gradient(self, returned: Any, x: torch.Tensor) -> jax.Array | None:
+        """Returns the gradient of an input, whose shape and dtype `x` has."""
         if returned is None:
             return None
-        if returned.is_complex() and not meta.is_complex():
+        if returned.is_complex() and not x.is_complex():
             raise BridgeError(f"{self._name} gave a complex gradient for a real input; return the real part")
-        if returned.shape != meta.shape:
+        if returned.shape != x.shape:
             try:
-                returned = returned.sum_to_size(meta.shape)
+                returned = returned.sum_to_size(x.shape)
             except RuntimeError as error:
                 raise BridgeError(
                     f"{self._name} gave a gradient of shape {tuple(returned.shape)} for an input of shape "
-                    f"{tuple(meta.shape)}; return one of the input's shape"
+                    f"{tuple(x.shape)}; return one of the input's shape"
                 ) from error
-        return _conjugate(self._call.adopt(returned).value.astype(jax_dtype(meta.dtype)))
+        return _conjugate(self._call.adopt(returned).value.astype(jax_dtype(x.dtype)))
 
 
 def _conjugate(gradient: jax.Array) -> jax.Array:
