@@ -91,7 +91,7 @@ def watched_generator() -> Iterator[WatchedGenerator]:
 def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     """Returns `given`; without one, the default generator if the call has seeded it."""
     default = CURRENT.generator
-    is_seeded = default is not None and default.initial_seed() not in _UNSEEDED
+    is_seeded = isinstance(default, CallGenerator) and default.initial_seed() not in _UNSEEDED
     return default if given is None and is_seeded else given
 
 
