@@ -293,7 +293,7 @@ def _refuse_write(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
     if target.requires_grad and target._cell.leaf is not None:
         what = "a leaf Variable" if target.is_leaf else "a view of a leaf Variable"
         raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
-    tracked = target.requires_grad or any(each.requires_grad for each in inputs)
+    tracked = target._views and (target.requires_grad or any(each.requires_grad for each in inputs))
     for view in reversed(target._views):
         if view.detached:
             return
