@@ -75,10 +75,13 @@ Module = nn.Module | Callable
 """A function is the forward of a module."""
 
 
-def differentiated(forward: Callable, backward: Callable) -> type[torch.autograd.Function]:
-    """A `torch.autograd.Function` of these two."""
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Differentiated", (torch.autograd.Function,), methods)
+def differentiated(
+    forward: Callable, backward: Callable, name: str = "Differentiated", **members: Any
+) -> type[torch.autograd.Function]:
+    """A `torch.autograd.Function` of these two, and of other methods and attributes."""
+    members |= {"forward": forward, "backward": backward}
+    methods = {key: staticmethod(value) if callable(value) else value for key, value in members.items()}
+    return type(name, (torch.autograd.Function,), methods)
 
 
 def compare(module: Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
@@ -140,7 +143,7 @@ def raises(message: str, module: Module, *inputs: Any, error: type = bridge.Brid
     """The text of the error of a traced call, with this message; the line of source that it quotes does not count."""
     fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
     with pytest.raises(error) as caught:
-        jax.eval_shape(lambda params, *arrays: fn(params, fn.buffers, *arrays, **settings)[0], fn.params, *arrays)
+        jax.eval_shape(lambda p, b, *arrays: fn(p, b, *arrays, **settings)[0], fn.params, fn.buffers, *arrays)
     text = re.sub(r"(:\d+): `.*`\. Remedy: ", r"\1. Remedy: ", str(caught.value), flags=re.DOTALL)
     assert re.search(message, text), text
     return text
