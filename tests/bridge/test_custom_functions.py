@@ -164,27 +164,22 @@ def test_second_derivatives():
     np.testing.assert_allclose(second, curve.detach(), rtol=1e-5, atol=1e-6)
 
 
-class TwoResults(Function):
-    """Its second result is marked, which PyTorch's engine overlooks under `torch.vmap`."""
+def keep_and_mark(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+    ctx.mark_non_differentiable(output[1])
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x):
-        return x.sin(), x.abs()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx, grad, other):
-        return ctx.saved_tensors[0].cos() * grad + other
+TWO_RESULTS = differentiated(
+    lambda x: (x.sin(), x.abs()),
+    lambda ctx, grad, other: ctx.saved_tensors[0].cos() * grad + other,
+    setup_context=keep_and_mark,
+    generate_vmap_rule=True,
+)
+"""Its second result is marked, which PyTorch's engine overlooks under `torch.vmap`."""
 
 
 def test_marks_under_a_generated_rule_for_vmap():
-    compare(Call(lambda x: torch.vmap(TwoResults.apply)(x)), [X])
+    compare(lambda x: torch.vmap(TWO_RESULTS.apply)(x), [X])
 
 
 def test_the_rule_is_needed(monkeypatch):

@@ -260,8 +260,8 @@ def test_what_pytorch_takes_is_let_through():
 
 
 def test_a_constant_like_an_integer_input_counts_as_one_of_64_bits():
-    compare(Call(lambda h, y: F.cross_entropy(h, torch.zeros_like(y))), [randn(3, 5), long([0, 2, 1])])
-    compare(Call(lambda h, y: F.nll_loss(h, y.new_full((3,), 1))), [randn(3, 5), long([0, 2, 1])])
+    compare(lambda h, y: F.cross_entropy(h, torch.zeros_like(y)), [randn(3, 5), long([0, 2, 1])])
+    compare(lambda h, y: F.nll_loss(h, y.new_full((3,), 1)), [randn(3, 5), long([0, 2, 1])])
 
 
 # ---- Shapes that do not fit: the text of the error is that of PyTorch's kernel, on which code may decide

@@ -264,7 +264,7 @@ def test_a_function_of_one_export(registered):
         assert used(functions={NAME: total})[0] == pytest.approx(2 * BUFFER.sum().item() + 8, 1e-5)
         assert jnp.allclose(used()[0], use(BUFFER, NEW, LAST)[0].numpy(), atol=1e-6)
     with pytest.raises(ValueError, match="names no function"):
-        bridge.export(Call(use), functions={"written": total})
+        used(functions={"written": total})
     with pytest.raises(bridge.BridgeError, match=r"kernels\.other is not there"):
         used(functions={f"{__name__}:kernels.other": total})
 

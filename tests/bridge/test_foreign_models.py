@@ -53,24 +53,18 @@ IMAGES = SIZES | {"image_size": 16, "patch_size": 4, "num_labels": 5}
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
-def gpt2(transformers, **settings):
-    config = transformers.GPT2Config(vocab_size=61, n_positions=16, n_embd=32, n_layer=2, n_head=4, **settings)
-    return transformers.GPT2LMHeadModel(config)
+GPT2 = {"vocab_size": 61, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+LANGUAGE_MODELS = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", WORDS | {"num_key_value_heads": 2}),
+    "bert": ("BertForMaskedLM", "BertConfig", WORDS),
+}
 
 
-def llama(transformers, **settings):
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**WORDS, num_key_value_heads=2, **settings))
-
-
-def bert(transformers, **settings):
-    return transformers.BertForMaskedLM(transformers.BertConfig(**WORDS, **settings))
-
-
-def vit(transformers, **settings):
-    return transformers.ViTForImageClassification(transformers.ViTConfig(**IMAGES, **DROPOUT, **settings))
-
-
-LANGUAGE_MODELS = {"gpt2": gpt2, "llama": llama, "bert": bert}
+def built(model, config, settings, attention):
+    transformers = hugging_face()
+    torch.manual_seed(0)
+    return getattr(transformers, model)(getattr(transformers, config)(**settings, attn_implementation=attention))
 
 
 @both_modes
@@ -78,9 +72,7 @@ LANGUAGE_MODELS = {"gpt2": gpt2, "llama": llama, "bert": bert}
 @pytest.mark.parametrize("name", slow_unless("gpt2".__eq__, LANGUAGE_MODELS))
 def test_language_model_with_its_own_loss(name, attention, train):
     """A padded batch with labels; tied embeddings, dropout in training; the gradient is that of the model's loss."""
-    transformers = hugging_face()
-    torch.manual_seed(0)
-    module = LANGUAGE_MODELS[name](transformers, attn_implementation=attention)
+    module = built(*LANGUAGE_MODELS[name], attention)
     labels = tokens(61).masked_fill(padding() == 0, -100)
     inputs = {"input_ids": tokens(61), "attention_mask": padding(), "labels": labels}
     if name != "bert":  # a cache of keys and values is no result of a training step
@@ -92,9 +84,7 @@ def test_language_model_with_its_own_loss(name, attention, train):
 @both_modes
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_vit_with_its_own_loss(attention, train):
-    transformers = hugging_face()
-    torch.manual_seed(0)
-    module = vit(transformers, attn_implementation=attention)
+    module = built("ViTForImageClassification", "ViTConfig", IMAGES | DROPOUT, attention)
     inputs = {"pixel_values": randn(2, 3, 16, 16), "labels": torch.tensor([1, 4])}
     assert_parity(module, train=train, loss=lambda out: out["loss"], **inputs)
 

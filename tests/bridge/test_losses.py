@@ -24,8 +24,8 @@ X, TARGET, WEIGHT = randn(4, 3), randn(4, 3, seed=2), randn(4, 3, seed=3).abs()
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("loss", [F.mse_loss, F.huber_loss])
 def test_weighted_losses(loss, reduction):
-    compare(Call(lambda x, t, w: loss(x, t, weight=w, reduction=reduction)), [X, TARGET, WEIGHT])
-    compare(Call(lambda x, t: loss(x, t, reduction=reduction)), [X, TARGET])
+    compare(lambda x, t, w: loss(x, t, weight=w, reduction=reduction), [X, TARGET, WEIGHT])
+    compare(lambda x, t: loss(x, t, reduction=reduction), [X, TARGET])
 
 
 LOSSES = {
@@ -40,7 +40,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_other_losses_with_weights(name):
-    compare(Call(lambda x, w: LOSSES[name](x, w.detach())), [X, WEIGHT])
+    compare(lambda x, w: LOSSES[name](x, w.detach()), [X, WEIGHT])
 
 
 # ---- Cross-entropy of classes: picked by a mask, so that no array of log-probabilities or of their gradient is needed
