@@ -75,10 +75,13 @@ Module = nn.Module | Callable
 """A function is the forward of a module."""
 
 
-def differentiated(forward: Callable, backward: Callable) -> type[torch.autograd.Function]:
-    """A `torch.autograd.Function` of these two."""
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Differentiated", (torch.autograd.Function,), methods)
+def differentiated(
+    forward: Callable, backward: Callable, name: str = "Differentiated", **members: Any
+) -> type[torch.autograd.Function]:
+    """A `torch.autograd.Function` of these two, and of other methods and attributes."""
+    members |= {"forward": forward, "backward": backward}
+    methods = {key: staticmethod(value) if callable(value) else value for key, value in members.items()}
+    return type(name, (torch.autograd.Function,), methods)
 
 
 def compare(module: Module, inputs: Sequence[torch.Tensor], tolerance: float = 2e-5, **settings: Any) -> None:
