@@ -1,7 +1,7 @@
 """Rows of the table of meanings: gradient mode in all its forms, and in-place writes."""
 
 import torch
-from rows_registry import Weighted, meaning, weighted
+from rows_registry import Weighted, meaning, row, weighted
 from torch import nn
 
 # ---- gradient mode in all its forms
@@ -241,33 +241,29 @@ def out_argument(m, x):
     return out @ m.b
 
 
-@meaning((2, 4))
-class LeafFilledWithoutGrad(nn.Module):
+def table_and_leaf():
+    leaf, ids = torch.zeros(2, 4, requires_grad=True), torch.zeros(2, dtype=torch.int32)
+    state = {"leaf": nn.Buffer(leaf, persistent=False), "ids": nn.Buffer(ids, persistent=False)}
+    return {"table": nn.Buffer(torch.randn(5, 4))} | state
+
+
+@row(table_and_leaf, (2, 4))
+def leaf_filled_without_grad(m, x):
     """The puzzle rows of the Tiny Recursive Model: the leaf gets the value and keeps the gradient."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Buffer(torch.randn(5, 4))
-        self.leaf = nn.Buffer(torch.zeros(2, 4, requires_grad=True), persistent=False)
-        self.ids = nn.Buffer(torch.zeros(2, dtype=torch.int32), persistent=False)
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.leaf.copy_(self.table[torch.tensor([3, 1])])
-            self.ids.copy_(torch.tensor([3, 1]))
-        return torch.tanh(self.leaf * x)
+    with torch.no_grad():
+        m.leaf.copy_(m.table[torch.tensor([3, 1])])
+        m.ids.copy_(torch.tensor([3, 1]))
+    return torch.tanh(m.leaf * x)
 
 
-@meaning((2, 4))
-class LeafFilledThroughData(LeafFilledWithoutGrad):
-    def forward(self, x):
-        self.leaf.data.copy_(self.table[:2])
-        self.leaf.data[0] *= 2
-        return torch.tanh(self.leaf * x)
+@row(table_and_leaf, (2, 4))
+def leaf_filled_through_data(m, x):
+    m.leaf.data.copy_(m.table[:2])
+    m.leaf.data[0] *= 2
+    return torch.tanh(m.leaf * x)
 
 
-@meaning((2, 4))
-class DataAssigned(LeafFilledWithoutGrad):
-    def forward(self, x):
-        self.leaf.data = self.table[:2] * 1.5
-        return torch.tanh(self.leaf * x)
+@row(table_and_leaf, (2, 4))
+def data_assigned(m, x):
+    m.leaf.data = m.table[:2] * 1.5
+    return torch.tanh(m.leaf * x)

@@ -1,6 +1,7 @@
 """How a row of the table of meanings is written: a module, its inputs, how closely it must agree with PyTorch."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,20 +52,31 @@ def meaning(*shapes: tuple[int, ...], inputs: Callable | None = None, **settings
     return add
 
 
+def row(make: Callable[[], dict[str, Any]], shape: tuple[int, ...] = (3, 4), **settings: Any) -> Callable:
+    """Enter a module with the attributes of `make()` and the decorated function as its forward, named in CamelCase."""
+
+    def add(forward):
+        def init(self):
+            nn.Module.__init__(self)
+            for name, value in make().items():
+                setattr(self, name, value)
+
+        members = {"__init__": init, "forward": forward, "__module__": forward.__module__}
+        return meaning(shape, **settings)(type(forward.__name__.title().replace("_", ""), (nn.Module,), members))
+
+    return add
+
+
+def two_weights() -> dict[str, Any]:
+    return {"a": nn.Parameter(torch.randn(4, 4)), "b": nn.Parameter(torch.randn(4, 4))}
+
+
+weighted = functools.partial(row, two_weights)
+
+
 class Weighted(nn.Module):
     """Two weights, for rows that need no more."""
 
     def __init__(self):
         super().__init__()
-        self.a = nn.Parameter(torch.randn(4, 4))
-        self.b = nn.Parameter(torch.randn(4, 4))
-
-
-def weighted(shape: tuple[int, ...] = (3, 4), **settings: Any) -> Callable[[Callable], type]:
-    """Enter a module with these weights and the decorated function as its forward, under its name in CamelCase."""
-
-    def add(forward):
-        members = {"forward": forward, "__module__": forward.__module__}
-        return meaning(shape, **settings)(type(forward.__name__.title().replace("_", ""), (Weighted,), members))
-
-    return add
+        self.a, self.b = two_weights().values()

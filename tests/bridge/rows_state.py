@@ -4,105 +4,81 @@ import warnings
 
 import torch
 import torch.nn.functional as F
-from rows_registry import Weighted, meaning, weighted
+from rows_registry import meaning, row, two_weights, weighted
 from torch import nn
 
 # ---- state
 
 
-@meaning((6, 4), steps=3)
-class BatchNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.out(torch.relu(self.norm(x)))
+@row(lambda: {"norm": nn.BatchNorm1d(4), "out": nn.Linear(4, 3)}, (6, 4), steps=3)
+def batch_norm(m, x):
+    return m.out(torch.relu(m.norm(x)))
 
 
-@meaning((6, 4), steps=2)
-class BatchNormOfTheBatchAlone(nn.Module):
+@row(
+    lambda: {
+        "batch": nn.BatchNorm1d(4, track_running_stats=False),
+        "instance": nn.InstanceNorm1d(3, track_running_stats=True, affine=True),
+    },
+    (6, 4),
+    steps=2,
+)
+def batch_norm_of_the_batch_alone(m, x):
     """Without running statistics, and those of single instances with them."""
-
-    def __init__(self):
-        super().__init__()
-        self.batch = nn.BatchNorm1d(4, track_running_stats=False)
-        self.instance = nn.InstanceNorm1d(3, track_running_stats=True, affine=True)
-
-    def forward(self, x):
-        return self.instance(self.batch(x).view(2, 3, 4))
+    return m.instance(m.batch(x).view(2, 3, 4))
 
 
-@meaning((3, 4), steps=3)
-class Counters(nn.Module):
+def buffers_of_all_kinds():
+    written, assigned = nn.Buffer(torch.zeros((), dtype=torch.int64)), nn.Buffer(torch.zeros(()))
+    scratch, still = nn.Buffer(torch.ones(4), persistent=False), nn.Buffer(torch.ones(2))
+    return {"written": written, "assigned": assigned, "scratch": scratch, "still": still}
+
+
+@row(buffers_of_all_kinds, steps=3)
+def counters(m, x):
     """Buffers written in place, assigned anew, non-persistent, and one that nobody touches."""
-
-    def __init__(self):
-        super().__init__()
-        self.written = nn.Buffer(torch.zeros((), dtype=torch.int64))
-        self.assigned = nn.Buffer(torch.zeros(()))
-        self.scratch = nn.Buffer(torch.ones(4), persistent=False)
-        self.still = nn.Buffer(torch.ones(2))
-
-    def forward(self, x):
-        self.written += 1
-        self.assigned = self.assigned * 0.5 + x.detach().mean()
-        with torch.no_grad():
-            self.scratch[1:] = x[0, 1:]
-        return x * self.assigned + self.written
+    m.written += 1
+    m.assigned = m.assigned * 0.5 + x.detach().mean()
+    with torch.no_grad():
+        m.scratch[1:] = x[0, 1:]
+    return x * m.assigned + m.written
 
 
-@meaning((3, 4))
-class Frozen(Weighted):
-    def __init__(self):
-        super().__init__()
-        self.a.requires_grad_(False)
-
-    def forward(self, x):
-        return torch.tanh(x @ self.a) @ self.b
+@row(lambda: {"a": nn.Parameter(torch.randn(4, 4), requires_grad=False), "b": nn.Parameter(torch.randn(4, 4))})
+def frozen(m, x):
+    return torch.tanh(x @ m.a) @ m.b
 
 
-@meaning((3, 4))
-class LeafBuffer(nn.Module):
+def leaves():
+    scale, shift = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    return {"scale": nn.Buffer(scale), "shift": nn.Buffer(shift, persistent=False)}
+
+
+@row(leaves)
+def leaf_buffer(m, x):
     """A buffer that requires grad is a parameter in all but name."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Buffer(torch.randn(4, requires_grad=True))
-        self.shift = nn.Buffer(torch.randn(4, requires_grad=True), persistent=False)
-
-    def forward(self, x):
-        return torch.tanh(x * self.scale) + self.shift
+    return torch.tanh(x * m.scale) + m.shift
 
 
-@meaning((3, 4), steps=2)
-class ParameterRenormalised(nn.Module):
+@row(lambda: {"a": nn.Parameter(torch.randn(4, 4)), "table": nn.Embedding(5, 4, max_norm=1.0)}, steps=2)
+def parameter_renormalised(m, x):
     """Parameters that their module writes: directly, and inside an embedding with a largest norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Parameter(torch.randn(4, 4))
-        self.table = nn.Embedding(5, 4, max_norm=1.0)
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.a.mul_(1.5).div_(self.a.norm().sqrt())
-        return x @ self.a + self.table(torch.tensor([1, 1, 3]))
+    with torch.no_grad():
+        m.a.mul_(1.5).div_(m.a.norm().sqrt())
+    return x @ m.a + m.table(torch.tensor([1, 1, 3]))
 
 
-@meaning((3, 4), steps=2, spans_calls=True)
-class StateWithGraph(Weighted):
+def weights_and_state():
+    hidden, cell = nn.Buffer(torch.full((3, 4), 0.5)), nn.Buffer(torch.ones(3, 4), persistent=False)
+    return two_weights() | {"hidden": hidden, "cell": cell}
+
+
+@row(weights_and_state, steps=2, spans_calls=True)
+def state_with_graph(m, x):
     """A hidden state kept in a buffer: through several calls, the gradient goes back through all of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = nn.Buffer(torch.full((3, 4), 0.5))
-        self.cell = nn.Buffer(torch.ones(3, 4), persistent=False)
-
-    def forward(self, x):
-        self.hidden = torch.tanh(x @ self.a + self.hidden @ self.b)
-        self.cell.mul_(0.5).add_(self.hidden)
-        return self.hidden * 1 + self.cell.exp()
+    m.hidden = torch.tanh(x @ m.a + m.hidden @ m.b)
+    m.cell.mul_(0.5).add_(m.hidden)
+    return m.hidden * 1 + m.cell.exp()
 
 
 @meaning((3, 4))
@@ -149,14 +125,9 @@ class WeightKeptElsewhere(nn.Module):
         return other
 
 
-@meaning((3, 4))
-class WeightNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
-
-    def forward(self, x):
-        return self.linear(x)
+@row(lambda: {"linear": torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))})
+def weight_norm(m, x):
+    return m.linear(x)
 
 
 @meaning((3, 4))
@@ -192,26 +163,19 @@ class SpectralNorm(nn.Module):
 # ---- randomness
 
 
-@meaning((64, 8))
-class Dropout(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return F.dropout(self.linear(x), 0.4, self.training)
+@row(lambda: {"linear": nn.Linear(8, 8)}, (64, 8))
+def dropout(m, x):
+    return F.dropout(m.linear(x), 0.4, m.training)
 
 
-@meaning((2, 3, 4))
-class DropoutOfEveryKind(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(4, 4), nn.Dropout(0.3), nn.Dropout1d(0.5), nn.AlphaDropout(0.2), nn.Dropout(0.3, inplace=True)
-        )
+def dropouts():
+    last = nn.AlphaDropout(0.2), nn.Dropout(0.3, inplace=True)
+    return {"layers": nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Dropout1d(0.5), *last)}
 
-    def forward(self, x):
-        return self.layers(x)
+
+@row(dropouts, (2, 3, 4))
+def dropout_of_every_kind(m, x):
+    return m.layers(x)
 
 
 @weighted((8, 4))
@@ -223,22 +187,16 @@ def every_draw(m, x):
     return (x @ m.a) * noise + torch.randint_like(x, 2, 5) * m.b[0]
 
 
-@meaning((3, 4))
-class Generators(Weighted):
+@row(lambda: two_weights() | {"generator": torch.Generator()})
+def generators(m, x):
     """Draws from generators that the call seeds, the module's own and those made on the way; in place too."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = torch.Generator()
-
-    def forward(self, x):
-        self.generator.manual_seed(1)
-        other = torch.Generator().manual_seed(3)
-        noise = torch.rand(3, 4, generator=self.generator) + torch.randn(3, 4, generator=self.generator)
-        noise = noise + torch.randperm(4, generator=other) + torch.randint(0, 5, (3, 4), generator=other)
-        noise = noise + torch.empty(3, 4).normal_(generator=other) + torch.empty(3, 4).random_(7, generator=other)
-        noise = noise + torch.bernoulli(torch.full((3, 4), 0.5), generator=other)
-        return x @ self.a * (noise + torch.multinomial(torch.ones(3, 6), 4, generator=other))
+    m.generator.manual_seed(1)
+    other = torch.Generator().manual_seed(3)
+    noise = torch.rand(3, 4, generator=m.generator) + torch.randn(3, 4, generator=m.generator)
+    noise = noise + torch.randperm(4, generator=other) + torch.randint(0, 5, (3, 4), generator=other)
+    noise = noise + torch.empty(3, 4).normal_(generator=other) + torch.empty(3, 4).random_(7, generator=other)
+    noise = noise + torch.bernoulli(torch.full((3, 4), 0.5), generator=other)
+    return x @ m.a * (noise + torch.multinomial(torch.ones(3, 6), 4, generator=other))
 
 
 @weighted((8, 4))

@@ -5,44 +5,33 @@ import dataclasses
 
 import torch
 import torch.nn.functional as F
-from rows_registry import BF16, Weighted, meaning, weighted
+from rows_registry import BF16, Weighted, meaning, row, weighted
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 # ---- dtypes
 
 
-@meaning((3, 4), tolerance=BF16)
-class Autocast(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            h = self.linear(x)
-            k = h @ self.linear.weight
-        assert h.dtype == k.dtype == torch.bfloat16
-        return h.float() + k.float()
+@row(lambda: {"linear": nn.Linear(4, 4)}, tolerance=BF16)
+def autocast(m, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = m.linear(x)
+        k = h @ m.linear.weight
+    assert h.dtype == k.dtype == torch.bfloat16
+    return h.float() + k.float()
 
 
-@meaning((3, 4), tolerance=2 * BF16)  # rounded twice in a row
-class AutocastNested(nn.Module):
+@row(lambda: {"linear": nn.Linear(4, 4)}, tolerance=2 * BF16)  # rounded twice in a row
+def autocast_nested(m, x):
     """Switched off inside; operations that autocast keeps in float32; attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            h = self.linear(x)
-            with torch.autocast("cpu", enabled=False):
-                k = self.linear(h.float())
-            m = F.scaled_dot_product_attention(h[None], h[None], h[None])
-            n = F.mse_loss(h, x)
-        assert [t.dtype for t in (h, k, m, n)] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
-        return k, m.float(), n
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = m.linear(x)
+        with torch.autocast("cpu", enabled=False):
+            k = m.linear(h.float())
+        m = F.scaled_dot_product_attention(h[None], h[None], h[None])
+        n = F.mse_loss(h, x)
+    assert [t.dtype for t in (h, k, m, n)] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
+    return k, m.float(), n
 
 
 class Narrow(Weighted):
@@ -67,16 +56,14 @@ class MastersOfFloat16(Narrow):
     dtype = torch.float16
 
 
-@meaning((3, 4), tolerance=3 * BF16)  # its gradients are rounded to bf16 too
-class WholeModuleInBfloat16(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).to(torch.bfloat16)
-
-    def forward(self, x):
-        out = self.layers(x.to(torch.bfloat16)) * torch.tensor(0.5)
-        assert out.dtype == torch.bfloat16
-        return out
+@row(
+    lambda: {"layers": nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).to(torch.bfloat16)},
+    tolerance=3 * BF16,
+)  # its gradients are rounded to bf16 too
+def whole_module_in_bfloat16(m, x):
+    out = m.layers(x.to(torch.bfloat16)) * torch.tensor(0.5)
+    assert out.dtype == torch.bfloat16
+    return out
 
 
 @weighted(tolerance=BF16)

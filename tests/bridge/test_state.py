@@ -118,18 +118,6 @@ def test_objects_hold_the_parameters_of_the_call(name):
     assert [type(p) for p in module.parameters()] == before
 
 
-def test_what_a_call_writes_through_a_proxy_is_seen():
-    def call(m, x):
-        m.held.p.b = m.held.p.b + x.sum()
-        return x * m.b
-
-    module = Holds(call, lambda m: Helper(p=weakref.proxy(m)))
-    fn = bridge.export(module)
-    outputs, buffers = fn(fn.params, fn.buffers, jnp.ones(3))
-    assert outputs.tolist() == buffers["b"].tolist() == [4.0] * 3
-    assert module.held.p.b is module.b and module.b.tolist() == [1.0] * 3
-
-
 def test_the_objects_are_as_before():
     module = Holds(
         lambda m, x: x * m.held.w.sum(),
@@ -184,13 +172,11 @@ def assigned(result, **values):
     return forward
 
 
+EXPANDED = torch.zeros(1, 2).expand(3, 2)
+
+
 def set_to(value):
     return assigned(lambda m, x: x * m.a, b=lambda m, x: m.b - 1, a=lambda m, x: value(m))
-
-
-def set_to_one_constant(m, x):
-    m.a = m.b = torch.zeros(4)
-    return x
 
 
 def data_shared(m, x):
@@ -232,7 +218,6 @@ def parting(assign, keep):
 
 
 KEEP = {"view": lambda mem: mem[:2], "list": lambda mem: [mem], "dict": lambda mem: {"it": mem}}
-PARTED = "fast and slow are one tensor before the call and two after it"
 SHARED = "share their memory after the call"
 REFUSED = {
     "one buffer is set to another": (
@@ -240,21 +225,17 @@ REFUSED = {
         "a and b share their memory after the call.*assign a clone",
     ),
     "to its detached one": (lambda: two(set_to(lambda m: m.b.detach())), SHARED),
-    "both to a constant": (lambda: two(set_to_one_constant), SHARED),
     "data is shared afterwards": (lambda: two(data_shared), SHARED),
-    "first name of two": (
+    "one of two names": (
         lambda: one(assigned(lambda m, x: m.fast - m.slow, fast=lambda m, x: m.fast * 0.5 + x)),
-        PARTED,
+        "fast and slow are one tensor before the call and two after it",
     ),
     "a view of a buffer is assigned": (lambda: views(view_assigned), "mem and top|top and mem"),
     "its base is assigned": (
         lambda: views(assigned(lambda m, x: m.mem * x, mem=lambda m, x: m.mem * 1)),
         "mem and top|top and mem",
     ),
-    "an expanded buffer is written": (
-        lambda: holding(element_written, torch.zeros(1, 2).expand(3, 2)),
-        "share memory",
-    ),
+    "an expanded buffer is written": (lambda: holding(element_written, EXPANDED), "share memory"),
     **{f"a slot parts from a kept {name}": (parting(slot, keep), "`kept") for name, keep in KEEP.items()},
     "data parts from a kept view": (parting(data, KEEP["view"]), "`kept"),
 }
@@ -265,11 +246,6 @@ def test_memory_that_parts_or_joins_is_refused(name):
     """PyTorch would write both, or one alone, in the next call."""
     make, message = REFUSED[name]
     refused(make, message, X)
-
-
-def other_read(m, x):
-    y, m.a = x + m.a, m.other
-    return y
 
 
 def written_as_a_list(m, x):
@@ -284,13 +260,6 @@ def assigned_data(m, x):
     a.mul_(3)
     b[:2].add_(5)
     return a * 2 + b
-
-
-def swapped_data(m, x):
-    view = m.a[:1]
-    m.a.data, m.b.data = m.b.data, m.a.data
-    view.mul_(3)
-    return m.b * x
 
 
 def both_written(m, x):
@@ -309,28 +278,16 @@ def one_name_written(m, x):
     return m.fast + m.slow
 
 
-def transposed_twice(m, x):
-    m.h = (m.h @ m.h).T + x[:2]
-    m.h = m.h.T
-    return m.h * 2
-
-
-def scaled(m, x):
-    return x * m.a.scale + m.b
-
-
 def with_attribute(module, tensor, **attributes):
     vars(getattr(module, tensor)).update(attributes)
     return module
 
 
 AGREES = {
-    "set to a constant that is read": lambda: two(other_read, other=torch.full((4,), 3.0)),
     "written as a list": lambda: two(written_as_a_list),
-    "attribute of a buffer": lambda: with_attribute(two(scaled), "a", scale=5.0),
+    "attribute of a buffer": lambda: with_attribute(two(lambda m, x: x * m.a.scale + m.b), "a", scale=5.0),
     "attribute of a parameter": lambda: with_attribute(Calls(lambda m, x: x * m.w.sum() * m.w.age), "w", age=4),
     "data assigned": lambda: Calls(assigned_data),
-    "data swapped": lambda: two(swapped_data),
     "data, of a kept list": parting(data, KEEP["list"]),
     "a kept tensor that nobody reads": lambda: kept(
         assigned(lambda m, x: m.mem * 1, mem=lambda m, x: m.mem * 0.5 + x), KEEP["list"]
@@ -338,11 +295,8 @@ AGREES = {
     "a view stays one": lambda: views(both_written),
     "both names assigned": lambda: one(both_names_assigned),
     "one name written": lambda: one(one_name_written),
-    "expanded, read": lambda: holding(lambda m, x: m.h * x[:2], torch.zeros(1, 2).expand(3, 2)),
-    "expanded, assigned": lambda: holding(
-        assigned(lambda m, x: m.h * 1, h=lambda m, x: m.h + x[:2]), torch.zeros(1, 2).expand(3, 2)
-    ),
-    "layout that no later call sees": lambda: holding(transposed_twice, torch.tensor([[0.1, 0.2], [0.3, 0.4]])),
+    "expanded, read": lambda: holding(lambda m, x: m.h * x[:2], EXPANDED),
+    "expanded, assigned": lambda: holding(assigned(lambda m, x: m.h * 1, h=lambda m, x: m.h + x[:2]), EXPANDED),
 }
 
 

@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-import torch.nn.functional as F
 from eager import Call, in_jax, raises, randn, verified
 from support.markers import slow_unless
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 import bridge
 
 # ---- Slices at traced positions, slices of a traced length, branches on them, and objects that carry them
 
-TABLE = randn(4, 6, seed=5)
+TABLE, MATRIX = randn(4, 6, seed=5), randn(4, 4, seed=5)
 QUERY, KEY, VALUE = randn(1, 4, 2, 8, seed=6), randn(1, 2, 7, 8, seed=7), randn(1, 2, 7, 8, seed=8)
 
 
@@ -47,11 +47,54 @@ def of_tables(x, i):
     return made, TABLE[:, i : i + 2] * x[:, :2]
 
 
-@pytest.mark.parametrize(
-    "case", slow_unless(lambda case: case is written_through, [read, written_through, without_gradient, of_tables])
-)
-def test_windows_are_pytorch_s(case):
-    verified(case, TABLE, torch.tensor(2))
+def read_item(x, i):
+    cube = x.view(2, 2, 4)
+    return (
+        x[i],
+        x[:, i],
+        x[..., i],
+        x[i, i],
+        x[i - 3],
+        x[None, i, ..., [0, 1]],
+        x[[0, 1], i],
+        x[:, i, None],
+        cube[1, :, i],
+    )
+
+
+def item_written_through(x, i):
+    x = x * 1
+    x[i].add_(1)
+    x[i][0] = 5.0
+    x[i, 1:] *= 3
+    x[1:, i] = 7.0
+    x[i, [0, 1]] = x[i, [1, 0]]
+    x[i, 1] += 2
+    row = x[i]
+    x.mul_(2)
+    return x, row
+
+
+def items_of_tables(x, i):
+    made = torch.arange(16.0).view(4, 4)
+    row = made[i]
+    row += x[0]
+    return made * 2, MATRIX[i] * x, torch.arange(4)[i]
+
+
+def item_without_gradient(x, i):
+    with torch.no_grad():
+        row = x[i]
+    return row * x, x[i].detach() * x
+
+
+CASES = [read, written_through, without_gradient, of_tables]
+CASES += [read_item, item_written_through, items_of_tables, item_without_gradient]
+
+
+@pytest.mark.parametrize("case", slow_unless({written_through, item_written_through}.__contains__, CASES))
+def test_values_and_gradients_are_pytorch_s(case):
+    verified(case, MATRIX + 1 if "item" in case.__name__ else TABLE, torch.tensor(2))
 
 
 def attended(query, key, value, n):
@@ -60,14 +103,10 @@ def attended(query, key, value, n):
     queries, size = query.shape[2], keys.shape[2]
     mask = torch.ones(queries, size, dtype=torch.bool) if queries < 9 and size >= 2 else None
     return (
-        F.scaled_dot_product_attention(query, keys, values, enable_gqa=True),
-        F.scaled_dot_product_attention(query, keys, values, attn_mask=mask.tril(size - queries), enable_gqa=True),
-        F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=0.5, enable_gqa=True),
+        attention(query, keys, values, enable_gqa=True),
+        attention(query, keys, values, attn_mask=mask.tril(size - queries), enable_gqa=True),
+        attention(query, keys, values, is_causal=True, scale=0.5, enable_gqa=True),
     )
-
-
-def test_attention_to_a_traced_length_is_pytorch_s():
-    verified(attended, QUERY, KEY, VALUE, torch.tensor(5))
 
 
 def masked(query, key, value, n):
@@ -75,8 +114,8 @@ def masked(query, key, value, n):
     keys, values = key[0, :, : n + 1], value[0, :, : n + 1]
     rows = torch.tensor([[True], [False]])
     return (
-        F.scaled_dot_product_attention(query[0, :2], keys, values, attn_mask=rows),
-        F.scaled_dot_product_attention(query[0, :2], keys, values, attn_mask=torch.zeros(2, n + 1)),
+        attention(query[0, :2], keys, values, attn_mask=rows),
+        attention(query[0, :2], keys, values, attn_mask=torch.zeros(2, n + 1)),
     )
 
 
@@ -85,21 +124,26 @@ def summed(x, i):
     return first.sum(), (first.log().abs() * first).mean(), torch.exp(x[: i.clamp(1, 3)] * x[0]).sum()
 
 
-def test_sums_and_means_of_a_traced_length_are_pytorch_s():
-    """What lies beyond is zero, whose logarithm has no part in a gradient."""
-    x = (TABLE.abs() + 0.1).index_fill(1, torch.tensor([3, 4, 5]), 0.0)
-    verified(summed, x, torch.tensor(3))
+ZEROS_BEYOND = (TABLE.abs() + 0.1).index_fill(1, torch.tensor([3, 4, 5]), 0.0)
+"""Whose logarithm has no part in a gradient."""
 
 
-@pytest.mark.slow
-def test_masks_of_a_traced_length_are_pytorch_s():
-    verified(masked, QUERY, KEY, VALUE, torch.tensor(4))
+@pytest.mark.parametrize(
+    ("case", "inputs"),
+    [
+        (attended, [QUERY, KEY, VALUE, torch.tensor(5)]),
+        (summed, [ZEROS_BEYOND, torch.tensor(3)]),
+        pytest.param(masked, [QUERY, KEY, VALUE, torch.tensor(4)], marks=pytest.mark.slow),
+    ],
+)
+def test_a_traced_length_is_pytorch_s(case, inputs):
+    verified(case, *inputs)
 
 
 @pytest.mark.slow
 def test_what_lies_beyond_the_length_is_in_no_result_and_no_gradient():
     def attended(q, k, v, n):
-        return F.scaled_dot_product_attention(q, k[:, :, : n.clamp(1, 7)], v[:, :, : n.clamp(1, 7)])
+        return attention(q, k[:, :, : n.clamp(1, 7)], v[:, :, : n.clamp(1, 7)])
 
     query, key, value = (jnp.asarray(x) for x in (QUERY[:, :2], KEY.clone(), VALUE.clone()))
     rotten = [x.at[:, :, 3:].set(jnp.nan) for x in (key, value)]
@@ -120,25 +164,19 @@ def test_rows_at_their_own_positions_are_one_program():
     assert rows._cache_size() == 1
 
 
-DECIDED = {
-    "pos + 3 > 10": lambda p: p + 3 > 10,
-    "3 > pos + 3": lambda p: 3 > p + 3,  # noqa: SIM300
-    "2 != pos + 2": lambda p: p + 2 != 2,
-    "pos % 4 >= 4": lambda p: p % 4 >= 4,
-    "pos < pos + 1": lambda p: p < p + 1,
-    "pos - 9 == pos": lambda p: p - 9 == p,
-    "pos.clamp(max=20) <= 7": lambda p: p.clamp(max=20) <= 7,
-}
-
-
 def test_branches_that_the_range_decides():
     def answers(p):
         p = p.clamp(1, 7)
-        return [torch.tensor(1 if decided(p) else 0) for decided in DECIDED.values()]
+        asked = p + 3 > 10, p + 3 < 3, p + 2 != 2, p % 4 >= 4, p < p + 1, p - 9 == p, p.clamp(max=20) <= 7
+        return [torch.tensor(1 if answer else 0) for answer in asked]
 
     expected = [int(answer) for answer in answers(torch.tensor(4))]
     assert expected == [int(answer) for answer in answers(torch.tensor(1))] == [0, 0, 1, 0, 1, 0, 1]
     assert [int(x) for x in in_jax(answers, jnp.asarray(4), jit=True)] == expected
+
+
+def first(x, i, most=3):
+    return x[: i.clamp(0, most)]
 
 
 ASKS = "asks for the value of a traced tensor"
@@ -155,32 +193,27 @@ REFUSED = {
     "a write that may lie outside": (lambda x, i: x.mul(1)[:, i : i + 1].zero_(), "has a traced i that may be"),
     "a length that is not known": (lambda x, i: x[:i], r"`x\[:n\]` of 4 elements has a traced n that may be from"),
     "the rest": (lambda x, i: x[i.clamp(0, 3) :], ASKS),
-    "a step": (lambda x, i: x[i.clamp(0, 2) : i.clamp(0, 2) + 2 : 2], ASKS),
     "two positions": (lambda x, i: x[i.clamp(0, 2) : (i + 1).clamp(0, 2)], ASKS),
     "a branch that the range does not decide": (lambda x, i: x if i.clamp(0, 3) > 2 else -x, ASKS),
     "a branch on a float that was cut": (lambda x, i: x if x[0, 0].clamp(0.5, 0.7).bool() else -x, ASKS),
     "a branch on a float that may be nan": (lambda x, i: x if x[0, 0].clamp(0, 1) < 2 else -x, ASKS),
-    "a sum along a dimension": (lambda x, i: x[: i.clamp(0, 3)].sum(0), f"{DEPENDS}, which `sum` needs"),
-    "a product": (lambda x, i: x[: i.clamp(0, 3)] @ x, f"{DEPENDS}, which `__matmul__`"),
-    "a write": (lambda x, i: (y := x * 1, y[: i.clamp(0, 3)].mul_(2))[0], f"{DEPENDS}, which `mul_` needs"),
+    "a sum along a dimension": (lambda x, i: first(x, i).sum(0), f"{DEPENDS}, which `sum` needs"),
+    "a product": (lambda x, i: first(x, i) @ x, f"{DEPENDS}, which `__matmul__`"),
+    "a write": (lambda x, i: first(x * 1, i).mul_(2), f"{DEPENDS}, which `mul_` needs"),
     "two lengths in a sum": (
-        lambda x, i: (x[: i.clamp(0, 3)] + x[: i.clamp(0, 2)]).sum(),
+        lambda x, i: (first(x, i) + first(x, i, 2)).sum(),
         f"{DEPENDS}, which `__add__` of rows by two masks",
     ),
-    "a result": (lambda x, i: x[: i.clamp(0, 3)], f"{DEPENDS}, which a result, or a check of its type"),
-    "keys alone": (
-        lambda x, i: F.scaled_dot_product_attention(x, x[: i.clamp(0, 3)], x),
-        "which attention in which not keys and values alone",
-    ),
+    "a result": (first, f"{DEPENDS}, which a result, or a check of its type"),
+    "keys alone": (lambda x, i: attention(x, first(x, i), x), "which attention in which not keys and values alone"),
     "two lengths": (
-        lambda x, i: F.scaled_dot_product_attention(x, x[: i.clamp(0, 3)], x[: i.clamp(0, 2)]),
+        lambda x, i: attention(x, first(x, i), first(x, i, 2)),
         "which attention to keys and values of different lengths needs",
     ),
     "a mask of the whole buffer": (
-        lambda x, i: F.scaled_dot_product_attention(x, x[: i.clamp(0, 3)], x[: i.clamp(0, 3)], torch.ones(4, 4) > 0),
+        lambda x, i: attention(x, first(x, i), first(x, i), torch.ones(4, 4) > 0),
         "which attention with a mask of another length needs",
     ),
-    "the rest after an item": (lambda x, i: x[i:], ASKS),
     "where it lies in memory": (lambda x, i: x[i].as_strided((2,), (1,)), "it reaches memory"),
     "a size without an end": (lambda x, i: torch.ones(2, i), "has 1 traced sizes, of which the first may be from"),
 }
@@ -230,60 +263,6 @@ def test_an_object_that_is_carried_from_call_to_call():
 
 
 # ---- `x[i]` and `x[i] = value` by an integer without dimensions that is traced, beside all other kinds of indices
-
-MATRIX = randn(4, 4, seed=5)
-
-
-def read_item(x, i):
-    cube = x.view(2, 2, 4)
-    return (
-        x[i],
-        x[:, i],
-        x[..., i],
-        x[i, i],
-        x[i - 3],
-        x[None, i, ..., [0, 1]],
-        x[[0, 1], i],
-        x[:, i, None],
-        cube[1, :, i],
-    )
-
-
-def item_written_through(x, i):
-    x = x * 1
-    x[i].add_(1)
-    x[i][0] = 5.0
-    x[i, 1:] *= 3
-    x[1:, i] = 7.0
-    x[i, [0, 1]] = x[i, [1, 0]]
-    x[i, 1] += 2
-    row = x[i]
-    x.mul_(2)
-    return x, row
-
-
-def items_of_tables(x, i):
-    made = torch.arange(16.0).view(4, 4)
-    row = made[i]
-    row += x[0]
-    return made * 2, MATRIX[i] * x, torch.arange(4)[i]
-
-
-def item_without_gradient(x, i):
-    with torch.no_grad():
-        row = x[i]
-    return row * x, x[i].detach() * x
-
-
-@pytest.mark.parametrize(
-    "case",
-    slow_unless(
-        lambda case: case is item_written_through,
-        [read_item, item_written_through, items_of_tables, item_without_gradient],
-    ),
-)
-def test_by_a_traced_integer(case):
-    verified(case, MATRIX + 1, torch.tensor(2))
 
 
 def test_by_an_integer_whose_value_is_known():
