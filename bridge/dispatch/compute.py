@@ -188,26 +188,28 @@ def listed(values: Any) -> tuple | list:
 
 
 def metas_of(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """As `meta_of`, asked once for each operation on the same shapes: recursion asks again and again."""
+    """As `meta_of`, of traced tensors, once for each kind. Raises `BridgeError` for a dtype that JAX lacks."""
     key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
     try:
         return context.metas[key]
     except KeyError:
-        metas = context.metas[key] = meta_of(func, args, kwargs)
-        return metas
+        pass
     except TypeError:  # an argument that has no hash
-        return meta_of(func, args, kwargs)
-
-
-def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The result of an operation as tensors on the meta device. Raises `BridgeError` for a dtype that JAX lacks."""
-    kwargs = (_on_meta(kwargs) if kwargs else {}) | _meta_settings(func)
-    with below_dispatch():
-        metas = (METAS.get(func) or func)(*_twins(args), **kwargs)
+        key = None
+    metas = meta_of(func, args, kwargs)
     for meta in metas if isinstance(metas, (tuple, list)) else (metas,):
         if isinstance(meta, torch.Tensor):
             refuse_dtype(meta.dtype)
+    if key is not None:
+        context.metas[key] = metas
     return metas
+
+
+def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The result of an operation as tensors on the meta device."""
+    kwargs = (_on_meta(kwargs) if kwargs else {}) | _meta_settings(func)
+    with below_dispatch():
+        return (METAS.get(func) or func)(*_twins(args), **kwargs)
 
 
 @functools.cache

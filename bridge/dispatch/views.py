@@ -25,9 +25,10 @@ from bridge.dispatch.compute import (
     functional_op,
     has_out,
     listed,
-    meta_of,
     meta_of_strided,
+    metas_of,
 )
+from bridge.dispatch.values import raise_kernel_error
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS, inlined
 from bridge.symbolic.ranges import after_write
@@ -210,7 +211,7 @@ def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> An
     """A tensor, or several, over the memory of the first argument."""
     base: BridgeTensor = args[0]
     strided, detached = func is aten.as_strided.default, func is aten.detach.default
-    metas = meta_of_strided(base, *args[1:], **kwargs) if strided else meta_of(func, args, kwargs)
+    metas = meta_of_strided(base, *args[1:], **kwargs) if strided else metas_of(context, func, args, kwargs)
     outs, several = list(listed(metas)), isinstance(metas, (tuple, list))
     if context.survey is not None:
         context.survey.note(func, "view")
@@ -264,6 +265,8 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
         if each is not target and each._cell.storage is target._cell.storage:
             refuse_overlap(target._meta, each._meta)
     check_write(func, target, args, kwargs)
+    if torch.Tag.pointwise in func.tags and _takes_wider(target, (*args, *kwargs.values())):
+        raise_kernel_error(func, args, kwargs)
     into_out = has_out(func)
     if into_out and functional.overloadpacket in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
         kwargs = {**kwargs, "dtype": target.dtype}
@@ -281,6 +284,18 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
     )
     target._cell.storage.bounds = known
     return target
+
+
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32, complex: torch.complex64}
+
+
+def _takes_wider(target: BridgeTensor, values: tuple) -> bool:
+    """True if a value has a type that the target cannot hold, such as a float beside integers."""
+    for value in values:
+        dtype = value.dtype if isinstance(value, torch.Tensor) else _DTYPES.get(type(value))
+        if dtype is not None and not torch.can_cast(dtype, target.dtype):
+            return True
+    return False
 
 
 def _refuse_write(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:

@@ -125,7 +125,6 @@ CALLS = {
     "in place": in_place,
     "under no_grad": under_no_grad,
     "written": written,
-    "one of PyTorch's": lambda x, _: nn.CrossMapLRN2d(3)(x[None, :, :, None]),
     "one after another": lambda x, _: Reversed.apply(STRAIGHT_THROUGH.apply(Reversed.apply(x, 2.0)), 3.0),
 }
 X = torch.linspace(-2, 2, 12).reshape(3, 4)

@@ -188,10 +188,6 @@ def test_out_of_another_size():
     assert in_jax(lambda x: torch.cat([x, x * 2], out=torch.empty(4)) + 1, x).tolist() == [2, 2, 3, 3]
 
 
-def test_a_dict_with_keys_of_several_types():
-    raises("keys of several types", lambda x: {0: x, "a": x * 2}, jnp.ones(2))
-
-
 # ---- What PyTorch refuses by values that are known while tracing, or by dtype: the same error, before anything runs
 
 X = randn(3, 4)

@@ -73,12 +73,6 @@ def test_the_search_finds_a_wide_handler():
         assert [swallows(h) for h in handlers(f"try:\n    f()\nexcept{ending}")] == [wide]
 
 
-def test_a_missing_name_is_refused(monkeypatch):
-    monkeypatch.setitem(releases._NAMES, torch, "_C._not_there_any_more")
-    with pytest.raises(bridge.BridgeError, match=r"_C\._not_there_any_more.*constraints"):
-        releases.check_releases()
-
-
 def test_an_untested_release_is_announced(monkeypatch):
     monkeypatch.setattr(releases, "TESTED", releases.TESTED | {"torch": ((1, 0), (1, 13))})
     with pytest.warns(bridge.BridgeWarning, match="tested with 1.0 to 1.13"):

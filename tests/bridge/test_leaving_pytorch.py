@@ -156,16 +156,6 @@ def test_the_value_of_a_traced_tensor_is_refused():
         assert "asks for the value of a traced tensor" in said(action)
 
 
-def test_places_to_split_at():
-    x, calls = torch.arange(6.0), [torch.tensor_split, torch.Tensor.tensor_split]
-    calls += [lambda x, places: torch.tensor_split(input=x, tensor_indices_or_sections=places)]
-    for call in calls:
-        assert "asks for the value of a traced tensor" in said(lambda x, call=call: call(x, x.argsort()[:2]))
-        for places in (torch.tensor([1, 4]), torch.tensor(4)):
-            for one, other in zip(in_jax(call, x, places), torch.tensor_split(x, places), strict=True):
-                np.testing.assert_array_equal(one, other)
-
-
 def test_nested_tensors_are_refused():
     """PyTorch fills rows of padding with zeros there, which it does not without nested tensors."""
     layer, padding = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.tensor([[False, False, True]])

@@ -44,8 +44,6 @@ MAKES = {
     "contiguous": lambda h: h * 1,
     "transposed clone": lambda h: h.t().clone(),
     "channels last": lambda h: (h * 1).view(1, 3, 2, 3).to(memory_format=torch.channels_last),
-    "slice": lambda h: (h * 1)[1:],
-    "slice of transposed": lambda h: h.t().clone()[1:, 1:],
 }
 
 
@@ -384,7 +382,6 @@ IMAGES = randn(2, 4, 5, 3)
 COMPARED = {
     "one element of several": (one_of_several, X),
     "cleared": (cleared, X),
-    "strides beyond": (strided_beyond, X),
     "view_copy of a transpose": (lambda x: torch.view_copy(x.t(), (-1,)), X),
     "pooled sequence": (lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 1), randn(2, 5, 4)),
     "pooled images": (lambda x: pooled(x).flatten(1), IMAGES),

@@ -88,12 +88,6 @@ def test_windows_of_minus_infinity_beside_padding():
     same(lambda x: [F.max_pool2d(x, 3, 2, 1, dilation, return_indices=True) for dilation in (1, 2)], x)
 
 
-def test_of_several_nan_in_a_window_the_last_is_the_largest():
-    nan = torch.nan
-    x = torch.tensor([[[[1, nan, 3, nan], [nan, 2, 4, 5], [1, 2, nan, nan], [3, nan, nan, 0]]]])
-    same(lambda x: [F.max_pool2d(x, *window, return_indices=True) for window in ([2], [3, 1, 1])], x)
-
-
 # ---- Sums of float16, bfloat16 and integers: the dtype that they are computed in, against PyTorch eager
 
 N = 3001

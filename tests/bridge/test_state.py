@@ -284,7 +284,6 @@ def with_attribute(module, tensor, **attributes):
 
 
 AGREES = {
-    "written as a list": lambda: two(written_as_a_list),
     "attribute of a buffer": lambda: with_attribute(two(lambda m, x: x * m.a.scale + m.b), "a", scale=5.0),
     "attribute of a parameter": lambda: with_attribute(Calls(lambda m, x: x * m.w.sum() * m.w.age), "w", age=4),
     "data assigned": lambda: Calls(assigned_data),

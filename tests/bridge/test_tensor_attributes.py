@@ -130,15 +130,6 @@ def owners(m, x):
     return slot._base * 1, said
 
 
-def test_which_tensor_owns_the_memory():
-    buf = nn.Buffer(torch.zeros(3, 4))
-    module, x = Calls(owners, buf=buf, row=nn.Buffer(buf[0])), torch.arange(4.0)
-    ours, said = in_jax(module, x)
-    theirs, expected = module(x)
-    assert said == expected
-    np.testing.assert_array_equal(ours, theirs.detach())
-
-
 # ---- `grad` in a forward, and other attributes of parameters in a backward
 
 MATRIX = randn(4, 6)

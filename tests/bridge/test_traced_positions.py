@@ -155,7 +155,7 @@ def test_what_lies_beyond_the_length_is_in_no_result_and_no_gradient():
 
 
 def test_rows_at_their_own_positions_are_one_program():
-    fn = bridge.export(Call(lambda layer, i: layer.weight[i.clamp(0, 2) : i.clamp(0, 2) + 2], torch.nn.Linear(3, 4)))
+    fn = bridge.export(Call(lambda layer, i: layer.weight[(j := i.clamp(0, 2)) : j + 2], torch.nn.Linear(3, 4)))
     rows = jax.jit(jax.vmap(lambda i: fn(fn.params, {}, i)[0]))
     weight = fn.params["module.weight"]
     for places in ([2, 0], [1, 1]):
@@ -215,7 +215,7 @@ REFUSED = {
         "which attention with a mask of another length needs",
     ),
     "where it lies in memory": (lambda x, i: x[i].as_strided((2,), (1,)), "it reaches memory"),
-    "a size without an end": (lambda x, i: torch.ones(2, i), "has 1 traced sizes, of which the first may be from"),
+    "a size without an end": (lambda x, i: torch.ones(2, i), "has a traced n that may be from -inf to inf"),
 }
 
 

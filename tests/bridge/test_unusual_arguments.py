@@ -28,7 +28,6 @@ def factors_beside_narrow(x, small, half):
         x.sub(small, alpha=2),
         torch.rsub(small, x, alpha=0.1),
         (x * 2).add_(small, alpha=3).sub_(half, alpha=200),
-        torch._foreach_add([x * 2], [small], alpha=3)[0],
         torch.addcmul(x, small, small, value=3),
         torch.addcdiv(x, half, half.abs() + 1, value=3),
         small.long().add(small, alpha=300),
