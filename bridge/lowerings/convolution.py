@@ -20,8 +20,8 @@ from bridge._compat.torch import convolution_format
 from bridge._compat.torchax import decomposition
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.norms import batch_norm
-from bridge.lowerings.registry import DECOMPOSITIONS, LOWERINGS, METAS, lowers, widened
-from bridge.tensor.tensor import BridgeTensor, regraft
+from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, lowers, widened
+from bridge.tensor.tensor import regraft
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -48,42 +48,28 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
     return out if bias is None else out + broadcast(bias.reshape(1, -1, *(1,) * rank), out.shape)
 
 
-Windows = list[tuple[np.ndarray, np.ndarray]]
-"""For each spatial dimension: positions (outputs, window), and which of them lie inside the input."""
+def _gathered_max(x: jax.Array, windows: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:
+    """The largest entry of every window, and its place in the flattened spatial dimensions.
 
-
-def _gathered_max(x: jax.Array, windows: Windows) -> tuple[jax.Array, jax.Array]:
-    """The largest entry of every window, and its place in the flattened spatial dimensions."""
+    `windows` has the positions (outputs, window) along each dimension. The first of equal entries counts.
+    """
     n = len(windows)
     sizes = x.shape[-n:]
-    # Outputs and window of dimension d lie on axes d and n + d.
-    spread = [
-        tuple(
-            np.reshape(a, [a.shape[0] if i == d else a.shape[1] if i == n + d else 1 for i in range(2 * n)]) for a in w
-        )
-        for d, w in enumerate(windows)
-    ]
-    outputs = tuple(p.shape[0] for p, _ in windows)
-    shape = (*outputs, math.prod(p.shape[1] for p, _ in windows))
-    whole = (*outputs, *(p.shape[1] for p, _ in windows))
-    inside = np.broadcast_to(functools.reduce(np.logical_and, [i for _, i in spread]), whole).reshape(shape)
-    place = sum(p * math.prod(sizes[d + 1 :]) for d, (p, _) in enumerate(spread))
-    place = np.broadcast_to(np.where(inside.reshape(whole), place, 0), whole).reshape(shape)
-    flat = jnp.reshape(x, (*x.shape[:-n], math.prod(sizes)))[..., place]
-    entries = jax.lax.stop_gradient(jnp.where(inside, flat, _lowest(x.dtype)))
-    largest = jnp.max(entries, -1, keepdims=True)
-    # An entry may be as low as what stands for the padding. Of equal ones the first counts, of several nan the last.
-    best = jnp.argmax(entries, axis=-1)
-    is_inside = jnp.take_along_axis(jnp.broadcast_to(inside, entries.shape), best[..., None], -1)[..., 0]
-    best = jnp.where(is_inside, best, np.argmax(inside, axis=-1))
-    last_nan = entries.shape[-1] - 1 - jnp.argmax((inside & jnp.isnan(entries))[..., ::-1], axis=-1)
-    best = jnp.where(jnp.isnan(largest[..., 0]), last_nan, best)[..., None]
-    values = jnp.take_along_axis(flat, best, -1)[..., 0]
-    return values, jnp.take_along_axis(jnp.broadcast_to(place, flat.shape), best, -1)[..., 0]
+    place = np.zeros((1,) * 2 * n, int)
+    for d, (position, size) in enumerate(zip(windows, sizes, strict=True)):
+        place = place * size + np.expand_dims(position, [axis for axis in range(2 * n) if axis not in (d, n + d)])
+    place = np.reshape(place, (*place.shape[:n], math.prod(place.shape[n:])))
+    entries = jnp.reshape(x, (*x.shape[:-n], math.prod(sizes)))[..., place]
+    best = jnp.argmax(entries, -1, keepdims=True)
+    places = jnp.broadcast_to(place, entries.shape)
+    return tuple(jnp.take_along_axis(a, best, -1)[..., 0] for a in (entries, places))
 
 
-def _lowest(dtype: np.dtype) -> np.ndarray:
-    return np.asarray(-np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min, dtype)
+def _inside(position: np.ndarray, size: int) -> np.ndarray:
+    """The first position of a window that lies inside the input stands for those that do not."""
+    inside = (position >= 0) & (position < size)
+    first = np.take_along_axis(position, np.argmax(inside, axis=1)[:, None], 1)
+    return np.where(inside, position, first)
 
 
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
@@ -94,44 +80,14 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
     windows, ends = [], []
     for size, k, s, p, d in zip(x.shape[-n:], kernel, stride, padding, dilation, strict=True):
         count = _outputs(size, k, s, p, d, ceil_mode)
-        position = np.arange(count)[:, None] * s - p + np.arange(k)[None] * d
-        windows.append((position, (position >= 0) & (position < size)))
+        windows.append(_inside(np.arange(count)[:, None] * s - p + np.arange(k) * d, size))
         ends.append((count - 1) * s + (k - 1) * d + 1 - p - size)
     values, indices = _gathered_max(x, windows)
     if max(dilation) == 1 and x.size:
         # The backward of this form is one fused operation; JAX has none for dilated windows.
-        values = _reduce_windows(x, _lowest(x.dtype), jax.lax.max, kernel, stride, padding, ends)
+        lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+        values = _reduce_windows(x, np.asarray(lowest, x.dtype), jax.lax.max, kernel, stride, padding, ends)
     return values, indices
-
-
-def _max_pool_backward(n: int, indices_at: int) -> Callable[..., jax.Array]:
-    """Of `n` spatial dimensions, as an operation of its own: the gradient of `max_pool` does not come by here."""
-
-    def lowering(gradient, x, *rest):
-        return _to_indices(gradient, x, rest[indices_at], n)
-
-    return lowering
-
-
-LOWERINGS |= {
-    aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2, 5),
-    aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3, 5),
-    aten.adaptive_max_pool2d_backward.default: _max_pool_backward(2, 0),
-    aten.adaptive_max_pool3d_backward.default: _max_pool_backward(3, 0),
-    aten.fractional_max_pool2d_backward.default: _max_pool_backward(2, 2),
-    aten.fractional_max_pool3d_backward.default: _max_pool_backward(3, 2),
-}
-
-
-METAS[aten.fractional_max_pool3d_backward.default] = lambda _, x, *__: torch.empty_like(x)
-
-
-def _to_indices(gradient: jax.Array, x: jax.Array, indices: jax.Array, n: int) -> jax.Array:
-    """Each entry of the gradient at its index into the last `n` dimensions of `x`; those at one place are added."""
-    rows, size = math.prod(x.shape[:-n]), math.prod(x.shape[-n:])
-    at = (jnp.arange(rows)[:, None], jnp.reshape(indices, (rows, -1)))
-    gradient = widened(jnp.reshape(gradient, (rows, -1)))
-    return jnp.reshape(jnp.zeros((rows, size), gradient.dtype).at[at].add(gradient), x.shape)
 
 
 def _reduce_windows(x, start, function, kernel, stride, padding, ends):
@@ -160,16 +116,18 @@ def avg_pool(x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad
     return total / (divisor if divisor_override is None else divisor_override)
 
 
+def _adaptive_windows(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The positions (outputs, window), and True for those that are in the window; the others repeat the first."""
+    starts = np.arange(count)[:, None] * size // max(count, 1)
+    ends = -(-(np.arange(count)[:, None] + 1) * size // max(count, 1))
+    position = starts + np.arange(np.max(ends - starts, initial=1))
+    return np.where(position < ends, position, starts), position < ends
+
+
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(x, output_size):
-    return _gathered_max(x, [*map(_adaptive_windows, x.shape[-len(output_size) :], output_size)])
-
-
-def _adaptive_windows(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    starts = np.arange(count) * size // max(count, 1)
-    ends = -(-(np.arange(count) + 1) * size // max(count, 1))
-    position = starts[:, None] + np.arange(max(ends - starts, default=1))[None]
-    return position, position < ends[:, None]
+    sizes = x.shape[-len(output_size) :]
+    return _gathered_max(x, [_adaptive_windows(*each)[0] for each in zip(sizes, output_size, strict=True)])
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
@@ -180,31 +138,10 @@ def adaptive_avg_pool(x, output_size):
     x = widened(x)
     for axis, count in zip(range(x.ndim - len(output_size), x.ndim), output_size, strict=True):
         position, inside = _adaptive_windows(x.shape[axis], count)
-        entries = jnp.moveaxis(jnp.take(x, np.where(inside, position, 0), axis), (axis, axis + 1), (-2, -1))
+        entries = jnp.moveaxis(jnp.take(x, position, axis), (axis, axis + 1), (-2, -1))
         means = jnp.sum(jnp.where(inside, entries, 0), -1) / np.sum(inside, -1)
         x = jnp.moveaxis(means, -1, axis)
     return x
-
-
-@lowers(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
-def fractional_max_pool(x, kernel, output_size, samples):
-    """Windows begin at the multiples of a fraction (Graham 2014), each channel's shifted by its random numbers."""
-    n = len(kernel)
-    lead, sizes = x.shape[:-n], x.shape[-n:]
-    samples = jnp.reshape(samples, (*lead, n))
-    place = jnp.zeros((), jnp.int32)
-    for d, (size, width, count) in enumerate(zip(sizes, kernel, output_size, strict=True)):
-        sample = samples[..., n - 1 - d if n == 2 else d, None]  # of two dimensions, the last one's comes first
-        step = np.asarray((size - width) / max(count - 1, 1), x.dtype)
-        starts = ((np.arange(count) + sample) * step).astype(jnp.int32) - (sample * step).astype(jnp.int32)
-        starts = jnp.where(np.arange(count) == count - 1, size - width, starts)
-        position = starts[..., None] + np.arange(width)
-        spread = [count if i == d else width if i == n + d else 1 for i in range(2 * n)]
-        place = place * size + jnp.reshape(position, (*lead, *spread))
-    place = jnp.reshape(place, (*lead, math.prod(output_size), math.prod(kernel)))
-    entries = jnp.take_along_axis(jnp.reshape(x, (*lead, 1, math.prod(sizes))), place, -1)
-    best = jnp.argmax(entries, -1, keepdims=True)
-    return tuple(jnp.reshape(jnp.take_along_axis(a, best, -1), (*lead, *output_size)) for a in (entries, place))
 
 
 @lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)
@@ -241,21 +178,15 @@ def _cubic(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, np.where(x < 2, ((-0.5 * x + 2.5) * x - 4) * x + 2, 0))
 
 
-def _weights(size: int, wanted: int, kernel: Callable, reach: int, align: bool, factor: float | None) -> np.ndarray:
+def _weights(size: int, wanted: int, kernel: Callable, align: bool, factor: float | None) -> np.ndarray:
     """(wanted, size): what each output takes of each input."""
     if align:
         scale = (size - 1) / (wanted - 1) if wanted > 1 else 0.0
     else:
         scale = 1 / factor if factor else size / wanted
-    stretch = max(scale, 1.0)
-    centre = scale * (np.arange(wanted) + 0.5)
-    first = np.maximum((centre - reach * stretch + 0.5).astype(int), 0)
-    last = np.minimum((centre + reach * stretch + 0.5).astype(int), size)
-    place = np.arange(size)
-    inside = (place >= first[:, None]) & (place < last[:, None])
-    weights = np.where(inside, kernel((place - centre[:, None] + 0.5) / stretch), 0)
-    total = weights.sum(1, keepdims=True)
-    return weights / np.where(total == 0, 1, total)
+    centre = scale * (np.arange(wanted)[:, None] + 0.5)
+    weights = kernel((np.arange(size) - centre + 0.5) / max(scale, 1.0))
+    return weights / weights.sum(1, keepdims=True)
 
 
 def _resized_bytes(x: jax.Array, weights: np.ndarray) -> jax.Array:
@@ -266,10 +197,10 @@ def _resized_bytes(x: jax.Array, weights: np.ndarray) -> jax.Array:
     return jnp.clip((total + (1 << places >> 1)) >> places, 0, 255)
 
 
-def _resized(kernel, reach, x, output_size, align_corners, *factors) -> jax.Array:
+def _resized(kernel, x, output_size, align_corners, *factors) -> jax.Array:
     factors = factors[-2:] if factors and factors[-2:] != (None,) else (None, None)
     rows, columns = (
-        _weights(size, wanted, kernel, reach, align_corners, factor)
+        _weights(size, wanted, kernel, align_corners, factor)
         for size, wanted, factor in zip(x.shape[-2:], output_size, factors, strict=True)
     )
     if x.dtype == jnp.uint8:
@@ -278,8 +209,8 @@ def _resized(kernel, reach, x, output_size, align_corners, *factors) -> jax.Arra
     return jnp.einsum("...hw,Hh,Ww->...HW", widened(x), rows.astype(np.float32), columns.astype(np.float32))
 
 
-lowers(aten._upsample_bilinear2d_aa.default)(functools.partial(_resized, _triangle, 1))
-lowers(aten._upsample_bicubic2d_aa.default)(functools.partial(_resized, _cubic, 2))
+lowers(aten._upsample_bilinear2d_aa.default)(functools.partial(_resized, _triangle))
+lowers(aten._upsample_bicubic2d_aa.default)(functools.partial(_resized, _cubic))
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -344,46 +275,21 @@ for _op in (
     METAS[_op] = functools.partial(_elementwise, _op)
 
 
-def _formatted(made_of: Callable[..., Any], wanted: Callable[[torch.Tensor], torch.memory_format]) -> Callable:
-    """The decomposition, with the first result in the memory format that is wanted for the first argument, and no view.
-
-    PyTorch's kernels give new memory where nothing is to be done, too, as for one group of channels to shuffle.
-    """
-
-    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        made = made_of(x, *args, **kwargs)
-        first = made if isinstance(made, torch.Tensor) else made[0]
-        if first.is_contiguous(memory_format=wanted(x)) and not _is_view_of(x, first):
-            return made
-        first = first.clone(memory_format=wanted(x))
-        return first if isinstance(made, torch.Tensor) else (first, *made[1:])
-
-    return run
+@decomposes(aten.native_batch_norm.default)
+def formatted_batch_norm(x, *settings):
+    out, *statistics = batch_norm(x, *settings)
+    return out.contiguous(memory_format=_suggested(x)), *statistics
 
 
-def _is_view_of(x: torch.Tensor, result: torch.Tensor) -> bool:
-    return isinstance(result, BridgeTensor) and isinstance(x, BridgeTensor) and result._cell.storage is x._cell.storage
+def _copied(op: Any, x: torch.Tensor, *settings: Any) -> torch.Tensor:
+    """The decomposition of `op`; where it does nothing PyTorch's kernel gives new memory all the same."""
+    made_of = decomposition(op)
+    assert made_of is not None
+    return made_of(x, *settings).clone(memory_format=_suggested(x))
 
 
-def _composed(op: Any) -> Callable:
-    """How torchax or PyTorch make the operation of others; asked at its first use, since it claims the devices."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        made_of = decomposition(op)
-        if made_of is None:
-            raise NotImplementedError("neither a lowering nor a decomposition")
-        return made_of(*args, **kwargs)
-
-    return run
-
-
-DECOMPOSITIONS[aten.native_batch_norm.default] = _formatted(batch_norm, _suggested)
-for _op, _wanted in {
-    aten.channel_shuffle.default: _suggested,
-    aten.replication_pad2d.default: _suggested,
-    aten.replication_pad3d.default: _suggested,
-}.items():
-    DECOMPOSITIONS[_op] = _formatted(_composed(_op), _wanted)
+for _op in (aten.channel_shuffle.default, aten.replication_pad2d.default, aten.replication_pad3d.default):
+    DECOMPOSITIONS[_op] = functools.partial(_copied, _op)
 
 
 @lowers(prims.copy_strided.default)

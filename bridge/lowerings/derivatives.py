@@ -65,7 +65,7 @@ def with_derivatives(*derivatives: Derivative) -> Callable[[Callable], Callable[
     return decorate
 
 
-# ---- bridge.lowerings.derivatives
+# ---- PyTorch's backward operations
 
 
 def _pullback(call: Callable, gradient: torch.Tensor, *primals: torch.Tensor) -> list[BridgeTensor]:
@@ -78,16 +78,60 @@ def _pullback(call: Callable, gradient: torch.Tensor, *primals: torch.Tensor) ->
 
     out, pull = jax.vjp(forward, *(t.value for t in tensors))
     gradients = pull(gradient.value.astype(out.dtype))
-    if not torch.is_grad_enabled():
-        gradients = [stop_gradient(g) for g in gradients]
-    return [
-        fresh(g, t._meta, tracked=torch.is_grad_enabled(), live=torch.is_grad_enabled())
-        for g, t in zip(gradients, tensors, strict=True)
-    ]
+    recorded = torch.is_grad_enabled()
+    if not recorded:
+        gradients = map(stop_gradient, gradients)
+    return [fresh(g, t._meta, tracked=recorded, live=recorded) for g, t in zip(gradients, tensors, strict=True)]
 
 
 def _masked(gradients: list, mask: list[bool]) -> tuple:
     return tuple(g if wanted else None for g, wanted in zip(gradients, mask, strict=True))
+
+
+def _pulled_back(backward: Any, forward: Any, gradient: torch.Tensor, *args: Any, **named: Any) -> Any:
+    """`backward(gradient, *args, **named)` as the pullback of `forward`, whose arguments have the same names.
+
+    There are as many results as arguments of `forward`, from the first on, that have a gradient.
+    """
+    names = [argument.name for argument in backward._schema.arguments[1:]]
+    given = dict(zip(names, args, strict=False)) | named
+    if "input_size" in given:  # of an interpolation, which is linear in its input
+        given["self"] = gradient.new_zeros(given["input_size"])
+    else:  # which the backward of an adaptive pooling leaves out
+        given.setdefault("output_size", gradient.shape[-2 if "2d" in forward.name() else -3 :])
+    settings = {
+        argument.name: given.get(argument.name)
+        for argument in forward._schema.arguments
+        if argument.name in given or not argument.has_default_value()
+    }
+    primals = [settings.pop(name) for name in [*settings][: len(backward._schema.returns)]]
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        out = forward(*tensors, **settings)
+        return out if isinstance(out, torch.Tensor) else out[0]
+
+    gradients = _pullback(call, gradient, *primals)
+    if len(gradients) == 1:
+        return gradients[0]
+    return _masked(gradients, given.get("output_mask", [True] * len(gradients)))
+
+
+def _enter(backward: Any, forward: Any) -> None:
+    DECOMPOSITIONS[backward] = functools.partial(_pulled_back, backward, forward)
+
+
+for _name in (
+    "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "max_pool2d_with_indices",
+    "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d", "replication_pad1d", "replication_pad2d",
+    "replication_pad3d", "hardshrink", "softshrink", "multi_margin_loss", "grid_sampler_2d", "grid_sampler_3d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
+    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_scaled_dot_product_flash_attention_for_cpu", "_ctc_loss",
+):  # fmt: skip
+    _enter(getattr(aten, f"{_name}_backward").default, getattr(aten, _name).default)
+for _name in ("_cdist", "_pdist", "multilabel_margin_loss"):
+    _enter(getattr(aten, f"{_name}_backward").default, getattr(aten, f"{_name}_forward").default)
+_enter(aten._ctc_loss_backward.Tensor, aten._ctc_loss.Tensor)
 
 
 @decomposes(aten.convolution_backward.default)
@@ -98,109 +142,16 @@ def convolution_backward(gradient, x, weight, bias_sizes, *settings):
     return _masked([*gradients, to_bias], mask)
 
 
-def _of_grid_sampler(forward: Any) -> Callable:
-    """`backward(gradient, input, grid, *settings, mask)` of `forward(input, grid, *settings)`."""
-
-    def backward(gradient, x, grid, *settings):
-        *settings, mask = settings
-        return _masked(_pullback(lambda x, grid: forward(x, grid, *settings), gradient, x, grid), mask)
-
-    return backward
-
-
-def _without_gradient_at_borders(grid: torch.Tensor, size: int, reflects: bool, align_corners: bool) -> torch.Tensor:
-    """Coordinates along one dimension: PyTorch's kernels give those none that lie on the border or are moved there."""
-    with torch.no_grad():
-        place = ((grid + 1) * size - 1) / 2 if not align_corners else (grid + 1) / 2 * (size - 1)
-        if reflects:
-            low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
-            if not span:
-                return grid.detach()
-            away = (place - low).abs()
-            rest, flips = torch.fmod(away, span), (away / span).floor()
-            place = torch.where(torch.fmod(flips, 2) == 0, rest + low, span + low - rest)
-        inside = (place > 0) & (place < size - 1)
-    return torch.where(inside, grid, grid.detach())
-
-
-def _bilinear_grid_sampler(op: Any) -> Callable:
-    of_pytorch = pytorch_decomposition(op)
-
-    def grid_sampler(x, grid, interpolation, padding, align_corners):
-        if interpolation == 0 and padding:
-            places = zip(grid.unbind(-1), reversed(x.shape[2:]), strict=True)
-            settings = padding == 2, align_corners
-            grid = torch.stack([_without_gradient_at_borders(*each, *settings) for each in places], -1)
-        return of_pytorch(x, grid, interpolation, padding, align_corners)
-
-    return grid_sampler
+def _grid_sampler(op: Any, x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool) -> Any:
+    """PyTorch's decomposition; its kernel gives coordinates on the border, or moved there, no gradient."""
+    if mode == 0 and padding == 1:
+        limit = 1 if align_corners else 1 - 1 / torch.tensor(x.shape[:1:-1])
+        grid = torch.where(grid.abs() < limit, grid, grid.detach())
+    return pytorch_decomposition(op)(x, grid, mode, padding, align_corners)
 
 
 for _op in (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default):
-    DECOMPOSITIONS[_op] = _bilinear_grid_sampler(_op)
-
-
-def _of_one_input(forward: Any) -> Callable:
-    """`backward(gradient, input, *settings)` of `forward(input, *settings)`."""
-
-    def backward(gradient, x, *settings, **named):
-        return _pullback(lambda x: forward(x, *settings, **named), gradient, x)[0]
-
-    return backward
-
-
-def _of_output_size(forward: Any) -> Callable:
-    """`backward(gradient, input)` of `forward(input, output size)`."""
-    space = -2 if "2d" in forward.name() else -3
-
-    def backward(gradient, x):
-        return _pullback(lambda x: forward(x, gradient.shape[space:]), gradient, x)[0]
-
-    return backward
-
-
-def _of_resizing(forward: Any) -> Callable:
-    """`backward(gradient, output size, input size, *settings)` of `forward(input, output size, *settings)`."""
-
-    def backward(gradient, output_size, input_size, *settings, **named):
-        zeros = gradient.new_zeros(input_size)
-        return _pullback(lambda x: forward(x, output_size, *settings, **named), gradient, zeros)[0]
-
-    return backward
-
-
-for _kind, _names in {
-    _of_one_input: (
-        "avg_pool2d", "avg_pool3d", "hardshrink", "softshrink", "replication_pad1d", "replication_pad2d",
-        "replication_pad3d", "multi_margin_loss",
-    ),
-    _of_grid_sampler: ("grid_sampler_2d", "grid_sampler_3d"),
-    _of_output_size: ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
-    _of_resizing: (
-        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
-        "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-    ),
-}.items():  # fmt: skip
-    for _name in _names:
-        DECOMPOSITIONS[getattr(aten, f"{_name}_backward").default] = _kind(getattr(aten, _name).default)
-
-
-@decomposes(aten._cdist_backward.default)
-def cdist_backward(gradient, x, y, p, _distances):
-    return _pullback(lambda x: aten._cdist_forward.default(x, y, p, None), gradient, x)[0]
-
-
-@decomposes(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
-def ctc_loss_backward(gradient, log_probs, targets, input_lengths, target_lengths, _losses, _table, *settings):
-    op = aten._ctc_loss.default if isinstance(input_lengths, list) else aten._ctc_loss.Tensor
-    lengths = input_lengths, target_lengths
-    return _pullback(lambda x: op(x, targets, *lengths, *settings)[0], gradient, log_probs)[0]
-
-
-@decomposes(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def attention_backward(gradient, query, key, value, _out, _logsumexp, *settings, **named):
-    op = aten._scaled_dot_product_flash_attention_for_cpu.default
-    return tuple(_pullback(lambda *heads: op(*heads, *settings, **named)[0], gradient, query, key, value))
+    DECOMPOSITIONS[_op] = functools.partial(_grid_sampler, _op)
 
 
 @decomposes(aten.mkldnn_rnn_layer_backward.default)
@@ -217,17 +168,6 @@ def lstm_layer_backward(
         return sum((each.sum() for each in weighed_each), torch.zeros(()))
 
     return tuple(_pullback(weighed, torch.ones(()), x, w_input, w_hidden, b_input, b_hidden, h, c))
-
-
-@decomposes(aten.multilabel_margin_loss_backward.default)
-def multilabel_margin_loss_backward(gradient, x, labels, reduction, _is_target):
-    op = aten.multilabel_margin_loss_forward.default
-    return _pullback(lambda x: op(x, labels, reduction)[0], gradient, x)[0]
-
-
-@decomposes(aten._pdist_backward.default)
-def pdist_backward(gradient, x, p, _distances):
-    return _pullback(lambda x: aten._pdist_forward.default(x, p), gradient, x)[0]
 
 
 # torchax has functions under the names of the next three that take fewer arguments.

@@ -11,7 +11,7 @@ import torch
 
 from bridge._compat.torchax import torchax_embedding, torchax_gather, torchax_index_put
 from bridge.lowerings.creation import NARROW, broadcast
-from bridge.lowerings.registry import METAS, decomposes, lowers, widened
+from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, lowers, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def nonzero_static(x, *, size, fill_value=-1):
 
 
 Place = tuple[Any, ...]
-"""Returns the index that `x.at[…]` takes."""
+"""The index that `x.at[…]` takes."""
 
 
 def _along(index: jax.Array, dim: int) -> Place:
@@ -70,55 +70,52 @@ def _along(index: jax.Array, dim: int) -> Place:
     return tuple(grid)
 
 
+_METHODS = {"prod": "multiply", "amax": "max", "amin": "min"}
+"""By PyTorch's name of a reduction, the method of `x.at[…]`."""
+
+
+def _neutral(reduce: str, dtype: Any) -> Any:
+    """The number that changes no other one."""
+    if reduce not in ("amax", "amin"):
+        return 1 if reduce == "prod" else 0
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf if reduce == "amax" else jnp.inf
+    return jnp.iinfo(dtype).min if reduce == "amax" else jnp.iinfo(dtype).max
+
+
 def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self: bool) -> jax.Array:
     if x.dtype == bool:
         return _combine(x.astype(jnp.int32), at, src.astype(jnp.int32), reduce, include_self).astype(bool)
     if jnp.issubdtype(x.dtype, jnp.inexact):  # as many roundings as there are entries, otherwise
         x, src = widened(x), widened(src)
-    hit = jnp.zeros(x.shape, bool).at[at].set(True)
+    start, kept = x, True
+    if not include_self:
+        kept = ~jnp.zeros(x.shape, bool).at[at].set(True)
+        start = jnp.where(kept, x, _neutral(reduce, x.dtype))
     if reduce == "sum":
-        return (x if include_self else jnp.where(hit, 0, x)).at[at].add(src)
+        return start.at[at].add(src)
     if reduce == "mean":
-        total = _combine(x, at, src, "sum", include_self)
+        total = start.at[at].add(src)
         count = jnp.maximum(int(include_self) + jnp.zeros(x.shape, x.dtype).at[at].add(1), 1)
         return total / count if jnp.issubdtype(x.dtype, jnp.floating) else total // count
-    function: Callable = _product if reduce == "prod" else _extreme
-    value = function(x, at, src, reduce, hit, include_self)
+    start, fixed, fixed_src = map(jax.lax.stop_gradient, (start, x, src))
+    value = getattr(start.at[at], _METHODS[reduce])(fixed_src)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return value
-    path: Callable = _product_path if reduce == "prod" else _extreme_path
-    fixed = [jax.lax.stop_gradient(a) for a in (x, src, value)]
-    to_self, to_src = path(*fixed, at, hit, include_self)
-    kept = jnp.where(jnp.logical_or(include_self, ~hit), to_self, 0)
-    return regraft(value, x * kept + jnp.zeros_like(x).at[at].add(src * to_src))
+    slopes = _slopes_of_product if reduce == "prod" else _slopes_of_extreme
+    to_self, to_src = slopes(fixed, fixed_src, value, at, start)
+    return regraft(value, x * jnp.where(kept, to_self, 0) + jnp.zeros_like(x).at[at].add(src * to_src))
 
 
-def _product(x, at, src, reduce, hit, include_self):
-    return (x if include_self else jnp.where(hit, 1, x)).at[at].multiply(jax.lax.stop_gradient(src))
-
-
-def _product_path(x, src, value, at, hit, include_self):
-    """d value / d x and d value / d src, zeros among the factors included: PyTorch's `scatter_reduce` backward."""
-    clean = jnp.where(x == 0, 1, x)
-    to_self = _product(clean, at, src, "prod", hit, include_self) / clean
+def _slopes_of_product(x, src, value, at, start):
+    """d value / d x and d value / d src, where a factor that is zero counts for all others."""
+    others = jnp.where(src == 0, 1, src)
     zeros = jnp.zeros_like(x).at[at].add((src == 0).astype(x.dtype))[at]
-    alone = (src == 0) & (zeros == 1)
-    others = _product(x, at, jnp.where(alone, 1, src), "prod", hit, include_self)[at]
-    return to_self, jnp.where(alone, others, value[at] / jnp.where(src == 0, 1, src))
+    rest = start.at[at].multiply(others)[at] / others
+    return jnp.ones_like(x).at[at].multiply(src), jnp.where(zeros > (src == 0), 0, rest)
 
 
-def _extreme(x, at, src, reduce, hit, include_self):
-    sign = 1 if reduce == "amax" else -1
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        worst = -sign * jnp.inf
-    else:
-        worst = jnp.iinfo(x.dtype).min if sign == 1 else jnp.iinfo(x.dtype).max
-    place = (jax.lax.stop_gradient(x) if include_self else jnp.where(hit, worst, jax.lax.stop_gradient(x))).at[at]
-    src = jax.lax.stop_gradient(src)
-    return place.max(src) if sign == 1 else place.min(src)
-
-
-def _extreme_path(x, src, value, at, hit, include_self):
+def _slopes_of_extreme(x, src, value, at, start):
     """Entries that share the extreme share its gradient evenly."""
     own, chosen = _alike(x, value), _alike(src, value[at])
     share = jnp.zeros_like(x).at[at].add(chosen.astype(x.dtype)) + own
@@ -145,14 +142,10 @@ def scatter_add(x, dim, index, src):
     return scatter_reduce(x, dim, index, src, "sum")
 
 
-@lowers(aten.scatter.reduce)
+@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
 def scatter_by(x, dim, index, src, *, reduce):
+    src = src if isinstance(src, jax.Array) else jnp.full(index.shape, src, x.dtype)
     return scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
-
-
-@lowers(aten.scatter.value_reduce)
-def scatter_number_by(x, dim, index, value, *, reduce):
-    return scatter_by(x, dim, index, jnp.full(index.shape, value, x.dtype), reduce=reduce)
 
 
 @lowers(aten.index_put.default)
@@ -214,19 +207,20 @@ def index_copy(x, dim, index, source):
     return jnp.reshape(whole.at[at].set(jnp.reshape(source, whole[at].shape)), x.shape)
 
 
-@lowers(aten.slice_scatter.default)
-def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
-    return x.at[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)].set(src.astype(x.dtype))
+def _written(view: Any, x: torch.Tensor, src: torch.Tensor, *place: Any) -> torch.Tensor:
+    """A copy of `x` in which `src` is written into the view at `place`."""
+    out = x.clone()
+    view(out, *place).copy_(src)
+    return out
+
+
+DECOMPOSITIONS[aten.slice_scatter.default] = functools.partial(_written, aten.slice.Tensor)
+DECOMPOSITIONS[aten.diagonal_scatter.default] = functools.partial(_written, aten.diagonal.default)
 
 
 @decomposes(aten.as_strided_scatter.default)
-def as_strided_scatter(x, src, size, stride, storage_offset=None):
-    if torch.is_grad_enabled() and (getattr(x, "may_have_gradient", x.requires_grad) or not x.is_contiguous()):
-        # PyTorch's gradient for `x` is that of the elements that were replaced.
-        raise NotImplementedError("PyTorch's own gradient of it is wrong; use clone(), as_strided() and copy_()")
-    out = x.clone()
-    out.as_strided(size, stride, 0 if storage_offset is None else storage_offset - x.storage_offset()).copy_(src)
-    return out
+def as_strided_scatter(*args, **kwargs):
+    raise NotImplementedError("PyTorch's own gradient of it is wrong; use clone(), as_strided() and copy_()")
 
 
 @lowers(aten.embedding.default)
@@ -261,22 +255,10 @@ def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None,
     return jnp.reshape(found, (*rows, values.shape[-1]))
 
 
-@lowers(aten.diagonal_scatter.default)
-def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
-    """torchax takes no negative dimensions."""
-    moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
-    place = jnp.arange(source.shape[-1])
-    moved = moved.at[..., place + max(-offset, 0), place + max(offset, 0)].set(source.astype(x.dtype))
-    return jnp.moveaxis(moved, (-2, -1), (dim1, dim2))
-
-
 @lowers(aten.put.default)
 def put(x, index, source, accumulate=False):
-    """torchax leaves negative positions out."""
-    if accumulate and x.dtype == bool:
-        return put(x.astype(jnp.int32), index, source.astype(jnp.int32), True).astype(bool)
-    place, source = jnp.reshape(x, -1).at[jnp.reshape(index, -1)], jnp.reshape(source, -1)
-    return jnp.reshape(place.add(source) if accumulate else place.set(source), x.shape)
+    flat = index_put(jnp.reshape(x, -1), [jnp.reshape(index, -1)], jnp.reshape(source, -1), accumulate)
+    return jnp.reshape(flat, x.shape)
 
 
 @lowers(aten.masked_scatter_backward.default)
@@ -300,8 +282,8 @@ def embedding_bag(
     include_last_offset=False,
     padding_idx=-1,
 ):
-    if scale_grad_by_freq:
-        raise NotImplementedError("scale_grad_by_freq is not followed")
+    if scale_grad_by_freq or mode == 2:
+        raise NotImplementedError("scale_grad_by_freq and the largest of each bag are not followed")
     starts = offsets[:-1] if include_last_offset else offsets
     bag = torch.searchsorted(starts, torch.arange(indices.numel()), right=True) - 1
     keep = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
@@ -309,59 +291,7 @@ def embedding_bag(
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
     count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
-    largest = count
-    if mode == 2:
-        out, places = _largest_in_bags(rows, bag, keep, count)
-        largest = indices[places] if indices.numel() else places
-    else:
-        out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows * keep.unsqueeze(1))
-        if mode == 1:
-            out = out / count.clamp(min=1).unsqueeze(1)
-    return out.to(weight.dtype), bag, count, largest
-
-
-@decomposes(aten._embedding_bag_backward.default)
-def embedding_bag_backward(
-    gradient, indices, _offsets, bags, counts, largest, num_weights, by_frequency, mode, sparse, weights, padding_idx=-1
-):
-    if by_frequency or sparse:
-        raise NotImplementedError("scale_grad_by_freq and sparse gradients are not followed")
-    zeros = gradient.new_zeros(num_weights, gradient.shape[1])
-    if mode == 2:
-        return zeros.scatter_add(0, largest, torch.where((counts == 0).unsqueeze(1), 0, gradient))
-    rows = gradient[bags]
+    out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows * keep.unsqueeze(1))
     if mode == 1:
-        rows = rows / counts.clamp(min=1)[bags].unsqueeze(1)
-    if weights is not None:
-        rows = rows * weights.unsqueeze(1)
-    return zeros.index_add(0, indices, torch.where((indices == padding_idx).unsqueeze(1), 0, rows))
-
-
-@decomposes(aten._embedding_bag_per_sample_weights_backward.default)
-def per_sample_weights_backward(gradient, weight, indices, _offsets, bags, _mode, padding_idx=-1):
-    products = (gradient[bags.long()] * weight[indices.long()]).sum(-1)
-    return torch.where(indices == padding_idx, 0, products)
-
-
-def _largest_in_bags(
-    rows: torch.Tensor, bag: torch.Tensor, keep: torch.Tensor, count: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest entries of each bag, and their rows: the first of equals; nan only where it is first in its bag."""
-    size = rows.shape[0]
-    if not size:
-        zeros = rows.new_zeros(count.shape[0], rows.shape[1])
-        return zeros, zeros.to(torch.int64)
-
-    def first(chosen: torch.Tensor) -> torch.Tensor:
-        places = torch.where(chosen, torch.arange(size, dtype=torch.int32).unsqueeze(1), size - 1)
-        last = torch.full((count.shape[0], chosen.shape[1]), size - 1, dtype=torch.int32)
-        return last.index_reduce(0, bag, places, "amin")
-
-    with torch.no_grad():
-        kept = keep.unsqueeze(1)
-        leads = torch.arange(size).unsqueeze(1) == first(kept)[bag]
-        key = torch.where(rows.isnan(), torch.where(leads, float("inf"), float("-inf")), rows)
-        key = key.masked_fill(~kept, float("-inf"))
-        largest = key.new_zeros(count.shape[0], rows.shape[1]).index_reduce(0, bag, key, "amax", include_self=False)
-        places = first(kept & (key == largest[bag])).to(torch.int64)
-    return torch.where((count == 0).unsqueeze(1), 0, rows.gather(0, places)), places
+        out = out / count.clamp(min=1).unsqueeze(1)
+    return out.to(weight.dtype), bag, count, count
