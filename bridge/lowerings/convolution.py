@@ -240,13 +240,12 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: An
 
 
 def _elementwise(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As a sum of the same tensors, whose meta kernel is that of the CPU."""
+    """In the layout of a sum of the same tensors, whose meta kernel is that of the CPU."""
     out = func(*args, **kwargs)
     tensors = [t for t in args if isinstance(t, torch.Tensor)]
     if all(t.is_contiguous() for t in tensors):
         return out
-    same = functools.reduce(aten.add.Tensor, [torch.empty_like(t, dtype=out.dtype) for t in tensors])
-    return torch.empty_strided(out.shape, same.stride(), dtype=out.dtype, device="meta")
+    return functools.reduce(aten.add.Tensor, [torch.empty_like(t, dtype=out.dtype) for t in tensors])
 
 
 def _rolled(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -266,9 +265,6 @@ for _op in (
     aten.div.Tensor_mode,
     aten.floor_divide.default,
     aten.logaddexp.default,
-    aten.logical_and.default,
-    aten.logical_or.default,
-    aten.logical_xor.default,
     aten.xlogy.Tensor,
     aten.special_xlog1py.default,
 ):

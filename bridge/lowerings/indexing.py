@@ -246,13 +246,10 @@ def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None,
     side = "right" if right or side == "right" else "left"
     if boundaries.ndim == 1:
         return jnp.searchsorted(boundaries, values, side=side)
-    rows = boundaries.shape[:-1]
     if not boundaries.size or not values.size:
         return jnp.zeros(values.shape, jnp.int32)
-    found = jax.vmap(lambda b, v: jnp.searchsorted(b, v, side=side))(
-        jnp.reshape(boundaries, (-1, boundaries.shape[-1])), jnp.reshape(values, (-1, values.shape[-1]))
-    )
-    return jnp.reshape(found, (*rows, values.shape[-1]))
+    search = functools.partial(jnp.searchsorted, side=side)
+    return jnp.vectorize(search, signature="(n),(m)->(m)")(boundaries, values)
 
 
 @lowers(aten.put.default)

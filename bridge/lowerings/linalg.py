@@ -48,7 +48,7 @@ def _first(found: jax.Array) -> jax.Array:
 
 
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The factors, the pivots counted from 1 as LAPACK does, and the place of the first zero that makes `a` singular."""
+    """The factors, the pivots counted from 1 as LAPACK does, and the place of the first zero on the diagonal."""
     if not a.size:
         return a, jnp.zeros(a.shape[:-1], jnp.int32), jnp.zeros(a.shape[:-2], jnp.int32)
     lu, pivots, _ = jax.lax.linalg.lu(a)

@@ -8,24 +8,19 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes
 from bridge.lowerings.registry import decomposes, lowers
-from bridge.tensor.arrays import tensor_of
-from bridge.tensor.tensor import BridgeTensor
+from bridge.lowerings.values import is_traced, known
 
 aten = torch.ops.aten
 
 
 def _known(lengths: torch.Tensor) -> torch.Tensor:
-    """The numbers on the host. Raises `NotImplementedError` where they are traced."""
-    if not isinstance(lengths, BridgeTensor):
-        return lengths
-    if isinstance(lengths.value, Tracer):
+    if is_traced(lengths):
         raise NotImplementedError(
             "the lengths of its sequences are traced and decide shapes; give them as a list or a constant tensor"
         )
-    return tensor_of(lengths.value).to(torch.int64)
+    return known(lengths)
 
 
 @decomposes(aten._pack_padded_sequence.default)

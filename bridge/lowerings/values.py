@@ -8,7 +8,6 @@ import itertools
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -18,17 +17,19 @@ from bridge.errors import refusal
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.symbolic.ranges import range_of
-from bridge.tensor.arrays import jax_dtype
+from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, blank, fresh
 
 aten = torch.ops.aten
 
 
-def _known(tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, BridgeTensor):
-        return tensor
-    array = np.array(jnp.asarray(tensor.value, jnp.float32) if tensor.dtype == torch.bfloat16 else tensor.value)
-    return torch.from_numpy(array).to(tensor.dtype)
+def is_traced(tensor: Any) -> bool:
+    return isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer)
+
+
+def known(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers on the host; JAX refuses those of a traced array."""
+    return tensor_of(tensor.value).to(tensor.dtype) if isinstance(tensor, BridgeTensor) else tensor
 
 
 def _constant(tensor: torch.Tensor) -> BridgeTensor:
@@ -39,7 +40,7 @@ def _constant(tensor: torch.Tensor) -> BridgeTensor:
 def _by_pytorch(op: Any) -> Any:
     def computed(*args, **kwargs):
         with below_modes():
-            args, kwargs = tree_map_only(BridgeTensor, _known, (args, kwargs))
+            args, kwargs = tree_map_only(BridgeTensor, known, (args, kwargs))
             return tree_map_only(torch.Tensor, _constant, op(*args, **kwargs))
 
     return computed
@@ -47,21 +48,18 @@ def _by_pytorch(op: Any) -> Any:
 
 for _op in (
     aten.nonzero.default, aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default,
-    aten.equal.default,
 ):  # fmt: skip
     DECOMPOSITIONS[_op] = _by_pytorch(_op)
-
-
-_bincount_by_pytorch = _by_pytorch(aten.bincount.default)
 
 
 @decomposes(aten.bincount.default)
 def bincount(x, weights=None, minlength=0):
     """Of traced numbers where they are known to lie below `minlength`, which then is the size of the result."""
-    if not isinstance(x, BridgeTensor) or not isinstance(x.value, Tracer):
-        if not isinstance(weights, BridgeTensor) or not isinstance(weights.value, Tracer):
-            return _bincount_by_pytorch(x, weights, minlength)
-        minlength = max(minlength, int(x.max()) + 1 if x.numel() else 0)
+    if not is_traced(x):
+        counts = _by_pytorch(aten.bincount.default)(x, None, minlength)
+        if weights is None:
+            return counts
+        minlength = counts.numel()
     elif not (range_of(x).low >= 0 and range_of(x).high < minlength):
         raise refusal(
             "`torch.bincount` counts numbers that are not known to be less than `minlength`, so the shape of its "
@@ -93,7 +91,7 @@ def index(x, indices):
     for place in indices:
         if place is not None and place.dtype in (torch.bool, torch.uint8):
             with below_modes():
-                expanded += [_constant(column) for column in _known(place).nonzero().unbind(1)]
+                expanded += [_constant(column) for column in known(place).nonzero().unbind(1)]
         else:
             expanded.append(place)
     return aten._unsafe_index.Tensor(x, expanded)
@@ -134,33 +132,11 @@ def take_along_dim(x, indices, dim=None):
     return x.expand(wide[0]).gather(dim, indices.expand(wide[1]).to(torch.int64))
 
 
-@decomposes(aten.cov.default)
-def cov(x, *, correction=1, fweights=None, aweights=None):
-    """Taken whole: PyTorch asks for the values of weights, to refuse some and to divide by zero at least."""
-    weights = [w for w in (fweights, aweights) if w is not None]
-    if not any(isinstance(w, BridgeTensor) and isinstance(w.value, Tracer) for w in weights):
-        return aten.cov.default(x, correction=correction, fweights=fweights, aweights=aweights)
-    weight = weights[0] if len(weights) == 1 else weights[0] * weights[1]
-    total = weight.sum()
-    lost = correction if aweights is None or not correction else correction * (weight * aweights).sum() / total
-    rows = x.reshape(1, -1) if x.dim() < 2 else x
-    centred = rows - ((rows * weight).sum(1) / total).unsqueeze(1)
-    products, freedom = centred @ (centred * weight).mT.conj(), total - lost
-    return (products / torch.where(freedom <= 0, 0, freedom)).squeeze()
-
-
-FUNCTIONS[torch.cov] = FUNCTIONS[torch.Tensor.cov] = aten.cov.default
 FUNCTIONS[F.one_hot] = aten.one_hot.default
 FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.take_along_dim.default
 
 
-@decomposes(aten._has_same_storage_numel.default)
-def has_same_storage_numel(x, y):
-    first, second = (getattr(t, "_meta", t).untyped_storage().size() // t.itemsize for t in (x, y))
-    return first == second
-
-
-DECOMPOSITIONS |= {aten._is_all_true.default: torch.all, aten._is_any_true.default: torch.any}
+DECOMPOSITIONS[aten._is_any_true.default] = torch.any
 
 
 @decomposes(aten._new_zeros_with_same_feature_meta.default)
@@ -180,8 +156,7 @@ def zeros_for_a_tangent(x, other, *, self_num_batch_dims=0):
 @decomposes(aten.unsafe_split.Tensor)
 def unsafe_split(x, size, dim=0):
     length = x.shape[dim]
-    starts = range(0, length, size) if length else [0]
-    return [x.narrow(dim, start, min(size, length - start)) for start in starts]
+    return unsafe_split_with_sizes(x, [min(size, length - start) for start in range(0, length, size)] or [0], dim)
 
 
 @decomposes(aten.unsafe_split_with_sizes.default)
