@@ -62,11 +62,11 @@ def _gathered_max(x: jax.Array, windows: Sequence[np.ndarray]) -> tuple[jax.Arra
     entries = jnp.reshape(x, (*x.shape[:-n], math.prod(sizes)))[..., place]
     best = jnp.argmax(entries, -1, keepdims=True)
     places = jnp.broadcast_to(place, entries.shape)
-    return tuple(jnp.take_along_axis(a, best, -1)[..., 0] for a in (entries, places))
+    return jnp.take_along_axis(entries, best, -1)[..., 0], jnp.take_along_axis(places, best, -1)[..., 0]
 
 
 def _inside(position: np.ndarray, size: int) -> np.ndarray:
-    """The first position of a window that lies inside the input stands for those that do not."""
+    """`position` (outputs, window), where the first one inside the input takes the place of those that are not."""
     inside = (position >= 0) & (position < size)
     first = np.take_along_axis(position, np.argmax(inside, axis=1)[:, None], 1)
     return np.where(inside, position, first)
@@ -173,13 +173,13 @@ def _triangle(x: np.ndarray) -> np.ndarray:
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:
-    """Keys' kernel with a = -1/2."""
+    """Keys' cubic kernel with a = -1/2."""
     x = np.abs(x)
     return np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, np.where(x < 2, ((-0.5 * x + 2.5) * x - 4) * x + 2, 0))
 
 
 def _weights(size: int, wanted: int, kernel: Callable, align: bool, factor: float | None) -> np.ndarray:
-    """(wanted, size): what each output takes of each input."""
+    """The share (wanted, size) that each input has in each output."""
     if align:
         scale = (size - 1) / (wanted - 1) if wanted > 1 else 0.0
     else:
@@ -190,7 +190,7 @@ def _weights(size: int, wanted: int, kernel: Callable, align: bool, factor: floa
 
 
 def _resized_bytes(x: jax.Array, weights: np.ndarray) -> jax.Array:
-    """Along the last axis, in the fixed point of PyTorch's kernels: weights of 16 bits, one rounding."""
+    """Resize the last axis in the fixed point of PyTorch's kernels: weights of 16 bits, one rounding."""
     places = next(p for p in range(23) if p == 22 or int(0.5 + weights.max(initial=0) * 2 ** (p + 1)) >= 2**15)
     whole = np.trunc(weights * 2**places + np.copysign(0.5, weights)).astype(np.int32)
     total = jnp.einsum("...w,Ww->...W", x.astype(jnp.int32), whole)
@@ -217,7 +217,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _suggested(x: torch.Tensor) -> torch.memory_format:
-    """Returns the format that PyTorch's `suggest_memory_format` gives."""
+    """The format that PyTorch's `suggest_memory_format` gives."""
     last = _CHANNELS_LAST.get(x.dim())
     return last if last and x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
 
@@ -278,7 +278,7 @@ def formatted_batch_norm(x, *settings):
 
 
 def _copied(op: Any, x: torch.Tensor, *settings: Any) -> torch.Tensor:
-    """The decomposition of `op`; where it does nothing PyTorch's kernel gives new memory all the same."""
+    """The decomposition of `op`, in new memory: PyTorch's kernel returns no view, even where it changes nothing."""
     made_of = decomposition(op)
     assert made_of is not None
     return made_of(x, *settings).clone(memory_format=_suggested(x))
@@ -290,5 +290,5 @@ for _op in (aten.channel_shuffle.default, aten.replication_pad2d.default, aten.r
 
 @lowers(prims.copy_strided.default)
 def copy_strided(x, _stride):
-    """Which is a matter of strides alone."""
+    """The strides are those of the result on the meta device."""
     return x

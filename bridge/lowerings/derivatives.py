@@ -91,20 +91,20 @@ def _masked(gradients: list, mask: list[bool]) -> tuple:
 def _pulled_back(backward: Any, forward: Any, gradient: torch.Tensor, *args: Any, **named: Any) -> Any:
     """`backward(gradient, *args, **named)` as the pullback of `forward`, whose arguments have the same names.
 
-    There are as many results as arguments of `forward`, from the first on, that have a gradient.
+    The results are the gradients of the first arguments of `forward`.
     """
     names = [argument.name for argument in backward._schema.arguments[1:]]
-    given = dict(zip(names, args, strict=False)) | named
+    given: dict[str, Any] = dict(zip(names, args, strict=False)) | named
     if "input_size" in given:  # of an interpolation, which is linear in its input
         given["self"] = gradient.new_zeros(given["input_size"])
-    else:  # which the backward of an adaptive pooling leaves out
-        given.setdefault("output_size", gradient.shape[-2 if "2d" in forward.name() else -3 :])
+    elif "adaptive" in forward.name():
+        given["output_size"] = gradient.shape[-2 if "2d" in forward.name() else -3 :]
     settings = {
         argument.name: given.get(argument.name)
         for argument in forward._schema.arguments
         if argument.name in given or not argument.has_default_value()
     }
-    primals = [settings.pop(name) for name in [*settings][: len(backward._schema.returns)]]
+    primals: list[Any] = [settings.pop(name) for name in [*settings][: len(backward._schema.returns)]]
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         out = forward(*tensors, **settings)

@@ -75,7 +75,7 @@ _METHODS = {"prod": "multiply", "amax": "max", "amin": "min"}
 
 
 def _neutral(reduce: str, dtype: Any) -> Any:
-    """The number that changes no other one."""
+    """The neutral element of the reduction."""
     if reduce not in ("amax", "amin"):
         return 1 if reduce == "prod" else 0
     if jnp.issubdtype(dtype, jnp.floating):
@@ -166,9 +166,9 @@ def index_put(x, indices, values, accumulate=False):
 
 
 def _at_mask(x: jax.Array, dim: int, mask: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-    """The mask from dimension `dim` on, and values, as wide as `x`; None where each selected row has its own.
+    """The mask from dimension `dim` on and the values, broadcast against `x`; None if each selected row has its own.
 
-    torchax counts the values among the rows in order where they should be the same for all rows.
+    torchax hands out values in the order of the rows even where all rows should get the same.
     """
     behind = x.ndim - dim - mask.ndim
     rows = values.ndim - behind - 1
@@ -269,24 +269,16 @@ def masked_scatter_backward(gradient, mask, sizes):
 
 @decomposes(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
-    weight,
-    indices,
-    offsets,
-    scale_grad_by_freq=False,
-    mode=0,
-    sparse=False,
-    per_sample_weights=None,
-    include_last_offset=False,
-    padding_idx=-1,
+    weight, indices, offsets, by_frequency=False, mode=0, _sparse=False, factors=None, with_end=False, padding_idx=-1
 ):
-    if scale_grad_by_freq or mode == 2:
+    if by_frequency or mode == 2:
         raise NotImplementedError("scale_grad_by_freq and the largest of each bag are not followed")
-    starts = offsets[:-1] if include_last_offset else offsets
+    starts = offsets[:-1] if with_end else offsets
     bag = torch.searchsorted(starts, torch.arange(indices.numel()), right=True) - 1
     keep = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
     rows = weight[indices].to(torch.promote_types(weight.dtype, torch.float32))
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.unsqueeze(1)
+    if factors is not None:
+        rows = rows * factors.unsqueeze(1)
     count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
     out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows * keep.unsqueeze(1))
     if mode == 1:

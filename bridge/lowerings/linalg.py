@@ -107,7 +107,7 @@ def _factors(a: jax.Array, transposed: bool) -> tuple[jax.Array, jax.Array]:
 
 
 def _factors_transposed(a: torch.Tensor) -> dict[str, bool]:
-    """Of which matrix PyTorch's formula for the gradient takes the factors to be."""
+    """PyTorch's formula for the gradient takes the factors for those of the transpose of a contiguous real matrix."""
     return {"factors_transposed": a.is_contiguous() and not a.is_complex()}
 
 
@@ -203,12 +203,25 @@ def _from_triangle(a: jax.Array, upper: bool) -> jax.Array:
     return regraft(value, (a + other) / 2)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _factor(a: jax.Array, upper: bool) -> jax.Array:
+    return jax.lax.linalg.cholesky(_from_triangle(a, upper), symmetrize_input=False)
+
+
+@_factor.defjvp
+def _factor_jvp(upper, primals, tangents):
+    """PyTorch's formula, in which the diagonal of a complex factor may have an imaginary tangent."""
+    factor = _factor(*primals, upper)
+    change = jax.lax.linalg.triangular_solve(factor, *tangents, left_side=True, lower=True)
+    change = _adjoint(jax.lax.linalg.triangular_solve(factor, _adjoint(change), left_side=True, lower=True))
+    return factor, factor @ (jnp.tril(change) + jnp.tril(_adjoint(change), -1)) / 2
+
+
 @lowers(aten.linalg_cholesky_ex.default)
 def cholesky(a, upper=False, check_errors=False):
     """Where `a` is not positive definite the factor is NaN, and `info` the first minor that is not."""
-    a = _from_triangle(a, upper)
-    factor = jax.lax.linalg.cholesky(a, symmetrize_input=False)
-    return _adjoint(factor) if upper else factor, _first_minor(a)
+    factor = _factor(a, upper)
+    return _adjoint(factor) if upper else factor, _first_minor(_from_triangle(a, upper))
 
 
 def _first_minor(a: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ def _known(lengths: torch.Tensor) -> torch.Tensor:
 
 @decomposes(aten._pack_padded_sequence.default)
 def pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """PyTorch packs the numbers of the rows, and by them the rows are gathered."""
+    """PyTorch packs the indices of the rows, which then gather the rows."""
     lengths = _known(lengths)
     with below_modes():
         rows = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], 1)
@@ -37,7 +37,7 @@ def pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[tor
 def pad(
     x: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding_value: Any, total_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reverse; row 0 of the numbers stands for padding."""
+    """PyTorch pads the indices of the rows, counted from 1, so that 0 stands for padding."""
     sizes = _known(sizes)
     with below_modes():
         rows = torch.arange(1, x.shape[0] + 1)[:, None]

@@ -119,17 +119,7 @@ def one_hot(x, num_classes=-1):
 @decomposes(aten.take_along_dim.default)
 def take_along_dim(x, indices, dim=None):
     """Taken whole, as `one_hot` is."""
-    if dim is None:
-        return x.reshape(-1).gather(0, indices.reshape(-1).to(torch.int64))
-    dim = dim % x.dim()
-    if not isinstance(indices, BridgeTensor):
-        indices = indices % x.shape[dim]  # PyTorch lets them wrap around; JAX does so for the negative ones
-    shape = torch.broadcast_shapes(
-        [1 if d == dim else n for d, n in enumerate(x.shape)],
-        [1 if d == dim else n for d, n in enumerate(indices.shape)],
-    )
-    wide = [(*shape[:dim], t.shape[dim], *shape[dim + 1 :]) for t in (x, indices)]
-    return x.expand(wide[0]).gather(dim, indices.expand(wide[1]).to(torch.int64))
+    return aten.take_along_dim.default.decompose(x, indices.to(torch.int64), dim)
 
 
 FUNCTIONS[F.one_hot] = aten.one_hot.default
