@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jax.custom_derivatives import SymbolicZero
 
+from bridge._compat.torch import arguments, returns
 from bridge._compat.torchax import pytorch_decomposition
 from bridge.lowerings.registry import DECOMPOSITIONS, decomposes, inlined
 from bridge.tensor.arrays import array_of
@@ -93,7 +94,7 @@ def _pulled_back(backward: Any, forward: Any, gradient: torch.Tensor, *args: Any
 
     The results are the gradients of the first arguments of `forward`.
     """
-    names = [argument.name for argument in backward._schema.arguments[1:]]
+    names = [argument.name for argument in arguments(backward)[1:]]
     given: dict[str, Any] = dict(zip(names, args, strict=False)) | named
     if "input_size" in given:  # of an interpolation, which is linear in its input
         given["self"] = gradient.new_zeros(given["input_size"])
@@ -101,10 +102,10 @@ def _pulled_back(backward: Any, forward: Any, gradient: torch.Tensor, *args: Any
         given["output_size"] = gradient.shape[-2 if "2d" in forward.name() else -3 :]
     settings = {
         argument.name: given.get(argument.name)
-        for argument in forward._schema.arguments
+        for argument in arguments(forward)
         if argument.name in given or not argument.has_default_value()
     }
-    primals: list[Any] = [settings.pop(name) for name in [*settings][: len(backward._schema.returns)]]
+    primals: list[Any] = [settings.pop(name) for name in [*settings][: len(returns(backward))]]
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         out = forward(*tensors, **settings)
