@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jax._src.interpreters.batching import BatchTracer
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 from jax.core import Tracer as Tracer
 
@@ -25,6 +26,8 @@ def same_values(one: Any, other: Any) -> bool:
         return known[key]
 
     def made_alike(a: Any, b: Any) -> bool:
+        if isinstance(a, BatchTracer) and isinstance(b, BatchTracer):  # under `vmap`
+            return a._trace is b._trace and a.batch_dim == b.batch_dim and same(a.val, b.val)
         x, y = (value.full_lower() if isinstance(value, DynamicJaxprTracer) else value for value in (a, b))
         if not isinstance(x, Tracer) and not isinstance(y, Tracer):
             return np.asarray(x).dtype == np.asarray(y).dtype and np.array_equal(x, y)
