@@ -240,9 +240,7 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
         # As in PyTorch's pooling to one element of channels-last images, every element has to stay where it is.
         there, here = positions(meta_of_strided(*args, **kwargs)), positions(target._meta)
         if there.shape != here.shape or (there != here).any():
-            raise NotImplementedError(
-                "PyTorch's gradient of it is wrong where the memory is written later; use as_strided"
-            )
+            raise NotImplementedError("PyTorch's gradient of it is wrong once the memory is written; use as_strided")
     _refuse_write(target, [])
     if name in ("resize_", "resize_as_"):
         size = args[1] if isinstance(args[1], (list, tuple)) else args[1].shape
