@@ -122,6 +122,7 @@ def of_known_numbers(m, ids):
 LET_THROUGH = {
     "known numbers": of_known_numbers,
     "positions": rotary_places,
+    "long positions": lambda m, ids: torch.arange(70_000) * 4 + ids[0, 0] % 2,
     "sum of a mask": lambda m, ids: ((ids != 0).sum(-1), (ids != 0).long().cumsum(-1) * (ids != 0)),
     "sum of unknown numbers": lambda m, ids: (ids.sum(-1), (ids + 1).abs().cumsum(-1), (ids // 2).sum()),
     "added and subtracted": lambda m, ids: (ids + 1 - ids[:, :1], -ids),
