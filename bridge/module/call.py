@@ -202,6 +202,8 @@ class Call:
             self._set_mode(request.train)
         self.changes: dict[Place, Any] = {}
         """Places that the run has changed besides parameters and buffers, with their values."""
+        self.written: list[str] = []
+        """The names of parameters that the run has written."""
         self.changed_arguments: list[str] = []
         """The names of arguments that the run has changed and does not return."""
 
@@ -213,7 +215,9 @@ class Call:
         parted = False
         for name, start in self._start.items():
             tensor = self._final[name]
-            trained = tensor is start.tensor and name in self._fn.params
+            if name in self._fn.params and start.written(tensor):
+                self.written.append(name)
+            trained = name in self._fn.params and tensor is start.tensor
             if trained and tensor.requires_grad != start.requires_grad:  # frozen or thawed
                 self.changes[name, "requires_grad"] = tensor.requires_grad
             parted = parted or self._memory[name] is not start.memory
@@ -268,7 +272,6 @@ class Call:
             outputs = convert(outputs, self._to_jax, objects=True)
             arrays = {name: self._to_jax(value) for name, value in final.items()}
         params = self._fn.params
-        self.written = [name for name in params if self._start[name].written(final[name])]
         buffers = {name: arrays[name] for name in self._fn.buffers}
         return Result(outputs, buffers, {name: arrays[name] for name in params})
 

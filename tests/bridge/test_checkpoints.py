@@ -1,6 +1,5 @@
 """Code that PyTorch runs again in its backward: checkpoints, reversible blocks, and what they leave in `grad`."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

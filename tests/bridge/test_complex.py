@@ -289,4 +289,3 @@ def test_the_factorisation_of_indefinite_matrices_is_refused(function):
 @pytest.mark.parametrize("shape", [(2, 4, 3), (2, 3, 4)])
 def test_r_alone(shape):
     compare(lambda x: torch.linalg.qr(x.detach(), mode="r").R, [randn(*shape)])
-

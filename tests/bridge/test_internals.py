@@ -37,13 +37,11 @@ def test_the_search_finds_one():
 
 
 WIDE = {
-    "__main__.py": "the user's factory",
     "dispatch/compute.py": "a lowering, whose failure is an error that says it is a defect of the lowering",
     "module/effects.py": "a state that the code did not expect, which is another program",
     "parity/__init__.py": "the user's module, loss and `advance`",
     "errors.py": "code of the user's, whose error becomes one that says what failed",
     "module/copy.py": "an object that Python cannot copy",
-    "weights.py": "a file that somebody else wrote",
 }
 """Where any exception is caught and not raised again, and what raises it there."""
 
