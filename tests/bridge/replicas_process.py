@@ -75,26 +75,15 @@ def matrix_of_meanings() -> dict[str, dict]:
 
 def draws() -> dict[str, list]:
     """What `Noise` draws on eight devices for a batch of sixteen rows, and on one."""
-    fn, x = bridge.export(Noise()), jnp.zeros((16, 3))
+    fn, x, key = bridge.export(Noise()), jnp.zeros((16, 3)), jax.random.key(0)
 
-    def on_each(x, key, plain):
-        index = jax.lax.axis_index("replicas")
-        rng = jax.random.fold_in(key, index) if plain else bridge.ShardedKey(key, index, DEVICES, len(x))
+    def on_each(x, key):
+        rng = bridge.ShardedKey(key, jax.lax.axis_index("replicas"), DEVICES, len(x))
         return fn({}, {}, x, rng=rng)[0]
 
-    def spread(key, plain=False):
-        mapped = jax.pmap(on_each, axis_name="replicas", in_axes=(0, None), static_broadcasted_argnums=2)
-        return mapped(x.reshape(DEVICES, 2, 3), key, plain)
-
-    one, two = jax.random.key(0), jax.random.key(1)
-    results = {
-        "whole": fn({}, {}, x, rng=bridge.ShardedKey(one, 0, 1, 16))[0],
-        "sharded": spread(one),
-        "again": spread(one),
-        "other key": spread(two),
-        "one key each": spread(one, plain=True),
-    }
-    return {name: [np.asarray(a).tolist() for a in arrays] for name, arrays in results.items()}
+    whole, _ = fn({}, {}, x, rng=bridge.ShardedKey(key, 0, 1, 16))
+    sharded = jax.pmap(on_each, axis_name="replicas", in_axes=(0, None))(x.reshape(DEVICES, 2, 3), key)
+    return {name: [np.asarray(a).tolist() for a in arrays] for name, arrays in (("whole", whole), ("sharded", sharded))}
 
 
 if __name__ == "__main__":

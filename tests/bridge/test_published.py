@@ -24,24 +24,10 @@ ARCHITECTURES = {
     "hrm": ("hrm", "HierarchicalReasoningModel_ACTV1", {}),
     "transformers_baseline": ("transformers_baseline", "Model_ACTV2", {}),
 }
-SHAPE = {
-    "batch_size": 4,
-    "seq_len": 16,
-    "vocab_size": 7,
-    "num_puzzle_identifiers": 5,
-    "puzzle_emb_ndim": 32,
-    "puzzle_emb_len": 1,
-    "hidden_size": 32,
-    "expansion": 2,
-    "num_heads": 2,
-    "pos_encodings": "rope",
-    "H_layers": 1,
-    "L_layers": 1,
-    "H_cycles": 2,
-    "L_cycles": 2,
-    "halt_max_steps": 3,
-    "halt_exploration_prob": 0.5,
-}
+DATA = {"batch_size": 4, "seq_len": 16, "vocab_size": 7, "num_puzzle_identifiers": 5}
+EMBEDDING = {"puzzle_emb_ndim": 32, "puzzle_emb_len": 1, "hidden_size": 32, "expansion": 2, "num_heads": 2}
+CYCLES = {"H_layers": 1, "L_layers": 1, "H_cycles": 2, "L_cycles": 2, "halt_max_steps": 3, "halt_exploration_prob": 0.5}
+SHAPE = DATA | EMBEDDING | CYCLES | {"pos_encodings": "rope"}
 
 
 def published(name, dtype):

@@ -8,7 +8,6 @@ import itertools
 
 import jax
 import pytest
-import rules
 from rows import ROWS
 from side_by_side import call, compiled, gradient_of, in_pytorch, in_scan, inputs_of, leaves_of, objective_of, stacked
 from side_by_side import report as compare
@@ -69,24 +68,3 @@ def test_row(case):
     under, name, train = case
     report = under(ROWS[name], train)
     assert report.ok, f"\n{report}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rule", "name"),
-    [
-        (rules.without_stop, "NoGrad"),
-        (rules.without_regraft, "ParameterRenormalised"),
-        (rules.without_assigned_buffers, "StateWithGraph"),
-        (rules.with_one_draw_for_all, "EveryDraw"),
-    ],
-    ids=lambda v: getattr(v, "__name__", v),
-)
-@pytest.mark.parametrize("under", TRANSFORMATIONS, ids=lambda f: f.__name__)
-def test_is_red_without_its_rule(under, rule, name, monkeypatch):
-    rule(monkeypatch)
-    try:
-        report = under(ROWS[name], True)
-    except rules.SEEN:
-        return
-    assert not report.ok
