@@ -207,19 +207,6 @@ class Cell:
         return stop_gradient(value)
 
 
-class UnreadableCell(Cell):
-    """In place of a cell whose values the running code would have from another time than in PyTorch."""
-
-    __slots__ = ("_refuse",)
-
-    def __init__(self, cell: Cell, refuse: Callable[[], Exception]):
-        super().__init__(cell.storage, cell._array, cell.tracked, cell.live, cell.leaf)
-        self._seen, self._refuse = -1, refuse  # so that `BridgeTensor.value` reads
-
-    def read(self) -> jax.Array:
-        raise self._refuse()
-
-
 def stop_gradient(array: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(array) if has_tangents(array) else array
 

@@ -251,9 +251,6 @@ ERRORS = {
     "lengths that rise": lambda x: pack_padded_sequence(x[:2, :3, None], [2, 3], batch_first=True).data,
     "a length of zero": lambda x: pack_padded_sequence(x[:2, :3, None], [3, 0], batch_first=True).data,
     "statistics that require grad": lambda x: F.batch_norm(x, torch.ones(4, requires_grad=True), torch.ones(4)),
-    "a scale that requires grad": lambda x: torch.fake_quantize_per_tensor_affine(
-        x, torch.ones((), requires_grad=True), ZERO, -8, 7
-    ),
 }
 
 
