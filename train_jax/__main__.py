@@ -8,6 +8,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -71,6 +72,7 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    _accept_every_character()
     try:
         status = _run(argv)
         sys.stdout.flush()
@@ -100,6 +102,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"trm: {line}", file=sys.stderr)
         return 1
     return status
+
+
+def _accept_every_character() -> None:
+    """Output in an encoding that lacks a character has a question mark in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _exit_soon(status: int) -> None:

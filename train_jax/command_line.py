@@ -23,8 +23,8 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
     """Parses the arguments with `tyro.cli` or another of tyro's functions, and checks the range of every field.
 
     `--help` prints the help and exits; `--help PAGE` prints one page of a class with `HELP_PAGES`. Raises `UserError`
-    for arguments that tyro rejects and for values out of range. A configuration with a `check` method or a
-    `__post_init__` checks itself. A class with pages has one required field at most, its first one.
+    for arguments that tyro rejects and for values out of range. A configuration with a `__post_init__` checks itself. A
+    class with pages has one required field at most, its first one.
     """
     page = requested_page(command, argv)
     if page is not None and pages_of(command):
@@ -45,7 +45,7 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
         if not errors.getvalue():
             raise
         raise UserError(_one_line(errors.getvalue())) from None
-    if not (hasattr(config, "check") or hasattr(config, "__post_init__")):
+    if not hasattr(config, "__post_init__"):
         try:
             check_ranges(config)
         except ValueError as error:

@@ -68,7 +68,7 @@ def _run(
         check_debugging(config)
         training = start(config, task, devices)
     remarks = [f"platform: {chosen()}"] if chosen() else []
-    begin = decide_start(config, training.total_steps)
+    begin = decide_start(config, training.total_steps, training.task.fingerprint)
     if begin.finished is not None:
         require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
         return begin.finished
@@ -130,7 +130,7 @@ def _train(
         if is_main_process():
             evaluation.save(folder, "test")
             upload_working_files(folder.path)
-            write_text(folder.finished, json.dumps(figures, indent=1))
+            write_text(folder.finished, json.dumps(figures | {"data": task.fingerprint}, indent=1))
             events.progress()
             goodput = read_goodput(folder)
             tracker.say(goodput.line() if goodput else "")

@@ -143,14 +143,17 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
         devices.local_batch_size(size)
     task.check(config, devices)
     training = assemble(config, task, devices)
-    _check_keep_best(config, training.total_steps)
+    _check_keep_best(config, task, training.total_steps)
     training.train_step()  # raises the errors of optimizer, schedules and groups
     jax.eval_shape(training.optimizer.init, trainable(training.objective.params, config.optim))  # only for its errors
     return training
 
 
-def _check_keep_best(config: RunConfig, total_steps: int) -> None:
-    """Only a checkpoint after an evaluation during training can be the best one."""
+def _check_keep_best(config: RunConfig, task: Task, total_steps: int) -> None:
+    """Only a checkpoint after an evaluation during training can be the best one, by a figure of that."""
+    known = getattr(task, "evaluated", ())
+    if config.keep_best and known and config.keep_best.removeprefix("-") not in known:
+        raise UserError(f"keep_best is {config.keep_best}, which no evaluation has; use one of {', '.join(known)}")
     evaluated, saved = config.eval_every_steps, config.checkpoint_every_steps
     never = not evaluated or (math.lcm(evaluated, saved) >= total_steps and not config.checkpoint_every_minutes)
     if config.keep_best and never:

@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_nothing_is_made_before_the_run_is_known_to_start(place):
     config = dataclasses.replace(preset("tiny"), run_dir=str(place / "run"))
-    assert decide_start(config, 10) == decide_start(dataclasses.replace(config, resume="never"), 10)
+    assert decide_start(config, 10, "") == decide_start(dataclasses.replace(config, resume="never"), 10, "")
     assert not (place / "run").exists()
 
 
@@ -98,4 +98,4 @@ def test_a_damaged_mark_of_the_end_is_refused(tmp_path, text):
     (tmp_path / "FINISHED").write_text(text)
     config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"FINISHED cannot be read .*remove it"):
-        decide_start(config, 40)
+        decide_start(config, 40, "")

@@ -59,7 +59,8 @@ def goodput_of(events: Sequence[dict[str, Any]]) -> Goodput | None:
         counted = min([counted, *(event["step"] for event in session if event["event"] == "continue")])
         later_start = session[0]["time"]
     seconds = {part: value for part, value in seconds.items() if value > 0}
-    return Goodput(seconds, sessions[-1][-1]["time"] - sessions[0][0]["time"], len(sessions), lost_steps)
+    times = [event["time"] for session in sessions for event in session]  # a clock may have been set back
+    return Goodput(seconds, max(times) - min(times), len(sessions), lost_steps)
 
 
 def _add_session(seconds: dict[str, float], session: list[dict[str, Any]], counted: float) -> int:

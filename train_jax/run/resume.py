@@ -7,6 +7,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from train_jax.errors import UserError
@@ -39,19 +40,23 @@ class Start:
     """Whether there is a checkpoint."""
 
 
-def decide_start(config: RunConfig, total_steps: int) -> Start:
+def decide_start(config: RunConfig, total_steps: int, fingerprint: str) -> Start:
     """Reads the run's folder in the first process, for all. Collective. Writes nothing.
 
-    Raises `UserError` where `config.resume` forbids to continue or to start, and for a run with other fields.
+    `fingerprint`: of the data. Raises `UserError` where `config.resume` forbids to continue or to start, for a run with
+    other fields, and for a finished run on other data.
     """
 
     def read() -> dict[str, Any]:
         folder = RunFolder(path_of(config.run_dir))
+        _check_folder(folder.path)
         changed_fields(folder, config)
         continues, finished = bool(complete_steps(folder.checkpoints)), None
         if folder.finished.exists():
             figures = _figures_at_end(folder)
             finished = figures if figures["train_steps"] >= total_steps else None
+        if finished is not None:
+            check_data(config, figures.get("data", fingerprint), fingerprint, int(figures["train_steps"]))
         if config.resume == "never" and folder.config.exists():
             raise UserError(
                 f"resume is never and {folder.path} holds a run already; use another --run-dir, or --resume auto"
@@ -61,6 +66,23 @@ def decide_start(config: RunConfig, total_steps: int) -> Start:
         return {"finished": finished, "continues": continues}
 
     return Start(**of_main_process(read))
+
+
+def check_data(config: RunConfig, trained_on: str, given: str, step: int) -> None:
+    """Raises `UserError` if a run continues with other data; both are fingerprints of a task."""
+    if trained_on != given:
+        raise UserError(
+            f"{config.data_dir} holds other data than the run was trained on up to step {step}; give --data-dir the "
+            "same data set, or use another --run-dir"
+        )
+
+
+def _check_folder(path: Path) -> None:
+    """Raises `UserError` for a file and for a data set."""
+    if path.is_file():
+        raise UserError(f"--run-dir {path} is a file; give a folder for the run, such as runs/mine")
+    if any((path / name).is_file() for name in ("recipe.json", "train/dataset.json")):
+        raise UserError(f"--run-dir {path} is a data set; give a folder of its own for the run, such as runs/mine")
 
 
 def _figures_at_end(folder: RunFolder) -> dict[str, Any]:

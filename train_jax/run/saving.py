@@ -12,6 +12,7 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints, Retention
 from train_jax.run.folder import RunFolder
+from train_jax.run.resume import check_data
 from train_jax.runtime.processes import any_process, is_main_process
 from train_jax.runtime.stopwatch import Stopwatch
 from train_jax.start import Training
@@ -40,11 +41,7 @@ class Saving:
         devices = self._devices
         resumed = self._checkpoints.restore_newest(state, devices.to_rows(carry), devices.row_sharding)
         if resumed is not None:
-            if resumed.notes["data"] != self._training.task.fingerprint:
-                raise UserError(
-                    f"{self._training.config.data_dir} holds other data than the run was trained on up to step "
-                    f"{resumed.step}; give --data-dir the same data set, or use another --run-dir"
-                )
+            check_data(self._training.config, resumed.notes["data"], self._training.task.fingerprint, resumed.step)
             self.first_step, self.damaged = resumed.step, resumed.damaged
             self.train_seconds = resumed.notes["train_seconds"]
             state, carry = resumed.state, devices.from_rows(resumed.carry, carry)
@@ -55,10 +52,17 @@ class Saving:
     ) -> None:
         """Saves in the background; `figures`: of an evaluation after the same step. Collective."""
         notes = {"train_seconds": clock.seconds, "data": self._training.task.fingerprint}
-        value = figure_of_best(figures or {}, self._training.config.keep_best)
+        value, problem = None, None
+        try:
+            value = figure_of_best(figures or {}, self._training.config.keep_best)
+        except UserError as error:  # of a task that does not name its figures: the checkpoint is saved all the same
+            problem = error
         whole = self._training.placement.to_checkpoint(state)
         self._checkpoints.save(step, whole, self._devices.to_rows(carry), notes, value)
         self._last = self._now()
+        if problem is not None:
+            self.wait()
+            raise problem
 
     def due(self, step: int, last: int, until_ready: Any) -> bool:
         """Whether to save after this step, of `last` steps; `until_ready`: results of the step. Collective.

@@ -91,7 +91,7 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
         (event["total_steps"] for event in reversed(events) if "total_steps" in event), config["steps"] or None
     )
     seen = [each["time"] for each in (*events[-1:], *([beat] if beat else []))]
-    silent = max(0.0, now - max(seen)) if seen else None
+    silent = now - max(seen) if seen else None
     speeds = [record["step_seconds"] for record in records[-20:] if record.get("step_seconds", 0) > 0]
     step_seconds = statistics.median(speeds) if speeds else None
     health, why = _health(folder, events, beat, silent, step_seconds, now)
@@ -109,7 +109,7 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
         seconds_left=max(0, steps - step) * step_seconds if running and steps and step_seconds else None,
         checkpoint_step=saved,
         checkpoint_age_seconds=None if saved_at is None else max(0.0, now - saved_at),
-        silent_seconds=silent,
+        silent_seconds=None if silent is None else max(0.0, silent),
         skipped_steps=int(sum(record.get("train/skipped_steps", 0) for record in records)),
         goodput=_as_json(goodput_of(events)),
         metric=metric,
@@ -133,6 +133,11 @@ def _health(
         return "finished", ""
     if silent is None:
         return ("silent", "no events, as of older versions") if folder.metrics.is_file() else ("not started", "")
+    if silent < -SILENT_SECONDS:
+        return (
+            "silent",
+            f"last sign of life {duration(-silent)} in the future: compare the clocks of the machines",
+        )
     if silent > SILENT_SECONDS:
         return "silent", f"not written for {duration(silent)}: killed, frozen, or its storage is away"
     waits = now - beat["step_time"] if beat is not None and beat["kind"] in ("steps", "data") else 0.0

@@ -15,7 +15,7 @@ from train_jax.errors import UserError
 from train_jax.help_pages import HelpPage
 from train_jax.pod.launch import manage
 from train_jax.pod.launch.command import check_assignments, check_command, check_environment_file
-from train_jax.pod.launch.gcloud import DryRun, Gcloud, Request, check_names, worker_count
+from train_jax.pod.launch.gcloud import DryRun, Gcloud, Request, check_names, check_type, worker_count
 from train_jax.pod.launch.life import run_to_end
 from train_jax.pod.launch.overview import overview, table
 from train_jax.pod.launch.record import Record
@@ -121,6 +121,7 @@ class Launch:
                 type=self.type,
                 runtime_version=self.runtime_version,
             )
+            check_type(self.type)
         check_assignments(self.env)
         check_environment_file(self.worker_env_file)
         shared = bool(self.tpu) and worker_count(self.type) > 1

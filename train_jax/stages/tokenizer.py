@@ -9,7 +9,7 @@ from train_jax.tasks.language.documents import Skipped
 from train_jax.tasks.language.options import EvaluateTokenizer, InspectTokenizer, TrainTokenizer
 from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, Tokenizer
 from train_jax.tasks.language.tokenizer_evaluation import measure
-from train_jax.tasks.language.tokenizer_training import first_characters, train_tokenizer
+from train_jax.tasks.language.tokenizer_training import tokenizer_of
 
 COMMANDS = {"train": TrainTokenizer, "evaluate": EvaluateTokenizer, "inspect": InspectTokenizer}
 
@@ -26,7 +26,7 @@ def main(config: TrainTokenizer | EvaluateTokenizer | InspectTokenizer) -> None:
 
 def train(config: TrainTokenizer) -> None:
     started = time.monotonic()
-    tokenizer = train_tokenizer(first_characters(config.train_documents(), config.max_characters), config.vocab_size)
+    tokenizer = tokenizer_of(config.train_documents, config.vocab_size, config.max_characters)
     folder = path_of(config.output_dir)
     tokenizer.save(folder)
     print(f"{folder / JSON_NAME} and {RANKS_NAME}: {_size(tokenizer)}, in {time.monotonic() - started:.1f} s")

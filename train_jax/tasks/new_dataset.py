@@ -57,7 +57,11 @@ def _difference(record: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str
         return "a data set without a valid recipe.json, or without a split"
     existing, requested = record["recipe"], _as_json(recipe)
     name = next(name for name in [*requested, *existing] if existing.get(name) != requested.get(name))
-    values = (brief(each.get(name)) for each in (existing, requested))
+    values = [each.get(name) for each in (existing, requested)]
+    while all(isinstance(value, dict) for value in values):  # of files, say: the first one that differs
+        key = next(key for key in [*values[1], *values[0]] if values[0].get(key) != values[1].get(key))
+        name, values = f"{name}.{key}", [value.get(key) for value in values]
+    values = map(brief, values)
     return "a data set with other options ({} is {}, requested {})".format(brief(name).strip("'"), *values)
 
 

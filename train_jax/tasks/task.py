@@ -7,7 +7,7 @@ the runtime use nothing else of a task; `docs/architecture.md` shows how to add 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -119,6 +119,11 @@ class Task(Protocol):
     @property
     def console(self) -> Mapping[str, str]:
         """Metrics of the progress line and their formats: {"lm_loss": "loss {:.4f}"}."""
+        ...
+
+    @property
+    def evaluated(self) -> Sequence[str]:
+        """Names of the figures of an evaluation, one of which can choose the best checkpoint; empty if not known."""
         ...
 
     def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:

@@ -21,7 +21,7 @@ _PATTERNS = {
     "runtime_version": r"([a-z0-9][-a-z0-9.]{0,99})?",
 }
 _EXAMPLES = {
-    "tpu": "a name of small letters, digits and hyphens, such as mine-1",
+    "tpu": "a name that begins with a letter, of small letters, digits and hyphens, such as mine-1",
     "zone": "a zone such as us-central2-b",
     "project": "the id of a project",
     "type": "an accelerator type such as v4-64",
@@ -65,6 +65,18 @@ def check_names(**names: str) -> None:
     for field, value in names.items():
         if not re.fullmatch(_PATTERNS[field], value):
             raise UserError(f"--{field.replace('_', '-')} {value!r}: expected {_EXAMPLES[field]}")
+
+
+def check_type(accelerator_type: str) -> None:
+    """Raises `UserError` for a slice that does not exist: cores come in multiples of 8, chips as powers of 2."""
+    kind, _, number = accelerator_type.partition("-")
+    size = int(number or 8)
+    if kind in ("v2", "v3", "v4", "v5p") and (size < 8 or size % 8):
+        near = max(8, round(size / 8) * 8)
+        raise UserError(f"--type {accelerator_type}: a {kind} slice has a multiple of 8 cores; use {kind}-{near}")
+    if kind in ("v5litepod", "v6e") and size & (size - 1):
+        near = 1 << (size.bit_length() - 1)
+        raise UserError(f"--type {accelerator_type}: a {kind} slice has 1, 2, 4, 8, … chips; use {kind}-{near}")
 
 
 def worker_count(accelerator_type: str) -> int:

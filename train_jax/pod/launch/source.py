@@ -25,7 +25,12 @@ class Source(NamedTuple):
     @staticmethod
     def here() -> Source:
         """The checkout around the working folder. Raises `UserError` if there is none."""
-        root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
+        try:
+            root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
+        except UserError:
+            raise UserError(
+                f"{Path.cwd()} is in no git checkout; start trm launch in one of this project: it copies the code"
+            ) from None
         if not (root / WORKER_SCRIPT).is_file() or not (root / "environment.sh").is_file():
             raise UserError(
                 f"{root} is no checkout of this project; start trm launch in one, because it copies the code"

@@ -50,6 +50,18 @@ class Skipped:
     empty: int = 0
     names: list[str] = field(default_factory=list)
     """The first files that are not UTF-8."""
+    documents: int = 0
+    """All that were read, skipped ones included."""
+
+    @property
+    def note(self) -> str:
+        """What to add to an error about too few documents; empty if all are UTF-8."""
+        if not self.not_utf8:
+            return ""
+        return (
+            f"; {self.not_utf8} of {self.documents} documents are not UTF-8 and were skipped, such as {self.names[0]}: "
+            "convert them, for instance by `iconv -f latin1 -t utf-8`"
+        )
 
 
 def list_files(sources: Sequence[str]) -> list[TextFile]:
@@ -121,13 +133,15 @@ def shuffled(files: Sequence[TextFile], seed: int) -> list[TextFile]:
 
 
 def read_documents(files: Sequence[TextFile], column: str, skipped: Skipped) -> Iterator[str]:
-    """Yields the documents of the files. Files and rows that are not UTF-8, and empty texts, are skipped and counted.
+    """Yields the documents of the files. Files and rows that are not UTF-8, and empty
+    texts and nulls, are skipped and counted.
 
     `column` is the field of .jsonl and the column of .parquet with the text. Raises `UserError` if it is missing.
     """
     for file in files:
         with local_copy(file.path) as path:
-            for text in _documents_of(file, path, column, skipped):
+            for text in _documents_of(file, path, column):
+                skipped.documents += 1
                 if text is None:
                     skipped.not_utf8 += 1
                     skipped.names += [file.name] * (len(skipped.names) < 3)
@@ -137,7 +151,7 @@ def read_documents(files: Sequence[TextFile], column: str, skipped: Skipped) -> 
                     yield text
 
 
-def _documents_of(file: TextFile, path: Path, column: str, skipped: Skipped) -> Iterator[str | None]:
+def _documents_of(file: TextFile, path: Path, column: str) -> Iterator[str | None]:
     match path.suffix.lower():
         case ".jsonl":
             yield from _json_lines(file, path, column)
@@ -154,6 +168,7 @@ def _json_lines(file: TextFile, path: Path, column: str) -> Iterator[str | None]
                 continue
             try:
                 text = json.loads(line)[column]
+                text = "" if text is None else text  # as a null of .parquet
                 if not isinstance(text, str):
                     raise TypeError
             except UnicodeDecodeError:

@@ -51,8 +51,8 @@ class TextSource:
         """Yields the split and the text of every document of the sources."""
         return self.split(read_documents(self.files(), self.column, skipped))
 
-    def train_documents(self) -> Iterator[str]:
-        return (text for split, text in self.documents(Skipped()) if split == "train")
+    def train_documents(self, skipped: Skipped | None = None) -> Iterator[str]:
+        return (text for split, text in self.documents(skipped or Skipped()) if split == "train")
 
 
 @dataclass(frozen=True, kw_only=True)

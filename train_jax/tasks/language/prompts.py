@@ -66,7 +66,7 @@ def read_prompts(where: str) -> Sequence[str]:
     """
     path = path_of(where)
     try:
-        lines = read_whole(path, largest_bytes=_LARGEST_BYTES).decode().splitlines()
+        lines = read_whole(path, largest_bytes=_LARGEST_BYTES).decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give a text or .jsonl file with prompts") from None
     except (DamagedError, OSError, UnicodeDecodeError) as error:

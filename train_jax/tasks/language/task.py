@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ class LanguageTask:
     outside_model_config_class = OutsideLanguageConfig
     needs_state = False
     console: Mapping[str, str] = {"loss": "loss {:.4f}", "bits_per_byte": "bits/byte {:.4f}"}
+    evaluated: Sequence[str] = ("bits_per_byte", "loss")
 
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         """If `facts` are given (from a run folder), the data set is opened only when it is needed."""
@@ -48,7 +49,7 @@ class LanguageTask:
 
     @cached_property
     def data(self) -> TextSet:
-        return TextSet(self._config.data_dir)
+        return TextSet(self._config.data_dir, getattr(self._config.arch, "vocab_size", 0))
 
     @cached_property
     def train_stream(self) -> TokenStream:

@@ -32,7 +32,7 @@ from train_jax.tasks.language.text_set import (
     token_dtype,
 )
 from train_jax.tasks.language.tokenizer import Tokenizer
-from train_jax.tasks.language.tokenizer_training import first_characters, train_tokenizer
+from train_jax.tasks.language.tokenizer_training import tokenizer_of
 from train_jax.tasks.new_dataset import new_dataset
 from train_jax.tasks.progress import Progress
 
@@ -123,8 +123,7 @@ def _write(
     tokenizer = given
     if tokenizer is None:
         progress("training the tokenizer", 0, 0)
-        texts = first_characters(options.train_documents(), _TOKENIZER_CHARACTERS)
-        tokenizer = train_tokenizer(texts, options.vocab_size)
+        tokenizer = tokenizer_of(options.train_documents, options.vocab_size, _TOKENIZER_CHARACTERS)
     tokenizer.save(folder)
     parts = Parts(options.parts_folder(folder), options, tokenizer)
     try:

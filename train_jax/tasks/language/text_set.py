@@ -137,12 +137,19 @@ def _map_shard(path: Path, size: int, vocab_size: int) -> np.ndarray:
 class TextSet:
     """An opened data set; shards and tokenizer are read when they are needed."""
 
-    def __init__(self, directory: str | Path):
-        """Raises `UserError` if there is no complete text data set. A remote one is copied and verified."""
+    def __init__(self, directory: str | Path, vocab_size: int = 0):
+        """Raises `UserError` if there is no complete text data set. A remote one is copied and verified.
+
+        `vocab_size`: that of the model, for the remedy; 0 if any is fine.
+        """
         folder = local_folder(directory, _check_hashes)
         record = read_record(folder)
         if record is None:
-            raise UserError(f"{path_of(directory)} is not a text data set; {REBUILD} --output-dir {directory}")
+            size = f" --vocab-size {vocab_size}" if vocab_size else ""
+            raise UserError(
+                f"{path_of(directory)} is not a text data set; build one with "
+                f"`trm build-data text{size} --output-dir {directory}`"
+            )
         self.folder, self.record = folder, record
         self.vocab_size: int = record["vocab_size"]
         self.splits: dict[str, SplitRecord] = record["content"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from train_jax.errors import UserError
+from train_jax.tasks.language.documents import Skipped
 from train_jax.tasks.language.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer, text_package
 
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
@@ -26,6 +27,18 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"most --vocab-size {tokenizer.vocab_size}"
         )
     return tokenizer
+
+
+def tokenizer_of(documents: Callable[[Skipped], Iterable[str]], vocab_size: int, max_characters: int) -> Tokenizer:
+    """Returns a tokenizer trained on the first characters of the documents, of all with 0.
+
+    Raises `UserError` as `train_tokenizer` does, with what was skipped.
+    """
+    skipped = Skipped()
+    try:
+        return train_tokenizer(first_characters(documents(skipped), max_characters), vocab_size)
+    except UserError as error:
+        raise UserError(f"{error}{skipped.note}") from None
 
 
 def first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:

@@ -48,7 +48,7 @@ def check_disk(directory: Path, needed_bytes: int, remedy: str) -> None:
     free_bytes = shutil.disk_usage(existing).free
     if needed_bytes > free_bytes:
         raise UserError(
-            f"{existing} has {free_bytes / 1e9:,.1f} GB of free space, expected at least {needed_bytes / 1e9:,.1f} GB; "
+            f"{existing} has {free_bytes / 1e6:,.1f} MB of free space, expected at least {needed_bytes / 1e6:,.1f} MB; "
             f"free some space, choose another --output-dir or {remedy}"
         )
 

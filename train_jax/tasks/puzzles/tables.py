@@ -1,5 +1,6 @@
 """Reads public puzzle tables (source,question,answer,rating) from a folder, a bucket or the Hugging Face hub."""
 
+import codecs
 import csv
 import hashlib
 import importlib
@@ -112,10 +113,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_BYTE_ORDER_MARK = codecs.BOM_UTF8.decode("latin-1")
+
+
 def chunks_of(path: Path, *, rows: int, remedy: str) -> Iterator[list[Row]]:
     """Yields the rows of a table, `rows` at a time. Raises `UserError` if the header or a row is invalid."""
     # Latin-1 decodes any byte, so that an invalid one is reported with its line number.
     with path.open(newline="", encoding="latin-1") as file:
+        if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
+            file.seek(0)
         lines = _rows(path, csv.reader(_lines(path, file), strict=True))
         if next(lines, (1, []))[1] != COLUMNS:
             raise UserError(f"{path} line 1: expected the header {','.join(COLUMNS)}; {remedy}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,9 @@ class PuzzleTask:
     config_class = PuzzleConfig
     needs_state = False
     console: Mapping[str, str] = {"lm_loss": "loss {:.4f}", "exact_accuracy": "exact {:.3f}"}
+    evaluated: Sequence[str] = (
+        "exact_accuracy", "accuracy", "lm_loss", "q_halt_accuracy", "q_halt_loss", "q_continue_loss", "steps",
+    )  # fmt: skip
 
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         """If `facts` are given (from a run folder), the data sets are opened only when they are needed."""

@@ -1,0 +1,176 @@
+"""Mistakes of a user that are found before anything is computed, and errors that show what was found."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from train_jax.__main__ import main
+from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.run.config import RunConfig
+from train_jax.run.folder import RunFolder
+from train_jax.run.goodput import goodput_of
+from train_jax.run.presets import preset
+from train_jax.run.resume import decide_start
+from train_jax.run.saving import Saving
+from train_jax.run.status import read_status
+from train_jax.start import _check_keep_best
+from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
+from train_jax.tasks.language.prompts import read_prompts
+from train_jax.tasks.language.task import LanguageTask
+from train_jax.tasks.new_dataset import _difference
+from train_jax.tasks.puzzles.tables import chunks_of
+from train_jax.tasks.puzzles.task import PuzzleTask
+
+
+def said(capsys, *argv):
+    """The status and the one line of a command."""
+    status = main([*argv])
+    return status, capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--max-hours", "-3"], "--max-hours is -3.0; use at least 0"),
+        (["--restarts", "-3"], "--restarts is -3; use at least 0"),
+        (["--price-per-hour", "-1"], "--price-per-hour is -1.0; use at least 0"),
+        (["--type", "v4-63"], "--type v4-63: a v4 slice has a multiple of 8 cores; use v4-64"),
+        (["--type", "v5litepod-12"], "use v5litepod-8"),
+        (["--tpu", "9tpu"], "expected a name that begins with a letter"),
+    ],
+)
+def test_a_launch_with_impossible_numbers_creates_no_node(capsys, options, text):
+    place = ["--zone", "us-central2-b", "--dry-run"] + ([] if "--tpu" in options else ["--tpu", "one"])
+    status, line = said(capsys, "launch", *place, *options, "--", "train", "tiny")
+    assert status == 2 and text in line, line
+
+
+@pytest.mark.parametrize(("task", "figure"), [(PuzzleTask, "exact_accuracy"), (LanguageTask, "bits_per_byte")])
+def test_the_figure_of_the_best_checkpoint_is_checked_before_the_run(task, figure):
+    config = dataclasses.replace(preset("tiny"), keep_best="acc", eval_every_steps=3, checkpoint_every_steps=3)
+    with pytest.raises(UserError, match=f"keep_best is acc, which no evaluation has; use one of {figure}"):
+        _check_keep_best(config, task, 9)
+    _check_keep_best(dataclasses.replace(config, keep_best=f"-{figure}"), task, 9)
+
+
+def test_a_figure_that_a_task_does_not_have_loses_no_checkpoint():
+    """Of a task that does not name its figures."""
+    saved = []
+
+    class Anything:
+        def __getattr__(self, name):
+            return self
+
+        def __call__(self, *_args):
+            return self
+
+        def save(self, step, *_rest):
+            saved.append(step)
+
+    saving = Saving.__new__(Saving)
+    saving._training = saving._devices = saving._checkpoints = Anything()
+    saving._now = time.monotonic
+    saving._training.__dict__["config"] = dataclasses.replace(preset("tiny"), keep_best="acc")
+    state: TrainState = Anything()
+    with pytest.raises(UserError, match="keep_best is acc"):
+        saving.start(3, state, (), Anything(), {"loss": 1.0})
+    assert saved == [3]
+
+
+def config_at(folder, **fields) -> RunConfig:
+    return dataclasses.replace(preset("tiny"), run_dir=str(folder), **fields)
+
+
+def test_folders_that_are_none_for_a_run(tmp_path):
+    with pytest.raises(UserError, match="--run-dir is empty"):
+        config_at("")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file is a file; give a folder") as error:
+        decide_start(config_at(tmp_path / "file"), 10, "")
+    assert error.value.STATUS == 2
+    (tmp_path / "set" / "train").mkdir(parents=True)
+    (tmp_path / "set" / "train" / "dataset.json").write_text("{}")
+    with pytest.raises(UserError, match="set is a data set"):
+        decide_start(config_at(tmp_path / "set"), 10, "")
+
+
+def test_a_finished_run_is_not_finished_on_other_data(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.finished.write_text(json.dumps({"train_steps": 10, "data": "one"}))
+    assert decide_start(config_at(tmp_path), 10, "one").finished
+    with pytest.raises(UserError, match="holds other data than the run was trained on up to step 10"):
+        decide_start(config_at(tmp_path), 10, "two")
+    folder.finished.write_text(json.dumps({"train_steps": 10}))  # of an older version
+    assert decide_start(config_at(tmp_path), 10, "two").finished
+
+
+def test_texts_that_are_not_utf8_are_named(tmp_path, capsys):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_bytes(b"caf\xe9 number")
+    arguments = ["--source", str(tmp_path), "--output-dir", str(tmp_path / "set"), "--vocab-size", "280"]
+    status, line = said(capsys, "build-data", "text", *arguments)
+    assert status == 2 and "3 of 3 documents are not UTF-8" in line and "iconv" in line
+
+
+def test_a_null_is_skipped_as_in_parquet(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n{"text": "b"}\n')
+    skipped = Skipped()
+    assert list(read_documents([TextFile("a", tmp_path / "a.jsonl")], "text", skipped)) == ["b"]
+    assert (skipped.empty, skipped.documents) == (1, 2)
+
+
+def test_prompts_end_at_line_feeds_only(tmp_path):
+    (tmp_path / "p.txt").write_text("\ufeffone\u2028still one\x85and\x0cagain\r\ntwo\n", newline="")
+    assert read_prompts(str(tmp_path / "p.txt")) == ["one\u2028still one\x85and\x0cagain", "two"]
+
+
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "train.csv"
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text("source,question,answer,rating\na,1,2,0\n", encoding=encoding)
+        assert list(chunks_of(path, rows=5, remedy="")) == [[(2, ["a", "1", "2", "0"])]]
+
+
+def test_what_differs_of_two_recipes_is_shown():
+    recipes = [{"recipe": {"tables_sha256": {"train.csv": "same", "test.csv": "1234"}}}, {}]
+    recipes[1] = {"tables_sha256": {"train.csv": "same", "test.csv": "5678"}}
+    assert _difference(*recipes).endswith("(tables_sha256.test.csv is '1234', requested '5678')")
+
+
+def test_a_heartbeat_from_the_future_is_none(tmp_path):
+    folder, now = RunFolder(tmp_path), 1e9
+    folder.config.write_text(json.dumps({"steps": 10, "global_batch_size": 4}))
+    events = [{"session": 1, "event": "start", "time": now, "step": 0}]
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    beat = {"session": 1, "time": now + 9999, "step": 2, "step_time": now, "kind": "steps", "seconds": {}}
+    folder.heartbeat.write_text(json.dumps(beat))
+    status = read_status(folder, now)
+    assert status.health == "silent" and "in the future" in status.why
+    back = [*events, {"session": 1, "event": "end", "time": now - 50, "step": 1, "seconds": {}, "reason": "finished"}]
+    goodput = goodput_of(back)
+    assert goodput is not None and goodput.wall_seconds == 50
+
+
+def test_no_data_for_a_preset_names_its_vocabulary(capsys, tmp_path):
+    status, line = said(capsys, "train", "d20", "--data-dir", str(tmp_path / "none"), "--run-dir", str(tmp_path / "r"))
+    assert status == 2 and "trm build-data text --vocab-size 65536" in line
+
+
+def test_output_in_an_encoding_without_every_character():
+    environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-m", "train_jax", "--help"], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_launch_outside_of_a_checkout_says_so(tmp_path, monkeypatch):
+    from train_jax.pod.launch.source import Source
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="is in no git checkout; start trm launch in one of this project"):
+        Source.here()
