@@ -59,12 +59,12 @@ class TraceContext(Protocol):
         """True if any parameter, buffer or input is a tracer."""
         ...
 
-    def adopt(self, real: torch.Tensor) -> Any:
+    def wrap(self, real: torch.Tensor) -> Any:
         """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""
         ...
 
-    def take_over(self, real: torch.Tensor) -> Any:
-        """As `adopt`; from here on `real` and whatever shares its memory is traced."""
+    def materialize(self, real: torch.Tensor) -> Any:
+        """As `wrap`; from here on `real` and whatever shares its memory is traced."""
         ...
 
     def may_write(self, real: torch.Tensor) -> bool:
@@ -83,7 +83,7 @@ class TraceContext(Protocol):
         """Computes an operation as if PyTorch had dispatched it."""
         ...
 
-    def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def redispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Computes an operation on traced tensors."""
         ...
 

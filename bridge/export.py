@@ -22,7 +22,7 @@ from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
 from bridge.module.copy import second_names, state_of
 from bridge.symbolic.ranges import Int64, check_policy, check_values, checked
-from bridge.tensor.arrays import array_of, check_kinds, roots
+from bridge.tensor.arrays import alias_roots, array_of, check_kinds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,7 +164,7 @@ def export(
         check_name(name)
     state = state_of(module)
     check_kinds(state)
-    roots(state)  # refuses what two arrays cannot say
+    alias_roots(state)  # refuses what two arrays cannot say
     refuse_gradient_hooks(module)
     check_policy(int64)
     if checked(int64):

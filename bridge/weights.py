@@ -16,7 +16,7 @@ from torch import nn
 from bridge.errors import BridgeError, named_failure
 from bridge.export import Functional
 from bridge.module.copy import state_of
-from bridge.tensor.arrays import array_of, elements, jax_dtype, positions, roots, tensor_of
+from bridge.tensor.arrays import alias_roots, array_of, elements, jax_dtype, storage_offsets, tensor_of
 
 _WRAPPERS = ("_orig_mod.", "module.")  # prefixes of torch.compile and DataParallel
 
@@ -97,7 +97,7 @@ def state_dict(
 ) -> dict[str, torch.Tensor]:
     """A PyTorch state dict: persistent tensors only, a tied weight under each of its names, nothing of extra state."""
     reals = state_of(fn.module)
-    first_names, windows = {id(tensor): name for name, tensor in reals.items()}, roots(reals)
+    first_names, windows = {id(tensor): name for name, tensor in reals.items()}, alias_roots(reals)
     arrays = {**params, **buffers}
     state = {}
     for name, slot in _tensors_of(fn.module).items():
@@ -105,7 +105,7 @@ def state_dict(
         tensor = tensor_of(array)
         root = windows.get(first_names[id(slot)], "")
         if root in params:  # it may have been updated since, and decides
-            shown = elements(reals[root], positions(slot))
+            shown = elements(reals[root], storage_offsets(slot))
             tensor = tensor_of(params[root]).reshape(-1)[torch.from_numpy(shown)]
         state[name] = tensor.to(slot.dtype) if jax_dtype(slot.dtype) == array.dtype else tensor
     return state

@@ -10,7 +10,7 @@ import torch
 
 from bridge._compat.torch import in_place_of_checkpoint
 from bridge.context import current
-from bridge.tensor.tensor import REGION, BridgeTensor, Cell, Storage
+from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, Storage
 
 
 def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -54,8 +54,8 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
     return outputs
 
 
-_ARRAY = {Cell: "_array", Storage: "array"}
-"""The attribute of a cell or of memory that holds its array."""
+_ARRAY = {AutogradHandle: "_array", Storage: "array"}
+"""The attribute of a handle or of memory that holds its array."""
 
 
 _SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"}

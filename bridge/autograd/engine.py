@@ -115,7 +115,7 @@ def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> to
             "pass the gradient as an argument, or leave it out",
         )
 
-    return BridgeTensor(tensor._cell.detached(), tensor._meta, (View(refuse, refuse),))
+    return BridgeTensor(tensor._handle.detached(), tensor._meta, (View(refuse, refuse),))
 
 
 # Functions that steer PyTorch's engine or dispatcher and that no mode sees.

@@ -40,7 +40,7 @@ from bridge.context import TraceContext, current
 from bridge.errors import BridgeError
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import ATOMS, built_in, convert, items_of, parts_of
-from bridge.tensor.tensor import BridgeTensor, differentiable, fresh, stop_gradient
+from bridge.tensor.tensor import BridgeTensor, differentiable, stop_gradient, wrap
 
 Tracing = Callable[[Any], contextlib.AbstractContextManager]
 """The context in which a call runs."""
@@ -88,7 +88,7 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
             "take that gradient by torch.func.grad or torch.func.jacrev, or outside of the module with jax.grad; or "
             f"write {name} in operations of PyTorch",
         )
-    args = tuple(call.adopt(a) if isinstance(a, torch.Tensor) else a for a in args)
+    args = tuple(call.wrap(a) if isinstance(a, torch.Tensor) else a for a in args)
     ctx = Context()
     # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
     ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)
@@ -99,7 +99,7 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
         return results
     # A real tensor, too: one that traced values were written into, or a constant with a gradient of the backward's own.
     listed = results if isinstance(results, tuple) else (results,)
-    outputs = [call.adopt(t) if isinstance(t, torch.Tensor) else t for t in listed]
+    outputs = [call.wrap(t) if isinstance(t, torch.Tensor) else t for t in listed]
     fixed = set(map(id, ctx.non_differentiable))
     free = [
         i
@@ -112,7 +112,7 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
         if any(outputs[i] is t for t in ctx.dirty_tensors):
             outputs[i].write(value, tracked=backward.tracked, grad_enabled=True)
         else:
-            outputs[i] = fresh(value, outputs[i]._meta, tracked=backward.tracked)
+            outputs[i] = wrap(value, outputs[i]._meta, tracked=backward.tracked)
     return tuple(outputs) if isinstance(results, tuple) else outputs[0]
 
 
@@ -126,7 +126,7 @@ def _forward(call: TraceContext, function: type[Any], ctx: Context, args: tuple)
     # The rule for `torch.vmap` that PyTorch generates marks tensors of the transformation, which PyTorch's engine does
     # not find among the results.
     for name in ("dirty_tensors", "non_differentiable"):
-        setattr(ctx, name, tuple(call.adopt(t) for t in getattr(ctx, name) if not wrapped_by_transform(t)))
+        setattr(ctx, name, tuple(call.wrap(t) for t in getattr(ctx, name) if not wrapped_by_transform(t)))
     with below_modes():
         increment_version([t for t in ctx.dirty_tensors if not t.is_inference()])  # as PyTorch's engine
     return results
@@ -169,11 +169,11 @@ class _Backward:
             if isinstance(root, nn.Module)
             for name, module in root.named_modules()
         }
-        own = {id(self._call.adopt(t)) for _, t in held if isinstance(t, torch.Tensor) and self._call.is_traced(t)}
+        own = {id(self._call.wrap(t)) for _, t in held if isinstance(t, torch.Tensor) and self._call.is_traced(t)}
         may_read_all = any(not isinstance(value, torch.Tensor) for _, value in held)
         self._state = [t for t in self._call.state if may_read_all or id(t) in own]
         self._tensors += [(t, len(arrays) + i) for i, t in enumerate(self._state)]
-        return [*arrays, *(t._cell.read() for t in self._state)]
+        return [*arrays, *(t._handle.read() for t in self._state)]
 
     def _without_arrays(self, ctx: Context, inputs: set[int], arrays: list, places: dict[int, int]) -> list:
         """Adds the arrays of the context. Returns what else the backward finds, with paths: state, modules, objects."""
@@ -183,14 +183,14 @@ class _Backward:
         def leaf(path: str, value: Any) -> Any:
             """Returns a tensor without an array in place of a traced one."""
             if isinstance(value, torch.Tensor) and call.is_traced(value):
-                value = call.adopt(value)
+                value = call.wrap(value)
             if not isinstance(value, BridgeTensor) or id(value) in state:
                 held.extend(_held(path, value, seen))
                 return value
             if id(value) not in twins:
                 # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates.
                 tracked = value.requires_grad or id(value) in inputs
-                twins[id(value)] = twin = fresh(cast(jax.Array, None), value._meta, tracked=tracked)
+                twins[id(value)] = twin = wrap(cast(jax.Array, None), value._meta, tracked=tracked)
                 self._tensors.append((twin, places.get(id(value), len(arrays))))
                 if id(value) not in places:
                     arrays.append(value.value)
@@ -220,7 +220,7 @@ class _Backward:
             ctx = Context()
             vars(ctx).update(convert(self._contents, lambda leaf: leaf))  # the backward may change its containers
             gradients = [
-                meta if meta is None else fresh(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
+                meta if meta is None else wrap(given.get(i, jnp.zeros(meta.shape, jax_dtype(meta.dtype))), meta)
                 for i, meta in enumerate(self._outputs)
             ]
             with self._nothing_lost():
@@ -233,8 +233,8 @@ class _Backward:
         """The tensors hold these arrays, and have no `grad`."""
         with contextlib.ExitStack() as stack:
             for tensor, place in self._tensors:
-                stack.enter_context(tensor._cell.holding(arrays[place]))
-                stack.callback(setattr, tensor, "_cell", tensor._cell)
+                stack.enter_context(tensor._handle.holding(arrays[place]))
+                stack.callback(setattr, tensor, "_cell", tensor._handle)
                 stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
                 stack.callback(set_engine_gradient, tensor, engine_gradient(tensor))
                 set_engine_gradient(tensor, None)
@@ -248,7 +248,7 @@ class _Backward:
         Of tensors that are attributes, and of buffers, it only warns: modules that the backward runs again set them.
         """
         registries = [(known, dict(known)) for m in self._modules.values() for known in (vars(m), m._buffers)]
-        before, versions = _contents(self._modules), [t._cell.version for t in self._state]
+        before, versions = _contents(self._modules), [t._handle.version for t in self._state]
         try:
             yield
             after = _contents(self._modules)
@@ -264,7 +264,7 @@ class _Backward:
                 registry.clear()
                 registry.update(attributes)
         changed = {p: after.get(p, (None,))[0] for p in before | after if not _same(after.get(p), before.get(p))}
-        written = versions != [t._cell.version for t in self._state]
+        written = versions != [t._handle.version for t in self._state]
         lost = [path for path, value in changed.items() if not isinstance(value, torch.Tensor)]
         if lost or (written and not self._modules):
             raise self._call.error(
@@ -281,7 +281,7 @@ class _Backward:
         for tensor, place in self._tensors:
             gradient = engine_gradient(tensor)
             if gradient is not None:
-                array = _conjugate(self._call.adopt(gradient).value)
+                array = _conjugate(self._call.wrap(gradient).value)
                 left[place] = array if left[place] is None else left[place] + array
         if not self.tracked and any(array is not None for array in left):
             self._call.warn(
@@ -304,7 +304,7 @@ class _Backward:
                     f"{self._name} gave a gradient of shape {tuple(returned.shape)} for an input of shape "
                     f"{tuple(x.shape)}; return one of the input's shape"
                 ) from error
-        return _conjugate(self._call.adopt(returned).value.astype(jax_dtype(x.dtype)))
+        return _conjugate(self._call.wrap(returned).value.astype(jax_dtype(x.dtype)))
 
 
 def _conjugate(gradient: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching, mlir
 from bridge._compat.torch import tree_map_only
 from bridge.context import TraceContext
 from bridge.errors import BridgeError
-from bridge.tensor.tensor import BridgeTensor, differentiable, fresh
+from bridge.tensor.tensor import BridgeTensor, differentiable, wrap
 
 aten = torch.ops.aten
 
@@ -27,14 +27,14 @@ aten = torch.ops.aten
 def _without_grad(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The operation; its results require no grad, so that nothing raises."""
     with torch.no_grad():
-        return call.replay(func, args, kwargs)
+        return call.redispatch(func, args, kwargs)
 
 
 def _refused(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The operation; its results require grad, and to ask for their gradient is an error."""
     sources = [t for t in (*args, *kwargs.values()) if isinstance(t, BridgeTensor) and t.may_have_gradient]
     if not sources or not torch.is_grad_enabled():
-        return call.replay(func, args, kwargs)
+        return call.redispatch(func, args, kwargs)
     name = func.name().removeprefix("aten::").partition(".")[0].rstrip("_")
     message = f"PyTorch has no derivative of `{name}`; the gradient of one was asked for {call.where()}. "
     values, tracked = [t.value for t in sources], any(t.requires_grad for t in sources)
@@ -46,9 +46,9 @@ def _refused(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
         if any(result is a for a in args):  # written in place
             result.write(value, tracked=tracked, grad_enabled=True)
             return result
-        return fresh(value, result._meta, tracked=tracked)
+        return wrap(value, result._meta, tracked=tracked)
 
-    return tree_map_only(BridgeTensor, without, call.replay(func, args, kwargs))
+    return tree_map_only(BridgeTensor, without, call.redispatch(func, args, kwargs))
 
 
 def _overloads(*names: str) -> Iterator[Any]:

@@ -30,7 +30,7 @@ from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS, cast
 from bridge.symbolic.ranges import fitting, follow
 from bridge.tensor.arrays import jax_dtype, refuse_dtype
-from bridge.tensor.tensor import BridgeTensor, blank, differentiable, fresh, stop_gradient
+from bridge.tensor.tensor import BridgeTensor, differentiable, empty_meta, stop_gradient, wrap
 
 aten = torch.ops.aten
 
@@ -224,7 +224,7 @@ def meta_of_strided(
 ) -> torch.Tensor:
     """`as_strided` without PyTorch's check: the twin of a view of memory knows the view's own memory only."""
     offset = base._meta.storage_offset() if storage_offset is None else storage_offset
-    return blank(size, stride, base.dtype, int(offset))
+    return empty_meta(size, stride, base.dtype, int(offset))
 
 
 def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
@@ -238,7 +238,7 @@ def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> N
         with below_dispatch():
             func(*args, **kwargs)
         return
-    scratch = blank(sizes, strides, target.dtype)
+    scratch = empty_meta(sizes, strides, target.dtype)
     kwargs = _on_meta(kwargs) if kwargs else {}
     with below_dispatch():
         func(scratch, *_twins(args[1:]), **kwargs)
@@ -417,7 +417,7 @@ def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: l
     enabled = torch.is_grad_enabled() and func not in RANDOM
     tracked = live = False
     for tensor in inputs:
-        tracked, live = tracked or tensor._cell.tracked, live or tensor._cell.live
+        tracked, live = tracked or tensor._handle.tracked, live or tensor._handle.live
     results = []
     for value, meta in zip(values, outs, strict=True):
         if isinstance(meta, torch.Tensor):
@@ -425,7 +425,7 @@ def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: l
             free = enabled and differentiable(meta.dtype)
             if live and not enabled:
                 value = stop_gradient(value)
-            value = fresh(value, meta, tracked=tracked and free, live=live and free)
+            value = wrap(value, meta, tracked=tracked and free, live=live and free)
         results.append(meta if value is None else value)
     return tuple(results)
 
@@ -449,7 +449,7 @@ def _as_pytorch(
         id(t)
         for t in candidates
         if type(t) is BridgeTensor and t.dtype in _NARROW and t.dtype == out.dtype and t.shape != out.shape
-        if t._cell.live
+        if t._handle.live
     ]
     if not chosen:
         return None

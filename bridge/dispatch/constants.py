@@ -19,8 +19,8 @@ from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import TraceContext
 from bridge.dispatch.compute import is_random, kind_of, listed, meta_of, meta_of_strided, tensors_in, zeros_like
 from bridge.dispatch.views import view_steps
-from bridge.tensor.arrays import array_of, elements, positions, version_of, what_is_special
-from bridge.tensor.tensor import REGION, BridgeTensor, Cell, View, as_view, blank, fresh
+from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
+from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, View, as_view, empty_meta, wrap
 
 aten = torch.ops.aten
 
@@ -73,16 +73,16 @@ class ConstantTable:
     def __init__(self):
         self._known: dict[int, tuple[torch.Tensor, Any, BridgeTensor]] = {}
         """The version of the real tensor that the traced one was made of; None where the traced one is the truth."""
-        self._owners: dict[int, list[tuple[BridgeTensor, Cell]]] = {}
-        """The traced tensors over some memory, and the cell of each at first: `x.data = y` gives it another one."""
+        self._owners: dict[int, list[tuple[BridgeTensor, AutogradHandle]]] = {}
+        """The traced tensors over some memory, and the handle of each at first: `x.data = y` gives it another one."""
         self._made: dict[int, _Made] = {}
         self._storages: dict[int, torch.Tensor] = {}
         """Memory that the call made, by the first tensor on it."""
 
-    def stand_in(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
+    def bind(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
         self._known[id(real)] = real, None, tensor
-        self._owners.setdefault(storage_id(real), []).append((tensor, tensor._cell))
+        self._owners.setdefault(storage_id(real), []).append((tensor, tensor._handle))
 
     # What is real.
 
@@ -151,7 +151,7 @@ class ConstantTable:
 
     # What becomes traced.
 
-    def adopt(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
+    def wrap(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
         if isinstance(real, BridgeTensor):
             return real
@@ -165,18 +165,18 @@ class ConstantTable:
         owners = self._owners.get(storage_id(real))
         made = self._made.get(id(real))
         if owners is not None and made is not None and kind_of(made.func) == "view":
-            tensor = self._materialize(context, made)
+            tensor = self._recomputed(context, made)
         elif owners is not None:
-            tensor = self._window(context, owners, real)
+            tensor = self._alias(context, owners, real)
         elif real.requires_grad:  # a leaf that the call made
             tensor = self._constant(context, real)
-            self.stand_in(real, tensor)
+            self.bind(real, tensor)
         else:
             tensor = self._constant(context, real)
         self._known[id(real)] = real, None if storage_id(real) in self._owners else version_of(real), tensor
         return tensor
 
-    def take_over(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
+    def materialize(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for one that traced values are about to be written into."""
         if not self.is_traced(real):
             root = self._storages.get(storage_id(real))
@@ -188,22 +188,23 @@ class ConstantTable:
                 )
             memory = storage_id(root)
             self._known = {i: entry for i, entry in self._known.items() if storage_id(entry[0]) != memory}
-            self.stand_in(root, self._constant(context, root))
-        return self.adopt(context, real)
+            self.bind(root, self._constant(context, root))
+        return self.wrap(context, real)
 
-    def _window(
-        self, context: TraceContext, known: list[tuple[BridgeTensor, Cell]], real: torch.Tensor
+    def _alias(
+        self, context: TraceContext, known: list[tuple[BridgeTensor, AutogradHandle]], real: torch.Tensor
     ) -> BridgeTensor:
         """A view or `.data` of a state tensor, taken before the call."""
         owners = [
-            owner if owner._cell.storage is cell.storage else BridgeTensor(cell, _layout(cell)) for owner, cell in known
+            owner if owner._handle.storage is handle.storage else BridgeTensor(handle, _layout(handle))
+            for owner, handle in known
         ]
         if any(o.dtype != real.dtype for o in owners):
             raise context.error(
                 "a tensor shares the memory of a parameter or buffer of another dtype",
                 "make the view inside the call, or clone it",
             )
-        owner = next((o for o in owners if elements(o._meta, positions(real)) is not None), None)
+        owner = next((o for o in owners if elements(o._meta, storage_offsets(real)) is not None), None)
         if owner is None:
             raise context.error(
                 "a tensor shares memory with a parameter or buffer and reaches beyond it",
@@ -211,7 +212,7 @@ class ConstantTable:
             )
         root = self.real_of(owner)
         differentiable = real.requires_grad or (root is not None and is_view_of(real, root))
-        return window(owner, real, differentiable=differentiable)
+        return alias_of(owner, real, differentiable=differentiable)
 
     def _constant(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
         if real.requires_grad and real.grad_fn is not None:
@@ -222,18 +223,18 @@ class ConstantTable:
             )
         made = self._made.get(id(real))
         if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
-            return self._materialize(context, made)
-        meta = blank(real.shape, real.stride(), real.dtype)
+            return self._recomputed(context, made)
+        meta = empty_meta(real.shape, real.stride(), real.dtype)
         with _unnoted():  # known before the call: it belongs to no region of recomputation
-            return fresh(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
+            return wrap(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
 
-    def _materialize(self, context: TraceContext, made: _Made) -> BridgeTensor:
+    def _recomputed(self, context: TraceContext, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
-            again = listed(context.replay(made.func, made.args, made.kwargs))[made.index]
-        return self.adopt(context, again)  # real if PyTorch takes the operation apart into others
+            again = listed(context.redispatch(made.func, made.args, made.kwargs))[made.index]
+        return self.wrap(context, again)  # real if PyTorch takes the operation apart into others
 
 
-def window(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:
+def alias_of(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:
     """Returns `real` as a view of the tensor that owns its memory."""
     if (real.shape, real.stride(), real.storage_offset()) == (owner.shape, owner.stride(), owner.storage_offset()):
         whole = View(lambda x: x, lambda x, new: new)
@@ -241,12 +242,12 @@ def window(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> Bri
     place = (real.shape, real.stride(), int(real.storage_offset()))
     meta = meta_of_strided(owner, *place)
     (step,) = view_steps(aten.as_strided.default, owner, (owner, *place), {}, [meta])
-    return as_view(BridgeTensor(owner._cell, owner._meta), meta, step, differentiable=differentiable)
+    return as_view(BridgeTensor(owner._handle, owner._meta), meta, step, differentiable=differentiable)
 
 
-def _layout(cell: Cell) -> torch.Tensor:
-    assert cell.storage.layout is not None, "`fresh` gives each a layout"
-    return cell.storage.layout
+def _layout(handle: AutogradHandle) -> torch.Tensor:
+    assert handle.storage.layout is not None, "`wrap` gives each a layout"
+    return handle.storage.layout
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ class Functions(TorchFunctionMode):
         if type(tensor) is BridgeTensor:
             return _OF_OUR_TENSORS[func](*args, **kwargs)
         if func in _MAKE_TRACED and not wrapped_by_transform(tensor) and self._makes_traced(func, args, kwargs):
-            twin = self._dispatch.take_over(tensor)
+            twin = self._dispatch.materialize(tensor)
             return tensor if _OF_OUR_TENSORS[func](twin, *args[1:], **kwargs) is twin else None
         return func(*args, **kwargs)
 
@@ -120,7 +120,7 @@ class Functions(TorchFunctionMode):
 
     def _plain(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if kwargs.get("requires_grad") is True:  # `torch.zeros(3, requires_grad=True)`
-            return self._dispatch.adopt(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
+            return self._dispatch.wrap(func(*args, **(kwargs | {"requires_grad": False}))).requires_grad_()
         return func(*args, **kwargs)
 
     def _whole(self, func: Any, op: Any, types: Any, args: tuple, kwargs: dict) -> Any:
@@ -172,7 +172,7 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         dispatch = self._dispatch
         if not isinstance(tensor, BridgeTensor):
-            tensor = dispatch.take_over(tensor) if dispatch.may_write(tensor) else dispatch.adopt(tensor)
+            tensor = dispatch.materialize(tensor) if dispatch.may_write(tensor) else dispatch.wrap(tensor)
         if any(map(is_prefix, places)):
             made = rows_by_length(tensor, places, dispatch.error, dispatch.where())
             return func(*args, **kwargs) if made is None else made
@@ -201,7 +201,7 @@ class Functions(TorchFunctionMode):
         if not all(is_traced_place(i) or is_whole(i) for i in places):
             if not self._can_select():
                 return func(*args, **kwargs)
-            view, rest = selected(self._dispatch.take_over(tensor), places, self._dispatch.error)
+            view, rest = selected(self._dispatch.materialize(tensor), places, self._dispatch.error)
             return func(view, rest, value)
         value = torch.as_tensor(value, dtype=tensor.dtype) if not isinstance(value, torch.Tensor) else value
         places = [None if is_whole(i) else i for i in places]
@@ -272,7 +272,7 @@ class Functions(TorchFunctionMode):
             return tensor
         if self._dispatch.recording and self._dispatch.may_write(tensor) and engine_requires_grad(tensor):
             return tensor  # traced values were written into it, and PyTorch's graph has the real tensor
-        return self._dispatch.adopt(tensor) if self._dispatch.is_traced(tensor) else tensor
+        return self._dispatch.wrap(tensor) if self._dispatch.is_traced(tensor) else tensor
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """True if a constant cannot stay one: it becomes a leaf, or gets a traced value."""
@@ -321,8 +321,8 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.detach_: _detach_in_place,
     torch.Tensor.__deepcopy__: BridgeTensor.__deepcopy__,
     torch.Tensor.tolist: BridgeTensor.tolist,
-    torch.Tensor.is_inference: lambda tensor: tensor._cell.storage.inference,
-    torch.is_inference: lambda tensor: tensor._cell.storage.inference,
+    torch.Tensor.is_inference: lambda tensor: tensor._handle.storage.inference,
+    torch.is_inference: lambda tensor: tensor._handle.storage.inference,
 }
 _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_OF_OUR_TENSORS, Functions._of_our_tensor),

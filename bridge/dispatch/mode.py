@@ -123,7 +123,7 @@ class Dispatch(UncompiledDispatchMode):
         self._nested = 0
         """In how many decompositions the operation at hand is: PyTorch has no part in what those are made of."""
         self._constants = table = constants or ConstantTable()
-        self.stand_in, self.real_of = table.stand_in, table.real_of
+        self.bind, self.real_of = table.bind, table.real_of
         self.is_traced, self.may_write = table.is_traced, table.may_write
 
     def again(self, recording: int) -> Dispatch:
@@ -135,22 +135,22 @@ class Dispatch(UncompiledDispatchMode):
     @property
     def traced(self) -> bool:
         """True if any parameter, buffer or input is a tracer."""
-        return any(isinstance(t._cell.storage.array, Tracer) for t in (*self.state, *self.inputs))
+        return any(isinstance(t._handle.storage.array, Tracer) for t in (*self.state, *self.inputs))
 
-    def adopt(self, real: torch.Tensor) -> BridgeTensor:
+    def wrap(self, real: torch.Tensor) -> BridgeTensor:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
         if type(real) is BridgeTensor:
             return real
-        tensor = self._constants.adopt(self, real)
+        tensor = self._constants.wrap(self, real)
         note_constant(self, real, tensor)
         return tensor
 
-    def take_over(self, real: torch.Tensor) -> BridgeTensor:
-        """As `adopt`; from here on `real` and whatever shares its memory is traced."""
-        return self._constants.take_over(self, real)
+    def materialize(self, real: torch.Tensor) -> BridgeTensor:
+        """As `wrap`; from here on `real` and whatever shares its memory is traced."""
+        return self._constants.materialize(self, real)
 
     def _traced_only(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.adopt(tensor) if self.is_traced(tensor) else tensor
+        return self.wrap(tensor) if self.is_traced(tensor) else tensor
 
     # The dispatcher.
 
@@ -205,7 +205,7 @@ class Dispatch(UncompiledDispatchMode):
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested:
             return rule(self, func, args, kwargs)
-        return self.replay(func, args, kwargs)
+        return self.redispatch(func, args, kwargs)
 
     @contextlib.contextmanager
     def taking_apart(self) -> Iterator[None]:
@@ -231,18 +231,18 @@ class Dispatch(UncompiledDispatchMode):
             raise NotImplementedError(GIVES_MEMORY)
         for target in written_arguments(func, args, kwargs):
             if not self.may_write(target):
-                self.take_over(target)  # which is an error
+                self.materialize(target)  # which is an error
         if is_random(func):
             generator = seeded_generator(self, func, kwargs)
             assert generator is not None
             return self._constants.compute(lambda *a, **k: draw(generator, func, a, k), func, args, kwargs)
         return self._constants.compute(func, func, args, kwargs)
 
-    def replay(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def redispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operation on traced tensors."""
         by_values = _DECIDED_BY_VALUES.get(func)
         if by_values is not None:
-            return by_values(self, func, self.adopt(args[0]), *args[1:], **kwargs)
+            return by_values(self, func, self.wrap(args[0]), *args[1:], **kwargs)
         ours = func in DECOMPOSITIONS and func.name() not in self.options.without_lowerings
         if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
             with self.taking_apart():
@@ -255,9 +255,9 @@ class Dispatch(UncompiledDispatchMode):
         if kind != "compute":
             kind = "reshape" if torch.Tag.inplace_view in func.tags else kind
             for target in written_arguments(func, args, kwargs):
-                self.take_over(target)
-        args = with_tensors(args, self.adopt)
-        kwargs = with_named_tensors(kwargs, self.adopt) if kwargs else kwargs
+                self.materialize(target)
+        args = with_tensors(args, self.wrap)
+        kwargs = with_named_tensors(kwargs, self.wrap) if kwargs else kwargs
         if kind == "compute":
             result = compute(self, func, args, kwargs)
             if kwargs.get("check_errors"):

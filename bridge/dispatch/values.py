@@ -24,7 +24,7 @@ from bridge.dispatch.compute import LoweringError, compute, is_random, listed, m
 from bridge.errors import is_framework
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
-from bridge.tensor.tensor import BridgeTensor, fresh
+from bridge.tensor.tensor import BridgeTensor, wrap
 
 aten = torch.ops.aten
 
@@ -120,7 +120,7 @@ def _skip(context: TraceContext, func: Any, args: tuple, kwargs: dict, why: str)
     assert context.survey is not None
     context.survey.unsupported.setdefault(func.name(), f"{why}, {context.where()}")
     metas = meta_of(func, args, kwargs)
-    zeros = [fresh(jnp.zeros(m.shape, jax_dtype(m.dtype)), m) for m in listed(metas)]
+    zeros = [wrap(jnp.zeros(m.shape, jax_dtype(m.dtype)), m) for m in listed(metas)]
     return type(metas)(zeros) if isinstance(metas, (tuple, list)) else zeros[0]
 
 
@@ -236,7 +236,7 @@ def is_equal(context: TraceContext, func: Any, tensor: BridgeTensor, other: torc
     """`torch.equal`."""
     if isinstance(tensor.value, Tracer) and context.checked is not None:
         return False
-    return compute(context, func, (tensor, context.adopt(other)), {})
+    return compute(context, func, (tensor, context.wrap(other)), {})
 
 
 def is_all_true(_context: TraceContext, func: Any, tensor: BridgeTensor) -> torch.Tensor:

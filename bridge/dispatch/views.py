@@ -32,7 +32,7 @@ from bridge.dispatch.values import raise_kernel_error
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS, inlined
 from bridge.symbolic.ranges import after_write
-from bridge.tensor.arrays import elements, jax_dtype, positions, refuse_overlap
+from bridge.tensor.arrays import elements, jax_dtype, refuse_overlap, storage_offsets
 from bridge.tensor.tensor import REGION, BridgeTensor, View, as_view, stop_gradient
 
 aten = torch.ops.aten
@@ -148,15 +148,19 @@ def _bits(base: BridgeTensor, outs: list[torch.Tensor], _dtype: torch.dtype) -> 
 
 
 def _as_strided(base: BridgeTensor, outs: list[torch.Tensor], *_place: Any, **_named: Any) -> list[View]:
-    """It counts in memory, not in the tensor it is called on, so it starts from the cell's whole base."""
-    (out,), layout = outs, base._cell.storage.layout
+    """It counts in memory, not in the tensor it is called on, so it starts from the handle's whole base."""
+    (out,), layout = outs, base._handle.storage.layout
     assert layout is not None
     if layout.dtype != out.dtype:
         raise NotImplementedError("it counts elements of a tensor that views another dtype")
-    index = elements(layout, positions(out))
+    index = elements(layout, storage_offsets(out))
     if index is None:
         raise NotImplementedError("it reaches memory that is no element of the tensor")
-    if base._cell.live and torch.is_grad_enabled() and not np.isin(positions(out), positions(base._meta)).all():
+    if (
+        base._handle.live
+        and torch.is_grad_enabled()
+        and not np.isin(storage_offsets(out), storage_offsets(base._meta)).all()
+    ):
         # PyTorch's gradient reaches the elements of the tensor alone, until something is written into the memory.
         raise NotImplementedError("it reaches elements outside of the tensor; call it on the tensor that has them all")
     return [_gather(index)]
@@ -220,11 +224,11 @@ def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> An
     if detached:
         marks = {"detached": True}
     elif not torch.is_grad_enabled():
-        marks = {"base": base._cell, "inference": torch.is_inference_mode_enabled()}
+        marks = {"base": base._handle, "inference": torch.is_inference_mode_enabled()}
     if marks:
         steps = [dataclasses.replace(step, **marks) for step in steps]
-    if strided:  # counts in memory: starts over from the cell's base
-        base = BridgeTensor(base._cell, base._meta)
+    if strided:  # counts in memory: starts over from the handle's base
+        base = BridgeTensor(base._handle, base._meta)
     # A `detach` that the autograd layer has not passed on is no operation of the code: PyTorch's graph keeps a result.
     tracks = context.recording and not below_autograd() if detached else torch.is_grad_enabled()
     made = [as_view(base, o, s, differentiable=bool(tracks)) for o, s in zip(outs, steps, strict=True)]
@@ -238,13 +242,13 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
         raise NotImplementedError(GIVES_MEMORY)
     if name == "as_strided_":
         # As in PyTorch's pooling to one element of channels-last images, every element has to stay where it is.
-        there, here = positions(meta_of_strided(*args, **kwargs)), positions(target._meta)
+        there, here = storage_offsets(meta_of_strided(*args, **kwargs)), storage_offsets(target._meta)
         if there.shape != here.shape or (there != here).any():
             raise NotImplementedError("PyTorch's gradient of it is wrong once the memory is written; use as_strided")
     _refuse_write(target, [])
     if name in ("resize_", "resize_as_"):
         size = args[1] if isinstance(args[1], (list, tuple)) else args[1].shape
-        if math.prod(size) > target._cell.read().size:
+        if math.prod(size) > target._handle.read().size:
             raise NotImplementedError("it makes a tensor larger; make one of the new size")
     view = make_view(context, functional_op(func), args, kwargs)
     with below_modes():
@@ -260,7 +264,7 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
     arrays_of((*args, *kwargs.values()), inputs)
     _refuse_write(target, inputs)
     for each in inputs:
-        if each is not target and each._cell.storage is target._cell.storage:
+        if each is not target and each._handle.storage is target._handle.storage:
             refuse_overlap(target._meta, each._meta)
     check_write(func, target, args, kwargs)
     if torch.Tag.pointwise in func.tags and _takes_wider(target, (*args, *kwargs.values())):
@@ -270,17 +274,17 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
         kwargs = {**kwargs, "dtype": target.dtype}
     source = compute(context, functional, args, kwargs, like=None if into_out else target)
     if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
-        source = context.adopt(source)
+        source = context.wrap(source)
     if not isinstance(source, BridgeTensor) or source.shape != target.shape:
         raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
     known = after_write(target, source)
     target.write(
         source.value.astype(jax_dtype(target.dtype)),
-        tracked=source._cell.tracked,
+        tracked=source._handle.tracked,
         grad_enabled=torch.is_grad_enabled(),
-        live=source._cell.live,
+        live=source._handle.live,
     )
-    target._cell.storage.bounds = known
+    target._handle.storage.bounds = known
     return target
 
 
@@ -303,7 +307,7 @@ def _refuse_write(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
     """
     if not torch.is_grad_enabled():
         return
-    if target.requires_grad and target._cell.leaf is not None:
+    if target.requires_grad and target._handle.leaf is not None:
         what = "a leaf Variable" if target.is_leaf else "a view of a leaf Variable"
         raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
     tracked = target._views and (target.requires_grad or any(each.requires_grad for each in inputs))

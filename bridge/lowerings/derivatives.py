@@ -19,7 +19,7 @@ from bridge._compat.torch import arguments, returns
 from bridge._compat.torchax import pytorch_decomposition
 from bridge.lowerings.registry import DECOMPOSITIONS, decomposes, inlined
 from bridge.tensor.arrays import array_of
-from bridge.tensor.tensor import BridgeTensor, fresh, stop_gradient
+from bridge.tensor.tensor import BridgeTensor, stop_gradient, wrap
 
 aten = torch.ops.aten
 
@@ -71,18 +71,18 @@ def with_derivatives(*derivatives: Derivative) -> Callable[[Callable], Callable[
 
 def _pullback(call: Callable, gradient: torch.Tensor, *primals: torch.Tensor) -> list[BridgeTensor]:
     """The gradients of `primals`, given that of `call(*primals)`."""
-    gradient, *tensors = (t if isinstance(t, BridgeTensor) else fresh(array_of(t)) for t in (gradient, *primals))
+    gradient, *tensors = (t if isinstance(t, BridgeTensor) else wrap(array_of(t)) for t in (gradient, *primals))
 
     def forward(*arrays: jax.Array) -> jax.Array:
         with torch.enable_grad():
-            return call(*(fresh(a, t._meta, tracked=True) for a, t in zip(arrays, tensors, strict=True))).value
+            return call(*(wrap(a, t._meta, tracked=True) for a, t in zip(arrays, tensors, strict=True))).value
 
     out, pull = jax.vjp(forward, *(t.value for t in tensors))
     gradients = pull(gradient.value.astype(out.dtype))
     recorded = torch.is_grad_enabled()
     if not recorded:
         gradients = map(stop_gradient, gradients)
-    return [fresh(g, t._meta, tracked=recorded, live=recorded) for g, t in zip(gradients, tensors, strict=True)]
+    return [wrap(g, t._meta, tracked=recorded, live=recorded) for g, t in zip(gradients, tensors, strict=True)]
 
 
 def _masked(gradients: list, mask: list[bool]) -> tuple:

@@ -223,7 +223,7 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
 
 
 def _square_root(x: jax.Array) -> jax.Array:
-    """Square roots; that of zero has no gradient."""
+    """Square alias_roots; that of zero has no gradient."""
     return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
 
 

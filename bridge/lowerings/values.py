@@ -18,7 +18,7 @@ from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.symbolic.ranges import range_of
 from bridge.tensor.arrays import jax_dtype, tensor_of
-from bridge.tensor.tensor import BridgeTensor, blank, fresh
+from bridge.tensor.tensor import BridgeTensor, empty_meta, wrap
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def known(tensor: torch.Tensor) -> torch.Tensor:
 
 def _constant(tensor: torch.Tensor) -> BridgeTensor:
     array = jnp.asarray(tensor.numpy(), jax_dtype(tensor.dtype))
-    return fresh(array, blank(tensor.shape, None, tensor.dtype), live=False)
+    return wrap(array, empty_meta(tensor.shape, None, tensor.dtype), live=False)
 
 
 def _by_pytorch(op: Any) -> Any:

@@ -18,7 +18,7 @@ from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, 
 from bridge.autograd.checkpoint import recomputed
 from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, start_graph
 from bridge.context import Options
-from bridge.dispatch.constants import window
+from bridge.dispatch.constants import alias_of
 from bridge.dispatch.mode import Dispatch, tracing
 from bridge.dispatch.random import CallGenerator, Rng
 from bridge.dispatch.values import Survey
@@ -39,7 +39,7 @@ from bridge.module.copy import (
 )
 from bridge.module.effects import Shapes, Verdicts
 from bridge.symbolic.ranges import check_values
-from bridge.tensor.arrays import array_of, has_counterpart, has_overlap, jax_dtype, roots, torch_dtype
+from bridge.tensor.arrays import alias_roots, array_of, has_counterpart, has_overlap, jax_dtype, torch_dtype
 from bridge.tensor.pytrees import (
     NO_PYTREE,
     attributes_of,
@@ -50,7 +50,7 @@ from bridge.tensor.pytrees import (
     items_of,
     tensor_inside,
 )
-from bridge.tensor.tensor import BridgeTensor, blank, fresh
+from bridge.tensor.tensor import BridgeTensor, empty_meta, wrap
 
 
 class Arguments:
@@ -65,7 +65,7 @@ class Arguments:
         while todo:
             name, value = todo.pop(0)
             if isinstance(value, BridgeTensor):
-                self._tensors.append((name, value, value._cell.storage, value._cell.storage.version))
+                self._tensors.append((name, value, value._handle.storage, value._handle.storage.version))
                 continue
             items = _items(value)
             if items is not None and id(value) not in seen:
@@ -77,7 +77,7 @@ class Arguments:
         """The names of those that the call has changed and does not return."""
         places = [(n, {id(v)}) for n, v, before in self._containers if not _same(_items(v), before)]
         places += [
-            (n, {id(storage), id(tensor._cell.storage)})
+            (n, {id(storage), id(tensor._handle.storage)})
             for n, tensor, storage, version in self._tensors
             if storage.version != version
         ]
@@ -123,7 +123,7 @@ def _contents(outputs: Any) -> set[int]:
             found.add(id(value))
             todo += items.values()
     leaves = jax.tree.leaves(convert(outputs, lambda v: v, objects=True), is_leaf=lambda v: isinstance(v, torch.Tensor))
-    return found | {id(t._cell.storage) for t in leaves if isinstance(t, BridgeTensor)}
+    return found | {id(t._handle.storage) for t in leaves if isinstance(t, BridgeTensor)}
 
 
 # ---- the call
@@ -177,10 +177,10 @@ class Call:
         names = {id(m): name for name, m in submodules.items()}
         self._dispatch = Dispatch(options, names, request.rng, request.survey, recording)
         reals = state_of(original)
-        state = self._stand_ins(reals, request)
+        state = self._bound_state(reals, request)
         self._dispatch.state = [*state.values()]
         self._start = {
-            name: Start(t, t._cell.storage, t.requires_grad, t._cell.storage.version) for name, t in state.items()
+            name: Start(t, t._handle.storage, t.requires_grad, t._handle.storage.version) for name, t in state.items()
         }
         tensors = {id(real): state[name] for name, real in reals.items()}
         self._module, self._copies = shadow(original, tensors)
@@ -194,7 +194,7 @@ class Call:
         if options.name_scopes:
             name_calls(self._modules)
         for name, number in request.overrides.items():
-            tensor = fresh(jnp.asarray(number), tracked=True, leaf=True)
+            tensor = wrap(jnp.asarray(number), tracked=True, leaf=True)
             override(self._module, self._copies.values(), name, start_graph(tensor, recording))
         self._slots = slots_of(self._modules, reals)
         self._second_slots = {name: slot_of(self._module, name) for name in fn.second_names}
@@ -234,7 +234,7 @@ class Call:
         self._dispatch.rng, self._dispatch.draws = second.rng, 0
         for name, array in second.params.items():  # as an optimizer does between the calls
             tensor = value_in(name, self._slots[name])
-            self._dispatch.adopt(tensor).write(array, tracked=False, grad_enabled=False)
+            self._dispatch.wrap(tensor).write(array, tracked=False, grad_enabled=False)
         start = Snapshot(self._modules, self._slots, self._copies.values())
         if hidden is not None:
             start.hide(hidden)
@@ -280,7 +280,7 @@ class Call:
             what = "the call returns an iterator, whose code would run after it"
             raise self._dispatch.error(what, "return a list")
         if isinstance(value, torch.Tensor):
-            return self._dispatch.adopt(value).value
+            return self._dispatch.wrap(value).value
         hidden = tensor_inside(value)
         if hidden is not None:
             place = f" (`{hidden}`)" if hidden else ""
@@ -290,8 +290,8 @@ class Call:
 
     def _memory_of(self, tensor: torch.Tensor) -> Any:
         """Returns an object that tensors over one memory have in common."""
-        tensor = self._dispatch.adopt(tensor) if self._dispatch.is_traced(tensor) else tensor
-        return tensor._cell.storage if isinstance(tensor, BridgeTensor) else storage_id(tensor)
+        tensor = self._dispatch.wrap(tensor) if self._dispatch.is_traced(tensor) else tensor
+        return tensor._handle.storage if isinstance(tensor, BridgeTensor) else storage_id(tensor)
 
     def _to_torch(self, value: Any) -> Any:
         """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
@@ -312,34 +312,34 @@ class Call:
         dtype = torch_dtype(array.dtype)
         if dtype == torch.int32 and array.dtype == jax_dtype(torch.int64):
             dtype = torch.int64  # JAX has no wider one, and labels and indices of PyTorch are wide
-        meta = blank(array.shape, None, dtype)
-        tensor = fresh(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
+        meta = empty_meta(array.shape, None, dtype)
+        tensor = wrap(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
         self._dispatch.inputs.append(tensor)
         return start_graph(tensor, self.recording) if self.recording else tensor
 
-    def _stand_ins(self, reals: Mapping[str, torch.Tensor], request: Request) -> dict[str, BridgeTensor]:
+    def _bound_state(self, reals: Mapping[str, torch.Tensor], request: Request) -> dict[str, BridgeTensor]:
         """The traced tensor of each parameter and buffer."""
         state: dict[str, BridgeTensor] = {}
-        windows = roots(reals)
+        windows = alias_roots(reals)
         for name in sorted(reals, key=windows.__contains__):
             real = reals[name]
             trained = name in self._fn.params
             array = jnp.asarray(request.params[name] if trained else request.buffers[name])
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
             if name in windows:  # written into the memory that it shows, as `load_state_dict` does
-                tensor = window(state[windows[name]], real, differentiable=is_view_of(real, reals[windows[name]]))
+                tensor = alias_of(state[windows[name]], real, differentiable=is_view_of(real, reals[windows[name]]))
                 if windows[name] not in self._fn.params:  # a parameter may have been updated since, and decides
                     tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
             else:
-                meta = blank(real.shape, real.stride(), dtype, int(real.storage_offset()))
-                tensor = fresh(array, meta, tracked=trained, leaf=True)
-                tensor._cell.storage.overlaps = has_overlap(meta)
+                meta = empty_meta(real.shape, real.stride(), dtype, int(real.storage_offset()))
+                tensor = wrap(array, meta, tracked=trained, leaf=True)
+                tensor._handle.storage.overlaps = has_overlap(meta)
             state[name] = tensor
             vars(tensor).update({key: value for key, value in vars(real).items() if key not in vars(tensor)})
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             if self.recording:
                 start_graph(tensor, self.recording)
-            self._dispatch.stand_in(real, tensor)
+            self._dispatch.bind(real, tensor)
         return state
 
     def _set_mode(self, train: bool) -> None:

@@ -98,7 +98,7 @@ class Start(NamedTuple):
 
     def written(self, tensor: Any) -> bool:
         """True if a call that leaves `tensor` in its place has given it other values."""
-        if tensor is not self.tensor or self.tensor._cell.storage is not self.memory:
+        if tensor is not self.tensor or self.tensor._handle.storage is not self.memory:
             return True
         return self.memory.version != self.version
 
@@ -120,7 +120,7 @@ def check_final(start: Mapping[str, Start], final: Mapping[str, Any], memory_of:
             )
         at = start[name]
         before[name] = at.memory
-        replaced = replaced or value is not at.tensor or at.tensor._cell.storage is not at.memory
+        replaced = replaced or value is not at.tensor or at.tensor._handle.storage is not at.memory
     if not replaced:
         return before
     after = {name: memory_of(t) for name, t in final.items() if isinstance(t, torch.Tensor)}

@@ -20,7 +20,7 @@ from bridge._compat.jax import Tracer, same_values
 from bridge._compat.torch import UncompiledDispatchMode, in_transform, schema_name
 from bridge.errors import BridgeError, refusal
 from bridge.symbolic.ranges import distance, range_of
-from bridge.tensor.tensor import BridgeTensor, View, as_view, blank
+from bridge.tensor.tensor import BridgeTensor, View, as_view, empty_meta
 
 aten = torch.ops.aten
 
@@ -114,7 +114,7 @@ def _check_within(number: BridgeTensor, name: str, most: int, what: str, error: 
 def _view(tensor: BridgeTensor, dim: int, place: jax.Array, length: int | None = None) -> BridgeTensor:
     """Returns the element at a traced place of a dimension, or `length` elements from there on."""
     shape, stride = [*tensor.shape], [*tensor._meta.stride()]
-    layout = tensor._cell.storage.layout
+    layout = tensor._handle.storage.layout
     # Where it lies in memory is not known, so its offset is one that no element of the memory has.
     beyond = tensor._meta.storage_offset() + math.prod(shape if layout is None else layout.shape) + 1
     offset = int(beyond) * max([1, *stride])
@@ -131,8 +131,8 @@ def _view(tensor: BridgeTensor, dim: int, place: jax.Array, length: int | None =
         return write(x, jnp.asarray(new, x.dtype), place, dim)
 
     on = torch.is_grad_enabled()
-    view = View(get, put, base=None if on else tensor._cell, inference=torch.is_inference_mode_enabled())
-    return as_view(tensor, blank(shape, stride, tensor.dtype, offset), view, differentiable=on)
+    view = View(get, put, base=None if on else tensor._handle, inference=torch.is_inference_mode_enabled())
+    return as_view(tensor, empty_meta(shape, stride, tensor.dtype, offset), view, differentiable=on)
 
 
 # ---- rows by a mask or a length

@@ -53,7 +53,7 @@ def range_of(value: Any) -> Interval:
         if not isinstance(value, (int, float)) or not abs(value) < _HUGE:
             return UNKNOWN
         return Interval(value, value, _ZERO, value) if isinstance(value, int) else Interval(floor(value), ceil(value))
-    storage, dtype = value._cell.storage, value.dtype
+    storage, dtype = value._handle.storage, value.dtype
     known = storage.bounds
     if known is None or (storage.layout is not None and storage.layout.dtype != dtype):
         known = UNKNOWN if dtype in (torch.int32, torch.int64) else _ENDS.get(dtype, UNKNOWN)
@@ -80,7 +80,7 @@ def _apart(a: Interval, b: Interval) -> int | None:
 
 def after_write(target: BridgeTensor, source: BridgeTensor) -> Interval | None:
     """Returns what is known of the memory of `target` once that holds `source`; None if nothing is."""
-    known = source._cell.storage.bounds
+    known = source._handle.storage.bounds
     if known is None or source.dtype != target.dtype:
         return None
     return union(range_of(target), known) if target._views else known
@@ -224,7 +224,7 @@ def follow(context: TraceContext, func: Any, args: tuple, kwargs: dict, results:
         known = _of_64_bits(context, func, known)
     elif out.dtype not in _ENDS or known.low < _ENDS[out.dtype].low or known.high > _ENDS[out.dtype].high:
         known = None
-    out._cell.storage.bounds = known
+    out._handle.storage.bounds = known
 
 
 def _of_64_bits(context: TraceContext, func: Any, known: Interval) -> Interval | None:
@@ -279,8 +279,8 @@ def check_values(name: str, values: torch.Tensor | np.ndarray | np.generic) -> N
 
 def note_constant(context: TraceContext, real: torch.Tensor, tensor: BridgeTensor) -> None:
     """`tensor` stands for `real`; where that is no state of the module, its values are known."""
-    storage = tensor._cell.storage
-    if real.dtype not in (torch.int32, torch.int64) or storage.bounds is not None or tensor._cell.live:
+    storage = tensor._handle.storage
+    if real.dtype not in (torch.int32, torch.int64) or storage.bounds is not None or tensor._handle.live:
         return
     with below_modes():
         known = _of_values(real)

@@ -107,7 +107,7 @@ def check_kinds(state: Mapping[str, torch.Tensor]) -> None:
             raise BridgeError(f"{name} {special}")
 
 
-def positions(tensor: torch.Tensor) -> np.ndarray:
+def storage_offsets(tensor: torch.Tensor) -> np.ndarray:
     """The position of each element in the tensor's storage, in the tensor's shape."""
     place = np.asarray(tensor.storage_offset(), np.int64)
     for n, s in zip(tensor.shape, tensor.stride(), strict=True):
@@ -120,7 +120,7 @@ def elements(owner: torch.Tensor, wanted: np.ndarray) -> np.ndarray | None:
     if owner.is_contiguous():
         index = wanted - owner.storage_offset()
         return index if not index.size or (index.min() >= 0 and index.max() < owner.numel()) else None
-    mine = positions(owner).reshape(-1)
+    mine = storage_offsets(owner).reshape(-1)
     order = np.argsort(mine, kind="stable")
     at = np.searchsorted(mine, wanted, sorter=order)
     index = order[np.minimum(at, mine.size - 1)] if mine.size else np.zeros_like(wanted)
@@ -141,7 +141,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     (start, stop), (first, last) = _span(a), _span(b)
     if stop <= first or last <= start:
         return False
-    return bool(np.intersect1d(positions(a), positions(b)).size)
+    return bool(np.intersect1d(storage_offsets(a), storage_offsets(b)).size)
 
 
 def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
@@ -170,7 +170,7 @@ def has_overlap(tensor: torch.Tensor) -> bool:
     reach = 1
     for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
         if stride < reach:
-            return np.unique(positions(tensor)).size < tensor.numel()
+            return np.unique(storage_offsets(tensor)).size < tensor.numel()
         reach += (size - 1) * stride
     return False
 
@@ -180,7 +180,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return stop - start == tensor.numel()
 
 
-def roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def alias_roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Name of a state tensor that is a window on another one -> name of the other one.
 
     Raises `BridgeError` for two parameters that share elements: an optimizer would update each alone. The same for
@@ -202,7 +202,7 @@ def roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
                 f"the parameters {root} and {name} share memory; assign the same Parameter to both names to tie them, "
                 "or clone one"
             )
-        if elements(state[root], positions(state[name])) is None:
+        if elements(state[root], storage_offsets(state[name])) is None:
             raise BridgeError(f"{root} and {name} share only a part of their memory; clone one")
     return windows
 

@@ -4,23 +4,23 @@ A PyTorch tensor is three things that a JAX array is not: memory that several te
 autograd graph follows, and a window on both. So here:
 
 * `Storage` is the memory. Whoever writes last is what everybody reads.
-* `Cell` is one autograd identity over a storage. A tensor and its differentiable views share a cell. `detach`, `.data`
-  and views made while gradients are off get a cell of their own over the same storage.
-* `BridgeTensor` is the window: a cell and the chain of views from the cell's base to this tensor. Its twin on PyTorch's
-  `meta` device lets PyTorch decide shape, dtype, strides and which results are views.
+* `AutogradHandle` is one autograd identity over a storage. A tensor and its differentiable views share a handle.
+  `detach`, `.data` and views made while gradients are off get a handle of their own over the same storage.
+* `BridgeTensor` is the window: a handle and the chain of views from the handle's base to this tensor. Its twin on
+  PyTorch's `meta` device lets PyTorch decide shape, dtype, strides and which results are views.
 
 JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are then three:
 
 1. A result computed while gradients are off carries no tangent (`stop_gradient`).
-2. A write while gradients are on is a functional update of the cell, and JAX sees through it.
-3. A write while gradients are off, or through another cell of the same storage, changes the value and leaves the
+2. A write while gradients are on is a functional update of the handle, and JAX sees through it.
+3. A write while gradients are off, or through another handle of the same storage, changes the value and leaves the
    gradient path as it was: `regraft(new value, old path)`. That is how a leaf that is filled under `no_grad` keeps
    its gradient.
 
-`Cell.live` says whether an array may carry a tangent of JAX's, which decides what has to be stopped; `Cell.tracked` is
-PyTorch's `requires_grad`, which decides what the code sees. An input or a buffer is live and not tracked: PyTorch has
-no gradient for it, but `jax.grad` may be asked for that of the input, or span the call that wrote a buffer and the call
-that reads it.
+`AutogradHandle.live` says whether an array may carry a tangent of JAX's, which decides what has to be stopped;
+`AutogradHandle.tracked` is PyTorch's `requires_grad`, which decides what the code sees. An input or a buffer is live
+and not tracked: PyTorch has no gradient for it, but `jax.grad` may be asked for that of the input, or span the call
+that wrote a buffer and the call that reads it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from bridge._compat.torch import (
 )
 from bridge.context import CURRENT, current
 from bridge.errors import refusal
-from bridge.tensor.arrays import elements, positions, torch_dtype
+from bridge.tensor.arrays import elements, storage_offsets, torch_dtype
 
 if TYPE_CHECKING:
     from bridge.tensor.tensor import BridgeTensor
@@ -81,7 +81,7 @@ class Region(threading.local):
 
     notes: list[weakref.ref] | None = None
 
-    def note(self, holder: Storage | Cell | BridgeTensor) -> None:
+    def note(self, holder: Storage | AutogradHandle | BridgeTensor) -> None:
         """Only where `notes` is not None."""
         assert self.notes is not None
         self.notes.append(weakref.ref(holder))
@@ -109,7 +109,7 @@ class Storage:
             REGION.note(self)
 
 
-class Cell:
+class AutogradHandle:
     """One autograd identity over a storage: the same values as the storage, and a gradient path of its own."""
 
     __slots__ = ("__weakref__", "_array", "_seen", "leaf", "live", "storage", "thawed", "tracked")
@@ -130,9 +130,9 @@ class Cell:
         self.live = live
         """True if the array may carry a tangent."""
         self.leaf = leaf
-        """The views of the tensor that is a leaf of PyTorch's graph, where the cell is tracked and no result."""
-        self.thawed: Cell | None = None
-        """Of a frozen leaf: the cell that it has again once it requires grad."""
+        """The views of the tensor that is a leaf of PyTorch's graph, where the handle is tracked and no result."""
+        self.thawed: AutogradHandle | None = None
+        """Of a frozen leaf: the handle that it has again once it requires grad."""
         if REGION.notes is not None:
             REGION.note(self)
 
@@ -168,13 +168,13 @@ class Cell:
             REGION.note(self)
             REGION.note(self.storage)
 
-    def same_values(self, other: Cell) -> bool:
+    def same_values(self, other: AutogradHandle) -> bool:
         """True if both read the same array, gradient path included."""
         return self is other or (self.storage is other.storage and not self.live and not other.live)
 
-    def detached(self) -> Cell:
+    def detached(self) -> AutogradHandle:
         array = self.read()
-        return Cell(self.storage, stop_gradient(array) if self.live else array, False, live=False)
+        return AutogradHandle(self.storage, stop_gradient(array) if self.live else array, False, live=False)
 
     @contextlib.contextmanager
     def holding(self, array: jax.Array) -> Iterator[None]:
@@ -191,15 +191,15 @@ class Cell:
         self.storage.version += 1
         self._seen = self.storage.version
 
-    def as_leaf(self, views: tuple[View, ...]) -> Cell:
-        return Cell(self.storage, self.read(), True, live=self.live, leaf=views)
+    def as_leaf(self, views: tuple[View, ...]) -> AutogradHandle:
+        return AutogradHandle(self.storage, self.read(), True, live=self.live, leaf=views)
 
-    def frozen(self) -> Cell:
+    def frozen(self) -> AutogradHandle:
         """The same memory without a gradient, as long as the leaf does not require one."""
-        cell = Cell(self.storage, self.storage.array, False, live=False)
-        cell._seen = -1  # reads the memory at its first use: the program does not depend on when the leaf was frozen
-        cell.thawed = self
-        return cell
+        handle = AutogradHandle(self.storage, self.storage.array, False, live=False)
+        handle._seen = -1  # reads the memory at its first use: the program does not depend on when the leaf was frozen
+        handle.thawed = self
+        return handle
 
     def _keep_path(self, value: jax.Array) -> jax.Array:
         if self.live and has_tangents(value):
@@ -226,8 +226,8 @@ class View:
     """True if several elements of the view are one element of the viewed array; then `put` cannot be used."""
     one_of_several: bool = False
     """True if an operation with several views as results made it, with gradients on."""
-    base: Cell | None = None
-    """The cell that it was taken from, where gradients were off."""
+    base: AutogradHandle | None = None
+    """The handle that it was taken from, where gradients were off."""
     inference: bool = False
     """True if that was in inference mode."""
     detached: bool = False
@@ -265,7 +265,7 @@ class Node:
 class BridgeTensor(torch.Tensor):
     """The tensor that a module holds while it is traced: to PyTorch a CPU tensor without data, inside a JAX array."""
 
-    _cell: Cell
+    _handle: AutogradHandle
     _views: tuple[View, ...]
     _meta: torch.Tensor
     _cache: tuple[int, jax.Array] | None
@@ -274,7 +274,7 @@ class BridgeTensor(torch.Tensor):
     __torch_function__ = NO_TORCH_FUNCTION  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
-    def __new__(cls, cell: Cell, meta: torch.Tensor, views: tuple[View, ...] = ()) -> BridgeTensor:
+    def __new__(cls, handle: AutogradHandle, meta: torch.Tensor, views: tuple[View, ...] = ()) -> BridgeTensor:
         # The device is the CPU because that is what code without an accelerator branch expects, and because
         # PyTorch's own dispatcher (autocast, device checks) then treats these as ordinary tensors.
         self = make_wrapper(
@@ -285,7 +285,7 @@ class BridgeTensor(torch.Tensor):
             dtype=meta.dtype,
             device=torch.device("cpu"),
         )
-        self._cell, self._meta, self._views, self._cache, self._parent = cell, meta, views, None, None
+        self._handle, self._meta, self._views, self._cache, self._parent = handle, meta, views, None, None
         return self
 
     @classmethod
@@ -298,35 +298,35 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def value(self) -> jax.Array:
-        cell = self._cell
-        base = cell._array if cell._seen == cell.storage.version else cell.read()
+        handle = self._handle
+        base = handle._array if handle._seen == handle.storage.version else handle.read()
         if not self._views:
             return base
-        if self._cache is None or self._cache[0] != cell.storage.version:
+        if self._cache is None or self._cache[0] != handle.storage.version:
             views, parent = self._views, self._parent
             # By way of the tensor it was taken from, so that siblings share what they have in common.
-            if parent is not None and parent._cell.same_values(self._cell) and parent._views == views[:-1]:
+            if parent is not None and parent._handle.same_values(self._handle) and parent._views == views[:-1]:
                 base, views = parent.value, views[-1:]
             for view in views:
                 base = view.get(base)
-            self._cache = (self._cell.storage.version, base)
+            self._cache = (self._handle.storage.version, base)
             if REGION.notes is not None:
                 REGION.note(self)
         return self._cache[1]
 
     def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
-        """Write through the views into the cell's base."""
-        if self._cell.storage.overlaps:
+        """Write through the views into the handle's base."""
+        if self._handle.storage.overlaps:
             raise NotImplementedError("a write into elements that share memory; clone the tensor first")
         if self._views:
             value = self._base_with(value)
-        self._cell.write(value, tracked=tracked, grad_enabled=grad_enabled, live=live)
+        self._handle.write(value, tracked=tracked, grad_enabled=grad_enabled, live=live)
 
     def _base_with(self, value: jax.Array) -> jax.Array:
         """The base, with `value` in the place of this view of it."""
         if any(view.repeats() for view in self._views):
             return self._put_by_position(value)
-        stages = [self._cell.read()]
+        stages = [self._handle.read()]
         for view in self._views[:-1]:
             stages.append(view.get(stages[-1]))
         for view, stage in zip(reversed(self._views), reversed(stages), strict=True):
@@ -339,32 +339,32 @@ class BridgeTensor(torch.Tensor):
         Raises `NotImplementedError` where two elements of the tensor are at one position, or count other numbers than
         the base does.
         """
-        layout, here = self._cell.storage.layout, positions(self._meta)
+        layout, here = self._handle.storage.layout, storage_offsets(self._meta)
         index = None
         if layout is not None and layout.dtype == self._meta.dtype and not layout.is_complex():
             index = elements(layout, here)
         if index is None or np.unique(here).size != here.size:
             raise NotImplementedError("a write into elements that share memory; clone the tensor first")
-        base = self._cell.read()
+        base = self._handle.read()
         return jnp.reshape(jnp.reshape(base, -1).at[index].set(value), base.shape)
 
     def detach_in_place(self) -> None:
         """A leaf is frozen by it: it may require grad again."""
-        self._cell = self._cell.frozen() if self.requires_grad and self.is_leaf else self._cell.detached()
+        self._handle = self._handle.frozen() if self.requires_grad and self.is_leaf else self._handle.detached()
         self._cache = None
 
     def become(self, other: BridgeTensor) -> None:
-        """The same cell seen through other views, after PyTorch changed this object's shape."""
-        self._cell, self._views, self._meta, self._cache = other._cell, other._views, other._meta, None
+        """The same handle seen through other views, after PyTorch changed this object's shape."""
+        self._handle, self._views, self._meta, self._cache = other._handle, other._views, other._meta, None
 
     def replace(self, other: BridgeTensor) -> None:
         """`self.data = other`: the memory of the other, the same gradient path, and no tie to the old memory."""
-        frozen = self._cell.thawed is not None
+        frozen = self._handle.thawed is not None
         if frozen:
             self.requires_grad_(True)
-        old, cell, memory = self.value, self._cell, stop_gradient(other._cell.read())
-        if cell.live and has_tangents(old):
-            scratch = Cell(Storage(memory, other._cell.storage.layout), memory, False)
+        old, handle, memory = self.value, self._handle, stop_gradient(other._handle.read())
+        if handle.live and has_tangents(old):
+            scratch = AutogradHandle(Storage(memory, other._handle.storage.layout), memory, False)
             try:
                 BridgeTensor(scratch, other._meta, other._views).write(old, tracked=False, grad_enabled=True)
             except NotImplementedError:
@@ -372,7 +372,7 @@ class BridgeTensor(torch.Tensor):
                 raise refusal(what, "clone what is assigned") from None
             memory = regraft(memory, scratch.read())
         leaf = other._views if self.is_leaf else None
-        self._cell = Cell(other._cell.storage, memory, cell.tracked, live=cell.live, leaf=leaf)
+        self._handle = AutogradHandle(other._handle.storage, memory, handle.tracked, live=handle.live, leaf=leaf)
         self._views, self._cache = other._views, None
         if other._meta.stride() == self._meta.stride():
             self._meta = other._meta
@@ -383,7 +383,7 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._cell.tracked and differentiable(self._meta.dtype)
+        return self._handle.tracked and differentiable(self._meta.dtype)
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
@@ -392,11 +392,11 @@ class BridgeTensor(torch.Tensor):
     @property
     def may_have_gradient(self) -> bool:
         """True if a gradient can reach it, PyTorch's or one that JAX is asked for."""
-        return (self._cell.tracked or self._cell.live) and differentiable(self._meta.dtype)
+        return (self._handle.tracked or self._handle.live) and differentiable(self._meta.dtype)
 
     @property
     def is_leaf(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return not self.requires_grad or self._cell.leaf is self._views
+        return not self.requires_grad or self._handle.leaf is self._views
 
     @property
     def grad_fn(self) -> Node | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -416,9 +416,9 @@ class BridgeTensor(torch.Tensor):
         if not differentiable(self._meta.dtype):
             raise RuntimeError("only Tensors of floating point dtype can require gradients")
         if requires_grad:
-            self._cell = self._cell.thawed or self._cell.as_leaf(self._views)
+            self._handle = self._handle.thawed or self._handle.as_leaf(self._views)
         else:
-            self._cell = self._cell.frozen()
+            self._handle = self._handle.frozen()
         self._cache = None
         if CURRENT.recording:
             engine_leaf(self, requires_grad)
@@ -428,23 +428,23 @@ class BridgeTensor(torch.Tensor):
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         # Made without PyTorch, which counts the writes through it with those of `self`.
         views = (*self._views, _DETACHED) if any(v.one_of_several or v.base for v in self._views) else self._views
-        return BridgeTensor(self._cell.detached(), self._meta, views)
+        return BridgeTensor(self._handle.detached(), self._meta, views)
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         if other.shape != self.shape or other.dtype != self.dtype:
             raise refusal("`.data = …` gives a tensor another shape or dtype", "assign a new tensor instead")
         if not isinstance(other, BridgeTensor):
-            other = self._taken_over(other)
+            other = self._materialized(other)
         self.replace(other)
 
-    def _taken_over(self, constant: torch.Tensor) -> BridgeTensor:
+    def _materialized(self, constant: torch.Tensor) -> BridgeTensor:
         """The traced tensor for a tensor of the call that no traced value has met."""
         call = current()
         if call is None or not call.may_write(constant):
             what = "`.data = …` gives a traced tensor the memory of one that was there before the call"
             raise refusal(what, "assign a clone()")
-        taken = call.take_over(constant)
+        taken = call.materialize(constant)
         assert isinstance(taken, BridgeTensor)
         return taken
 
@@ -500,12 +500,12 @@ class BridgeTensor(torch.Tensor):
         return copied
 
     def _over_copied_memory(self, memo: dict) -> BridgeTensor:
-        storage = self._cell.storage
+        storage = self._handle.storage
         if id(storage) not in memo:
             memo[id(storage)] = copied = Storage(stop_gradient(storage.array), storage.layout)
             copied.overlaps, copied.bounds = storage.overlaps, storage.bounds
-        cell = Cell(memo[id(storage)], memo[id(storage)].array, False, live=False)
-        return BridgeTensor(cell, self._meta, (*self._views, _DETACHED) if self._views else ())
+        handle = AutogradHandle(memo[id(storage)], memo[id(storage)].array, False, live=False)
+        return BridgeTensor(handle, self._meta, (*self._views, _DETACHED) if self._views else ())
 
     def _attributes(self) -> dict[str, Any]:
         """The attributes that the code has set on it."""
@@ -529,7 +529,7 @@ INTERNAL = frozenset(BridgeTensor.__annotations__) | {"_is_param"}
 """Attributes of a tensor that are the bridge's own; others are of the code."""
 
 
-def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
+def empty_meta(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
     """A twin on the meta device, made below every mode; without `stride` it is contiguous."""
     with below_modes():
         if stride is None:
@@ -541,7 +541,7 @@ def blank(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
-def fresh(
+def wrap(
     array: jax.Array,
     meta: torch.Tensor | None = None,
     *,
@@ -554,15 +554,15 @@ def fresh(
     `leaf`: one that requires grad, if it is `tracked`, is a leaf and no result of an operation.
     """
     if meta is None:
-        meta = blank(array.shape, None, torch_dtype(array.dtype))
-    return BridgeTensor(Cell(Storage(array, meta), array, tracked, live, () if leaf else None), meta)
+        meta = empty_meta(array.shape, None, torch_dtype(array.dtype))
+    return BridgeTensor(AutogradHandle(Storage(array, meta), array, tracked, live, () if leaf else None), meta)
 
 
 def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:
     """A view of `base`; one that is not differentiable follows the memory and carries no gradient."""
     # Also of one that carries no tangent yet: a later write to the base may bring one.
-    cell = base._cell if differentiable else base._cell.detached()
-    tensor = BridgeTensor(cell, meta, (*base._views, view))
+    handle = base._handle if differentiable else base._handle.detached()
+    tensor = BridgeTensor(handle, meta, (*base._views, view))
     if not CURRENT.recording:  # a graph of PyTorch's keeps the tensor, and a cycle through that is never collected
         tensor._parent = base
     return tensor

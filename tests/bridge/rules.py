@@ -25,15 +25,15 @@ def without_stop(monkeypatch):
 
 
 def without_own_cell(monkeypatch):
-    monkeypatch.setattr(tensors.Cell, "detached", lambda self: self)
+    monkeypatch.setattr(tensors.AutogradHandle, "detached", lambda self: self)
 
 
 def with_own_memory(monkeypatch):
     """A detached tensor that is a copy."""
     monkeypatch.setattr(
-        tensors.Cell,
+        tensors.AutogradHandle,
         "detached",
-        lambda self: tensors.Cell(tensors.Storage(self.read()), tensors.stop_gradient(self.read()), False),
+        lambda self: tensors.AutogradHandle(tensors.Storage(self.read()), tensors.stop_gradient(self.read()), False),
     )
 
 
@@ -52,28 +52,28 @@ def with_stopped_writes(monkeypatch):
 
 def with_writes_that_stop(monkeypatch):
     """Every write cuts the gradient, as if gradients were always off for it."""
-    original = tensors.Cell.write
+    original = tensors.AutogradHandle.write
 
     def write(self, array, **settings):
         original(self, jax.lax.stop_gradient(array), **settings)
 
-    monkeypatch.setattr(tensors.Cell, "write", write)
+    monkeypatch.setattr(tensors.AutogradHandle, "write", write)
 
 
 def without_writes(monkeypatch):
-    monkeypatch.setattr(tensors.Cell, "write", lambda self, array, **settings: None)
+    monkeypatch.setattr(tensors.AutogradHandle, "write", lambda self, array, **settings: None)
 
 
 def without_write_back(monkeypatch):
     def write(self, value, *, tracked, **_settings):
         self._views = ()
-        self._cell = tensors.Cell(tensors.Storage(value), value, tracked)
+        self._handle = tensors.AutogradHandle(tensors.Storage(value), value, tracked)
 
     monkeypatch.setattr(tensors.BridgeTensor, "write", write)
 
 
 def without_stand_ins(monkeypatch):
-    monkeypatch.setattr(adoption.ConstantTable, "stand_in", lambda self, real, tensor: None)
+    monkeypatch.setattr(adoption.ConstantTable, "bind", lambda self, real, tensor: None)
 
 
 def without_slots(monkeypatch):
@@ -151,7 +151,7 @@ def without_promotion(monkeypatch):
 
     def results(context, func, values, outs, inputs):
         dtypes = [arrays.torch_dtype(jnp.asarray(value).dtype) for value in values]
-        metas = [tensors.blank(meta.shape, None, dtype) for meta, dtype in zip(outs, dtypes, strict=True)]
+        metas = [tensors.empty_meta(meta.shape, None, dtype) for meta, dtype in zip(outs, dtypes, strict=True)]
         return original(context, func, values, metas, inputs)
 
     monkeypatch.setattr(computation, "_results", results)

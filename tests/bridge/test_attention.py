@@ -172,7 +172,7 @@ def test_attention_hands_a_gpu_the_fused_form(name, monkeypatch):
     calls = []
     original = jax.nn.dot_product_attention
 
-    def stand_in(*args, implementation, **kwargs):
+    def bind(*args, implementation, **kwargs):
         calls.append(implementation)
         return original(*args, implementation="xla", **kwargs)
 
@@ -181,7 +181,7 @@ def test_attention_hands_a_gpu_the_fused_form(name, monkeypatch):
     expected = lowerings_attention.attention(*narrow, **kwargs)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [type("Device", (), {"compute_capability": "8.0"})])
-    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", bind)
     found = lowerings_attention.attention(*narrow, **kwargs)
     assert calls == ["cudnn"]
     np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), atol=0.04)

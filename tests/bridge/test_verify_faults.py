@@ -109,8 +109,8 @@ def in_float32(monkeypatch):
 
 
 def with_frozen_input(monkeypatch):
-    fresh = call_file.fresh  # parameters are tracked, inputs are not
-    monkeypatch.setattr(call_file, "fresh", lambda a, meta, **kw: fresh(a if kw["tracked"] else stop(a), meta, **kw))
+    wrap = call_file.wrap  # parameters are tracked, inputs are not
+    monkeypatch.setattr(call_file, "wrap", lambda a, meta, **kw: wrap(a if kw["tracked"] else stop(a), meta, **kw))
 
 
 Doubled = differentiated(lambda ctx, x: x.clone(), lambda ctx, gradient: 2 * gradient)
