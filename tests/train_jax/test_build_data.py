@@ -244,7 +244,7 @@ def test_the_command_line_builds_helps_and_fails_in_one_line(tmp_path, public_ro
     rows = [*public_rows[:3], "made,1,2,3"]
     folder = write_tables(tmp_path / "csv", rows, rows)
     for arguments, message in (
-        (["--size", "7"], "a Sudoku of size 7 is not supported; use one of 4, 6, 9"),
+        (["--size", "7"], "--size is 7; use one of 4, 6, 9"),
         (
             ["--size", "6", "--output-dir", str(tmp_path / "set")],
             "a data set with other options (size is 4, requested 6)",

@@ -125,7 +125,7 @@ small = functools.partial(
 def test_blocks_of_a_model(mlp_t):
     module, x = small(mlp_t=mlp_t)
     plain = exported(module, "gpu", mlp="fused")
-    assert not plain.functions, "there are none for a GPU"
+    assert not plain.options.functions, "there are none for a GPU"
     text, ours = text_and_gradients(exported(module, "tpu", mlp="fused"), x, jnp.bfloat16)
     _, theirs = text_and_gradients(plain, x, jnp.bfloat16)
     _, exact = text_and_gradients(plain, x, jnp.float32)

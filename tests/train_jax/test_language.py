@@ -104,7 +104,10 @@ def test_a_configuration_comes_back_from_json(data_dir):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data_dir": "nowhere"}, "nowhere is not a text data set; build it again with `trm build-data text`"),
+        (
+            {"data_dir": "nowhere"},
+            "nowhere is not a text data set; build one with `trm build-data text --vocab-size 1024",
+        ),
         ({"global_batch_size": 4096}, r"train tokens, expected at least 98,305 for one batch; use a smaller"),
     ],
 )

@@ -196,7 +196,7 @@ def test_the_commands_divide_a_cpu(config, monkeypatch):
         ({"remat": "nowhere"}, "compute.remat"),
         ({"keep_best": "exact_accuracy", "eval_every_steps": 0}, "keep_best exact_accuracy needs checkpoints at steps"),
         (
-            {"keep_best": "loss", "steps": 40, "eval_every_steps": 20, "checkpoint_every_steps": 15},
+            {"keep_best": "lm_loss", "steps": 40, "eval_every_steps": 20, "checkpoint_every_steps": 15},
             "before the last of 40",
         ),
     ],

@@ -180,7 +180,7 @@ DAMAGE = {
     ),
     "another type": (lambda folder: save(folder, np.zeros(3)), "dtype float64, expected"),
     "objects": (lambda folder: save(folder, np.array([{}]), allow_pickle=True), "is not a valid array"),
-    "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build it again"),
+    "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build one"),
     "another tokenizer": (lambda folder: edit(folder, tokenizer_sha256="0"), "is another tokenizer than recipe.json"),
     "a smaller vocabulary": (lambda folder: edit(folder, vocab_size=60), "contains the token 2[0-9]+, expected less"),
 }

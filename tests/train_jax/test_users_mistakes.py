@@ -89,7 +89,7 @@ def config_at(folder, **fields) -> RunConfig:
 
 def test_folders_that_are_none_for_a_run(tmp_path):
     with pytest.raises(UserError, match="--run-dir is empty"):
-        config_at("")
+        decide_start(config_at(""), 10, "")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file is a file; give a folder") as error:
         decide_start(config_at(tmp_path / "file"), 10, "")

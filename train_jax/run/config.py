@@ -187,8 +187,6 @@ class RunConfig:
 
     def __post_init__(self):
         _check(self, "")
-        if not self.run_dir.strip():
-            raise UserError("--run-dir is empty; give the folder of the run, such as runs/mine")
         for name, expected, value in (
             ("model", config_class(self.model, self.task), self.arch),
             ("task", task_config_class(self.task), self.task_config),

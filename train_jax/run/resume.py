@@ -49,6 +49,8 @@ def decide_start(config: RunConfig, total_steps: int, fingerprint: str) -> Start
 
     def read() -> dict[str, Any]:
         folder = RunFolder(path_of(config.run_dir))
+        if not config.run_dir.strip():
+            raise UserError("--run-dir is empty; give the folder of the run, such as runs/mine")
         _check_folder(folder.path)
         changed_fields(folder, config)
         continues, finished = bool(complete_steps(folder.checkpoints)), None

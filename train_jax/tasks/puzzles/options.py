@@ -47,8 +47,10 @@ def check_disk(directory: Path, needed_bytes: int, remedy: str) -> None:
     existing = next((folder for folder in directory.absolute().parents if folder.is_dir()), Path("/"))
     free_bytes = shutil.disk_usage(existing).free
     if needed_bytes > free_bytes:
+        digits = 1 if needed_bytes > 1e9 else 6
         raise UserError(
-            f"{existing} has {free_bytes / 1e6:,.1f} MB of free space, expected at least {needed_bytes / 1e6:,.1f} MB; "
+            f"{existing} has {free_bytes / 1e9:,.{digits}f} GB of free space, expected at least "
+            f"{needed_bytes / 1e9:,.{digits}f} GB; "
             f"free some space, choose another --output-dir or {remedy}"
         )
 
