@@ -395,9 +395,8 @@ COMPARED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPARED)
-def test_values_and_gradients(name):
-    module, x = COMPARED[name]
+@pytest.mark.parametrize(("module", "x"), COMPARED.values(), ids=COMPARED)
+def test_values_and_gradients(module, x):
     compare(module, [x])
 
 

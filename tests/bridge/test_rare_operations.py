@@ -240,9 +240,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    function, message = REFUSED[name]
+@pytest.mark.parametrize(("function", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(function, message):
     raises(message, function, SQUARE, LABELS_OF_ROWS, rng=jax.random.key(0))
 
 

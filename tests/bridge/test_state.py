@@ -99,9 +99,8 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("name", HELD)
-def test_objects_hold_the_parameters_of_the_call(name):
-    holder, call = HELD[name]
+@pytest.mark.parametrize(("holder", "call"), HELD.values(), ids=HELD)
+def test_objects_hold_the_parameters_of_the_call(holder, call):
     torch.manual_seed(0)
     module = Holds(call, holder)
     fn, x = bridge.export(module), jnp.ones((1, 3))
@@ -241,10 +240,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_memory_that_parts_or_joins_is_refused(name):
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_memory_that_parts_or_joins_is_refused(make, message):
     """PyTorch would write both, or one alone, in the next call."""
-    make, message = REFUSED[name]
     refused(make, message, X)
 
 

@@ -219,9 +219,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    function, message = REFUSED[name]
+@pytest.mark.parametrize(("function", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(function, message):
     raises(message, lambda x, i: function(x.requires_grad_(), i), jnp.ones((4, 4)), jnp.asarray(2))
 
 

@@ -154,20 +154,16 @@ def test_numbers_beside_narrow_floats_are_rounded_where_pytorch_does(dtype):
     same(beside_narrow_floats, *(randn(32, 32, seed=s).to(dtype) * 3 for s in (1, 2)))
 
 
-PRODUCTS = {
-    "addr": lambda x, y: torch.addr(x, x[0], y[0], alpha=0.7, beta=0.3),
-    "baddbmm": lambda x, y: torch.baddbmm(x, x.view(4, 32, 8), y.view(4, 8, 32), alpha=0.7, beta=0.3),
-}
-
-
 @pytest.mark.parametrize("dtype", BITS, ids=str)
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_scaled_products_of_narrow_floats_are_rounded_once(name, dtype):
+def test_scaled_products_of_narrow_floats_are_rounded_once(dtype):
     """PyTorch rounds after each product of a batch."""
+
+    def product(x, y):
+        return torch.baddbmm(x, x.view(4, 32, 8), y.view(4, 8, 32), alpha=0.7, beta=0.3)
+
     x, y = (randn(32, 32, seed=s).to(dtype) for s in (1, 2))
-    result, exact = in_jax(PRODUCTS[name], x, y), PRODUCTS[name](x.double(), y.double()).numpy()
-    scale = np.maximum(np.abs(exact), 1)
-    assert np.max(np.abs(np.asarray(result, np.float64) - exact) / scale) < 1.01 * BITS[dtype]
+    result, exact = in_jax(product, x, y), product(x.double(), y.double()).numpy()
+    assert np.max(np.abs(np.asarray(result, np.float64) - exact) / np.maximum(np.abs(exact), 1)) < 1.01 * BITS[dtype]
 
 
 def test_a_beta_of_zero_leaves_nan_out():
@@ -284,17 +280,13 @@ FORBIDDEN = {
     "a row": taken(lambda y: y[0], lambda v, w: v.add_(1)),
     "in inference mode": taken(lambda y: y[0], lambda v, w: v.add_(1), torch.inference_mode),
     "a view of it": taken(lambda y: y.view(-1), lambda v, w: v[:2].zero_()),
-    "one of several": taken(lambda y: y.unbind()[0], lambda v, w: v.mul_(2)),
-    "without a gradient before": taken(lambda y: y.detach()[0], lambda v, w: v.mul_(w)),
     "transposed in place": taken(lambda y: y[:2], lambda v, w: v.t_()),
 }
 TAKEN = {
     "detached": taken(lambda y: y.detach(), lambda v, w: v.add_(1)),
-    "detached afterwards": taken(lambda y: y[0], lambda v, w: v.detach().mul_(w)),
     "data": taken(lambda y: y[0], lambda v, w: v.data.add_(1)),
     "detached of several": lambda m, x: [x * m.w, (x * m.w).unbind()[0].detach().mul_(m.w)],
     "written in inference mode": written_in_inference_mode,
-    "a row of what has no gradient": taken(lambda y: torch.ones(2, 4)[0], lambda v, w: v.add_(1)),
 }
 
 

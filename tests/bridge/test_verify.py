@@ -162,9 +162,8 @@ FAILS = {
 }
 
 
-@pytest.mark.parametrize("name", FAILS)
-def test_a_module_that_fails_is_named_by_its_side(name):
-    module, settings, message = FAILS[name]
+@pytest.mark.parametrize(("module", "settings", "message"), FAILS.values(), ids=FAILS)
+def test_a_module_that_fails_is_named_by_its_side(module, settings, message):
     with pytest.raises(bridge.BridgeError, match=message):
         bridge.verify(module, X, **settings)
 
