@@ -107,7 +107,8 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
         if isinstance(t, BridgeTensor) and differentiable(t.dtype) and id(t) not in fixed
     ]
     backward = _Backward(call, function, tracing)
-    values: Any = _attach(backward, arrays, backward.take_apart(ctx, inputs, outputs, free))
+    parts = backward.take_apart(ctx, inputs, outputs, free)
+    values: Any = _attached(backward)(arrays, parts)
     for i, value in zip(free, values, strict=True):
         if any(outputs[i] is t for t in ctx.dirty_tensors):
             outputs[i].write(value, tracked=backward.tracked, grad_enabled=True)
@@ -132,18 +133,22 @@ def _forward(call: TraceContext, function: type[Any], ctx: Context, args: tuple)
     return results
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attach(backward: _Backward, inputs: list, arrays: list) -> list:
-    """Returns the results, which are the first of the arrays; `backward` has the gradients of inputs and arrays."""
-    return arrays[: len(backward.free)]
+def _attached(backward: _Backward) -> Callable[[list, list], Any]:
+    """Returns a function of inputs and arrays: its results are the first arrays, its gradients those of `backward`.
 
+    One for each application: JAX would keep the arguments of one for all.
+    """
 
-def _attach_forward(backward: _Backward, inputs: list, arrays: list) -> tuple[list, list]:
-    results: Any = _attach(backward, inputs, arrays)  # so that a second derivative finds the same rule
-    return results, [*results, *arrays[len(results) :]]
+    @jax.custom_vjp
+    def attach(inputs: list, arrays: list) -> list:
+        return arrays[: len(backward.free)]
 
+    def forward(inputs: list, arrays: list) -> tuple[list, list]:
+        results: Any = attach(inputs, arrays)  # so that a second derivative finds the same rule
+        return results, [*results, *arrays[len(results) :]]
 
-_attach.defvjp(_attach_forward, lambda backward, saved, cotangents: backward(saved, cotangents))
+    attach.defvjp(forward, backward)
+    return attach
 
 
 class _Backward:

@@ -106,7 +106,7 @@ def test_a_configuration_comes_back_from_json(data_dir):
     [
         (
             {"data_dir": "nowhere"},
-            "nowhere is not a text data set; build one with `trm build-data text --vocab-size 1024",
+            "nowhere is not a text data set; build one with `trm build-data text --vocab",
         ),
         ({"global_batch_size": 4096}, r"train tokens, expected at least 98,305 for one batch; use a smaller"),
     ],
