@@ -397,9 +397,6 @@ OPERATIONS = {
     "adaptive_max_pool1d": lambda x: F.adaptive_max_pool1d(x, 3),
     "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, (3, 2)),
     "adaptive_max_pool3d": lambda x: F.adaptive_max_pool3d(x, (2, 3, 2)),
-    "fractional_max_pool2d": lambda x: F.fractional_max_pool2d(
-        x, 2, output_size=(3, 3), _random_samples=torch.full((2, 3, 2), 0.3)
-    ),
     "ctc_loss": lambda x: F.ctc_loss(
         torch.cat([x, x]).log_softmax(-1), LABELS, torch.full((4,), 4), torch.full((4,), 2)
     ),
@@ -408,17 +405,12 @@ OPERATIONS = {
     "nn.TransformerEncoderLayer": lambda x: made(nn.TransformerEncoderLayer, 4, 2, 8, 0.0, batch_first=True)(x),
     "nn.LSTM": lambda x: made(nn.LSTM, 4, 4)(x)[0],
     "nn.GRU": lambda x: made(nn.GRU, 4, 4)(x)[0],
-    "embedding_bag, max": lambda x: F.embedding_bag(BAGS, x[0], mode="max"),
     "embedding_bag, mean": lambda x: F.embedding_bag(BAGS, x[0], mode="mean", padding_idx=1),
-    "embedding_bag, weights": lambda x: F.embedding_bag(BAGS, x[0], mode="sum", per_sample_weights=x[1, :2, :2]),
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "layer_norm": lambda x: F.layer_norm(x, (4,)),
     "group_norm": lambda x: F.group_norm(x, 3),
     "grid_sample": lambda x: F.grid_sample(x[:, None], x[:, None, :, :2].tanh(), align_corners=False),
     "volumes": lambda x: F.grid_sample(x[None], x[:1, :, :, None, :3].tanh(), align_corners=True),
-    "fractional_max_pool3d": lambda x: F.fractional_max_pool3d(
-        x, 2, output_size=(1, 3, 3), _random_samples=torch.full((1, 2, 3), 0.3)
-    ),
     "margins": lambda x: F.multi_margin_loss(x[0], LABELS[:, 0], reduction="none"),
     "margins of several labels": lambda x: F.multilabel_margin_loss(x[0], torch.tensor([[3, 0, -1, 1]] * 4)),
     "interpolate": lambda x: F.interpolate(x, size=(5, 9), mode="bicubic"),
@@ -437,7 +429,7 @@ OPERATIONS = {
 """`F.pad` with `circular` writes into a tensor that it makes."""
 OF_IMAGES = (
     "conv2d", "avg_pool2d", "max_pool2d", "dilated max_pool2d", "max_pool3d", "max_unpool2d", "adaptive_max_pool2d",
-    "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d", "volumes", "batch_norm", "group_norm",
+    "adaptive_max_pool3d", "volumes", "batch_norm", "group_norm",
     "interpolate",
 )  # fmt: skip
 
