@@ -15,8 +15,6 @@ from torch import nn
 
 import bridge
 
-# ---- Memory as PyTorch has it: strides, offsets, and several state tensors over one storage
-
 X = randn(3, 4)
 WHOLE = torch.zeros(4)
 
@@ -59,11 +57,6 @@ def view_parameter():
     return Calls(forward, w=w, kept=w.data[1:, :2], flipped=w.data.t())
 
 
-def transposed_parameter():
-    w = nn.Parameter(randn(4, 3).t())
-    return Calls(lambda m, x: (x * m.w).sum() + m.kept[:, 0].sum() * 3 + m.kept[1, 1], w=w, kept=w.data[1:, :2])
-
-
 def flat_parameters():
     """Two parameters cut from one flat tensor: neither is the other."""
 
@@ -104,7 +97,6 @@ MODULES = {
     **{f"read, {name}": (lambda make=make: strided(make)) for name, make in MAKES.items()},
     **{f"write, {name}": (lambda make=make: strided_write(make)) for name, make in MAKES.items()},
     "view parameter": view_parameter,
-    "transposed parameter": transposed_parameter,
     "flat": flat_parameters,
     "buffer of buffer": buffer_of_buffer,
     "buffer over a parameter": buffer_over_a_parameter,

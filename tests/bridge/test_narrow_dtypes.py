@@ -66,17 +66,6 @@ INTEGERS_SUMMED = torch.tensor([[2_000_000_000, 2_000_000_000], [-3, 2]])
 WIDE: dict[str, Any] = {"dtype": torch.float32}
 
 
-def into(function, **settings):
-    """With `out=` in float32."""
-
-    def call(x):
-        out = torch.zeros(2)
-        function(x, 1, out=out, **settings)
-        return out
-
-    return call
-
-
 WIDER = {
     "sum": lambda x: x.sum(**WIDE),
     "sum along a dimension": lambda x: x.sum(0, keepdim=True, **WIDE),
@@ -86,17 +75,15 @@ WIDER = {
     "prod": lambda x: x.prod(1, **WIDE),
     "norm": lambda x: torch.norm(x, dim=1, **WIDE),
     "linalg.norm": lambda x: torch.linalg.norm(x, dim=1, **WIDE),
-    "sum, out=": into(torch.sum),
-    "mean, out=": into(torch.mean),
-    "prod, out=": into(torch.prod),
-    "nansum, out=": into(torch.nansum),
+    "sum, out=": lambda x: torch.sum(x, 1, out=torch.zeros(2)),
+    "mean, out=": lambda x: torch.mean(x, 1, out=torch.zeros(2)),
     "sum of a selection": lambda x: (x[x > 0].sum(**WIDE), torch.sum(x[x > 0], **WIDE), x[x > 0].mean(**WIDE)),
 }
 
 OF_FLOATS = {"mean, out=", "nanmean", "norm", "linalg.norm"}
 
 
-@pytest.mark.parametrize("name", slow_unless({"nansum, out=", "sum of a selection"}.__contains__, WIDER))
+@pytest.mark.parametrize("name", slow_unless({"sum, out=", "sum of a selection"}.__contains__, WIDER))
 def test_a_sum_is_computed_in_the_dtype_it_is_asked_for(name):
     """f16 would overflow, and 32 bits of integers."""
     for x in (HALVES,) if name in OF_FLOATS else (HALVES, INTEGERS_SUMMED):
@@ -126,11 +113,9 @@ def start(x):
 
 MANY = {
     "index_add": lambda x: start(x).index_add(0, FIRST, x),
-    "index_add, alpha": lambda x: start(x).index_add(0, FIRST, x, alpha=0.3),
     "scatter_add": lambda x: start(x).scatter_add(0, FIRST[:, None], x),
     "scatter_reduce, sum": lambda x: start(x).scatter_reduce(0, FIRST[:, None], x, "sum"),
     "scatter_reduce, mean": lambda x: start(x).scatter_reduce(0, FIRST[:, None], x, "mean", include_self=False),
-    "scatter_reduce, amax": lambda x: start(x).scatter_reduce(0, FIRST[:, None], x, "amax"),
     "embedding_bag, sum": lambda x: F.embedding_bag(torch.arange(N), x, torch.tensor([0]), mode="sum"),
     "embedding_bag, mean": lambda x: F.embedding_bag(torch.arange(N), x, torch.tensor([0]), mode="mean"),
     "embedding_bag, weights": lambda x: F.embedding_bag(
@@ -150,7 +135,6 @@ MANY = {
         "multiply": lambda x, zeros: (zeros + 1) * x,
         "where": lambda x, zeros: torch.where(zeros == 0, x, zeros),
         "maximum": lambda x, zeros: torch.maximum(zeros, x),
-        "expand": lambda x, zeros: x.expand(N, 1).clone(),
         "repeat": lambda x, zeros: x.repeat(N, 1),
         "repeat_interleave of a number": lambda x, zeros: x.repeat_interleave(N, 0),
         "linear": lambda x, zeros: F.linear(zeros, torch.ones(1, 1, dtype=x.dtype), x[0]),
@@ -158,14 +142,12 @@ MANY = {
         "baddbmm": lambda x, zeros: torch.baddbmm(x, zeros[:, None], torch.ones(N, 1, 1, dtype=x.dtype)),
         "matmul": lambda x, zeros: (zeros[..., None] + 1) @ x,
         "conv1d": lambda x, zeros: F.conv1d(zeros.T, torch.ones(1, 1, 1, dtype=x.dtype), x[0]),
-        "prelu": lambda x, zeros: F.prelu(zeros - 1, x[0]),
         "masked_fill": lambda x, zeros: zeros.masked_fill(zeros == 0, x[0, 0]),
         "fill_": lambda x, zeros: zeros.clone().fill_(x[0, 0]),
         "an index that is written": lambda x, zeros: written(zeros, torch.arange(N), x),
         "a mask that is written": lambda x, zeros: written(zeros, zeros[:, 0] == 0, x),
         "replicate": lambda x, zeros: F.pad(x, (0, N - 1), mode="replicate"),
         "instance_norm": lambda x, zeros: F.instance_norm(zeros.T[None], weight=x[0], bias=x[0]),
-        "einsum": lambda x, zeros: torch.einsum("ab,cb->ca", x, zeros + 1),
     }.items()
 }
 """Sums of N terms, of values or of gradients."""

@@ -18,8 +18,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequen
 
 import bridge
 
-# ---- Operations whose values or gradients were not PyTorch's, each against PyTorch eager, inputs' gradients included
-
 MASKED = randn(3, 4).masked_fill(torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]).bool(), float("-inf"))
 IMAGE, SQUARE = randn(1, 2, 6, 6), randn(4, 4, seed=0)
 LABELS = torch.tensor([[1, 1, 2], [3, 4, 1], [2, 2, 2]])

@@ -15,8 +15,6 @@ from torch import nn
 
 import bridge
 
-# ---- Values and gradients at corners, boundaries, ties, infinities and nan: those of PyTorch, which chooses them
-
 inf, nan = math.inf, math.nan
 SIZES = (0.5, 1.0, 2.0, 3.0, 6.0, 20.0, 87.0, 100.0, 1e30, inf)
 POINTS = torch.tensor([0.0, -0.0, *SIZES, *(-s for s in SIZES), nan])

@@ -10,8 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 import bridge
 
-# ---- Slices at traced positions, slices of a traced length, branches on them, and objects that carry them
-
 TABLE, MATRIX = randn(4, 6, seed=5), randn(4, 4, seed=5)
 QUERY, KEY, VALUE = randn(1, 4, 2, 8, seed=6), randn(1, 2, 7, 8, seed=7), randn(1, 2, 7, 8, seed=8)
 

@@ -13,8 +13,6 @@ from support.markers import slow_unless
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-# ---- Operations with arguments that few use, and results that carry names, against PyTorch eager
-
 X = randn(3, 4, seed=0)
 
 

@@ -16,8 +16,6 @@ from torch.nn.utils import prune, weight_norm
 import bridge
 from bridge.tensor.tensor import BridgeTensor
 
-# ---- What `verify` compares, what it calls unproved, and what it says of a module that it cannot compare
-
 X = torch.linspace(-1, 2, 12).reshape(4, 3)
 
 
