@@ -78,7 +78,7 @@ def beside_the_bridge(module: nn.Module, x: torch.Tensor, before: tuple) -> None
 if __name__ == "__main__":
     torch.manual_seed(0)
     made, given = Module(), torch.randn(2, 4)
-    found = everything(made, given)
+    printed = everything(made, given)
     if "without the bridge" not in sys.argv:
-        beside_the_bridge(made, given, found)
-    print(found)
+        beside_the_bridge(made, given, printed)
+    print(printed)
