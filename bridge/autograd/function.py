@@ -136,12 +136,13 @@ def _forward(call: TraceContext, function: type[Any], ctx: Context, args: tuple)
 def _attached(backward: _Backward) -> Callable[[list, list], Any]:
     """Returns a function of inputs and arrays: its results are the first arrays, its gradients those of `backward`.
 
-    One for each application: JAX would keep the arguments of one for all.
+    One for each application: JAX keeps `attach`, and what that encloses, beyond the trace.
     """
+    count = len(backward.free)
 
     @jax.custom_vjp
     def attach(inputs: list, arrays: list) -> list:
-        return arrays[: len(backward.free)]
+        return arrays[:count]
 
     def forward(inputs: list, arrays: list) -> tuple[list, list]:
         results: Any = attach(inputs, arrays)  # so that a second derivative finds the same rule
