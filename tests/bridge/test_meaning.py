@@ -21,16 +21,8 @@ def parity(name, train=True, jit=True):
     args, kwargs = row.example()
     module = row.build()
     torch.manual_seed(2)
-    return bridge.verify(
-        module,
-        *args,
-        train=train,
-        jit=jit,
-        tolerance=row.tolerance,
-        method=row.method,
-        steps=row.steps,
-        **kwargs,
-    )
+    settings = {"tolerance": row.tolerance, "method": row.method, "steps": row.steps}
+    return bridge.verify(module, *args, train=train, jit=jit, **settings, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +58,13 @@ def test_is_red_without_its_rule(rule, name, monkeypatch):
 
 
 def test_names_are_sorted_into_params_and_buffers():
-    fn = bridge.export(ROWS["LeafFilledWithoutGrad"].build())
-    assert set(fn.params) == {"leaf"} and set(fn.buffers) == {"table", "ids"}
-    fn = bridge.export(ROWS["Frozen"].build())
-    assert set(fn.params) == {"b"} and set(fn.buffers) == {"a"}
-    fn = bridge.export(ROWS["Tied"].build())
-    assert set(fn.params) == {"first.weight", "first.bias"}
+    for name, params, buffers in (
+        ("LeafFilledWithoutGrad", {"leaf"}, {"table", "ids"}),
+        ("Frozen", {"b"}, {"a"}),
+        ("Tied", {"first.weight", "first.bias"}, set()),
+    ):
+        fn = bridge.export(ROWS[name].build())
+        assert set(fn.params) == params and set(fn.buffers) == buffers
 
 
 def test_written_parameters_come_back():

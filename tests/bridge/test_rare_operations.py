@@ -64,6 +64,19 @@ def shuffled_in_one_group(x):
     return x, y
 
 
+SIGNS = torch.tensor([[1, -1, 1, -1], [-1, 1, -1, 1], [-1, -1, 1, 1]])
+OTHER = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 2.0, 1.0, 2.0], [0.5, -0.5, 1.5, 0.5]])
+MARGINS = {
+    "multi margin, one row": lambda x, y: F.multi_margin_loss(x[0], torch.tensor(0), 1, 2.0, reduction="none"),
+    "margin ranking": lambda x, y: F.margin_ranking_loss(x, y, SIGNS, margin=1.0, reduction="none"),
+    "hinge embedding": lambda x, y: F.hinge_embedding_loss(x, SIGNS, reduction="none"),
+    "multilabel margin": lambda x, y: F.multilabel_margin_loss(x, torch.tensor([[0, 2, -1, 1]] * 3), reduction="none"),
+    "triplet margin": lambda x, y: F.triplet_margin_loss(x[:2], y[:2], x[:2] * 2, reduction="none"),
+    "cosine embedding": lambda x, y: F.cosine_embedding_loss(x, y, SIGNS[:, 0], margin=0.0, reduction="none"),
+}
+"""Some are met exactly by `CORNER` and `OTHER`."""
+
+
 CASES = {
     "pdist": (F.pdist, randn(5, 3)),
     "pdist, p=inf": (lambda x: F.pdist(x, float("inf")), randn(5, 3)),
@@ -87,6 +100,8 @@ CASES = {
     "complex acosh": (torch.acosh, torch.tensor([0.5 + 0.7j, -0.5 + 0.7j, -0.5 - 0.7j, 2 - 1j])),
     "eigenvalues": (lambda x: torch.linalg.eigvals(x + torch.diag(torch.arange(4.0) * 5)).abs().sort()[0], randn(4, 4)),
     "likelihood of a normal": (lambda x: F.gaussian_nll_loss(x, x * 2, x.square(), full=True), randn(3, 4)),
+    **{name: (function, CORNER.nan_to_num(0.5), OTHER) for name, function in MARGINS.items()},
+    **{f"{name}, nan": (function, CORNER, OTHER) for name, function in MARGINS.items()},
     "channel shuffle of one group": (shuffled_in_one_group, randn(4)),
 }
 
@@ -95,25 +110,6 @@ CASES = {
 def test_operation(name):
     function, *inputs = CASES[name]
     compare(function, inputs)
-
-
-AT_CORNERS = {
-    "multi margin, one row": lambda x, y: F.multi_margin_loss(x[0], LABEL[0], 1, 2.0, reduction="none"),
-    "margin ranking": lambda x, y: F.margin_ranking_loss(x, y, SIGNS, margin=1.0, reduction="none"),
-    "hinge embedding": lambda x, y: F.hinge_embedding_loss(x, SIGNS, reduction="none"),
-    "multilabel margin": lambda x, y: F.multilabel_margin_loss(x, torch.tensor([[0, 2, -1, 1]] * 3), reduction="none"),
-    "triplet margin": lambda x, y: F.triplet_margin_loss(x[:2], y[:2], x[:2] * 2, reduction="none"),
-    "cosine embedding": lambda x, y: F.cosine_embedding_loss(x, y, SIGNS[:, 0], margin=0.0, reduction="none"),
-}  # fmt: skip
-LABEL = torch.tensor([0, 3, 1])
-SIGNS = torch.tensor([[1, -1, 1, -1], [-1, 1, -1, 1], [-1, -1, 1, 1]])
-
-
-@pytest.mark.parametrize("name", AT_CORNERS)
-def test_margins_that_are_met_exactly(name):
-    other = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 2.0, 1.0, 2.0], [0.5, -0.5, 1.5, 0.5]])
-    for x in (CORNER.nan_to_num(0.5), CORNER):
-        compare(AT_CORNERS[name], [x, other])
 
 
 SMALLEST = {
