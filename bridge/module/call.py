@@ -184,8 +184,10 @@ class Call:
         }
         tensors = {id(real): state[name] for name, real in reals.items()}
         self._module, self._copies = shadow(original, tensors)
-        self._modules = {name: self._copies[id(m)] for name, m in submodules.items()}
-        names |= {id(m): name for name, m in self._modules.items()}
+        self._modules: dict[str, nn.Module] = {}
+        for name, submodule in submodules.items():
+            self._modules[name] = twin = self._copies[id(submodule)]
+            names[id(twin)] = name
         for name in options.recompute:
             twin = self._modules[name]
             twin.__dict__["forward"] = functools.update_wrapper(
