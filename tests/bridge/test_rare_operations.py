@@ -408,16 +408,7 @@ def volume(x):
     return x.view(1, 1, 4, 2, 2).repeat(2, 2, 2, 3, 3)
 
 
-def resized(x, y):
-    """Of a tensor without traced values to any size, of another one to a smaller one."""
-    new, empty, smaller = x.new(), torch.empty(0), x.detach() * 2
-    new.resize_as_(x).copy_(x * x)
-    empty.resize_(2, 4).copy_(x[:2])
-    return new, empty, smaller.resize_(2, 3), torch.ones(2).resize_(2, 2)[0] * x[0, :2]
-
-
 OF_ROWS_AND_LABELS = {
-    "resize_": resized,
     "mean": lambda x, y: (x.half().mean(0, dtype=torch.float32), x.mean(dtype=x.dtype), y.mean(dtype=x.dtype)),
     "lu": lambda x, y: (*torch.linalg.lu(x), *torch.linalg.lu(x[:2])[1:], *torch.linalg.lu(torch.stack([x, x + 1]))),
     "lu_unpack": lambda x, y: torch.lu_unpack(*torch.linalg.lu_factor(x[:, :3])),
@@ -429,11 +420,6 @@ OF_ROWS_AND_LABELS = {
         F.adaptive_avg_pool2d(x[None], (2, 2)),
     ),
     "order": lambda x, y: (*torch.kthvalue(x, 2, 0), torch.kthvalue(y + x.argmax(1) * 3, 2, keepdim=True)[0]),
-    "cov": lambda x, y: (
-        torch.cov(x, aweights=x[0].detach().exp()),
-        torch.cov(x[1], correction=0, fweights=y + 1),
-        torch.cov(x, fweights=y * 0 + 1, correction=9) > 0,
-    ),
     "bucketize": lambda x, y: (
         torch.bucketize(y, torch.tensor([0, 1])),
         torch.bucketize(x, x[0].detach().sort().values, right=True),

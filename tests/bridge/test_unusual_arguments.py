@@ -197,11 +197,6 @@ def sampled(padding, align_corners, mode="bilinear"):
     return forward, [IDENTITY, POINTS]
 
 
-def no_degrees_of_freedom(x):
-    of_rows = x[:1].var(0), x.var(1, correction=6), x.std((0, 1), correction=20)
-    return *of_rows, x[:2].std(correction=9)
-
-
 def sampled_volume(points):
     return F.grid_sample(VOLUME, points, padding_mode="border", align_corners=True)
 
@@ -214,7 +209,6 @@ CASES = {
     "a volume": (sampled_volume, [torch.tensor([[[[[-1.0, 1, 0.3], [0.2, -0.4, 1.5]]]]])]),
     "distances": (lambda x: torch.cdist(x, x, compute_mode="use_mm_for_euclid_dist"), [WITH_ZEROS]),
     "distances of many": (lambda x: torch.cdist(x.repeat(8, 1), x), [WITH_ZEROS]),
-    "no degrees of freedom": (no_degrees_of_freedom, [SQUARE]),
     "branch cuts": (lambda x: (z := torch.complex(-x.abs(), -0.0 * x.abs()), z.log().imag, z.angle()), [SQUARE]),
     "impossible labels": (
         lambda x: F.ctc_loss(x.log_softmax(-1)[:, None], torch.tensor([[1, 1, 1]]), (4,), (3,), reduction="none"),

@@ -58,7 +58,7 @@ def decide_start(config: RunConfig, total_steps: int, fingerprint: str) -> Start
             figures = _figures_at_end(folder)
             finished = figures if figures["train_steps"] >= total_steps else None
         if finished is not None:
-            check_data(config, figures.get("data", fingerprint), fingerprint, int(figures["train_steps"]))
+            check_data(config, figures.pop("data", fingerprint), fingerprint, int(figures["train_steps"]))
         if config.resume == "never" and folder.config.exists():
             raise UserError(
                 f"resume is never and {folder.path} holds a run already; use another --run-dir, or --resume auto"
