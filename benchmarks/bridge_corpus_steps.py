@@ -43,8 +43,8 @@ class ExampleText(UnbuiltText):
     """Random tokens."""
 
     def batch(self, step: int, shard: tuple[int, int], state: Any = None) -> dict[str, np.ndarray]:
-        shape = self._config.global_batch_size // shard[1], self._config.arch.seq_len + 1
-        tokens = np.random.default_rng([step, shard[0]]).integers(self._config.arch.vocab_size, size=shape)
+        shape = self.config.global_batch_size // shard[1], self.config.arch.seq_len + 1
+        tokens = np.random.default_rng([step, shard[0]]).integers(self.config.arch.vocab_size, size=shape)
         return {"inputs": tokens[:, :-1].astype(np.int32), "targets": tokens[:, 1:].astype(np.int32)}
 
 

@@ -42,16 +42,15 @@ def main() -> int:
     from train_jax.__main__ import command as trm
 
     if arguments[0] == "train":
+        from train_jax.hooks import Evaluating, Saving
         from train_jax.run.checkpoint import Checkpoints
-        from train_jax.run.record import Record
-        from train_jax.run.saving import Saving
         from train_jax.runtime.devices import Devices
         from train_jax.runtime.preemption import Preemption
 
         announced(Saving, "restore", "restoring")
         announced(Devices, "compile", "compiling", float(os.environ.get("COMPILE_SECONDS", "0")))
         announced(Checkpoints, "save", "saving")
-        announced(Record, "evaluate", "evaluating")
+        announced(Evaluating, "end", "evaluating")
         before_step = Preemption.before_step
 
         def announced_step(self: Preemption, step: int, *args: Any) -> None:

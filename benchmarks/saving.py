@@ -26,10 +26,10 @@ import tyro
 
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.trm import TRMConfig
+from train_jax.hooks import Logging, Saving
 from train_jax.run.folder import RunFolder
-from train_jax.run.saving import Saving
+from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
-from train_jax.runtime.stopwatch import Stopwatch
 from train_jax.start import start
 
 DEVICES = 8
@@ -65,7 +65,7 @@ def made(options: Options, folder: Path) -> tuple[Saving, Any, Any]:
     state = training.initial_state()
     carry = training.initial_carry(state, training.batches.at(0))
     parts: Any = SimpleNamespace(config=config, devices=devices, task=SimpleNamespace(fingerprint=""))
-    return Saving(parts, RunFolder(folder)), devices.replicate(state), devices.shard(carry)
+    return Saving(parts, RunFolder(folder), Logging()), devices.replicate(state), devices.shard(carry)
 
 
 def stub_step() -> Any:
@@ -83,13 +83,14 @@ def stub_step() -> Any:
 def measure(options: Options, folder: Path) -> None:
     saving, state, carry = made(options, folder)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves((state, carry)))
-    step, clock = stub_step(), Stopwatch(0.0)
+    step, clock = stub_step(), Clock()
     carry = jax.block_until_ready(step(carry))
     blocked, after = [], []
     for number in range(1, options.saves + 2):
         saving.wait()  # as after 1 000 steps, everything is on disk
         begun = time.perf_counter()
-        saving.start(number, state, carry, clock)
+        session: Any = SimpleNamespace(step=number, state=state, carry=carry, clock=clock, metrics={})
+        saving.start(session)
         blocked.append(time.perf_counter() - begun)
         times = []
         for _ in range(options.steps_between):

@@ -1,41 +1,39 @@
-"""The training loop, for any task: restore, then step, log, evaluate and save."""
+"""The training loop, for any task: restore, then step; hooks log, evaluate and save between the steps."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from functools import partial
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
+from train_jax.hooks import Evaluating, Logging, NanDebugging, Preempting, Profiling, Saving, check_debugging
 from train_jax.run.cache import continued_file, upload_working_files
+from train_jax.run.checkpoint_items import Resumed
 from train_jax.run.code import hash_of_all, source_hashes
 from train_jax.run.comparison import verified
 from train_jax.run.config import RunConfig, to_json
-from train_jax.run.debugging import NanDebugger, check_debugging
 from train_jax.run.events import Events
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.goodput import read_goodput
 from train_jax.run.host_log import host_log
 from train_jax.run.machine import write_machine
-from train_jax.run.profiling import Profiler
-from train_jax.run.record import Record
-from train_jax.run.resume import decide_start, open_run, sole_writer
-from train_jax.run.saving import Saving
+from train_jax.run.resume import check_data, decide_start, open_run, sole_writer
 from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.backend import chosen
+from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
 from train_jax.runtime.peers import before_exit
 from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import all_or_none, is_main_process, process_shard, require_equal
-from train_jax.runtime.programs import Programs
-from train_jax.runtime.stopwatch import Stopwatch
 from train_jax.runtime.supervisor import report_start
-from train_jax.runtime.timeline import Timeline
+from train_jax.session import Hook, Session
 from train_jax.start import Training, start
-from train_jax.tasks.task import Evaluator, Task
+from train_jax.task import Periodic, Task
 
 
 def train(
@@ -52,162 +50,143 @@ def train(
     `verify`: a new run of a module of the user's is compared with PyTorch first, in the first process.
     Raises `UserError`, before a folder is created, for a configuration or data that cannot be trained.
     """
-    with Preemption().watching() as preemption:
-        return _run(config, devices, task, preemption, Timeline(since), verify)
-
-
-def _run(
-    config: RunConfig,
-    devices: Devices | None,
-    task: Task | None,
-    preemption: Preemption,
-    timeline: Timeline,
-    verify: bool,
-) -> dict[str, Any]:
-    with all_or_none():
-        check_debugging(config)
-        training = start(config, task, devices)
-    remarks = [f"platform: {chosen()}"] if chosen() else []
-    begin = decide_start(config, training.total_steps, training.task.fingerprint)
-    if begin.finished is not None:
-        require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
-        return begin.finished
-    with all_or_none():
-        if verify and not begin.continues and is_main_process():
-            remarks += filter(None, [verified(config, training.task)])
-        state = training.initial_state(continues=begin.continues, say=remarks.append)
+    clock = Clock(since)
     with contextlib.ExitStack() as closing:
+        preemption = closing.enter_context(Preemption().watching())
+        with all_or_none():
+            check_debugging(config)
+            training = start(config, task, devices)
+            evaluations = training.evaluations()
+        remarks = [f"platform: {chosen()}"] if chosen() else []
+        begin = decide_start(config, training.total_steps, training.task.fingerprint)
+        if begin.finished is not None:
+            require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
+            return begin.finished
+        with all_or_none():
+            if verify and not begin.continues and is_main_process():
+                remarks += filter(None, [verified(config, training.task)])
+            state = training.initial_state(continues=begin.continues, say=remarks.append)
         folder = _open(training, closing)
-        events = Events(folder if is_main_process() else None, timeline, total_steps=training.total_steps)
+        events = Events(folder if is_main_process() else None, clock, total_steps=training.total_steps)
         closing.enter_context(events.recorded())
         closing.enter_context(before_exit(events.end))
-        return _train(training, state, folder, events, preemption, remarks, closing)
+        return _Run(training, evaluations, folder, events, closing).train(state, preemption, remarks)
 
 
-def _train(
-    training: Training,
-    state: TrainState,
-    folder: RunFolder,
-    events: Events,
-    preemption: Preemption,
-    remarks: list[str],
-    closing: contextlib.ExitStack,
-) -> dict[str, Any]:
-    config, task, devices, total_steps = training.config, training.task, training.devices, training.total_steps
-    timeline = events.timeline
-    evaluator = task.evaluator(training.objective, devices)
-    batches = training.batches
+class _Run:
+    """The second half of `train`; what is opened is closed by `closing`, in the opposite order."""
 
-    # ---- state: the given one, or from the latest checkpoint
-    carry = training.initial_carry(state, batches.at(0, state))
-    saving = closing.enter_context(contextlib.closing(Saving(training, folder)))
-    with timeline.doing("restore"):
-        state, carry = saving.restore(state, carry)
-    first_step = saving.first_step
-    report_start(first_step)
-    events.continues(first_step)
+    def __init__(
+        self,
+        training: Training,
+        evaluations: Sequence[Periodic],
+        folder: RunFolder,
+        events: Events,
+        closing: contextlib.ExitStack,
+    ):
+        self._training, self._folder, self._events, self._closing = training, folder, events, closing
+        self._logging, self._evaluating = Logging(), Evaluating(evaluations)
+        self._saving = self._closed_at_end(Saving(training, folder, self._logging))
 
-    # ---- the loop
-    make_tracker = partial(Tracker, config, folder, start_step=first_step, total_steps=total_steps)
-    tracker = closing.enter_context(contextlib.closing(make_tracker() if is_main_process() else NullTracker()))
-    clock = Stopwatch(saving.train_seconds)
-    steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
-    feed = closing.enter_context(_feed(training, steps))
-    record = Record(config, task, devices, tracker, clock, training.groups)
-    record.say([*remarks, *(f"{reason}; continuing from step {first_step}" for reason in saving.damaged)])
-    record.begin(training.objective.params, first_step, total_steps)
-    with training.programs(timeline) as programs, timeline.doing("steps"):
-        state = _steps(
-            training, programs, feed, saving, evaluator, preemption, clock, record, events, state, carry, steps
-        )
-    timeline.switch("end")
-    with clock.paused(state), timeline.doing("evaluation"):
-        evaluation = record.evaluate(total_steps, training.placement.whole(state), evaluator)
-        figures: dict[str, Any] = evaluation.metrics | {"train_seconds": clock.seconds, "train_steps": total_steps}
-        figures |= {"summary": evaluation.summary}
-        with timeline.doing("saving"):
-            saving.wait()
+    def _closed_at_end(self, resource: Any) -> Any:
+        return self._closing.enter_context(contextlib.closing(resource))
+
+    def train(self, state: TrainState, preemption: Preemption, remarks: list[str]) -> dict[str, Any]:
+        """Trains from `state`, or from the newest checkpoint. Returns the figures of the run."""
+        session, feed, steps = self._begin(state, remarks)
+        config = self._training.config
+        hooks: list[Hook] = [Profiling(config, self._folder, steps.start)]
+        hooks += [NanDebugging(self._training)] if config.debug_nans else []
+        hooks += [self._logging, self._evaluating, self._saving]
+        hooks += [Preempting(preemption, self._logging, self._saving)]
+        with session.clock.doing("steps"):
+            run_steps(session, feed, steps, hooks)
+        session.clock.switch("end")
+        for hook in hooks:
+            hook.end(session)
+        return self._figures(session)
+
+    def _begin(self, state: TrainState, remarks: list[str]) -> tuple[Session, Feed | OnDemand, range]:
+        """Returns the session at the given state or at the newest checkpoint, its batches and its steps."""
+        training, config, clock = self._training, self._training.config, self._events.clock
+        devices, total_steps = training.devices, training.total_steps
+        with clock.doing("restore"):
+            resumed = self._saving.restore(state)
+            if resumed is not None:
+                check_data(config, resumed.notes["data"], training.task.fingerprint, resumed.step)
+                state, clock.earlier_train_seconds = resumed.state, resumed.notes["train_seconds"]
+                remarks += [f"{reason}; continuing from step {resumed.step}" for reason in resumed.damaged]
+            placed = training.placement.place(state)
+        first_step = 0 if resumed is None else resumed.step
+        report_start(first_step)
+        self._events.continues(first_step)
+        tracker = NullTracker()
         if is_main_process():
-            evaluation.save(folder, "test")
+            tracker = Tracker(config, self._folder, start_step=first_step, total_steps=total_steps)
+        self._closed_at_end(tracker)
+        programs = self._closing.enter_context(training.programs(clock))
+        steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
+        feed = self._closed_at_end(_feed(training, steps))
+        carry = self._carry(state, feed.peek(placed), resumed) if steps else ()
+        done = range(first_step, first_step)
+        session = Session(training, self._folder, clock, self._events, tracker, programs, placed, carry, done)
+        size = sum(p.size for p in training.objective.params.values())
+        continuing = f", continuing at step {first_step}" if first_step else ""
+        session.say(
+            [
+                *remarks,
+                f"{config.model} with {size:,} parameters on {devices.kind}; {training.task.description}; "
+                f"{total_steps} steps of {config.global_batch_size}{continuing}",
+            ]
+        )
+        return session, feed, steps
+
+    def _carry(self, state: TrainState, batch: Any, resumed: Resumed | None) -> Any:
+        """Returns the carry for a whole state and the first batch of the session, both of this process."""
+        devices, batch = self._training.devices, self._training.devices.to_host(batch)
+        if self._training.config.compute.steps_per_dispatch > 1:
+            batch = {name: values[:, 0] for name, values in batch.items()}
+        carry = self._training.initial_carry(state, batch)
+        if resumed is not None:
+            carry = devices.from_rows(resumed.carry_like(devices.to_rows(carry)), carry)
+        return devices.shard(carry)
+
+    def _figures(self, session: Session) -> dict[str, Any]:
+        """Returns the figures of the finished run, and writes them."""
+        folder, evaluation = self._folder, self._evaluating.final
+        figures = session.metrics | {"train_seconds": session.clock.train_seconds, "train_steps": session.step}
+        figures |= {"summary": evaluation.summary} if evaluation is not None else {}
+        if is_main_process():
             upload_working_files(folder.path)
-            write_text(folder.finished, json.dumps(figures | {"data": task.fingerprint}, indent=1))
-            events.progress()
+            write_text(folder.finished, json.dumps(figures | {"data": self._training.task.fingerprint}, indent=1))
+            self._events.progress()
             goodput = read_goodput(folder)
-            tracker.say(goodput.line() if goodput else "")
-    return figures
+            session.say([goodput.line() if goodput else ""])
+        return figures
 
 
-def _steps(
-    training: Training,
-    programs: Programs,
-    feed: Feed | OnDemand,
-    saving: Saving,
-    evaluator: Evaluator,
-    preemption: Preemption,
-    clock: Stopwatch,
-    record: Record,
-    events: Events,
-    state: TrainState,
-    carry: Any,
-    steps: range,
-) -> TrainState:
-    """Runs the remaining steps and the events between them; returns the last state."""
-    config, devices, timeline = training.config, training.devices, events.timeline
-    key = devices.random_key(config.seed)
-    window: list[tuple[int, Any]] = []
-    debugger = NanDebugger(training) if config.debug_nans else None
-    profiler = Profiler(config, saving.folder, clock, steps.start, programs.text)
-
-    def log(dispatches: list[tuple[int, Any]]) -> None:
-        if dispatches:
-            record.window(dispatches, wait_seconds=feed.wait_seconds(), step_flops=programs.flops())
-            events.progress()
-
-    def save_and_end(step: int, state: TrainState, carry: Any) -> None:
-        with timeline.doing("saving"):
-            saving.finish(step, state, carry, clock)
-        events.end("preempted")
-
+def run_steps(session: Session, feed: Feed | OnDemand, steps: range, hooks: Sequence[Hook]) -> None:
+    """Runs the steps of a session, and the hooks between them; the last hook is the outermost around a dispatch."""
+    training, clock = session.training, session.clock
+    key = training.devices.random_key(training.config.seed)
+    in_flight: deque[Any] = deque(maxlen=3)
     for first in steps:
-        step = min(first + steps.step, steps.stop)
-        with timeline.doing("data"):
-            batch = feed.next(state)
-        devices.limit_dispatch([metrics for _, metrics in window])
-        if debugger is not None:
-            debugger.before_step(carry, batch)
-        program = programs.get(first, step - first, (state, carry, batch, key))
-        record.say(programs.news())
-        preemption.before_step(step, partial(log, window))
-        with preemption.lock, profiler.dispatch(first, step, state):
-            state, carry, metrics = program(state, carry, batch, key)
-            preemption.after_step(step, partial(save_and_end, step, state, carry))
-        timeline.dispatched(step)
-        record.say(profiler.after(step, state))
-        if debugger is not None:
-            debugger.after_step(state, metrics)
-        window.append((step, metrics))
-        # A full window is fetched one dispatch late, so that the devices always have a step to run.
-        if len(window) > 1 and window[-2][0] % config.log_every_steps == 0:
-            done = window[:-1]
-            del window[:-1]
-            log(done)
-        last, figures = step == steps.stop, {}
-        if not last and config.eval_every_steps and step % config.eval_every_steps == 0:
-            with clock.paused(state), timeline.doing("evaluation"):
-                whole = training.placement.whole(state)
-                evaluation = record.evaluate(step, whole, evaluator, limit=config.eval_examples, metrics_only=True)
-                figures = evaluation.metrics
-        if saving.due(step, steps.stop, metrics):
-            # Last, so that everything up to a checkpoint is logged; a continued run starts a new window.
-            with clock.paused(state), preemption.lock:
-                log(window)
-                window.clear()
-                with timeline.doing("saving"):
-                    saving.start(step, state, carry, clock, figures)
-            events.progress()
-        preemption.check()
-    record.say(profiler.finish(steps.stop, state))
-    return state
+        session.dispatch, session.metrics = range(first, min(first + steps.step, steps.stop)), {}
+        with clock.doing("data"):
+            batch = feed.next(session.state)
+        training.devices.limit_dispatch(in_flight)
+        for hook in hooks:
+            hook.before(session, batch)
+        program = session.programs.get(first, len(session.dispatch), (session.state, session.carry, batch, key))
+        session.say(session.programs.news())
+        with contextlib.ExitStack() as around:
+            for hook in reversed(hooks):
+                around.enter_context(hook.around(session))
+            session.state, session.carry, metrics = program(session.state, session.carry, batch, key)
+        clock.dispatched(session.step)
+        in_flight.append(metrics)
+        for hook in hooks:
+            hook.after(session, metrics)
 
 
 def _feed(training: Training, steps: range) -> Feed | OnDemand:

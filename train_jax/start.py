@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,12 +28,12 @@ from train_jax.run.restore import initial_weights
 from train_jax.run.storage import path_of
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.batch_size import epochs_to_steps
+from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
 from train_jax.runtime.placement import Placement, ReplicatedState, ShardedState
 from train_jax.runtime.programs import Programs
-from train_jax.runtime.timeline import Timeline
-from train_jax.tasks.task import Task, task_class
+from train_jax.task import Periodic, Task, task_class
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Training:
     devices: Devices
     total_steps: int
     objective: Objective
-    """The module at the last stage of its schedule."""
+    """The module at the last variant of its schedule."""
     optimizer: optax.GradientTransformation
     placement: Placement
     """Where the state is between two steps."""
@@ -87,8 +87,22 @@ class Training:
             return one  # `pmap` with several processes refuses a function without results
         return self.devices.parallel_map(initial_carry)(state.params, state.buffers, self.devices.shard(batch))
 
+    def evaluations(self) -> Sequence[Periodic]:
+        """Returns the task's evaluations. Raises `UserError` for a cadence that no dispatch ends at."""
+        evaluations, dispatch = (
+            self.task.evaluations(self.objective, self.devices),
+            self.config.compute.steps_per_dispatch,
+        )
+        for each in evaluations:
+            if each.every % dispatch:
+                raise UserError(
+                    f"the evaluation {each.name or 'of the test split'} every {each.every} steps does not end with a "
+                    f"dispatch of {dispatch}; use a --compute.steps-per-dispatch that divides {each.every}"
+                )
+        return evaluations
+
     def train_step(self, objective: Objective | None = None) -> TrainStep:
-        """Returns the step of one device; `objective` is that of another stage."""
+        """Returns the step of one device; `objective` is that of another variant."""
         config = self.config
         objective = objective or self.objective
         options = StepOptions(
@@ -109,25 +123,25 @@ class Training:
         step = step if dispatch == 1 else several_steps(step)
         return self.devices.parallel_train_step(step, self.placement.axes)
 
-    def programs(self, timeline: Timeline | None = None) -> Programs:
-        """Returns the steps of all stages, which are compiled when they are needed."""
+    def programs(self, clock: Clock | None = None) -> Programs:
+        """Returns the steps of all variants, which are compiled when they are needed."""
 
         compute = self.config.compute
 
-        def is_last(stage: Any) -> bool:
-            return stage is None or self.task.arch_at(stage) == self.config.arch
+        def is_last(variant: Any) -> bool:
+            return variant is None or self.task.arch_of(variant) == self.config.arch
 
-        def saved_at(stage: Any, steps: int) -> Path | None:
-            whole = is_last(stage) and steps == compute.steps_per_dispatch
+        def saved_at(variant: Any, steps: int) -> Path | None:
+            whole = is_last(variant) and steps == compute.steps_per_dispatch
             return path_of(compute.load) if compute.load and whole else None
 
-        def step_at(stage: Any) -> Any:
-            if is_last(stage):
+        def step_at(variant: Any) -> Any:
+            if is_last(variant):
                 return self.parallel_step()
             size, platform = part_size(self.config, self.devices), self.devices.platform
-            return self.parallel_step(build_objective(self.config, self.task, size, stage=stage, platform=platform))
+            return self.parallel_step(build_objective(self.config, self.task, size, variant=variant, platform=platform))
 
-        return Programs(self.devices, step_at, self.task.stages(self.total_steps), timeline, saved_at)
+        return Programs(self.devices, step_at, self.task.variants(self.total_steps), clock, saved_at)
 
 
 def start(config: RunConfig, task: Task | None = None, devices: Devices | None = None) -> Training:
@@ -142,6 +156,11 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
     for size in (config.global_batch_size, config.eval_batch_size):
         devices.local_batch_size(size)
     task.check(config, devices)
+    if task.needs_state and config.compute.steps_per_dispatch > 1:
+        raise UserError(
+            f"the batches of task {config.task} depend on the model after every step, and compute.steps_per_dispatch "
+            f"is {config.compute.steps_per_dispatch}; use 1"
+        )
     training = assemble(config, task, devices)
     _check_keep_best(config, task, training.total_steps)
     training.train_step()  # raises the errors of optimizer, schedules and groups
@@ -151,7 +170,7 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
 
 def _check_keep_best(config: RunConfig, task: Task, total_steps: int) -> None:
     """Only a checkpoint after an evaluation during training can be the best one, by a figure of that."""
-    known = getattr(task, "evaluated", ())
+    known = task.evaluated
     if config.keep_best and known and config.keep_best.removeprefix("-") not in known:
         raise UserError(f"keep_best is {config.keep_best}, which no evaluation has; use one of {', '.join(known)}")
     evaluated, saved = config.eval_every_steps, config.checkpoint_every_steps

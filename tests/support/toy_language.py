@@ -2,8 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
-from typing import ClassVar
 
 import jax
 import numpy as np
@@ -14,7 +12,7 @@ from torch import nn
 from train_jax.core.objective import LossSums
 from train_jax.core.reduction import AXIS
 from train_jax.runtime.processes import process_shard
-from train_jax.tasks.task import ConstantStage, TaskConfig
+from train_jax.task import Evaluation, Task, TaskConfig
 
 VOCAB = 11
 
@@ -96,48 +94,26 @@ class ToyConfig(TaskConfig):
     """Share of the tokens that count in the loss."""
 
 
-@dataclasses.dataclass
-class ToyEvaluation:
-    metrics: dict[str, float]
-
-    @property
-    def summary(self):
-        return f"loss {self.metrics['loss']:.4f} on {self.metrics['count']:.0f} held-out tokens"
-
-    def save(self, folder, split):
-        folder.evaluation(split).parent.mkdir(parents=True, exist_ok=True)
-        folder.evaluation(split).write_text(json.dumps(self.metrics))
-
-
-class ToyLanguage:
+class ToyLanguage(Task):
     config_class = ToyConfig
-    needs_state = False
-    console: ClassVar = {"loss": "loss {:.4f}"}
 
     def __init__(self, config, facts=None):
-        self._config = config
+        super().__init__(config, facts)
         self._tokens = {split: np.load(f"{config.data_dir}/{split}.npy") for split in ("train", "test")}
         self.sizes = {"vocab_size": VOCAB}
-        self.facts = {"vocab_size": VOCAB}
         self.fingerprint = hashlib.sha256(b"".join(a.tobytes() for a in self._tokens.values())).hexdigest()
         self.examples_per_epoch = len(self._tokens["train"])
-        self.description = f"{self._tokens['train'].size:,} tokens"
-
-    def check(self, config, devices): ...
 
     def wrap(self, module, arch):
         return TokenLoss(module)
 
     def batch(self, step, shard, state=None):
         index, count = shard
-        rng = np.random.Generator(np.random.Philox(key=[self._config.seed, step]))
-        rows = rng.integers(len(self._tokens["train"]), size=self._config.global_batch_size)
-        weights = rng.random((len(rows), self._tokens["train"].shape[1] - 1)) < self._config.task_config.document_share
+        rng = np.random.Generator(np.random.Philox(key=[self.config.seed, step]))
+        rows = rng.integers(len(self._tokens["train"]), size=self.config.global_batch_size)
+        weights = rng.random((len(rows), self._tokens["train"].shape[1] - 1)) < self.config.task_config.document_share
         local = slice(index * len(rows) // count, (index + 1) * len(rows) // count)
         return {"tokens": self._tokens["train"][rows[local]], "weights": weights[local].astype(np.float32)}
-
-    def initial_carry(self, call, batch):
-        return ()
 
     def loss(self, call, carry, batch):
         (loss, weight), buffers = call(batch["tokens"], batch["weights"])
@@ -161,15 +137,6 @@ class ToyLanguage:
             batch = {"tokens": tokens, "weights": np.ones((len(tokens), tokens.shape[1] - 1), np.float32)}
             sums, _ = step(devices.replicate(state), devices.shard(devices.split_batch(batch)))
             sums = devices.to_host(sums)
-            return ToyEvaluation({"loss": float(sums["loss"] / sums["count"]), "count": float(sums["count"])})
+            return Evaluation({"loss": float(sums["loss"] / sums["count"]), "count": float(sums["count"])})
 
         return evaluate
-
-    def stages(self, total_steps):
-        return ConstantStage()
-
-    def arch_at(self, stage):
-        return self._config.arch
-
-    def overrides(self, module, total_steps):
-        return {}

@@ -14,13 +14,13 @@ from support.markers import slow_unless
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import StorageError, UserError
+from train_jax.hooks import figure_of_best
 from train_jax.run import agreed_steps
 from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
 from train_jax.run.checksums import checksums
 from train_jax.run.choice import choose
 from train_jax.run.files import remove_folder, upload_folder
 from train_jax.run.folder import RunFolder
-from train_jax.run.saving import figure_of_best
 from train_jax.run.storage import is_remote, path_of
 
 ROWS = 24
@@ -78,10 +78,10 @@ def assert_same(tree, expected):
 
 def test_everything_comes_back_bit_for_bit(two, place):
     checkpoints = Checkpoints(copied(two, place), writes=False)
-    resumed = checkpoints.restore_newest(*made(0))
+    resumed = checkpoints.restore_newest(made(0)[0])
     checkpoints.close()
     assert (resumed.step, resumed.damaged, resumed.notes["train_seconds"]) == (2, (), 1.0)
-    assert_same((resumed.state, resumed.carry), made(2))
+    assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(2))
 
 
 def test_a_reader_of_the_model_opens_nothing_else(two, place):
@@ -110,7 +110,7 @@ def test_which_checkpoints_are_kept(place, retention, values, expected):
 def test_the_best_one_is_remembered_by_a_run_that_continues(place):
     folder = saved(RunFolder(place), [1, 2], {1: 0.9}, newest=1)
     checkpoints = Checkpoints(folder, Retention(newest=1))
-    assert checkpoints.restore_newest(*made(0)).step == 2
+    assert checkpoints.restore_newest(made(0)[0]).step == 2
     checkpoints.save(3, *made(3), {}, value=0.5)
     checkpoints.close()
     assert kept(folder) == [1, 3]
@@ -163,11 +163,11 @@ def test_all_processes_continue_from_the_checkpoint_that_the_first_one_finds(two
     """On a network file system, another host may show other folders."""
     checkpoints = Checkpoints(two, writes=False)
     monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1]})
-    assert checkpoints.restore_newest(*made(0)).step == 1
+    assert checkpoints.restore_newest(made(0)[0]).step == 1
     monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1, 2, 3]})
     monkeypatch.setattr(agreed_steps, "SEEN_SECONDS", 0.1)
     with pytest.raises(StorageError, match=rf"has no checkpoint of step 3 on {platform.node()}, but has one on the"):
-        checkpoints.restore_newest(*made(0))
+        checkpoints.restore_newest(made(0)[0])
     checkpoints.close()
 
 
@@ -180,10 +180,12 @@ def test_the_figure_of_the_best_checkpoint():
 
 
 def test_a_checkpoint_of_another_model_is_not_a_damaged_one(two):
-    state, carry = made(0)
+    state, _ = made(0)
     checkpoints = Checkpoints(two, writes=False)
+    with pytest.raises(UserError, match=r"checkpoints/2 is of another model \(carry.*is unexpected\)"):
+        checkpoints.restore_newest(state).carry_like(())
     with pytest.raises(UserError, match=r"of another model \(state.ema.w is float32\[5, 3\], expected float32\[5, 4\]"):
-        checkpoints.restore_newest(state._replace(ema=state.ema | {"w": np.zeros((5, 4), np.float32)}), carry)
+        checkpoints.restore_newest(state._replace(ema=state.ema | {"w": np.zeros((5, 4), np.float32)}))
     checkpoints.close()
 
 
@@ -231,8 +233,8 @@ def recover_from_damage(folder: RunFolder, seed: int) -> None:
     path = files[seed // len(DAMAGES) % len(files)]
     DAMAGES[seed % len(DAMAGES)](path, rng)
     checkpoints = Checkpoints(folder)
-    resumed = checkpoints.restore_newest(*made(0))
-    assert_same((resumed.state, resumed.carry), made(resumed.step))
+    resumed = checkpoints.restore_newest(made(0)[0])
+    assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(resumed.step))
     if resumed.step == 1:
         assert f"{folder.checkpoints / '2'} is damaged (" in resumed.damaged[0]
         assert (folder.path / "damaged" / "2").is_dir()
@@ -248,7 +250,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(two, place):
         remove_folder(folder.checkpoints / step / "model")
     checkpoints = Checkpoints(folder)
     with pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and so are the older ones"):
-        checkpoints.restore_newest(*made(0))
+        checkpoints.restore_newest(made(0)[0])
     checkpoints.close()
 
 
@@ -278,8 +280,8 @@ def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote,
         emulator.failing(lambda method, path: "403" if method == "GET" and fails(path) else ""),
         pytest.raises(UserError, match=r"checkpoints/2.*(cannot be read \(|no permission)"),
     ):
-        checkpoints.restore_newest(*made(0))
-    assert checkpoints.restore_newest(*made(0)).step == 2 and checkpoints.steps() == [1, 2]
+        checkpoints.restore_newest(made(0)[0])
+    assert checkpoints.restore_newest(made(0)[0]).step == 2 and checkpoints.steps() == [1, 2]
     checkpoints.close()
 
 

@@ -65,7 +65,7 @@ def test_two_failed_saves_stop_the_run_with_the_last_good_one(tmp_path, capsys):
         checkpoints.close()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()) == ["1"]
     again = Checkpoints(RunFolder(tmp_path), writes=False)
-    resumed = again.restore_newest(*made(0))
+    resumed = again.restore_newest(made(0)[0])
     again.close()
     np.testing.assert_array_equal(resumed.state.params["w"], made(1)[0].params["w"])
 

@@ -16,10 +16,11 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.run.status import read_status
 from train_jax.stages.evaluate import Evaluate
-from train_jax.tasks.language.agreement import ExportCheck
+from train_jax.task import TASKS, commands_of
+from train_jax.tasks.commands import Commands
+from train_jax.tasks.language.commands import ExportCheck
 from train_jax.tasks.language.sample_file import Sample, write_samples
 from train_jax.tasks.language.text_building import TextData
-from train_jax.tasks.results import RESULTS, Results, load, results_of
 
 PUZZLE_WORDS = ("puzzle", "ACT ", "halt", "exact", "cell", "Sudoku", "maze", "trajector")
 HOSTILE = "<script>\x1b[2Jü"
@@ -114,12 +115,9 @@ def test_an_export_check_agrees_up_to_rounding():
     assert "DISAGREES" in str(ExportCheck(10, 2.0, 2.01, 1e-3))
 
 
-def test_every_function_of_the_table_exists():
-    for results in (*RESULTS.values(), Results()):
-        for field in dataclasses.fields(results):
-            name = getattr(results, field.name)
-            assert not isinstance(name, str) or not name or callable(load(name))
-    assert results_of("support.toy_language:ToyLanguage") == Results()
+def test_a_task_of_the_user_has_the_default_commands():
+    assert type(commands_of("support.toy_language:ToyLanguage")) is Commands
+    assert all(isinstance(commands_of(name), Commands) for name in TASKS)
 
 
 @pytest.fixture(scope="module")

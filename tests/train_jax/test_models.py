@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from support.outside_models import CellNet
 
+from train_jax import hooks
 from train_jax.__main__ import main
-from train_jax.run import saving
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.model import build_module
 from train_jax.run.restore import restore
@@ -59,7 +59,7 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
 
     assert train("plain", data_dir, tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "Checkpoints", Stopped)
+        patch.setattr(hooks, "Checkpoints", Stopped)
         assert train("plain", data_dir, tmp_path / "stopped") == 130
     assert not (tmp_path / "stopped" / "FINISHED").exists()
     assert train("plain", data_dir, tmp_path / "stopped") == 0

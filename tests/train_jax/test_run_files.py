@@ -19,8 +19,8 @@ from train_jax.run.host_log import host_log
 from train_jax.run.presets import preset
 from train_jax.run.status import read_status
 from train_jax.run.tracking import Tracker, read_metrics
+from train_jax.runtime.clock import Clock
 from train_jax.runtime.compile_cache import use_compile_cache
-from train_jax.runtime.timeline import Timeline
 
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
@@ -57,7 +57,7 @@ def test_damaged_lines_are_left_out(tmp_path):
         folder.heartbeat, '{"session": 1, "time": 901, "kind": "steps", "step": 1, "step_time": "x", "seconds": {}}'
     )
     assert read_status(folder).step == 5
-    with Events(folder, Timeline(), total_steps=100).recorded() as events:
+    with Events(folder, Clock(), total_steps=100).recorded() as events:
         assert events.session == 2
     config = dataclasses.replace(preset("tiny"), wandb="disabled")
     Tracker(config, folder, start_step=5, total_steps=100).close()
@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_opened_is_one_line(tmp_path, name):
         with host_log(folder.host_log(0), "a test"):
             pass
         Tracker(config, folder, start_step=0, total_steps=1).close()
-        Events(folder, Timeline(), total_steps=1)
+        Events(folder, Clock(), total_steps=1)
 
 
 # ---- logs

@@ -8,50 +8,37 @@ import numpy as np
 import pytest
 from support.presets import with_fields
 
+from train_jax import hooks
+from train_jax.hooks import Logging, Saving
 from train_jax.loop import train
-from train_jax.run import saving as module
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
-from train_jax.run.saving import Saving
 from train_jax.runtime.devices import Devices
 
 LAST = 40
 
 
-class Clock:
-    """Ten seconds for every look at it."""
-
-    def __init__(self):
-        self.time = 0.0
-
-    def __call__(self):
-        self.time += 10
-        return self.time
-
-
-def saving(tmp_path, now, **fields):
+def saving(tmp_path, **fields):
     fields = {"checkpoint_every_steps": 20, "log_every_steps": 4, "run_dir": str(tmp_path)} | fields
     config = dataclasses.replace(preset("tiny"), **fields)
-    return Saving(SimpleNamespace(config=config, devices=None), RunFolder(tmp_path), now)
+    training = SimpleNamespace(config=config, devices=None, total_steps=LAST)
+    return Saving(training, RunFolder(tmp_path), Logging())
 
 
 def test_checkpoints_by_minutes_are_after_log_lines(tmp_path, monkeypatch):
     """And those by steps where they were; the first process alone reads its clock."""
     steps = range(1, LAST + 1)
     for minutes, expected in ((0, [20, 40]), (0.5, [12, 20, 32, 40])):
-        due, clock = [], Clock()
-        run = saving(tmp_path, clock, checkpoint_every_minutes=minutes)
-        for step in steps:
-            if run.due(step, LAST, np.zeros(2)):
-                due.append(step)
-                run._last = clock.time
+        run = saving(tmp_path, checkpoint_every_minutes=minutes)
+        run.due(0.5, 0.0, np.zeros(2))  # the clock starts
+        due = [step for step in steps if run.due(step, 2.5 * step, np.zeros(2))]
         run.close()
         assert due == expected
     asked = []
-    monkeypatch.setattr(module, "is_main_process", lambda: False)
-    monkeypatch.setattr(module, "any_process", lambda flag: asked.append(flag) or True)
-    run = saving(tmp_path, lambda: pytest.fail("not its clock") if asked else 0.0, checkpoint_every_minutes=1)
-    assert [step for step in steps if run.due(step, LAST, np.zeros(2))] == list(range(4, LAST + 1, 4))
+    monkeypatch.setattr(hooks, "is_main_process", lambda: False)
+    monkeypatch.setattr(hooks, "any_process", lambda flag: asked.append(flag) or True)
+    run = saving(tmp_path, checkpoint_every_minutes=1)
+    assert [step for step in steps if run.due(step, 1e6 * step, np.zeros(2))] == list(range(4, LAST + 1, 4))
     run.close()
     assert asked == [False] * 8, "without a collective at the steps where every process saves anyway"
 

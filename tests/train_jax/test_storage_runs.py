@@ -22,7 +22,7 @@ from train_jax.run.goodput import read_goodput
 from train_jax.run.lease import sole_writer
 from train_jax.run.status import read_status
 from train_jax.run.storage import path_of
-from train_jax.runtime.timeline import Timeline
+from train_jax.runtime.clock import Clock
 
 SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", "8", "--log-every-steps", "1",
          "--checkpoint-every-steps", "2", "--global-batch-size", "8", "--model", "support.outside_models:CellNet",
@@ -163,7 +163,7 @@ def test_a_data_set_is_copied_once_and_again_when_it_or_its_copy_changes(argumen
 # ---- what a run in storage tells
 
 
-class Clock:
+class FakeTime:
     time = 1000.0
 
     def __call__(self):
@@ -173,12 +173,12 @@ class Clock:
 def test_the_events_in_storage_are_as_new_as_the_heartbeat(remote, monkeypatch):
     """Otherwise the time before the last upload is missing after a kill."""
     monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
-    folder, clock = RunFolder(path_of(remote)), Clock()
-    killed = Events(folder, Timeline(999.0, clock), total_steps=100)
-    killed.timeline.switch("steps")
+    folder, clock = RunFolder(path_of(remote)), FakeTime()
+    killed = Events(folder, Clock(999.0, clock), total_steps=100)
+    killed.clock.switch("steps")
     for step in (5, 10):
         clock.time += 4
-        killed.timeline.dispatched(step)
+        killed.clock.dispatched(step)
         killed.progress()
     clock.time += 1
     while (read_heartbeat(folder) or {"time": 0})["time"] < clock.time:
@@ -193,7 +193,7 @@ def test_a_run_that_lost_its_lease_uploads_no_heartbeat(remote, emulator, monkey
     monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
     with sole_writer(path_of(remote)):
         (path_of(remote) / "lock").write_text(json.dumps({"owner": "process 7 on other"}))
-        events, before = Events(RunFolder(path_of(remote)), Timeline(), total_steps=100), len(emulator.requests)
+        events, before = Events(RunFolder(path_of(remote)), Clock(), total_steps=100), len(emulator.requests)
         while len(emulator.requests) < before + 20:
             time.sleep(0.01)
         events._ended.set()

@@ -5,19 +5,17 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from train_jax.__main__ import main
-from train_jax.core.state import TrainState
 from train_jax.errors import UserError
+from train_jax.hooks import Saving
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
 from train_jax.run.goodput import goodput_of
 from train_jax.run.presets import preset
 from train_jax.run.resume import decide_start
-from train_jax.run.saving import Saving
 from train_jax.run.status import read_status
 from train_jax.start import _check_keep_best
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
@@ -74,12 +72,12 @@ def test_a_figure_that_a_task_does_not_have_loses_no_checkpoint():
             saved.append(step)
 
     saving = Saving.__new__(Saving)
-    saving._training = saving._devices = saving._checkpoints = Anything()
-    saving._now = time.monotonic
+    saving._training = saving._checkpoints = Anything()
     saving._training.__dict__["config"] = dataclasses.replace(preset("tiny"), keep_best="acc")
-    state: TrainState = Anything()
+    session = Anything()
+    session.__dict__ |= {"step": 3, "metrics": {"loss": 1.0}}
     with pytest.raises(UserError, match="keep_best is acc"):
-        saving.start(3, state, (), Anything(), {"loss": 1.0})
+        saving.start(session)
     assert saved == [3]
 
 

@@ -22,10 +22,10 @@ from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.presets import preset
 from train_jax.run.status import RunStatus, find_runs, read_status
 from train_jax.run.tracking import Tracker, read_metrics
-from train_jax.runtime.timeline import Timeline, process_start
+from train_jax.runtime.clock import Clock, process_start
 
 
-class Clock:
+class FakeTime:
     def __init__(self, start=1000.0):
         self.time = start
 
@@ -75,8 +75,8 @@ def test_metrics_have_every_step_once_after_a_kill(folder):
 
 
 def test_a_timeline_has_no_gaps():
-    clock = Clock()
-    line = Timeline(990.0, clock)
+    clock = FakeTime()
+    line = Clock(990.0, clock)
     with line.doing("restore"):
         clock.time += 3
     line.switch("steps")
@@ -138,12 +138,12 @@ def test_goodput_of_a_run_that_was_killed():
 
 def test_a_killed_session_is_completed_from_its_heartbeat(folder):
     """By the next one, once."""
-    clock = Clock()
-    killed = Events(folder, Timeline(999.0, clock), total_steps=100)
+    clock = FakeTime()
+    killed = Events(folder, Clock(999.0, clock), total_steps=100)
     killed.continues(0)
-    killed.timeline.switch("steps")
+    killed.clock.switch("steps")
     clock.time += 4
-    killed.timeline.dispatched(3)
+    killed.clock.dispatched(3)
     killed._ended.set()  # SIGKILL: no further event
     killed._thread.join()
     folder.heartbeat.write_text(json.dumps(killed._beat_now()))
@@ -155,7 +155,7 @@ def test_a_killed_session_is_completed_from_its_heartbeat(folder):
         "seconds": {"steps": 4},
     }
     for number in (2, 3):
-        later = Events(folder, Timeline(1010.0, Clock(1010.0)), total_steps=100)
+        later = Events(folder, Clock(1010.0, FakeTime(1010.0)), total_steps=100)
         with pytest.raises(PreemptedError), later.recorded():
             raise PreemptedError(0)
         assert [event["session"] for event in read_lines(folder.events)].count(number) == 2
@@ -165,7 +165,7 @@ def test_a_killed_session_is_completed_from_its_heartbeat(folder):
 
 
 def test_a_process_that_writes_no_files_records_nothing(tmp_path):
-    with Events(None, Timeline(), total_steps=3).recorded() as events:
+    with Events(None, Clock(), total_steps=3).recorded() as events:
         events.continues(0)
         events.progress()
     assert not list(tmp_path.iterdir())

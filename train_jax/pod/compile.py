@@ -17,7 +17,7 @@ from train_jax.pod.topology import Topology
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
 from train_jax.start import Training, assemble
-from train_jax.tasks.task import Task
+from train_jax.task import Task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from train_jax.pod.compile import compile_train_step, training_for
 from train_jax.pod.results import Result
 from train_jax.pod.topology import Topology
 from train_jax.run.config import RunConfig
-from train_jax.tasks.task import Task
+from train_jax.task import Task
 
 PARTS = (1, 2, 4)
 """Values of `compute.accumulation_steps` that are tried; more if nothing fits."""

@@ -8,9 +8,8 @@ from train_jax.errors import UserError
 from train_jax.report.render import render_document
 from train_jax.report.run_files import RunFiles, read_json
 from train_jax.report.run_page import Curve, configuration, learning, run_values
-from train_jax.tasks.language.agreement import ExportCheck
+from train_jax.tasks.language.commands import ExportCheck, perplexity_of
 from train_jax.tasks.language.sample_file import read_samples
-from train_jax.tasks.language.summary import perplexity
 
 CURVES = (Curve("bits per byte", "bits_per_byte"), Curve("loss per token, nats", "loss"))
 
@@ -27,7 +26,7 @@ def page(files: RunFiles) -> str:
         unit="tokens",
         unit_size=seq_len,
         test=test,
-        perplexity=perplexity(test["loss"]) if "loss" in test else None,
+        perplexity=perplexity_of(test["loss"]) if "loss" in test else None,
         tokens_seen=files.steps * files.config.global_batch_size * seq_len,
         compressed=_compressed(test),
         samples=read_samples(files.folder),

@@ -16,7 +16,7 @@ from train_jax.report.render import render_document
 from train_jax.report.run_files import RunFiles
 from train_jax.report.run_page import Curve, configuration, learning, run_values
 from train_jax.report.trajectory_section import trajectory_section
-from train_jax.tasks.puzzles.agreement import AGREEING_SHARE
+from train_jax.tasks.puzzles.commands import AGREEING_SHARE
 from train_jax.tasks.puzzles.kinds import kind_of
 
 CURVES = (

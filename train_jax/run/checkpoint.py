@@ -20,20 +20,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from train_jax.core.state import Arrays, TrainState
-from train_jax.errors import StorageError, UserError
+from train_jax.errors import StorageError
 from train_jax.run.agreed_steps import agreed_steps
 from train_jax.run.cache import upload_working_files
 from train_jax.run.checkpoint_items import (
-    CARRY,
     STATE,
     Best,
     DamagedCheckpointError,
     Resumed,
     Retention,
     by_name,
+    check_same,
     checksum_of_json,
     damaged,
-    difference,
     items_of,
     like_tree,
     placeholder,
@@ -175,19 +174,19 @@ class Checkpoints:
             self._manager.reload()
         return steps
 
-    def restore_newest(self, state: TrainState, carry: Any, sharding: Any = None) -> Resumed | None:
+    def restore_newest(self, state: TrainState, sharding: Any = None) -> Resumed | None:
         """The newest checkpoint that is not damaged, None if there is no checkpoint. Collective.
 
-        The arguments give structure, shapes and dtypes to expect; `sharding`: of the carry's arrays if there are
-        several processes. The folders of newer, damaged checkpoints are put aside. Raises `UserError` for a checkpoint
+        `state` gives structure, shapes and dtypes to expect; `sharding`: of the carry's arrays if there are several
+        processes. The folders of newer, damaged checkpoints are put aside. Raises `UserError` for a checkpoint
         of another model, and if every checkpoint is damaged.
         """
         reasons, steps = [], agreed_steps(self.folder, self.steps)
         for step in reversed(steps):
-            resumed, why = self._tried(step, state, carry, sharding, reasons)
+            resumed, why = self._tried(step, state, sharding, reasons)
             if resumed is None:  # Orbax does not tell a file that it cannot read from one that is not there
                 check_readable(self.folder / str(step))
-                resumed, why = self._tried(step, state, carry, sharding, reasons)
+                resumed, why = self._tried(step, state, sharding, reasons)
             if resumed is None:
                 reasons.append(why)
                 continue
@@ -197,24 +196,22 @@ class Checkpoints:
             raise DamagedCheckpointError(f"{reasons[0]}, and so are the older ones; start another --run-dir")
         return None
 
-    def _tried(
-        self, step: int, state: TrainState, carry: Any, sharding: Any, reasons: list[str]
-    ) -> tuple[Resumed | None, str]:
+    def _tried(self, step: int, state: TrainState, sharding: Any, reasons: list[str]) -> tuple[Resumed | None, str]:
         """The checkpoint, or None on every process and why this one cannot read it. Collective."""
         resumed, why = None, f"another process cannot read the checkpoint {self.folder / str(step)}"
         try:
-            resumed = self._restore(step, state, carry, sharding, tuple(reasons))
+            resumed = self._restore(step, state, sharding, tuple(reasons))
         except DamagedCheckpointError as error:
             why = str(error)
         return (None, why) if any_process(resumed is None) else (resumed, "")
 
-    def _restore(self, step: int, state: TrainState, carry: Any, sharding: Any, damaged: tuple[str, ...]) -> Resumed:
-        expected = items_of(state, carry)
-        arrays, notes = self._read(step, expected, sharding)
+    def _restore(self, step: int, state: TrainState, sharding: Any, damaged: tuple[str, ...]) -> Resumed:
+        arrays, notes = self._read(step, items_of(state, ()), sharding)
+        carry = arrays.pop("carry")
         values = {name: value for item in arrays.values() for name, value in item.items()}
         if "best" in notes:
             self.best = Best(**notes["best"])
-        return Resumed(step, like_tree(state, values, STATE), like_tree(carry, values, CARRY), notes, damaged)
+        return Resumed(step, like_tree(state, values, STATE), carry, notes, damaged, self.folder / str(step))
 
     def restore_state(self, step: int, state: TrainState) -> TrainState:
         """The state without the carry."""
@@ -247,12 +244,8 @@ class Checkpoints:
         except Exception as error:  # whatever Orbax and JSON raise for files that are not theirs
             raise unreadable(self.folder / str(step), error) from error
         for item, arrays in expected.items():
-            problem = difference(like[item], stored(arrays))
-            if problem:
-                raise UserError(
-                    f"the checkpoint {self.folder / str(step)} is of another model ({problem}); "
-                    "use the configuration it was made with, or another --run-dir"
-                )
+            if item != "carry":  # `Resumed.carry_like` checks it
+                check_same(like[item], arrays, self.folder / str(step))
         arrays = self._arrays(step, like, notes)
         return {item: dict(expected[item]) | values for item, values in arrays.items()}, notes
 

@@ -57,11 +57,18 @@ class Resumed:
 
     step: int
     state: TrainState
-    carry: Any
-    """By rows of the global batch."""
+    carry: dict[str, Any]
+    """Its arrays by name, by rows of the global batch."""
     notes: dict[str, Any]
     damaged: tuple[str, ...]
     """Why newer checkpoints are not used."""
+    path: Path
+
+    def carry_like(self, rows: Any) -> Any:
+        """The carry in the structure of `rows`. Raises `UserError` if it has other arrays."""
+        expected = by_name(rows, CARRY)
+        check_same(self.carry, expected, self.path)
+        return like_tree(rows, expected | self.carry, CARRY)
 
 
 def items_of(state: TrainState, carry: Any) -> dict[str, dict[str, Any]]:
@@ -105,6 +112,16 @@ def difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
     return ""
+
+
+def check_same(saved: Mapping[str, Any], expected: Mapping[str, Any], path: Path) -> None:
+    """Raises `UserError` if the arrays of a checkpoint are not those of the model."""
+    problem = difference(saved, stored(expected))
+    if problem:
+        raise UserError(
+            f"the checkpoint {path} is of another model ({problem}); use the configuration it was made with, or "
+            "another --run-dir"
+        )
 
 
 def checksum_of_json(value: Mapping[str, Any]) -> int:

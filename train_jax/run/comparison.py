@@ -18,7 +18,7 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module, build_objective
 from train_jax.runtime.backend import host_device
-from train_jax.tasks.task import Task
+from train_jax.task import Task
 
 ROWS = 2
 """Examples of the comparison with PyTorch."""

@@ -19,7 +19,7 @@ from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cores import cores
-from train_jax.tasks.task import TaskConfig, task_class, task_config_class
+from train_jax.task import TaskConfig, task_class, task_config_class
 
 Steps = Annotated[int, Range(0, 10**12)]
 EverySteps = Annotated[int, Range(1, 10**12)]

@@ -20,7 +20,7 @@ from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.lease import check_writer
 from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.storage import is_remote
-from train_jax.runtime.timeline import Timeline
+from train_jax.runtime.clock import Clock
 
 HEARTBEAT_SECONDS = 1.0
 REMOTE_HEARTBEAT_SECONDS = 20.0
@@ -30,8 +30,8 @@ REMOTE_HEARTBEAT_SECONDS = 20.0
 class Events:
     """The events of one session; a process that does not write the run's files gives no folder."""
 
-    def __init__(self, folder: RunFolder | None, timeline: Timeline, *, total_steps: int):
-        self.timeline = timeline
+    def __init__(self, folder: RunFolder | None, clock: Clock, *, total_steps: int):
+        self.clock = clock
         self._folder, self._ended = folder, threading.Event()
         self._lock = threading.RLock()  # SIGTERM may end the run in another thread
         if folder is None:
@@ -39,13 +39,13 @@ class Events:
         self._file = LineFile(continued_file(folder.events))
         last = _finish_killed(folder, self._file)
         self.session = last + 1
-        self._write("start", time=timeline.since, pid=os.getpid(), total_steps=total_steps)
+        self._write("start", time=clock.since, pid=os.getpid(), total_steps=total_steps)
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def continues(self, step: int) -> None:
         """The session continues from this step: later ones that were computed before are computed again."""
-        self.timeline.dispatched(step)
+        self.clock.dispatched(step)
         self._spent("continue")
 
     def progress(self) -> None:
@@ -62,8 +62,8 @@ class Events:
         with self._lock:
             if self._folder is None or self._ended.is_set():
                 return
-            time, _, seconds = self.timeline.spent(take=True)
-            self._write(event, time=time, step=self.timeline.step, seconds=seconds, **more)
+            time, _, seconds = self.clock.spent(take=True)
+            self._write(event, time=time, step=self.clock.step, seconds=seconds, **more)
 
     def _write(self, event: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk must not stop a run because of what only describes it
@@ -82,10 +82,10 @@ class Events:
                 return
 
     def _beat_now(self) -> dict[str, Any]:
-        line = self.timeline
-        time, kind, seconds = line.spent()
+        clock = self.clock
+        time, kind, seconds = clock.spent()
         return {
-            "session": self.session, "time": time, "kind": kind, "step": line.step, "step_time": line.step_time,
+            "session": self.session, "time": time, "kind": kind, "step": clock.step, "step_time": clock.step_time,
             "seconds": seconds,
         }  # fmt: skip
 

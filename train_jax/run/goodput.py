@@ -10,11 +10,11 @@ from typing import Any
 
 from train_jax.run.events import read_events
 from train_jax.run.folder import RunFolder
-from train_jax.runtime.timeline import KINDS
+from train_jax.runtime.clock import KINDS
 
 LOST, DOWN = "lost steps", "down"
 PARTS = (*KINDS, LOST, DOWN)
-"""`KINDS` of `train_jax.runtime.timeline`; `LOST`: steps that a later session computed again, with their waits for
+"""`KINDS` of `train_jax.runtime.clock`; `LOST`: steps that a later session computed again, with their waits for
 data; `DOWN`: between sessions, with those that ended before they opened the run's folder."""
 
 

@@ -14,7 +14,7 @@ from train_jax.core.objective import Objective, sparse_tables
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.kernels import kernels
-from train_jax.tasks.task import Task
+from train_jax.task import Task
 
 BLOCKS = r".*\.(layers|h)\.\d+"
 """The layers of the built-in models, by qualified name."""
@@ -27,14 +27,14 @@ def sized(arch: Any, task: Task, local_batch_size: int) -> Any:
     return dataclasses.replace(arch, **{name: size for name, size in sizes.items() if name in names})
 
 
-def build_module(config: RunConfig, task: Task, local_batch_size: int, *, stage: Any = None) -> torch.nn.Module:
-    """Builds the PyTorch module with its loss head, at a stage of the task's schedule; None for `config.arch`.
+def build_module(config: RunConfig, task: Task, local_batch_size: int, *, variant: Any = None) -> torch.nn.Module:
+    """Builds the PyTorch module with its loss head, at a variant of the task's schedule; None for `config.arch`.
 
     The weights depend only on the seed, not on the state of the global random generator. Raises `UserError` if the
     sizes are inconsistent, or if an outside model cannot be imported.
     """
     try:
-        arch = sized(config.arch if stage is None else task.arch_at(stage), task, local_batch_size)
+        arch = sized(config.arch if variant is None else task.arch_of(variant), task, local_batch_size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             return task.wrap(registry.build_model(config.model, arch), arch)
@@ -43,14 +43,14 @@ def build_module(config: RunConfig, task: Task, local_batch_size: int, *, stage:
 
 
 def build_objective(
-    config: RunConfig, task: Task, local_batch_size: int, *, stage: Any = None, platform: str = ""
+    config: RunConfig, task: Task, local_batch_size: int, *, variant: Any = None, platform: str = ""
 ) -> Objective:
     """Builds and exports the module for devices of a platform; "" for any, without kernels of a platform.
 
     Raises `UserError` if `compute.remat` matches no submodule.
     """
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
-    module = build_module(config, task, local_batch_size, stage=stage)
+    module = build_module(config, task, local_batch_size, variant=variant)
     try:
         fn = bridge.export(module, recompute=recompute, name_scopes=True, **kernels(config.compute, platform))
     except (bridge.BridgeError, re.error) as error:

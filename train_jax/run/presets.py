@@ -3,7 +3,14 @@
 from train_jax.errors import UserError
 from train_jax.plugins import load_plugin
 from train_jax.run.config import RunConfig
-from train_jax.tasks.task import PRESETS
+
+PRESETS = (
+    "train_jax.tasks.puzzles.presets:PRESETS",
+    "train_jax.tasks.language.presets:PRESETS",
+    "train_jax.tasks.language.published_presets:PRESETS",
+)
+"""The presets of each task, as `package.module:NAME`: a dict of `RunConfig` by name. Imported in this order, until one
+has the name that is asked for."""
 
 
 def all_presets() -> dict[str, RunConfig]:
@@ -16,7 +23,8 @@ def all_presets() -> dict[str, RunConfig]:
 
 def preset(name: str) -> RunConfig:
     """Returns a preset. Raises `UserError` for an unknown name."""
-    presets = all_presets()
-    if name not in presets:
-        raise UserError(f"unknown preset {name!r}; use one of {', '.join(presets)}")
-    return presets[name]
+    for table in PRESETS:
+        presets = load_plugin(table, "presets")
+        if name in presets:
+            return presets[name]
+    raise UserError(f"unknown preset {name!r}; use one of {', '.join(all_presets())}")

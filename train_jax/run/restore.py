@@ -29,7 +29,7 @@ from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder, complete_steps, read_run
 from train_jax.run.model import build_objective
 from train_jax.run.storage import path_of
-from train_jax.tasks.task import Task, task_class
+from train_jax.task import Task, task_class
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
 from train_jax.run.events import read_events, read_heartbeat
@@ -16,7 +16,10 @@ from train_jax.run.folder import RunFolder, complete_steps, find_run
 from train_jax.run.goodput import Goodput, goodput_of
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
-from train_jax.tasks.results import RESULTS, Metric, metric_of
+from train_jax.task import COMMANDS, commands_of
+
+if TYPE_CHECKING:
+    from train_jax.tasks.commands import Metric
 
 SILENT_SECONDS = 60.0
 """A run whose heartbeat is older is not running."""
@@ -52,7 +55,7 @@ class RunStatus:
     """Steps that were left out because their loss or gradients were not finite."""
     goodput: dict[str, Any] | None
     """`share`, `wall_seconds`, `seconds` by part, `sessions`, `lost_steps`."""
-    metric: Metric | None = RESULTS["puzzles"].metric
+    metric: Metric | None = None
     """What `figure` is; None for a task of the user."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,7 +88,8 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     """Reads one run. Raises `UserError` for a folder whose config.json is damaged. `now`: seconds of the epoch."""
     now = time.time() if now is None else now
     config, events, records = _config(folder), read_events(folder), read_metrics(folder)
-    beat, metric = read_heartbeat(folder), metric_of(config["task"])
+    beat, task = read_heartbeat(folder), config["task"]
+    metric = commands_of(task).metric if task in COMMANDS else None  # code of the user is not imported
     step = max([record["step"] for record in records] + [event.get("step", 0) for event in events[-1:]], default=0)
     steps = next(
         (event["total_steps"] for event in reversed(events) if "total_steps" in event), config["steps"] or None

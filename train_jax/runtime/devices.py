@@ -136,7 +136,7 @@ class Devices:
         given = None if self._runner == "pmap" else sharding  # `pmap` takes arrays from anywhere
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=given), tree)
 
-    def limit_dispatch(self, pending: list[Any]) -> None:
+    def limit_dispatch(self, pending: Sequence[Any]) -> None:
         """Blocks until only a few of the steps with these results, oldest first, are still running.
 
         More asynchronous steps gain nothing. Virtual devices share one thread pool: a second step could take the

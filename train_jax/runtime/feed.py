@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
-from train_jax.tasks.task import Task
+from train_jax.task import Task
 
 if TYPE_CHECKING:
     from train_jax.core.state import TrainState
@@ -41,7 +40,7 @@ class Batches:
 class Feed:
     """Computes `make(0)`, `make(1)`, … in a thread; `next` raises the error if `make` failed.
 
-    It must be closed, or used as a context manager, because the thread keeps batches in memory.
+    It must be closed, because the thread keeps batches in memory.
     """
 
     def __init__(self, make: Callable[[int], Any], count: int, ahead: int = 2):
@@ -49,7 +48,7 @@ class Feed:
         self._make, self._count = make, count
         self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
-        self._wait_seconds = 0.0
+        self._peeked: list[Any] = []
         self._thread = threading.Thread(target=self._work, name="feed", daemon=True)
         self._thread.start()
 
@@ -73,48 +72,39 @@ class Feed:
 
     def next(self, state: TrainState | None = None) -> Any:
         """Returns the next batch; blocks until it is ready."""
-        start = time.perf_counter()
+        if self._peeked:
+            return self._peeked.pop()
         batch, error = self._ready.get()
-        self._wait_seconds += time.perf_counter() - start
         if error is not None:
             raise error
         return batch
 
-    def wait_seconds(self) -> float:
-        """Returns the seconds that `next` blocked since the last call of this method."""
-        seconds, self._wait_seconds = self._wait_seconds, 0.0
-        return seconds
+    def peek(self, state: TrainState | None = None) -> Any:
+        """Returns the batch that `next` will return."""
+        self._peeked.append(self.next(state))
+        return self._peeked[0]
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
-
-    def __enter__(self) -> Feed:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 class OnDemand:
     """The interface of `Feed` without prefetching, for batches that depend on the current state."""
 
     def __init__(self, make: Callable[[int, TrainState], Any]):
-        self._make, self._number, self._wait_seconds = make, 0, 0.0
+        self._make, self._number = make, 0
+        self._peeked: list[Any] = []
 
     def next(self, state: TrainState) -> Any:
-        start = time.perf_counter()
+        if self._peeked:
+            return self._peeked.pop()
         batch, self._number = self._make(self._number, state), self._number + 1
-        self._wait_seconds += time.perf_counter() - start
         return batch
 
-    def wait_seconds(self) -> float:
-        seconds, self._wait_seconds = self._wait_seconds, 0.0
-        return seconds
+    def peek(self, state: TrainState) -> Any:
+        """Returns the batch that `next` will return for the same state."""
+        self._peeked.append(self.next(state))
+        return self._peeked[0]
 
     def close(self) -> None: ...
-
-    def __enter__(self) -> OnDemand:
-        return self
-
-    def __exit__(self, *_exception: object) -> None: ...

@@ -1,4 +1,4 @@
-"""The compiled train steps of a run, one for each stage; the next one is compiled in the background."""
+"""The compiled train steps of a run, one for each variant; the next one is compiled in the background."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 
 import jax
 
+from train_jax.runtime.clock import Clock
 from train_jax.runtime.compile_cache import counted_cache_use
 from train_jax.runtime.coordination import wait_for_processes
 from train_jax.runtime.devices import Devices
-from train_jax.runtime.timeline import Timeline
-from train_jax.tasks.task import StageSchedule
+from train_jax.task import VariantSchedule
 
 
 class Programs:
-    """Train steps by stage and number of steps in a dispatch, compiled ahead of time."""
+    """Train steps by variant and number of steps in a dispatch, compiled ahead of time."""
 
     def __init__(
         self,
         devices: Devices,
         step_at: Callable[[Any], Any],
-        stages: StageSchedule,
-        timeline: Timeline | None = None,
+        variants: VariantSchedule,
+        clock: Clock | None = None,
         saved_at: Callable[[Any, int], Path | None] = lambda _stage, _steps: None,
     ):
-        """`step_at(stage)` returns the parallel train step of a stage, not yet compiled. `timeline` notes waits.
+        """`step_at(variant)` returns the parallel train step of a variant, not yet compiled. `clock` notes waits.
 
-        `saved_at(stage, steps)` names the file with the program of a stage and a dispatch; None to compile it.
+        `saved_at(variant, steps)` names the file with the program of a variant and a dispatch; None to compile it.
         """
         self._saved_at = saved_at
-        self._timeline = timeline or Timeline()
+        self._clock = clock or Clock()
         self._news: list[str] = []
-        self._devices, self._step_at, self.stages = devices, step_at, stages
+        self._devices, self._step_at, self.variants = devices, step_at, variants
         self._compiled: dict[tuple[Any, int], Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._called: frozenset[Any] = frozenset()
@@ -47,18 +47,18 @@ class Programs:
     def get(self, step: int, steps: int, args: tuple) -> Callable[..., Any]:
         """The program for the `steps` steps that follow the first `step` ones, compiled for arguments like `args`.
 
-        Blocks until it is compiled, and starts to compile that of the next stage.
+        Blocks until it is compiled, and starts to compile that of the next variant.
         """
-        stage = self.stages.at(step)
-        if (stage, steps) not in self._compiled:
-            self._start(stage, steps, args)
-        with self._timeline.doing("compile"):
-            compiled = self._compiled[stage, steps].result()
-            if (stage, steps) not in self._ready:
+        variant = self.variants.at(step)
+        if (variant, steps) not in self._compiled:
+            self._start(variant, steps, args)
+        with self._clock.doing("compile"):
+            compiled = self._compiled[variant, steps].result()
+            if (variant, steps) not in self._ready:
                 # No process begins the step, which takes the memory of the state, while another one could not follow.
                 wait_for_processes("compiled")
-                self._ready.add((stage, steps))
-        following = self.stages.after(step)
+                self._ready.add((variant, steps))
+        following = self.variants.after(step)
         known = (following, steps) in self._compiled or self._devices.compiles_for_arrays
         if following is not None and not known:
             self._start(following, steps, args)
@@ -87,14 +87,14 @@ class Programs:
     def _latest(self) -> Any:
         return next((future.result() for future in reversed(self._compiled.values()) if future.done()), None)
 
-    def _start(self, stage: Any, steps: int, args: tuple) -> None:
+    def _start(self, variant: Any, steps: int, args: tuple) -> None:
         shapes = args if self._devices.compiles_for_arrays else jax.tree.map(_shape, args)
 
         def compiled() -> Any:
-            saved = self._saved_at(stage, steps)
-            return self._compiling(lambda: self._devices.compile(self._step_at(stage), shapes, saved), saved)
+            saved = self._saved_at(variant, steps)
+            return self._compiling(lambda: self._devices.compile(self._step_at(variant), shapes, saved), saved)
 
-        self._compiled[stage, steps] = self._pool.submit(compiled)
+        self._compiled[variant, steps] = self._pool.submit(compiled)
 
     def _compiling(self, make: Callable[[], Any], saved: Path | None) -> Any:
         start = time.perf_counter()

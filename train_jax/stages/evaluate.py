@@ -12,9 +12,10 @@ from train_jax.run.choice import NEWEST
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
+from train_jax.task import commands_of
+from train_jax.tasks.commands import Console
 from train_jax.tasks.language.evaluate_options import LanguageEvaluateOptions
 from train_jax.tasks.puzzles.evaluate_options import PuzzleEvaluateOptions
-from train_jax.tasks.results import Console, load, results_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ def main(config: Evaluate) -> None:
     with join_processes(config.platform):
         devices = Devices()
         run = restore(config.run_dir, step=config.step)
-        load(results_of(run.config.task).evaluate)(config, run, devices, Console(print, progress))
+        commands_of(run.config.task).evaluate(config, run, devices, Console(print, progress))
 
 
 def cli(argv: list[str]) -> None:

@@ -17,7 +17,8 @@ from train_jax.run.restore import restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.tasks.results import load, results_of
+from train_jax.task import commands_of
+from train_jax.tasks.commands import Console
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Export:
 def main(config: Export) -> None:
     use_on_one_host(config.platform)
     run = restore(config.run_dir, step=config.step, average=_steps(config.average), average_last=config.average_last)
-    results = results_of(run.config.task)
-    if config.check and not results.check_export:
+    commands = commands_of(run.config.task)
+    if config.check and not commands.checks_exports:
         raise UserError(f"runs of task {run.config.task} have no check in PyTorch; use --no-check")
     output = path_of(config.output) if config.output else run.folder.weights
     if not config.output:
@@ -61,7 +62,7 @@ def main(config: Export) -> None:
         return
     # In float32 on both sides: the check is about the weights, and two frameworks round bfloat16 differently.
     with local_copy(output) as weights:
-        check = load(results.check_export)(run.in_float32(), weights, progress)
+        check = commands.check_export(run.in_float32(), weights, Console(print, progress))
     write_text(run.folder.export_check, json.dumps(dataclasses.asdict(check), indent=1))
     print(f"{check}{check.details}")
     if not check.agrees:

@@ -14,7 +14,7 @@ from train_jax.run.files import write_text
 from train_jax.run.storage import is_folder
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.tasks.results import load, results_of
+from train_jax.task import commands_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +38,11 @@ def main(config: Report) -> None:
     if config.picture is not None and not is_folder(config.picture.parent):
         raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
     files = read_run_files(config.run_dir, config.step)
-    results = results_of(files.config.task)
-    if config.picture is not None and not results.picture:
+    commands = commands_of(files.config.task)
+    if config.picture is not None and not commands.draws_pictures:
         raise UserError(f"--picture {config.picture} is not for runs of task {files.config.task}; omit it")
-    drawing = None if config.picture is None else load(results.picture)(files)
-    write_text(files.folder.report, load(results.page)(files))
+    drawing = None if config.picture is None else commands.picture(files)
+    write_text(files.folder.report, commands.page(files))
     print(f"report: {files.folder.report}")
     if config.picture is not None and drawing is not None:
         write_text(config.picture, drawing)

@@ -12,7 +12,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.folder import RunFolder, find_run
 from train_jax.run.tracking import duration, read_metrics
-from train_jax.tasks.results import load, results_of
+from train_jax.task import commands_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +32,11 @@ def main(config: Summary) -> None:
         print(f"{config.run_dir} is not finished ({reached}); continue it with `trm train`")
         return
     figures = json.loads(folder.finished.read_text())
-    results = results_of(task)
-    print(load(results.summary)(figures, folder, weights))
+    commands = commands_of(task)
+    print(commands.summary(figures, folder, weights))
     print(f"training time {duration(figures['train_seconds'])} for {figures['train_steps']:.0f} steps")
-    if results.export_check and folder.export_check.exists():
-        print(load(results.export_check)(**json.loads(folder.export_check.read_text())))
+    if folder.export_check.exists():
+        print(commands.export_check(json.loads(folder.export_check.read_text())))
     for path, what in ((folder.weights, "weights under PyTorch names"), (folder.report, "report")):
         if path.exists():
             print(f"{what}: {relative(path)}")

@@ -11,12 +11,12 @@ from train_jax.run.presets import all_presets
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration
 from train_jax.run_arguments import option_value, parse_run
+from train_jax.runtime.clock import process_start
 from train_jax.runtime.compile_cache import use_compile_cache
 from train_jax.runtime.coordination import place
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
-from train_jax.runtime.timeline import process_start
-from train_jax.tasks.task import task_class
+from train_jax.task import task_class
 
 
 def main(config: RunConfig, *, verify: bool = True) -> None:

@@ -15,11 +15,11 @@ from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.processes import is_main_process
+from train_jax.tasks.commands import Console
 
 if TYPE_CHECKING:
     from train_jax.run.restore import Restored
     from train_jax.runtime.devices import Devices
-    from train_jax.tasks.results import Console
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from train_jax.runtime.coordination import exchange, place
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.peers import exit_now
 from train_jax.start import Training, start
-from train_jax.tasks.task import Task, task_class
+from train_jax.task import Task, task_class
 
 EQUAL = ("code", "versions", "configuration", "data")
 """Processes that differ in these would run different programs, and wait for each other for ever."""

@@ -14,7 +14,7 @@ from train_jax.run.comparison import TOLERANCE, compared
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
 from train_jax.start import Training, assemble
-from train_jax.tasks.task import Task
+from train_jax.task import Task
 
 MEMORY_WARN = 0.9
 _MEMINFO = Path("/proc/meminfo")

@@ -16,7 +16,7 @@ from train_jax.run.config import RunConfig, to_json
 from train_jax.run.machine import versions_of_packages
 from train_jax.run.resume import differences_of_fields
 from train_jax.runtime.coordination import exchange
-from train_jax.tasks.task import Task
+from train_jax.task import Task
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 2.0, 30.0

@@ -7,7 +7,7 @@ from typing import Literal
 
 from models_torch.ranges import check_ranges
 from train_jax.errors import UserError
-from train_jax.tasks.task import TaskConfig
+from train_jax.task import TaskConfig
 
 Packing = Literal["stream", "shuffled", "bestfit"]
 

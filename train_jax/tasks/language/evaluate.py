@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax
 
 from train_jax.errors import UserError
@@ -11,6 +9,7 @@ from train_jax.report.figures import printable
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
+from train_jax.tasks.commands import Console
 from train_jax.tasks.evaluate import lines_of, refuse_other_options, with_chosen_weights
 from train_jax.tasks.language.core_items import read_bundle
 from train_jax.tasks.language.core_scores import save_scores, score
@@ -19,9 +18,6 @@ from train_jax.tasks.language.sample_file import Sample, write_samples
 from train_jax.tasks.language.samples import sample_texts
 from train_jax.tasks.language.task import LanguageTask, language_task
 from train_jax.tasks.language.text_set import TextSet
-
-if TYPE_CHECKING:
-    from train_jax.tasks.results import Console
 
 
 def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from train_jax import task
 from train_jax.core.objective import Batch, Objective
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
@@ -17,8 +18,8 @@ from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.tasks.language.batches import count_rows, eval_batches
+from train_jax.tasks.language.commands import perplexity_of
 from train_jax.tasks.language.loss import token_sums
-from train_jax.tasks.language.summary import perplexity
 from train_jax.tasks.language.text_set import TokenStream
 
 
@@ -31,7 +32,7 @@ def figures_of(sums: Mapping[str, Any]) -> dict[str, float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class Evaluation(task.Evaluation):
     """The result of an evaluation, equal on every process."""
 
     metrics: dict[str, float]
@@ -54,7 +55,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """Of a token: the exponential of the mean loss."""
-        return perplexity(self.metrics["loss"])
+        return perplexity_of(self.metrics["loss"])
 
     def save(self, folder: RunFolder, split: str) -> None:
         content = self.metrics | ({"compressed": dict(self.compressed)} if self.compressed else {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +15,15 @@ from models_torch.gpt import IGNORED_TARGET
 from train_jax.core.state import Arrays
 from train_jax.run.model import build_module
 from train_jax.run.restore import Restored
-from train_jax.tasks.language.agreement import ExportCheck
+from train_jax.tasks.commands import Console
 from train_jax.tasks.language.batches import Batch, eval_batches
+from train_jax.tasks.language.commands import ExportCheck
 from train_jax.tasks.language.task import language_task
-
-if TYPE_CHECKING:
-    from train_jax.tasks.results import Progress
 
 _TOKENS, _BATCH_TOKENS = 2**14, 2**12
 
 
-def check_export(run: Restored, weights: Path, progress: Progress) -> ExportCheck:
+def check_export(run: Restored, weights: Path, console: Console) -> ExportCheck:
     """Loads `weights` with `strict=True` into the PyTorch module and runs it eagerly; the run computes in float32."""
     task, seq_len = language_task(run), run.config.arch.seq_len
     rows, limit = max(1, _BATCH_TOKENS // seq_len), max(1, _TOKENS // seq_len)
@@ -41,7 +39,7 @@ def check_export(run: Restored, weights: Path, progress: Progress) -> ExportChec
         return call(batch["inputs"], batch["targets"], loss_reduction="none")[0]
 
     ours, theirs = [], []
-    with progress("losses in JAX and PyTorch") as advance:
+    with console.progress("losses in JAX and PyTorch") as advance:
         for number, batch in enumerate(batches, start=1):
             counts = batch["targets"].reshape(-1) != IGNORED_TARGET
             ours.append(np.asarray(in_jax(*state, batch))[counts])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import optax
 
 from models_torch import outside, registry
 from models_torch.outside_language import OutsideLanguageConfig
@@ -16,32 +15,29 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
+from train_jax.task import Task
 from train_jax.tasks.language.batches import ShuffledRows, stream_batch, tokens_per_step
 from train_jax.tasks.language.best_fit import BestFit
 from train_jax.tasks.language.config import LanguageConfig
 from train_jax.tasks.language.evaluation import Evaluator, figures_of
 from train_jax.tasks.language.loss import token_sums
 from train_jax.tasks.language.text_set import TextSet, TokenStream
-from train_jax.tasks.task import ConstantStage, StageSchedule
 
 if TYPE_CHECKING:
-    import torch
-
     from train_jax.run.restore import Restored
 
 
-class LanguageTask:
+class LanguageTask(Task):
     """Documents for models that predict the next token and compute their loss themselves."""
 
     config_class = LanguageConfig
     outside_model_config_class = OutsideLanguageConfig
-    needs_state = False
-    console: Mapping[str, str] = {"loss": "loss {:.4f}", "bits_per_byte": "bits/byte {:.4f}"}
-    evaluated: Sequence[str] = ("bits_per_byte", "loss")
+    console: ClassVar = {"loss": "loss {:.4f}", "bits_per_byte": "bits/byte {:.4f}"}
+    evaluated = ("bits_per_byte", "loss")
 
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         """If `facts` are given (from a run folder), the data set is opened only when it is needed."""
-        self._config = config
+        super().__init__(config, facts)
         self._task_config: LanguageConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
         self._vocab_size: int = self.data.vocab_size if facts is None else int(facts["vocab_size"])
 
@@ -49,7 +45,7 @@ class LanguageTask:
 
     @cached_property
     def data(self) -> TextSet:
-        return TextSet(self._config.data_dir, getattr(self._config.arch, "vocab_size", 0))
+        return TextSet(self.config.data_dir, getattr(self.config.arch, "vocab_size", 0))
 
     @cached_property
     def train_stream(self) -> TokenStream:
@@ -62,11 +58,11 @@ class LanguageTask:
     @cached_property
     def packed(self) -> BestFit | ShuffledRows | None:
         """The rows of the train split, unless they follow each other in the stream."""
-        seq_len = self._config.arch.seq_len
+        seq_len = self.config.arch.seq_len
         if self._task_config.packing == "bestfit":
             return BestFit(self.train_stream, self.data.tokenizer().bos, seq_len)
         if self._task_config.packing == "shuffled":
-            return ShuffledRows(self.train_stream, seq_len, self._config.seed)
+            return ShuffledRows(self.train_stream, seq_len, self.config.seed)
         return None
 
     @cached_property
@@ -75,15 +71,11 @@ class LanguageTask:
 
     @property
     def data_dir(self) -> str:
-        return self._config.data_dir
+        return self.config.data_dir
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """The length of a row is a choice of the run, `arch.seq_len`."""
-        return {"vocab_size": self._vocab_size}
-
-    @property
-    def facts(self) -> dict[str, Any]:
         return {"vocab_size": self._vocab_size}
 
     @property
@@ -95,8 +87,8 @@ class LanguageTask:
         """Rows of a pass over the train split."""
         if self.packed is not None:
             return self.packed.rows_per_epoch
-        rows = self._config.global_batch_size
-        return rows * len(self.train_stream) / tokens_per_step(rows, self._config.arch.seq_len)
+        rows = self.config.global_batch_size
+        return rows * len(self.train_stream) / tokens_per_step(rows, self.config.arch.seq_len)
 
     @property
     def description(self) -> str:
@@ -104,14 +96,14 @@ class LanguageTask:
         return f"{train.tokens:,} tokens of {train.documents:,} documents, {test.documents:,} documents held out"
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
-        rows = self._config.global_batch_size
+        rows = self.config.global_batch_size
         if self.packed is not None:
             return self.packed.batch(step=step, rows=rows, shard=shard)
         return stream_batch(
             self.train_stream,
             step=step,
             rows=rows,
-            seq_len=self._config.arch.seq_len,
+            seq_len=self.config.arch.seq_len,
             shard=shard,
         )
 
@@ -130,13 +122,6 @@ class LanguageTask:
         _ = self.token_bytes
 
     # ---- model and loss
-
-    def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:
-        """Returns the module itself, so that its parameters keep their published names."""
-        return module
-
-    def initial_carry(self, call: Call, batch: Batch) -> Any:
-        return ()
 
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
         losses, buffers = call(batch["inputs"], batch["targets"], loss_reduction="none")
@@ -164,22 +149,11 @@ class LanguageTask:
             data.stream(split),
             self.token_bytes,
             devices,
-            rows=rows or self._config.eval_batch_size,
-            seq_len=self._config.arch.seq_len,
+            rows=rows or self.config.eval_batch_size,
+            seq_len=self.config.arch.seq_len,
             compressed=data.compressed if split == "test" else {},
             progress=progress,
         )
-
-    # ---- schedules
-
-    def stages(self, total_steps: int) -> StageSchedule:
-        return ConstantStage()
-
-    def arch_at(self, stage: Any) -> Any:
-        return self._config.arch
-
-    def overrides(self, module: torch.nn.Module, total_steps: int) -> Mapping[str, optax.Schedule]:
-        return {}
 
 
 def language_task(run: Restored) -> LanguageTask:

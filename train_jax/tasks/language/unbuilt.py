@@ -23,10 +23,10 @@ class UnbuiltText(LanguageTask):
 
     @property
     def examples_per_epoch(self) -> float:
-        return float(self._config.global_batch_size)
+        return float(self.config.global_batch_size)
 
     def batch(self, step: int, shard: tuple[int, int], state: Any = None) -> dict[str, np.ndarray]:
-        tokens = np.zeros((self._config.global_batch_size // shard[1], self._config.arch.seq_len), np.int32)
+        tokens = np.zeros((self.config.global_batch_size // shard[1], self.config.arch.seq_len), np.int32)
         return {"inputs": tokens, "targets": tokens}
 
     def check(self, config: Any, devices: Any) -> None:

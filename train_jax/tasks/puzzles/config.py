@@ -7,7 +7,7 @@ from typing import Annotated
 
 from models_torch.ranges import Range, check_ranges
 from train_jax.errors import UserError
-from train_jax.tasks.task import TaskConfig
+from train_jax.task import TaskConfig
 
 Cycles = Annotated[int, Range(1, 4096)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from train_jax.errors import UserError
 from train_jax.run.files import write_text
@@ -13,6 +12,7 @@ from train_jax.run.restore import Restored
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
+from train_jax.tasks.commands import Console
 from train_jax.tasks.evaluate import lines_of, refuse_other_options, with_chosen_weights
 from train_jax.tasks.puzzles.choosing import interval
 from train_jax.tasks.puzzles.evaluate_options import PuzzleEvaluateOptions
@@ -29,9 +29,6 @@ from train_jax.tasks.puzzles.trajectory_results import results_of, settings
 from train_jax.tasks.puzzles.trajectory_results import save as save_trajectories
 from train_jax.tasks.puzzles.trajectory_results import table as trajectory_table
 from train_jax.tasks.puzzles.voting import score_predictions, write_submission
-
-if TYPE_CHECKING:
-    from train_jax.tasks.results import Console
 
 
 def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from train_jax import task
 from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState
 from train_jax.run.files import whole_file
@@ -32,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class Evaluation(task.Evaluation):
     """The result of an evaluation, equal on every process. Answers are in the order of the data set."""
 
     metrics: dict[str, float]

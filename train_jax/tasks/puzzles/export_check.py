@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,23 +13,21 @@ from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
+from train_jax.tasks.commands import Console
 from train_jax.tasks.puzzles.accuracy import score_answers
-from train_jax.tasks.puzzles.agreement import ExportCheck
+from train_jax.tasks.puzzles.commands import ExportCheck
 from train_jax.tasks.puzzles.evaluation import Evaluation
 from train_jax.tasks.puzzles.mixture import Mixture
 from train_jax.tasks.puzzles.solving import puzzle_task
 from train_jax.tasks.puzzles.task import PuzzleTask
 
-if TYPE_CHECKING:
-    from train_jax.tasks.results import Progress
 
-
-def check_export(run: Restored, weights: Path, progress: Progress) -> ExportCheck:
+def check_export(run: Restored, weights: Path, console: Console) -> ExportCheck:
     """Compares the answers on the whole test set of the run, which computes in float32."""
     task = puzzle_task(run)
-    with progress("answers in JAX") as advance:
+    with console.progress("answers in JAX") as advance:
         ours = task.evaluator(run.objective, Devices(), progress=advance)(run.state)
-    with progress("answers in PyTorch") as advance:
+    with console.progress("answers in PyTorch") as advance:
         return compare(run.config, task, weights, task.test_set, ours, progress=advance)
 
 

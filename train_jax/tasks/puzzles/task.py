@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import optax
@@ -17,6 +17,7 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
+from train_jax.task import OneVariant, Task, VariantSchedule
 from train_jax.tasks.puzzles.config import PuzzleConfig
 from train_jax.tasks.puzzles.eval_step import EvalStep, make_eval_step
 from train_jax.tasks.puzzles.evaluation import Evaluator, Progress, means
@@ -26,25 +27,23 @@ from train_jax.tasks.puzzles.metadata import Metadata, metadata_of
 from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
 from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
 from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluator
-from train_jax.tasks.task import ConstantStage, StageSchedule
 
 if TYPE_CHECKING:
     import torch
 
 
-class PuzzleTask:
+class PuzzleTask(Task):
     """Sudokus, mazes and ARC puzzles for models with adaptive computation time."""
 
     config_class = PuzzleConfig
-    needs_state = False
-    console: Mapping[str, str] = {"lm_loss": "loss {:.4f}", "exact_accuracy": "exact {:.3f}"}
-    evaluated: Sequence[str] = (
+    console: ClassVar = {"lm_loss": "loss {:.4f}", "exact_accuracy": "exact {:.3f}"}
+    evaluated = (
         "exact_accuracy", "accuracy", "lm_loss", "q_halt_accuracy", "q_halt_loss", "q_continue_loss", "steps",
     )  # fmt: skip
 
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         """If `facts` are given (from a run folder), the data sets are opened only when they are needed."""
-        self._config = config
+        super().__init__(config, facts)
         self._task_config: PuzzleConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
         add_kind(self._task_config.kind)
         self.metadata: Metadata = self.train_set.metadata if facts is None else metadata_of(facts)
@@ -55,11 +54,11 @@ class PuzzleTask:
 
     @cached_property
     def train_set(self) -> Mixture:
-        return load_mixture(self._config.data_dir, "train", self._task_config.data_weights)
+        return load_mixture(self.config.data_dir, "train", self._task_config.data_weights)
 
     @cached_property
     def test_set(self) -> Mixture:
-        return load_mixture(self._config.data_dir, "test", self._task_config.data_weights)
+        return load_mixture(self.config.data_dir, "test", self._task_config.data_weights)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -87,9 +86,9 @@ class PuzzleTask:
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
         return self.train_set.train_batch(
-            seed=self._config.seed,
+            seed=self.config.seed,
             step=step,
-            batch_size=self._config.global_batch_size,
+            batch_size=self.config.global_batch_size,
             shard=shard,
             augment=self._task_config.augment,
         )
@@ -106,7 +105,7 @@ class PuzzleTask:
     # ---- model and loss
 
     def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:
-        return registry.with_loss_head(self._config.model, module, arch)
+        return registry.with_loss_head(self.config.model, module, arch)
 
     def initial_carry(self, call: Call, batch: Batch) -> Any:
         carry, _ = call(batch, method="initial_carry")
@@ -144,7 +143,7 @@ class PuzzleTask:
             self.test_set if puzzles is None else puzzles,
             devices,
             max_steps=self.halt_max_steps,
-            batch_size=batch_size or self._config.eval_batch_size,
+            batch_size=batch_size or self.config.eval_batch_size,
             halt_threshold=halt_threshold,
             refill=refill,
             trajectories=trajectories,
@@ -162,36 +161,36 @@ class PuzzleTask:
         progress: Progress = lambda done, total: None,
     ) -> TrajectoryEvaluator:
         """Returns an evaluator with several trajectories, by default with the batch size of the run."""
-        batch_size = batch_size or self._config.eval_batch_size
+        batch_size = batch_size or self.config.eval_batch_size
         return TrajectoryEvaluator(objective, puzzles, devices, options, batch_size=batch_size, progress=progress)
 
     def eval_step(self, objective: Objective) -> tuple[EvalStep, dict[str, np.ndarray]]:
         """Returns the step of evaluations during training, of one device, and a batch of zeros for all of them."""
-        rows = self._config.eval_batch_size
+        rows = self.config.eval_batch_size
         tokens, numbers = np.zeros((rows, self.metadata.seq_len), np.int32), np.zeros(rows, np.int32)
         batch = {"inputs": tokens, "labels": tokens, "puzzle_identifiers": numbers, "is_example": numbers > 0}
         return make_eval_step(objective, self.halt_max_steps, metrics_only=True), batch
 
     # ---- schedules
 
-    def stages(self, total_steps: int) -> StageSchedule:
+    def variants(self, total_steps: int) -> VariantSchedule:
         """Returns the schedule of (H-cycles, L-cycles)."""
         epochs = self._task_config.curriculum_epochs
         if not epochs:
-            return ConstantStage()
-        steps = epochs_to_steps(self.examples_per_epoch, epochs, self._config.global_batch_size)
-        arch: Any = self._config.arch
+            return OneVariant()
+        steps = epochs_to_steps(self.examples_per_epoch, epochs, self.config.global_batch_size)
+        arch: Any = self.config.arch
         return Curriculum(self._task_config.curriculum_start, (arch.H_cycles, arch.L_cycles), steps)
 
-    def arch_at(self, stage: tuple[int, int]) -> Any:
-        H_cycles, L_cycles = stage
-        return dataclasses.replace(self._config.arch, H_cycles=H_cycles, L_cycles=L_cycles)  # pyright: ignore
+    def arch_of(self, variant: tuple[int, int]) -> Any:
+        H_cycles, L_cycles = variant
+        return dataclasses.replace(self.config.arch, H_cycles=H_cycles, L_cycles=L_cycles)  # pyright: ignore
 
     def overrides(self, module: torch.nn.Module, total_steps: int) -> Mapping[str, optax.Schedule]:
         end = self._task_config.halt_exploration_end
         if end is None:
             return {}
-        first = self._config.arch.halt_exploration_prob  # pyright: ignore[reportAttributeAccessIssue]
+        first = self.config.arch.halt_exploration_prob  # pyright: ignore[reportAttributeAccessIssue]
         return {exploration_path(module): optax.linear_schedule(first, end, total_steps)}
 
 

@@ -72,7 +72,7 @@ class UnbuiltPuzzles(PuzzleTask):
         return float(self.metadata.total_groups)
 
     def batch(self, step: int, shard: tuple[int, int], state: Any = None) -> dict[str, np.ndarray]:
-        rows = self._config.global_batch_size // shard[1]
+        rows = self.config.global_batch_size // shard[1]
         tokens = np.zeros((rows, self.metadata.seq_len), np.int32)
         return {"inputs": tokens, "labels": tokens, "puzzle_identifiers": np.zeros(rows, np.int32)}
 

@@ -1,0 +1,222 @@
+"""The contract of a task: base classes with defaults. Core, loop, runtime and run know nothing else of a task.
+
+A task turns data into batches, adds a loss head to a PyTorch module, and evaluates the model. What the commands after
+training do with its runs is in `train_jax/tasks/commands.py`. `docs/architecture.md` shows how to add a task. Importing
+this module imports neither JAX, PyTorch nor NumPy, so that `trm status` stays fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from train_jax.errors import UserError
+from train_jax.plugins import is_plugin, load_plugin
+
+if TYPE_CHECKING:
+    import numpy as np
+    import optax
+    import torch
+
+    from train_jax.core.objective import Batch, Call, LossSums, Objective
+    from train_jax.core.state import TrainState
+    from train_jax.run.config import RunConfig
+    from train_jax.run.folder import RunFolder
+    from train_jax.runtime.devices import Devices
+    from train_jax.tasks.commands import Commands
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    """The configuration fields of a task; a task with such fields defines a subclass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation, the same on every process."""
+
+    metrics: dict[str, float]
+    """Means over the examples, and `count`."""
+
+    @property
+    def summary(self) -> str:
+        """Text for the console, such as `exact accuracy 0.9710 on 1000 held-out puzzles`."""
+        return ", ".join(f"{name} {value:g}" for name, value in self.metrics.items())
+
+    def save(self, folder: RunFolder, split: str) -> None:
+        """Writes the metrics, and the answers if there are any, into the run folder."""
+        from train_jax.run.files import write_text
+
+        write_text(folder.evaluation(split), json.dumps(self.metrics, indent=1))
+
+
+class Evaluator(Protocol):
+    """A compiled evaluation."""
+
+    def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
+        """Evaluates `state.eval_params` on the first `limit` examples; 0 means all. With `metrics_only`, no answers
+        are transferred from the devices."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Periodic:
+    """An evaluation during training; at the end of the run it is computed once more, on all examples."""
+
+    evaluator: Evaluator
+    every: int
+    """Steps from one to the next; 0 for the one at the end alone."""
+    name: str = ""
+    """Metrics are logged as `eval/NAME/metric`; those of the main evaluation, without a name, as `eval/metric`."""
+    limit: int = 0
+    """Examples during training, the first ones; 0 for all."""
+
+
+class VariantSchedule(Protocol):
+    """The variant of the module that each step trains, such as an increasing recursion depth."""
+
+    def at(self, step: int) -> Any:
+        """Returns the variant of the step that follows `step` completed steps; variants are hashable."""
+        ...
+
+    def after(self, step: int) -> Any | None:
+        """Returns the next variant that differs from the one at `step`; None if there is none."""
+        ...
+
+
+class OneVariant:
+    """The schedule of a module that does not change."""
+
+    def at(self, step: int) -> None:
+        return None
+
+    def after(self, step: int) -> None:
+        return None
+
+
+class Task:
+    """Data, loss and evaluations of a run.
+
+    A task defines `sizes`, `fingerprint`, `examples_per_epoch`, `batch`, `loss`, `figures` and `evaluator`, as methods,
+    properties or attributes; the rest has defaults.
+    """
+
+    config_class: ClassVar[type[TaskConfig]] = TaskConfig
+    """The dataclass of the task's fields."""
+    console: ClassVar[Mapping[str, str]] = {"loss": "loss {:.4f}"}
+    """Metrics of the progress line and their formats."""
+    evaluated: ClassVar[Sequence[str]] = ()
+    """Names of the metrics of the evaluations, one of which can choose the best checkpoint; empty if not known."""
+    needs_state: ClassVar[bool] = False
+    """True if batches depend on the current model (rollouts); the feed then does not prefetch."""
+
+    sizes: Mapping[str, int]
+    """Sizes of the data that the model's configuration needs, by field name: `vocab_size`, …"""
+    fingerprint: str
+    """Hash of the data of all splits, equal in processes and runs that use the same data."""
+    examples_per_epoch: float
+
+    def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
+        """Opens the data. If `facts` are given (from a run folder), no data is opened until a batch is requested.
+
+        Raises `UserError` if the configuration cannot be trained.
+        """
+        self.config = config
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Metadata of the data that the model depends on, as JSON values; stored in the run folder."""
+        return dict(self.sizes)
+
+    @property
+    def description(self) -> str:
+        """Text for the console, such as `1,000 puzzles (1,001,000 examples), 1,000 held out`."""
+        return f"{self.examples_per_epoch:,.0f} examples"
+
+    def check(self, config: RunConfig, devices: Devices) -> None:
+        """Raises `UserError` if the configuration cannot be trained; called before the run folder is created."""
+
+    def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
+        """Returns shard `(index, count)` of the global batch at `step`: a pure function of data, seed, step and shard,
+        and of the state if `needs_state`."""
+        raise NotImplementedError
+
+    # The model and its loss
+
+    def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:
+        """Adds the loss head to a model of configuration `arch`."""
+        return module
+
+    def initial_carry(self, call: Call, batch: Batch) -> Any:
+        """Returns the state that the module carries from step to step; `()` for none. Traced."""
+        return ()
+
+    def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
+        """Calls the module once in training mode. Traced."""
+        raise NotImplementedError
+
+    def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
+        """Converts the sums of `LossSums.metrics` over several steps, with `examples` examples in total, to means."""
+        raise NotImplementedError
+
+    # Evaluation
+
+    def evaluator(self, objective: Objective, devices: Devices) -> Evaluator:
+        """Returns the main evaluator, of the test split."""
+        raise NotImplementedError
+
+    def evaluations(self, objective: Objective, devices: Devices) -> Sequence[Periodic]:
+        """Returns the evaluations during training, the main one first."""
+        evaluator = self.evaluator(objective, devices)
+        return [Periodic(evaluator, self.config.eval_every_steps, limit=self.config.eval_examples)]
+
+    # Schedules
+
+    def variants(self, total_steps: int) -> VariantSchedule:
+        """Returns the schedule of the module's variants."""
+        return OneVariant()
+
+    def arch_of(self, variant: Any) -> Any:
+        """Returns the configuration of the architecture of a variant."""
+        return self.config.arch
+
+    def overrides(self, module: torch.nn.Module, total_steps: int) -> Mapping[str, optax.Schedule]:
+        """Returns schedules for numeric attributes of the module, by dotted path; empty for none."""
+        return {}
+
+
+TASKS = {
+    "puzzles": "train_jax.tasks.puzzles.task:PuzzleTask",
+    "language": "train_jax.tasks.language.task:LanguageTask",
+}
+"""`Task` classes by name. A task of your own is given as `package.module:Class`."""
+COMMANDS = {
+    "puzzles": "train_jax.tasks.puzzles.commands:PuzzleCommands",
+    "language": "train_jax.tasks.language.commands:LanguageCommands",
+}
+"""`Commands` classes by the name of the task; in modules of their own, which import no JAX."""
+DEFAULT_COMMANDS = "train_jax.tasks.commands:Commands"
+"""Of a task of your own that has no attribute `commands`."""
+
+
+def task_class(name: str) -> Callable[..., Task]:
+    """Returns the class of a task: a name in `TASKS` or `package.module:Class`. Raises `UserError` if unknown."""
+    if name in TASKS:
+        return load_plugin(TASKS[name], "task")
+    if not is_plugin(name):
+        raise UserError(f"unknown task {name!r}; use one of {', '.join(TASKS)}, or package.module:Class for your own")
+    return load_plugin(name, "task")
+
+
+def task_config_class(name: str) -> type[TaskConfig]:
+    """Returns the dataclass of the task's fields."""
+    return getattr(task_class(name), "config_class", TaskConfig)
+
+
+def commands_of(task: str) -> Commands:
+    """Returns what the commands do for a task. Raises `UserError` for an unknown task."""
+    if task in COMMANDS:
+        return load_plugin(COMMANDS[task], "task")()
+    return getattr(task_class(task), "commands", None) or load_plugin(DEFAULT_COMMANDS, "task")()

@@ -1,0 +1,102 @@
+"""What the commands after training do with the runs of a task: the base class, with defaults.
+
+Importing this module imports neither JAX, PyTorch nor NumPy, so that `trm status` and `trm summary` stay fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from train_jax.run.folder import RunFolder
+    from train_jax.runtime.devices import Devices
+
+Advance = Callable[[int, int], None]
+"""Reports progress: done, total."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Console:
+    """Where a command prints."""
+
+    say: Callable[[str], None]
+    progress: Callable[[str], AbstractContextManager[Advance]]
+    """Shows the progress of work with a name, as `train_jax.report.terminal.progress` does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """The metric of an evaluation that `trm status` shows."""
+
+    name: str
+    """As in the metrics of an evaluation: exact_accuracy."""
+    heading: str
+    """Of a column of a table: exact."""
+    format: str
+    """With `str.format`: {:.2%}."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCheck:
+    """The result of a comparison of the exported weights in PyTorch. `str` is one line about it.
+
+    A task has fields in a subclass.
+    """
+
+    @property
+    def agrees(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def details(self) -> str:
+        """Text after that line on the console, such as `; halting logits differ by at most 1e-6`."""
+        return ""
+
+
+class Commands:
+    """What the commands after training do with the runs of a task. The methods import what they need.
+
+    A task of your own has these defaults, or an attribute `commands` of its class with an object of a subclass.
+    """
+
+    metric: ClassVar[Metric | None] = None
+    checks_exports: ClassVar[bool] = False
+    """True if there is a `check_export`."""
+    draws_pictures: ClassVar[bool] = False
+    """True if there is a `picture`."""
+
+    def evaluate(self, options: Any, run: Any, devices: Devices, console: Console) -> None:
+        """Evaluates a `Restored` run with `EvaluateOptions`, prints and writes the results. Called on every process.
+
+        Raises `UserError` for options that do not fit the task.
+        """
+        from train_jax.tasks.evaluate import evaluate
+
+        evaluate(options, run, devices, console)
+
+    def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
+        """Returns the lines about the figures of a finished run. Imports neither JAX nor PyTorch."""
+        return str(finished.get("summary", "finished"))
+
+    def export_check(self, fields: dict[str, Any]) -> ExportCheck:
+        """Returns the result of `check_export` with these fields, as `trm export` wrote them."""
+        raise NotImplementedError
+
+    def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
+        """Compares exported weights of a `Restored` run in PyTorch with JAX."""
+        raise NotImplementedError
+
+    def page(self, files: Any) -> str:
+        """Returns the HTML report of `RunFiles`."""
+        from train_jax.report.run_page import page
+
+        return page(files)
+
+    def picture(self, files: Any) -> str:
+        """Returns the SVG for a README of `RunFiles`."""
+        raise NotImplementedError

@@ -1,0 +1,88 @@
+"""What `trm evaluate`, `export`, `report`, `summary` and `status` do with runs of language models.
+
+Importing this module imports neither JAX nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from train_jax.errors import UserError
+from train_jax.run.folder import RunFolder
+from train_jax.tasks import commands
+from train_jax.tasks.commands import Commands, Console, Metric
+
+AGREEING_LOSS = 1e-4
+"""Largest difference of the mean losses in nats. Rounding differs by about 1e-6, wrong weights by more than 0.01."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCheck(commands.ExportCheck):
+    """Comparison of the losses of PyTorch, with the exported weights, with those of JAX, on held-out text."""
+
+    tokens: int
+    """Number of targets, the first ones of the test split."""
+    torch_loss: float
+    """Mean loss in nats."""
+    jax_loss: float
+    max_difference: float
+    """Largest |JAX - PyTorch| of the loss of a token."""
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.torch_loss - self.jax_loss) <= AGREEING_LOSS
+
+    @property
+    def details(self) -> str:
+        return f"; the loss of a token differs by at most {self.max_difference:.1e}"
+
+    def __str__(self) -> str:
+        return (
+            f"PyTorch {'agrees' if self.agrees else 'DISAGREES'}: loss {self.torch_loss:.6f} on the first "
+            f"{self.tokens:,} held-out tokens, {self.jax_loss:.6f} in JAX (float32)"
+        )
+
+
+class LanguageCommands(Commands):
+    """The commands after training, for runs of language models."""
+
+    metric = Metric("bits_per_byte", "bits/byte", "{:.4f}")
+    checks_exports = True
+
+    def evaluate(self, options: Any, run: Any, devices: Any, console: Console) -> None:
+        from train_jax.tasks.language.evaluate import evaluate
+
+        evaluate(options, run, devices, console)
+
+    def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
+        perplexity = perplexity_of(finished["loss"])
+        lines = [f"{finished['summary']}, {weights} weights", f"perplexity {perplexity:.2f} of a token"]
+        path = folder.evaluation("core")
+        if path.is_file():
+            try:
+                lines.append(f"CORE {json.loads(path.read_text())['core']:.4f}")
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path} cannot be read ({error!r}); write it again with `trm core`") from error
+        return "\n".join(lines)
+
+    def export_check(self, fields: dict[str, Any]) -> ExportCheck:
+        return ExportCheck(**fields)
+
+    def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
+        from train_jax.tasks.language.export_check import check_export
+
+        return check_export(run, weights, console)
+
+    def page(self, files: Any) -> str:
+        from train_jax.report.language_page import page
+
+        return page(files)
+
+
+def perplexity_of(loss: float) -> float:
+    """Returns the exponential of a mean loss in nats; infinity where it is too large for a float."""
+    return math.exp(loss) if loss < 700 else math.inf

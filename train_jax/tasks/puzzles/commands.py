@@ -1,0 +1,102 @@
+"""What `trm evaluate`, `export`, `report`, `summary` and `status` do with runs of puzzles.
+
+Importing this module imports neither JAX nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from train_jax.run.folder import RunFolder
+from train_jax.tasks import commands
+from train_jax.tasks.commands import Commands, Console, Metric
+
+AGREEING_SHARE = 0.999
+"""Least share of puzzles with equal answers. The logits of two frameworks differ by rounding, which can change the
+argmax of nearly equal logits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCheck(commands.ExportCheck):
+    """Comparison of PyTorch's answers, with the exported weights, with JAX's answers."""
+
+    puzzles: int
+    agree: int
+    """Number of puzzles whose tokens are all equal after the last ACT step."""
+    torch_exact_accuracy: float
+    """Share of the puzzles that PyTorch solves."""
+    max_logit_difference: float
+    """Largest |JAX - PyTorch| of the halting logits after the last ACT step."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.agree >= AGREEING_SHARE * self.puzzles
+
+    @property
+    def details(self) -> str:
+        return f"; halting logits differ by at most {self.max_logit_difference:.1e}"
+
+    def __str__(self) -> str:
+        return (
+            f"PyTorch {'agrees' if self.agrees else 'DISAGREES'}: the same answer on {self.agree} of {self.puzzles} "
+            f"puzzles ({self.agree / self.puzzles:.2%}, float32), exact accuracy in PyTorch "
+            f"{self.torch_exact_accuracy:.4f}"
+        )
+
+
+class PuzzleCommands(Commands):
+    """The commands after training, for runs of puzzles."""
+
+    metric = Metric("exact_accuracy", "exact", "{:.2%}")
+    checks_exports = draws_pictures = True
+
+    def evaluate(self, options: Any, run: Any, devices: Any, console: Console) -> None:
+        from train_jax.tasks.puzzles.evaluate import evaluate
+
+        evaluate(options, run, devices, console)
+
+    def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
+        line = (
+            f"held-out exact accuracy {finished['exact_accuracy']:.4f} with "
+            f"{weights} weights on {finished['count']:.0f} puzzles unseen under symmetry "
+            f"(token accuracy {finished['accuracy']:.4f})"
+        )
+        return f"{line}{_with_trajectories(finished, folder)}"
+
+    def export_check(self, fields: dict[str, Any]) -> ExportCheck:
+        return ExportCheck(**fields)
+
+    def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
+        from train_jax.tasks.puzzles.export_check import check_export
+
+        return check_export(run, weights, console)
+
+    def page(self, files: Any) -> str:
+        from train_jax.report.page import page_of
+
+        return page_of(files)
+
+    def picture(self, files: Any) -> str:
+        from train_jax.report.picture import picture_of
+
+        return picture_of(files)
+
+
+def _with_trajectories(finished: dict[str, Any], folder: RunFolder) -> str:
+    """Returns a line about the last evaluation with trajectories that halt early; "" if there is none of this step."""
+    try:
+        figures = json.loads(folder.halted_early("test").read_text())
+        count, depth, noise = figures["trajectories"], figures["depth"], figures["noise"]
+        of_this_step = figures["step"] == finished["train_steps"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return ""
+    search = f"up to {count} trajectories of {depth}" if count > 1 else f"up to {depth}"
+    noisy = f" with noise {noise:g}" if noise else ""
+    line = (
+        f"\nexact accuracy {figures['exact_accuracy']:.4f} when thinking longer: {figures['steps']:.2f} ACT steps on "
+        f"average, {search}{noisy}, until the halting probability exceeds {figures['threshold']:g}"
+    )
+    return line if of_this_step else ""
