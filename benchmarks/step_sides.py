@@ -144,7 +144,7 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
     from train_jax.runtime.devices import Devices
     from train_jax.runtime.performance import PEAK_BF16_FLOPS
     from train_jax.start import start
-    from train_jax.tasks.puzzles.eval_step import make_eval_step
+    from train_jax.tasks.puzzles.scan import make_eval_step
 
     compute = ComputeConfig(
         mlp=case.mlp if bridged else "plain", cpu_examples=case.cpu_examples, cpu_devices=case.cpu_devices

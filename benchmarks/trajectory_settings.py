@@ -17,8 +17,8 @@ from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.choosing import Chooser
 from train_jax.tasks.puzzles.evaluation import Evaluation
 from train_jax.tasks.puzzles.mixture import load_mixture
+from train_jax.tasks.puzzles.scan import TrajectoryOptions
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
 
 
 @dataclasses.dataclass(frozen=True)

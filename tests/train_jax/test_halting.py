@@ -17,7 +17,6 @@ from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
-from train_jax.tasks.puzzles.eval_step import make_eval_step, make_halting_eval_step
 from train_jax.tasks.puzzles.halting import (
     THRESHOLDS,
     curve_of,
@@ -28,6 +27,8 @@ from train_jax.tasks.puzzles.halting import (
     threshold_logit,
     to_json,
 )
+from train_jax.tasks.puzzles.queues import make_queue_step
+from train_jax.tasks.puzzles.scan import make_eval_step
 
 ALL = list(range(len(HALT)))
 HALTS_AFTER = [4, 1, 2, 4, 3, 1, 4]
@@ -177,7 +178,7 @@ def test_early_answers_are_those_of_the_whole_evaluation_at_the_halting_step(dat
     limit = float(np.median(logits[0]))
     after = [next((s for s in range(2) if logits[s, i] > limit), 2) for i in range(8)]
     assert len(set(after)) > 1
-    metrics, early = devices.parallel_eval_step(make_halting_eval_step(objective, 3, limit))(state, batch)
+    metrics, early = devices.parallel_eval_step(make_queue_step(objective, 3, limit))(state, batch)
     for i, at in enumerate(after):
         assert (early["preds"][0, 0, i] == whole["preds"][at, i]).all()
         assert early["q_halt_logits"][0, 0, i] == pytest.approx(whole["q_halt_logits"][at, i], abs=1e-4)

@@ -13,12 +13,12 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.folder import RunFolder
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles import refilling
+from train_jax.tasks.puzzles import queues
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.choosing import STOPS
 from train_jax.tasks.puzzles.evaluation import Evaluator
-from train_jax.tasks.puzzles.refilling import queues_of, rows_of_queues
-from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
+from train_jax.tasks.puzzles.queues import queues_of, rows_of_queues
+from train_jax.tasks.puzzles.scan import TrajectoryOptions
 
 SAME = ("accuracy", "count", "exact_accuracy", "q_halt_accuracy", "steps")
 MANY = list(np.random.default_rng(0).integers(0, len(HALT), 200))
@@ -68,12 +68,12 @@ def test_rows_are_idle_only_at_the_end(monkeypatch):
     """In queues of 64 and of 8 puzzles: a row is idle for less than the limit at the end of a queue."""
     halted = evaluate(MANY, 8, Devices(1), threshold=0.5)
     for batches in (8, 1):
-        monkeypatch.setattr(refilling, "QUEUE_BATCHES", batches)
+        monkeypatch.setattr(queues, "QUEUE_BATCHES", batches)
         refilled = evaluate_refilled(MANY, 8, Devices(1))
         check_same(refilled, halted)
-        queues = -(-25 // batches)
+        number = -(-25 // batches)
         computed, useful = (refilled.metrics[name] * len(MANY) for name in ("computed_steps", "steps"))
-        assert useful <= computed < useful + queues * 8 * STEPS
+        assert useful <= computed < useful + number * 8 * STEPS
     few = evaluate_refilled(MANY[:20], 8, Devices(1)).metrics
     assert rows_of_queues(8, 20, 1) == 2
     assert few["computed_steps"] * 20 < few["steps"] * 20 + 2 * STEPS

@@ -58,7 +58,7 @@ def test_training_and_every_evaluation_of_puzzles(tmp_path):
         ["solve", run],
     )
     assert not built and trained == ["eval_step", "initial_carry", "with_key"]
-    assert [halted, refilled, tried, solved] == [["eval_step"], ["refill_step"], ["trajectory_step"], ["eval_step"]]
+    assert [halted, refilled, tried, solved] == [["queue_step"], ["queue_step"], ["trajectory_step"], ["eval_step"]]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from train_jax.runtime.devices import Devices
 from train_jax.start import start
 from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.mixture import load_mixture, mixture_of
-from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluator, TrajectoryOptions
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, TrajectoryOptions
 
 ALL = list(range(len(HALT)))
 

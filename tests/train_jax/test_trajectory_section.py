@@ -11,7 +11,7 @@ from train_jax.report.measured import Answers
 from train_jax.run.folder import RunFolder
 from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.maze.generator import generate
-from train_jax.tasks.puzzles.trajectory_results import load
+from train_jax.tasks.puzzles.trajectories import load
 
 COUNT, SIZE = 40, 6
 MAZES = generate(COUNT, SIZE, 6, "corridors", np.random.default_rng(0), lambda *_: None)

@@ -11,7 +11,7 @@ from train_jax.report.measured import Answers, Measured, counted_labels
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import render
 from train_jax.tasks.puzzles.kinds import kind_of
-from train_jax.tasks.puzzles.trajectory_results import Results, settings
+from train_jax.tasks.puzzles.trajectories import Results, settings
 
 GROUPS = 3
 """Number of ranges of difficulty that are drawn."""

@@ -23,11 +23,11 @@ from train_jax.tasks.puzzles.location import dataset_folder
 from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
+from train_jax.tasks.puzzles.scan import TrajectoryOptions
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
-from train_jax.tasks.puzzles.trajectory_results import results_of, settings
-from train_jax.tasks.puzzles.trajectory_results import save as save_trajectories
-from train_jax.tasks.puzzles.trajectory_results import table as trajectory_table
+from train_jax.tasks.puzzles.trajectories import results_of, settings
+from train_jax.tasks.puzzles.trajectories import save as save_trajectories
+from train_jax.tasks.puzzles.trajectories import table as trajectory_table
 from train_jax.tasks.puzzles.voting import score_predictions, write_submission
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,12 +18,12 @@ from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
 from train_jax.tasks.puzzles.batches import Batch
-from train_jax.tasks.puzzles.eval_step import make_eval_step, make_halting_eval_step
 from train_jax.tasks.puzzles.format import PuzzleSet
 from train_jax.tasks.puzzles.halting import HaltingCurve, curve_of, threshold_logit, to_json
+from train_jax.tasks.puzzles.metrics import means
 from train_jax.tasks.puzzles.mixture import Mixture, mixture_of
-from train_jax.tasks.puzzles.refilling import Queues, make_refill_step, queues_of, rows_of_queues
-from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
+from train_jax.tasks.puzzles.queues import Queues, make_queue_step, queues_of, rows_of_queues
+from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_eval_step
 
 KEPT_BYTES = 2**30
 """Up to this size, the answers after every ACT step are kept; beyond it (augmented ARC sets), only the last ones."""
@@ -95,18 +94,15 @@ class Evaluator:
         self._puzzles = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
         self._devices, self._batch_size, self._progress = devices, batch_size, progress
         self._refill, self._trajectories = refill or trajectories is not None, trajectories
+        limit = threshold_logit(1 if halt_threshold is None else halt_threshold)
         if self._refill:
             max_steps, most = (trajectories.depth, trajectories.act_steps) if trajectories else (max_steps, max_steps)
-            limit = threshold_logit(1 if halt_threshold is None else halt_threshold)
             rows = rows_of_queues(devices.local_batch_size(batch_size), self._puzzles.num_examples, devices.count, most)
-            full = metrics_only = make_refill_step(objective, max_steps, limit, rows, trajectories)
-        elif halt_threshold is None:
-            full, metrics_only = (
-                make_eval_step(objective, max_steps),
-                make_eval_step(objective, max_steps, metrics_only=True),
-            )
+            full = metrics_only = make_queue_step(objective, max_steps, limit, rows, trajectories)
+        elif halt_threshold is not None:
+            full = metrics_only = make_queue_step(objective, max_steps, limit)
         else:
-            full = metrics_only = make_halting_eval_step(objective, max_steps, threshold_logit(halt_threshold))
+            full, metrics_only = (make_eval_step(objective, max_steps, metrics_only=only) for only in (False, True))
         self._full, self._metrics_only = (devices.parallel_eval_step(step) for step in (full, metrics_only))
 
     def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
@@ -200,16 +196,6 @@ class _Answers:
             name: np.concatenate(parts, axis=1) if parts else self._empty[name] for name, parts in self._parts.items()
         }
         return joined["preds"], joined["q_halt_logits"], joined["inputs"][0], joined["identifiers"][0]
-
-
-def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
-    """Converts sums to means: losses over all examples of the steps, other metrics over the sequences that halted."""
-    count = max(sums["count"], 1)
-    averaged = {
-        name: (value / examples if examples else math.nan) if name.endswith("loss") else value / count
-        for name, value in sums.items()
-    }
-    return averaged | {"count": sums["count"]}
 
 
 def merge_devices(outputs: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.accuracy import score_answers
+from train_jax.tasks.puzzles.metrics import score_answers
 
 _TAIL = sorted(round(m * 10.0**-k, k + 2) for k in range(2, 6) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
 THRESHOLDS = (0.0, *_TAIL, *(i / 20 for i in range(2, 19)), *(round(1 - p, 7) for p in reversed(_TAIL)), 1.0)

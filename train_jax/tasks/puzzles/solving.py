@@ -12,7 +12,7 @@ from train_jax.run.config import RunConfig
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
-from train_jax.tasks.puzzles.eval_step import make_eval_step
+from train_jax.tasks.puzzles.scan import make_eval_step
 from train_jax.tasks.puzzles.task import PuzzleTask
 
 

@@ -19,14 +19,14 @@ from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.task import OneVariant, Task, VariantSchedule
 from train_jax.tasks.puzzles.config import PuzzleConfig
-from train_jax.tasks.puzzles.eval_step import EvalStep, make_eval_step
-from train_jax.tasks.puzzles.evaluation import Evaluator, Progress, means
+from train_jax.tasks.puzzles.evaluation import Evaluator, Progress
 from train_jax.tasks.puzzles.halting import halting_histogram
 from train_jax.tasks.puzzles.kinds import add_kind
 from train_jax.tasks.puzzles.metadata import Metadata, metadata_of
+from train_jax.tasks.puzzles.metrics import means
 from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
-from train_jax.tasks.puzzles.trajectories import TrajectoryOptions
-from train_jax.tasks.puzzles.trajectory_evaluation import TrajectoryEvaluator
+from train_jax.tasks.puzzles.scan import EvalStep, TrajectoryOptions, make_eval_step
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator
 
 if TYPE_CHECKING:
     import torch

@@ -1,150 +1,316 @@
-"""Several noisy trajectories for one puzzle (traced): ACT steps with random noise on the latents after each of them."""
+"""Evaluates a model with several noisy trajectories for each puzzle: metrics, curves, files, tables."""
 
 import dataclasses
-from typing import Any, NamedTuple
+import json
+from collections.abc import Mapping
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+import numpy as np
+from jaxtyping import Bool, Int
 
-from train_jax.core.metrics import Metrics
-from train_jax.core.objective import Batch, Objective
+from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.accuracy import score_answers
-from train_jax.tasks.puzzles.choosing import Chooser
-from train_jax.tasks.puzzles.eval_step import EvalModel, EvalStep, without_mask
-from train_jax.tasks.puzzles.halting import halting_logits
+from train_jax.run.files import local_copy, whole_file, write_text
+from train_jax.run.folder import RunFolder
+from train_jax.run.untrusted import DamagedError, read_arrays
+from train_jax.runtime.devices import Devices
+from train_jax.runtime.processes import gather, process_shard
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL
+from train_jax.tasks.puzzles.choosing import (
+    CHOOSERS,
+    KEEPS,
+    STOPS,
+    Choice,
+    Facts,
+    Stopped,
+    chosen,
+    interval,
+    milestones,
+    solved_at,
+    stopped_at,
+)
+from train_jax.tasks.puzzles.evaluation import Evaluation, Progress, merge_devices
+from train_jax.tasks.puzzles.halting import threshold_logit
+from train_jax.tasks.puzzles.metrics import answer_sums, means
+from train_jax.tasks.puzzles.mixture import Mixture
+from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_trajectory_step
 
-MARKS = (0x00000000, 0x9E3779B9)
-"""The two hashes of an answer differ by this number."""
+LARGEST_BATCH_BYTES = 2**32
+"""Limit of what is kept of a batch on a host: the facts of every answer and the candidates of every trajectory."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TrajectoryOptions:
-    """Number, length and noise of the trajectories of a puzzle, and how its answer is chosen."""
+class TrajectoryEvaluation:
+    """The result of an evaluation with trajectories, equal on every process."""
 
-    trajectories: int
-    noise: float
-    """Standard deviation of the noise on the latents after each ACT step."""
-    depth: int
-    """ACT steps of each trajectory."""
-    chooser: Chooser = "halting"
-    seed: int = 0
+    options: TrajectoryOptions
+    evaluation: Evaluation
+    """Metrics and answers of the chooser, each trajectory with the answer of its highest halting logit."""
+    trajectories: list[int]
+    """The numbers of trajectories of the curves."""
+    depths: list[int]
+    """The numbers of ACT steps of the curves."""
+    shares: dict[str, np.ndarray]
+    """Exact accuracy by name (see `choosing.solved_at`), number of trajectories and number of ACT steps."""
+    solved: Bool[np.ndarray, "trajectories depths examples"]
+    """The examples that the chooser solves, in the order of the data set."""
+    stops: dict[str, np.ndarray]
+    """The mean `steps` and the share of `exact` answers with early halting, by threshold (`STOPS`), number of
+    trajectories and number of ACT steps."""
 
-    @property
-    def act_steps(self) -> int:
-        """ACT steps per puzzle."""
-        return self.trajectories * self.depth
-
-
-class _Answer(NamedTuple):
-    """The outputs of one ACT step for each row."""
-
-    preds: Int[Array, "batch seq"]
-    q_halt_logits: Float[Array, "batch"]
-    logits: Float[Array, "batch"]
-    """By which training would halt: `halting_logits`."""
+    def exact_accuracy(self, name: str) -> float:
+        """Returns the exact accuracy with all trajectories and ACT steps, by name."""
+        return float(self.shares[name][-1, -1])
 
 
-def make_trajectory_step(objective: Objective, depth: int, noise: float, seed: int) -> EvalStep:
-    """Returns `(state, batch) -> ({}, outputs)`, which runs one trajectory of `depth` ACT steps for every row.
+class TrajectoryEvaluator:
+    """Evaluates a module with several trajectories for each puzzle; compiled at the first call."""
 
-    Normal noise of standard deviation `noise` is added to all latents after each ACT step. Its random numbers are a
-    function of (`seed`, `number`, `trajectory`, ACT step), where `number` and `trajectory` are given in the batch for
-    each row, so they do not depend on the batch and on the devices. `depth` may exceed the halt limit of the model.
+    def __init__(
+        self,
+        objective: Objective,
+        puzzles: Mixture,
+        devices: Devices,
+        options: TrajectoryOptions,
+        *,
+        batch_size: int,
+        progress: Progress = lambda done, total: None,
+    ):
+        """`batch_size` is the number of examples on all devices together; each is computed one trajectory at a time."""
+        devices.local_batch_size(batch_size)
+        _check_memory(options, batch_size, puzzles.metadata.seq_len)
+        self._puzzles, self._devices, self._options = puzzles, devices, options
+        self._batch_size, self._progress = batch_size, progress
+        step = make_trajectory_step(objective, options.depth, options.noise, options.seed)
+        self._step = devices.parallel_eval_step(step)
+        self._trajectories, self._depths = milestones(options.trajectories), milestones(options.depth)
 
-    Outputs belong to this replica. With a leading axis of ACT steps: `logits`, `accuracy` and `exact` of the answer,
-    and `marks`, two hashes of it. With a leading axis of two answers, the one with the highest halting logit so far (of
-    equal ones the first) and the one after the last ACT step: `preds` and `q_halt_logits`.
-    """
+    def __call__(self, state: TrainState, *, limit: int = 0) -> TrajectoryEvaluation:
+        data, shard = self._puzzles, process_shard()
+        state = self._devices.replicate(state)
+        total, done = min(limit or data.num_examples, data.num_examples), 0
+        rows, stops = _Rows(), np.zeros((2, len(STOPS), len(self._trajectories), len(self._depths)), np.int32)
+        batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
+        numbers = data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit)
+        for (batch, valid), number in zip(batches, numbers, strict=True):
+            shares = self._devices.shard(self._devices.split_batch(batch | {"is_example": valid, "number": number}))
+            outputs = []
+            for trajectory in range(self._options.trajectories):
+                which = self._devices.split_batch({"trajectory": np.full(len(number), trajectory, np.int32)})
+                _, output = self._step(state, shares | self._devices.shard(which))
+                outputs.append({name: merge_devices(x) for name, x in self._devices.to_host(output).items()})
+                part = min(self._batch_size, total - done) * (trajectory + 1) // self._options.trajectories
+                self._progress(done + part, total)
+            facts, of_batch = self._of_batch(batch, outputs)
+            rows.add(of_batch, valid)
+            counted = valid & _labelled(batch["labels"])
+            limits = [threshold_logit(stop) for stop in STOPS]
+            stopped = stopped_at(facts, self._trajectories, self._depths, limits)
+            stops += [values[..., counted].sum(axis=-1, dtype=np.int32) for values in stopped]
+            done = min(done + self._batch_size, total)
+        stops = gather({"stops": stops[None]}, axis=0)["stops"].sum(axis=0)
+        return self._result(rows.joined(), dict(zip(Stopped._fields, stops, strict=True)))
 
-    def trajectory_step(state: TrainState, batch: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
-        batch, _ = without_mask(batch)
-        keys = row_keys(seed, batch.pop("number"), batch.pop("trajectory"))
-        model = EvalModel(objective, state)
+    def _of_batch(
+        self, batch: Mapping[str, np.ndarray], outputs: list[dict[str, Any]]
+    ) -> tuple[Facts, dict[str, np.ndarray]]:
+        """Chooses the answers of a batch; every array has one leading axis, then the examples."""
+        stacked = {name: np.stack([output[name] for output in outputs]) for name in outputs[0]}
+        marks = stacked["marks"].astype(np.uint64)
+        marks = marks[..., 0] << np.uint64(32) | marks[..., 1]
+        facts = Facts(stacked["logits"], marks, stacked["exact"], stacked["accuracy"])
+        rows = np.arange(len(batch["inputs"]))
+        choice = chosen(facts, self._options.chooser, "best")
+        solved = solved_at(facts, self._trajectories, self._depths)
+        return facts, {
+            "preds": _of_choice(stacked["preds"], choice, rows)[None],
+            "q_halt_logits": _of_choice(stacked["q_halt_logits"], choice, rows)[None],
+            "inputs": batch["inputs"][None],
+            "identifiers": batch["puzzle_identifiers"][None],
+            "labels": batch["labels"][None],
+        } | {f"solved {name}": values.reshape(-1, len(rows)) for name, values in solved.items()}
 
-        def act_step(carry: Any) -> tuple[Any, _Answer]:
-            carry, _, outputs = model.act_step(carry, batch)
-            return carry, _Answer(outputs["preds"], outputs["q_halt_logits"], halting_logits(outputs))
-
-        def scan_body(loop: tuple[Any, _Answer, _Answer], step: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-            carry, best, _ = loop
-            carry, answer = act_step(carry)
-            better = (step == 0) | (answer.logits > best.logits)
-            best = jax.tree.map(lambda new, old: jnp.where(beside(better, new), new, old), answer, best)
-            scores = score_answers(answer.preds, batch["labels"])
-            facts = {"accuracy": scores.accuracy, "exact": scores.exact}
-            facts |= {"logits": answer.logits, "marks": answer_marks(answer.preds)}
-            return (continued(with_noise(carry, keys, step, noise)), best, answer), facts
-
-        carry = model.initial_carry(batch)
-        no_answer = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(act_step, carry)[1])
-        (_, best, last), facts = jax.lax.scan(scan_body, (carry, no_answer, no_answer), jnp.arange(depth))
-        answers = jax.tree.map(lambda *both: jnp.stack(both), best, last)
-        return {}, facts | {"preds": answers.preds, "q_halt_logits": answers.q_halt_logits}
-
-    return trajectory_step
-
-
-def row_keys(seed: int, numbers: Int[Array, "batch"], trajectories: Int[Array, "batch"]) -> Any:
-    """Returns a random key for each row: a function of the seed, the number of its puzzle and of its trajectory."""
-    key = jax.random.key(seed)
-    return jax.vmap(lambda number, trajectory: jax.random.fold_in(jax.random.fold_in(key, number), trajectory))(
-        numbers, trajectories
-    )
+    def _result(self, rows: dict[str, np.ndarray], stops: dict[str, np.ndarray]) -> TrajectoryEvaluation:
+        options, labelled = self._options, _labelled(rows["labels"][0])
+        grid = len(self._trajectories), len(self._depths), -1
+        solved = {
+            name.removeprefix("solved "): values.reshape(grid)
+            for name, values in rows.items()
+            if name.startswith("solved ")
+        }
+        count = max(int(labelled.sum()), 1)
+        shares = {name: (values & labelled).sum(axis=2) / count for name, values in solved.items()}
+        ours = solved[f"{options.chooser}/best"]
+        low, high = interval(int((ours[-1, -1] & labelled).sum()), int(labelled.sum()))
+        sums = answer_sums(rows["preds"][0], rows["q_halt_logits"][0], rows["labels"][0], options.act_steps)
+        metrics = means({name: float(value) for name, value in sums.items()}, len(labelled)) | {
+            "exact_accuracy_low": low,
+            "exact_accuracy_high": high,
+            f"pass@{options.trajectories}": float(shares["pass/best"][-1, -1]),
+        }
+        dtype = np.uint8 if self._puzzles.metadata.vocab_size <= 256 else np.uint16
+        answers = rows["preds"].astype(dtype), rows["q_halt_logits"], rows["inputs"][0].astype(dtype)
+        evaluation = Evaluation(metrics, self._puzzles.num_examples, *answers, rows["identifiers"][0])
+        stops = {name: sums / count for name, sums in stops.items()}
+        return TrajectoryEvaluation(options, evaluation, self._trajectories, self._depths, shares, ours, stops)
 
 
-def with_noise(carry: Any, keys: Any, step: Int[Array, "*batch"], noise: float) -> Any:
-    """Returns the carry with normal noise added to all latents; `step` is one number, or one for each row.
+class _Rows:
+    """Collects arrays whose second axis is the examples, of all processes, batch by batch."""
 
-    Raises `UserError` if the carry has no latents.
-    """
-    if not noise:
-        return carry
-    if not hasattr(carry, "inner_carry"):
+    def __init__(self) -> None:
+        self._parts: list[dict[str, np.ndarray]] = []
+
+    def add(self, arrays: dict[str, np.ndarray], valid: Bool[np.ndarray, "local"]) -> None:
+        arrays = gather(arrays | {"valid": valid[None]}, axis=1)
+        valid = arrays.pop("valid")[0]
+        self._parts.append({name: array[:, valid] for name, array in arrays.items()})
+
+    def joined(self) -> dict[str, np.ndarray]:
+        return {name: np.concatenate([part[name] for part in self._parts], axis=1) for name in self._parts[0]}
+
+
+def _labelled(labels: Int[np.ndarray, "n seq"]) -> Bool[np.ndarray, "n"]:
+    return (labels != IGNORED_LABEL).any(axis=1)
+
+
+def _of_choice(values: np.ndarray, choice: Choice, rows: Int[np.ndarray, "n"]) -> np.ndarray:
+    """Returns the kept answers of the chosen trajectories; the second axis of `values` is `KEEPS`."""
+    return values[choice.trajectory, KEEPS.index("best"), rows]
+
+
+def _check_memory(options: TrajectoryOptions, batch_size: int, seq_len: int) -> None:
+    """Raises `UserError` if what is kept of a batch is too large for a host."""
+    per_answer = 4 + 4 + 1 + 8
+    example = options.trajectories * (per_answer * options.depth + 2 * 4 * seq_len)
+    fits = LARGEST_BATCH_BYTES // example
+    if batch_size > max(fits, 1):
         raise UserError(
-            f"--noise {noise:g} is added to the latents in the field inner_carry of the carry, but the carry of this "
-            f"model is a {type(carry).__name__} without it; use --noise 0"
+            f"--trajectories {options.trajectories} --depth {options.depth} in batches of {batch_size} need "
+            f"{batch_size * example / 2**30:.0f} GiB of memory; use --batch-size {max(fits, 1)} or less"
         )
-    latents, tree = jax.tree.flatten(carry.inner_carry)
-    steps = jnp.broadcast_to(step, keys.shape)
-
-    def noisy(number: int, latent: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(latent.dtype, jnp.floating):
-            return latent
-
-        def draw(key: Any, step: jax.Array) -> jax.Array:
-            key = jax.random.fold_in(jax.random.fold_in(key, step), number)
-            return jax.random.normal(key, latent.shape[1:], jnp.float32)
-
-        added = latent.astype(jnp.float32) + noise * jax.vmap(draw)(keys, steps)
-        return added.astype(latent.dtype)
-
-    latents = [noisy(number, latent) for number, latent in enumerate(latents)]
-    return dataclasses.replace(carry, inner_carry=jax.tree.unflatten(tree, latents))
 
 
-def continued(carry: Any) -> Any:
-    """Returns the carry with no row halted, so that the next ACT step continues at the halt limit too."""
-    if not hasattr(carry, "halted"):
-        return carry
-    return dataclasses.replace(carry, halted=jnp.zeros_like(carry.halted))
+# ---- files and tables
+
+LARGEST_BYTES = 2**32
+"""Limit of the file with the solved examples, uncompressed."""
 
 
-def answer_marks(preds: Int[Array, "batch seq"]) -> UInt32[Array, "batch 2"]:
-    """Returns two 32-bit hashes of each answer: two different answers have equal ones with probability 2**-64."""
-    words = preds.astype(jnp.uint32) * preds.shape[1] + jnp.arange(preds.shape[1], dtype=jnp.uint32)
-    return jnp.stack([_mix(words ^ jnp.uint32(mark)).sum(axis=1, dtype=jnp.uint32) for mark in MARKS], axis=1)
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What the report shows of an evaluation with trajectories."""
+
+    values: dict[str, Any]
+    """The content of the JSON file; see `results_of`."""
+    solved: Bool[np.ndarray, "trajectories depths examples"] | None
+    """The examples that were solved; None if they were not kept."""
 
 
-def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """Applies the finaliser of MurmurHash3, a bijection of 32-bit integers."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
+def results_of(evaluation: TrajectoryEvaluation, step: int) -> dict[str, Any]:
+    """Returns settings, metrics and the curve as JSON: exact accuracies by name, as in `choosing.solved_at`, and with
+    early halting, as in `choosing.stopped_at`."""
+    points = [
+        {
+            "trajectories": trajectories,
+            "depth": depth,
+            "act_steps": trajectories * depth,
+            "exact_accuracy": {name: float(shares[i, j]) for name, shares in evaluation.shares.items()},
+            "stops": [
+                {"threshold": stop, "steps": float(steps), "exact_accuracy": float(exact)}
+                for stop, steps, exact in zip(
+                    STOPS, evaluation.stops["steps"][:, i, j], evaluation.stops["exact"][:, i, j], strict=True
+                )
+            ],
+        }
+        for i, trajectories in enumerate(evaluation.trajectories)
+        for j, depth in enumerate(evaluation.depths)
+    ]
+    settings = dataclasses.asdict(evaluation.options)
+    return {"step": step, **settings, "metrics": evaluation.evaluation.metrics, "points": points}
 
 
-def beside(rows: jax.Array, values: jax.Array) -> jax.Array:
-    """Returns a value of each row in the shape that broadcasts over `values`."""
-    return rows.reshape(-1, *[1] * (values.ndim - 1))
+def save(evaluation: TrajectoryEvaluation, folder: RunFolder, split: str, step: int) -> None:
+    """Writes the results, and which examples were solved, to the evaluations of a run."""
+    with whole_file(folder.trajectories_solved(split)) as scratch, scratch.open("wb") as file:
+        np.savez_compressed(file, solved=evaluation.solved)
+    write_text(folder.trajectories(split), json.dumps(results_of(evaluation, step), indent=1))
+
+
+def load(folder: RunFolder, split: str) -> Results | None:
+    """Reads what `save` wrote; None if there is nothing. Raises `ValueError` for files of another format."""
+    path = folder.trajectories(split)
+    if not path.is_file():
+        return None
+    values = json.loads(path.read_text())
+    _check(values)
+    try:
+        with local_copy(folder.trajectories_solved(split)) as local:
+            solved = read_arrays(local, ("solved",), largest_bytes=LARGEST_BYTES)["solved"]
+    except (DamagedError, FileNotFoundError):
+        return Results(values, None)
+    trajectories, depths = (len({point[name] for point in values["points"]}) for name in ("trajectories", "depth"))
+    fits = solved.dtype == bool and solved.ndim == 3 and solved.shape[:2] == (trajectories, depths)
+    return Results(values, solved if fits else None)
+
+
+def _check(values: Any) -> None:
+    try:
+        for name in ("step", "trajectories", "noise", "depth", "seed"):
+            float(values[name])
+        names = {f"{values['chooser']}/{keep}" for keep in KEEPS} | {"pass/best", "any_step"}
+        for point in values["points"]:
+            for name in ("trajectories", "depth", "act_steps"):
+                float(point[name])
+            for name in names:
+                float(point["exact_accuracy"][name])
+        if not values["points"]:
+            raise ValueError("it has no points")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no results of trajectories: {error!r}") from error
+
+
+def table(evaluation: TrajectoryEvaluation) -> list[str]:
+    """Formats the comparison of the choosers, and the curve of accuracy against ACT steps, for a terminal."""
+    options, count = evaluation.options, evaluation.evaluation.metrics["count"]
+    lines = ["chosen by     highest halting logit    last ACT step"]
+    for name in (*CHOOSERS, "pass"):
+        shares = [evaluation.exact_accuracy(f"{name}/{keep}") for keep in KEEPS]
+        shown = f"pass@{options.trajectories}" if name == "pass" else name
+        lines.append(f"{shown:<12}{_with_interval(shares[0], count):>23}{shares[1]:>17.4f}")
+    lines += [f"{'any ACT step of any trajectory':<35}{evaluation.exact_accuracy('any_step'):.4f}", ""]
+    lines.append(f"ACT steps  trajectories  exact ({options.chooser})   last step   pass@K")
+    for number, depth, exact, last, passed in curve(evaluation):
+        lines.append(f"{number * depth:>9}  {number:>5} x {depth:<4}  {exact:>15.4f}  {last:>10.4f}  {passed:>7.4f}")
+    lines += ["", "with --halt-threshold  mean steps   exact"]
+    for stop, steps, exact in zip(
+        STOPS, *(evaluation.stops[name][:, -1, -1] for name in ("steps", "exact")), strict=True
+    ):
+        lines.append(f"{stop:>21g}  {steps:>10.2f}  {exact:.4f}")
+    return lines
+
+
+def curve(evaluation: TrajectoryEvaluation) -> list[tuple[int, int, float, float, float]]:
+    """Returns (trajectories, depth, chosen, last step, pass) at the full depth, and for one trajectory."""
+    names = f"{evaluation.options.chooser}/best", f"{evaluation.options.chooser}/last", "pass/best"
+    places = [(0, j) for j in range(len(evaluation.depths))]
+    places += [(i, len(evaluation.depths) - 1) for i in range(1, len(evaluation.trajectories))]
+    return [
+        (evaluation.trajectories[i], evaluation.depths[j], *(float(evaluation.shares[name][i, j]) for name in names))
+        for i, j in places
+    ]  # pyright: ignore[reportReturnType]
+
+
+def _with_interval(share: float, count: float) -> str:
+    low, high = interval(round(share * count), round(count))
+    return f"{share:.4f} ({low:.4f}-{high:.4f})"
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    """Describes the settings in words."""
+    count = values["trajectories"]
+    return (
+        f"{count} trajector{'y' if count == 1 else 'ies'} of {values['depth']} ACT steps with noise "
+        f"{values['noise']:g}, chosen by {values['chooser']}"
+    )

@@ -1,4 +1,8 @@
-"""Early halting with refill: a row whose puzzle has halted takes the next puzzle of a queue."""
+"""The queue with refill (traced): a row whose puzzle has halted takes the next puzzle of the queue.
+
+Early halting without refill is a queue of as many puzzles as rows. With trajectories, a puzzle that does not halt is
+computed again with other noise.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -16,9 +20,17 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.batches import Batch as HostBatch
-from train_jax.tasks.puzzles.eval_step import EvalModel, EvalStep, halting_metrics, without_mask
 from train_jax.tasks.puzzles.halting import halting_logits
-from train_jax.tasks.puzzles.trajectories import TrajectoryOptions, beside, row_keys, with_noise
+from train_jax.tasks.puzzles.metrics import answer_sums
+from train_jax.tasks.puzzles.scan import (
+    EvalModel,
+    EvalStep,
+    TrajectoryOptions,
+    beside,
+    row_keys,
+    with_noise,
+    without_mask,
+)
 
 QUEUE_BATCHES = 32
 """Batches of a queue. Rows are idle only at the end of a queue, for less than the halt limit."""
@@ -49,30 +61,35 @@ class _Loop(NamedTuple):
     """Outputs of each puzzle of the queue when it halted, and its `steps`."""
 
 
-def make_refill_step(
+def make_queue_step(
     objective: Objective,
     max_steps: int,
     threshold_logit: float,
-    rows: int,
+    rows: int = 0,
     trajectories: TrajectoryOptions | None = None,
 ) -> EvalStep:
-    """Like `make_halting_eval_step`, for a queue of puzzles that `rows` rows of each replica compute.
+    """Returns `(state, queue) -> (metrics, outputs)`, which computes the puzzles of a queue until each has halted.
 
-    In the batch, which is the queue, padding (`is_example` False) is at the end. A row whose puzzle has halted takes
-    the next one of the queue; a replica stops when its queue is empty and all rows have halted. `computed_steps` is the
-    sum of the ACT steps that the rows computed, idle ones included. Raises `UserError` if the model's carry has no
-    field `halted`, by which a row takes another puzzle.
+    A puzzle halts at the first ACT step whose halting logit exceeds the threshold, at the latest after `max_steps`.
+    Each replica has `rows` rows, 0 for one for each place of the queue; a row whose puzzle has halted takes the next
+    one. In the queue, padding (`is_example` False) is at the end if there are fewer rows than places. Raises
+    `UserError` if rows have to take another puzzle and the model's carry has no field `halted`, by which they do.
 
     With `trajectories`, a puzzle that has not halted after `max_steps` starts again with the noise of the next
     trajectory. If it does not halt in the last one either, its answer is that of the highest halting logit of all; its
     `steps` are those of all trajectories. The queue then has the `number` of each puzzle in the data set.
+
+    Metrics are sums over all replicas: `steps`, the ACT steps of the puzzles, and `computed_steps`, those that the rows
+    computed, idle ones included. Outputs have a leading axis of size 1 and include `steps`.
     """
     count_of_trajectories = trajectories.trajectories if trajectories else 1
 
-    def refill_step(state: TrainState, queue: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
+    def queue_step(state: TrainState, queue: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
         queue, is_example = without_mask(queue)
         length, count = len(is_example), is_example.sum(dtype=jnp.int32)
         numbers = queue.pop("number", jnp.arange(length))
+        width = rows or length
+        starts_again = count_of_trajectories > 1 or width < length
         model = EvalModel(objective, state)
 
         def act_step(carry: Any, example: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -91,7 +108,8 @@ def make_refill_step(
 
         # No collectives here: replicas leave the loop after different numbers of iterations.
         def body(loop: _Loop) -> _Loop:
-            carry, outputs = act_step(_with_halted(loop.carry, loop.steps == 0), loop.example)
+            carry = _with_halted(loop.carry, loop.steps == 0) if starts_again else loop.carry
+            carry, outputs = act_step(carry, loop.example)
             logits, steps = halting_logits(outputs), loop.steps + 1
             # An answer above the threshold is the first one, so it has the highest logit.
             better = (loop.trajectory == 0) & (loop.steps == 0) | (logits > loop.logits) | (trajectories is None)
@@ -116,13 +134,13 @@ def make_refill_step(
                 outputs=results,
             )
 
-        first = jnp.arange(rows, dtype=jnp.int32)
-        example = jnp.where(first < count, first, length)
-        carry = model.initial_carry({name: values[:rows] for name, values in queue.items()})
+        first = jnp.arange(width, dtype=jnp.int32)
+        example = jnp.where(is_example[:width], first, length)
+        carry = model.initial_carry({name: values[:width] for name, values in queue.items()})
         shapes = jax.eval_shape(act_step, carry, example)[1]
         answer = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
         outputs = {name: jnp.zeros((length, *zeros.shape[1:]), zeros.dtype) for name, zeros in answer.items()}
-        none, zero = jnp.zeros(rows, jnp.int32), jnp.zeros((), jnp.int32)
+        none, zero = jnp.zeros(width, jnp.int32), jnp.zeros((), jnp.int32)
         loop = _Loop(
             carry,
             example,
@@ -130,15 +148,17 @@ def make_refill_step(
             trajectory=none,
             answer=answer,
             logits=halting_logits(answer),
-            next=jnp.int32(rows),
+            next=jnp.int32(width),
             computed=zero,
             outputs=outputs | {"steps": jnp.zeros(length, jnp.int32)},
         )
         loop = jax.lax.while_loop(running, body, loop)
-        metrics = halting_metrics(loop.outputs, queue["labels"]) | {"computed_steps": loop.computed * rows}
-        return jax.lax.psum(metrics, AXIS), {name: value[None] for name, value in loop.outputs.items()}
+        outputs = loop.outputs
+        metrics = answer_sums(outputs["preds"], outputs["q_halt_logits"], queue["labels"], outputs["steps"])
+        metrics["computed_steps"] = loop.computed * (width if width < length else metrics["count"])
+        return jax.lax.psum(metrics, AXIS), {name: value[None] for name, value in outputs.items()}
 
-    return refill_step
+    return queue_step
 
 
 def _with_halted(carry: Any, halted: jax.Array) -> Any:
