@@ -23,13 +23,12 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
     of the architecture and of the task. Raises `UserError` for invalid arguments.
     """
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
-    presets = all_presets()
     if name is None and not {"-h", "--help"} & set(rest):
         raise UserError(
-            f"{prog} needs a preset or an experiment as its first argument; presets are {', '.join(presets)}"
+            f"{prog} needs a preset or an experiment as its first argument; presets are {', '.join(all_presets())}"
         )
     base, rest = take_option(rest, "--preset")
-    default = named_run(name or next(iter(presets)), base)
+    default = named_run(name or next(iter(all_presets())), base)
     default = with_task(default, option_value(rest, "--task") or default.task)
     config = parse(
         RunConfig,

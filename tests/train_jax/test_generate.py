@@ -7,6 +7,7 @@ import pytest
 from support.presets import with_fields
 from support.untrained_run import write_run_of
 
+from train_jax import load_run
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
@@ -59,6 +60,17 @@ def test_a_prompt_is_continued_as_it_comes(run_dir, capsys):
 
 
 @pytest.mark.slow
+def test_from_python(run_dir, capsys):
+    model = load_run(run_dir)
+    texts = model.generate(["1 + 1", "2 +"], max_tokens=4, num_samples=2, seed=3)
+    prompts = ["--prompt", "1 + 1", "--prompt", "2 +", "--num-samples", "2", "--max-tokens", "4", "--seed", "3"]
+    assert trm(["generate", run_dir, *prompts, "--json"]) == 0
+    said = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert [text for each in texts for text in each] == said
+    with pytest.raises(UserError, match="positions, the model has"):
+        model.generate(["1"], max_tokens=10**4)
+
+
 def test_samples_as_text_and_greedy(run_dir, capsys):
     """All logits are 0, so the token is 0, which is the byte 0."""
     greedy = ["--temperature", "0", "--max-tokens", "3"]

@@ -10,6 +10,7 @@ from support.arc_files import write_source
 from support.small_set import rewrite_json
 
 from train_jax.errors import UserError
+from train_jax.plugins import load_plugin
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
 from train_jax.tasks.puzzles import kinds
 from train_jax.tasks.puzzles.arc.kind import ArcKind
@@ -25,6 +26,7 @@ from train_jax.tasks.puzzles.recipe import read_recipe
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
+CLASSES = [load_plugin(name, "kind") for name in KINDS.values()]
 ALL = [*map(SudokuKind, GEOMETRIES.values()), MazeKind(4), MazeKind(5), MazeKind(30), MazeKind(50), ArcKind()]
 
 
@@ -42,7 +44,7 @@ def mazes(tmp_path):
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.key)
 def test_a_key_rebuilds_its_kind_and_no_other(kind):
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size, kind.key)) == kind
-    assert sum(each.from_key(kind.key) is not None for each in KINDS) == 1
+    assert sum(each.from_key(kind.key) is not None for each in CLASSES) == 1
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_kind_that_is_not_stated_is_recognised_by_its_sizes(kind):
     expected = SudokuKind(GEOMETRIES[4]) if kind == MazeKind(4) else kind
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size)) == expected
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size + 20)) is None
-    recognised = [each for each in KINDS if each.recognise(metadata_of(kind.seq_len, kind.vocab_size))]
+    recognised = [each for each in CLASSES if each.recognise(metadata_of(kind.seq_len, kind.vocab_size))]
     assert len(recognised) == 1  # so the order in which the kinds are asked does not matter
 
 
@@ -181,7 +183,7 @@ def test_a_kind_from_outside_is_named_by_the_run_and_never_by_a_data_set(tmp_pat
         "        return None\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(kinds, "_FROM_OUTSIDE", {})
+    monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
     data = metadata_of(36, MazeKind(6).vocab_size, "wide")
     assert kind_of(data) is None and kind_of(dataclasses.replace(data, kind="their_kind:Wide")) is None
     kinds.add_kind("")

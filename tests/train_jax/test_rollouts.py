@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.toy_language import ToyConfig, ToyLanguage, write_tokens
 
+import train_jax
 from models_torch.outside import OutsideConfig
 from train_jax.errors import UserError
 from train_jax.loop import train
@@ -15,6 +16,7 @@ from train_jax.optim.config import OptimConfig
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.run.folder import RunFolder
+from train_jax.run.presets import preset
 from train_jax.run.tracking import read_metrics
 from train_jax.task import Evaluation, Periodic
 
@@ -82,6 +84,15 @@ def test_it_trains_and_reports_both_and_continues_bit_for_bit(config, tmp_path, 
     assert list(range(10, STEPS)) == CALLS
     one, other = state_of(tmp_path / "run", STEPS), state_of(tmp_path / "again", STEPS)
     jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_a_run_from_python(config):
+    figures = train_jax.train(config)
+    run = train_jax.load_run(config.run_dir)
+    tokens = np.load(f"{config.data_dir}/test.npy")
+    loss, weight = run.apply(tokens, np.ones(tokens[:, 1:].shape, np.float32))
+    assert float(loss / weight) == pytest.approx(figures["loss"], rel=1e-5) and run.step == STEPS
+    assert train_jax.preset("tiny") == preset("tiny") and train_jax.train(config)["loss"] == figures["loss"]
 
 
 def test_what_it_cannot_do_is_said_before_a_folder_is_made(config, tmp_path):

@@ -13,7 +13,7 @@ from train_jax.experiments.jobs import Job
 from train_jax.experiments.runs import Plan, plan
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.tasks.puzzles.config import PuzzleConfig
-from train_jax.tasks.puzzles.kinds import KINDS
+from train_jax.tasks.puzzles.kinds import kind_from_key
 from train_jax.tasks.puzzles.task import Curriculum
 
 
@@ -73,7 +73,7 @@ def _archs(
 
 def _sized(job: Job) -> Any:
     """Returns the architecture for the longest sequence and the largest vocabulary of the data sets."""
-    kinds = [kind for each in job.sets for known in KINDS if (kind := known.from_key(each.kind)) is not None]
+    kinds = [kind for each in job.sets if (kind := kind_from_key(each.kind)) is not None]
     sizes = {"seq_len": max(kind.seq_len for kind in kinds), "vocab_size": max(kind.vocab_size for kind in kinds)}
     try:
         return dataclasses.replace(job.config.arch, **sizes)

@@ -11,7 +11,7 @@ from train_jax.experiments.data_sets import SUDOKU_SIZES, data_sets
 from train_jax.experiments.scaling import scaled_changes
 from train_jax.experiments.table import BASE_PRESET, CONFOUNDED, EXPERIMENTS, TWINS, Experiment
 from train_jax.run.config import RunConfig, with_model
-from train_jax.run.presets import all_presets, preset
+from train_jax.run.presets import preset
 from train_jax.runtime.batch_size import epochs_to_steps
 
 EVAL_EVERY_STEPS = 5000
@@ -35,11 +35,7 @@ def named_run(name: str, base: str | None = None) -> RunConfig:
         return experiment_run(name, base)
     if base is not None:
         raise UserError(f"--preset {base} is for experiments, but {name} is a preset; omit --preset")
-    if name not in all_presets():
-        raise UserError(
-            f"unknown preset {name!r}; use one of {', '.join(all_presets())}, or an experiment of `trm sweep list`"
-        )
-    return preset(name)
+    return preset(name, or_else=", or an experiment of `trm sweep list`")
 
 
 def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:

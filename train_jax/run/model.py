@@ -13,7 +13,6 @@ from models_torch import registry
 from train_jax.core.objective import Objective, sparse_tables
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
-from train_jax.run.kernels import kernels
 from train_jax.task import Task
 
 BLOCKS = r".*\.(layers|h)\.\d+"
@@ -51,8 +50,13 @@ def build_objective(
     """
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
     module = build_module(config, task, local_batch_size, variant=variant)
+    options: dict[str, Any] = {"recompute": recompute, "name_scopes": True}
+    if "fused" in (config.compute.attention, config.compute.mlp):
+        from train_jax.run.kernels import kernels  # not needed without
+
+        options |= kernels(config.compute, platform)
     try:
-        fn = bridge.export(module, recompute=recompute, name_scopes=True, **kernels(config.compute, platform))
+        fn = bridge.export(module, **options)
     except (bridge.BridgeError, re.error) as error:
         raise UserError(f"compute.remat: {error}") from error
     return Objective(fn, task, sparse_tables(fn))

@@ -21,10 +21,10 @@ def all_presets() -> dict[str, RunConfig]:
     return presets
 
 
-def preset(name: str) -> RunConfig:
-    """Returns a preset. Raises `UserError` for an unknown name."""
+def preset(name: str, or_else: str = "") -> RunConfig:
+    """Returns a preset. Raises `UserError` for an unknown name; `or_else` is the end of the message."""
     for table in PRESETS:
         presets = load_plugin(table, "presets")
         if name in presets:
             return presets[name]
-    raise UserError(f"unknown preset {name!r}; use one of {', '.join(all_presets())}")
+    raise UserError(f"unknown preset {name!r}; use one of {', '.join(all_presets())}{or_else}")

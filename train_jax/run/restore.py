@@ -44,6 +44,12 @@ class Restored:
     step: int
     """Of the checkpoint, the newest one of several."""
 
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module with the averaged weights, in evaluation mode; returns its outputs."""
+        params, buffers = jax.tree.map(jnp.asarray, (self.state.eval_params, self.state.buffers))
+        call = self.objective.call(params, buffers, train=False)
+        return call(*args, **kwargs)[0]
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns the averaged weights with PyTorch names, for `load_state_dict(strict=True)`."""
         fn = self.objective.fn

@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
@@ -18,7 +17,7 @@ from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.generation import Generator
 from train_jax.tasks.language.prompts import Prompts, encode_prompts, read_prompts
 from train_jax.tasks.language.sampling import Sampling
-from train_jax.tasks.language.task import language_task
+from train_jax.tasks.language.text_model import TextModel
 from train_jax.tasks.language.tokenizer import Tokenizer
 
 
@@ -67,44 +66,14 @@ def main(config: Generate) -> None:
     if not texts:
         raise UserError("no prompt; give --prompt TEXT or --prompts-file FILE; --prompt '' is an empty one")
     use_on_one_host(config.platform)
-    run = restore(config.run_dir, step=config.step)
-    task = language_task(run)
-    tokenizer = Tokenizer.load(config.data_dir or run.config.data_dir)
-    if tokenizer.vocab_size != task.sizes["vocab_size"]:
-        raise UserError(
-            f"the tokenizer of {config.data_dir or run.config.data_dir} has {tokenizer.vocab_size:,} tokens, the model "
-            f"{task.sizes['vocab_size']:,}; give the --data-dir of the training"
-        )
-    devices = Devices(config.devices)
-    module: Any = run.objective.fn.module
-    prompts = encode_prompts(tokenizer, texts, config.num_samples)
-    sizes = prompts.sizes(
-        max_tokens=config.max_tokens,
-        batch_size=config.batch_size,
-        devices=devices.count,
-        positions=_positions(run.config.model, module),
-    )
-    generator = Generator(
-        module,
-        run.objective.params | run.state.eval_params,
-        run.objective.buffers | run.state.buffers,
-        devices,
-        sizes,
-        sampling=Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p),
-        seed=config.seed,
-        stop=tokenizer.bos,
-    )
+    model = TextModel(restore(config.run_dir, step=config.step), config.data_dir, Devices(config.devices))
+    sampling = Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+    prompts = encode_prompts(model.tokenizer, texts, config.num_samples)
+    generator = model.generator(prompts, config.max_tokens, sampling, seed=config.seed, batch_size=config.batch_size)
     if len(prompts.rows) == 1 and not config.json:
-        _print_stream(generator, prompts, tokenizer)
+        _print_stream(generator, prompts, model.tokenizer)
     else:
-        _print_samples(config, generator, prompts, tokenizer)
-
-
-def _positions(name: str, module: Any) -> int:
-    try:
-        return positions_of(module)
-    except ValueError as error:
-        raise UserError(f"--model {name}: {error}") from None
+        _print_samples(config, generator, prompts, model.tokenizer)
 
 
 def _print_stream(generator: Generator, prompts: Prompts, tokenizer: Tokenizer) -> None:

@@ -50,10 +50,11 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
 
 
 def cli(argv: list[str]) -> None:
+    presets = ", ".join(all_presets()) if {"-h", "--help"} & set(argv) else ""
     name, config = parse_run(
         [word for word in argv if word not in ("--dry-run", "--no-verify")],
         prog="trm train",
-        description=f"Train a model from a preset ({', '.join(all_presets())}) or an experiment (`trm sweep list`; "
+        description=f"Train a model from a preset ({presets}) or an experiment (`trm sweep list`; "
         "`--preset NAME` applies its changes to another preset). Defaults below are those of the preset. `--dry-run` "
         "prints the differences from the baseline, steps and examples, and trains nothing. `--restarts N` starts the "
         "run again after a crash, up to N times. `--model NAME` selects "

@@ -70,6 +70,10 @@ class Commands:
     draws_pictures: ClassVar[bool] = False
     """True if there is a `picture`."""
 
+    def model(self, run: Any) -> Any:
+        """Returns what `train_jax.load_run` gives for a `Restored` run."""
+        return run
+
     def evaluate(self, options: Any, run: Any, devices: Devices, console: Console) -> None:
         """Evaluates a `Restored` run with `EvaluateOptions`, prints and writes the results. Called on every process.
 

@@ -53,6 +53,11 @@ class LanguageCommands(Commands):
     metric = Metric("bits_per_byte", "bits/byte", "{:.4f}")
     checks_exports = True
 
+    def model(self, run: Any) -> Any:
+        from train_jax.tasks.language.text_model import TextModel
+
+        return TextModel(run)
+
     def evaluate(self, options: Any, run: Any, devices: Any, console: Console) -> None:
         from train_jax.tasks.language.evaluate import evaluate
 

@@ -53,6 +53,11 @@ class PuzzleCommands(Commands):
     metric = Metric("exact_accuracy", "exact", "{:.2%}")
     checks_exports = draws_pictures = True
 
+    def model(self, run: Any) -> Any:
+        from train_jax.tasks.puzzles.solving import Predictor
+
+        return Predictor(run)
+
     def evaluate(self, options: Any, run: Any, devices: Any, console: Console) -> None:
         from train_jax.tasks.puzzles.evaluate import evaluate
 

@@ -7,18 +7,17 @@ from jaxtyping import Float, Integer
 
 from train_jax.errors import UserError
 from train_jax.plugins import is_plugin, load_plugin
-from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.kind import Kind
-from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.trace import Trace
 
-KINDS: tuple[type[Kind], ...] = (SudokuKind, MazeKind, ArcKind)
-"""In the order in which they are tried for a data set that does not name its kind."""
-
-_FROM_OUTSIDE: dict[str, type[Kind]] = {}
-"""Kinds that the user named as `package.module:Class`, until the process ends."""
+KINDS: dict[str, str] = {
+    "sudoku": "train_jax.tasks.puzzles.sudoku.kind:SudokuKind",
+    "maze": "train_jax.tasks.puzzles.maze.kind:MazeKind",
+    "arc": "train_jax.tasks.puzzles.arc.kind:ArcKind",
+}
+"""`Kind` classes by the first word of their keys, imported when a data set has that word in its key; in the order in
+which they are tried for a data set that does not name its kind. Kinds of the user are added by their class."""
 
 MIXED = "mixed"
 """The key of a mixture of data sets if no kind has its sizes."""
@@ -30,10 +29,19 @@ def add_kind(name: str) -> None:
     A data set cannot name such a kind, because its files must not execute code. Raises `UserError` if the class cannot
     be imported.
     """
-    if name and name not in _FROM_OUTSIDE:
+    if name:
         if not is_plugin(name):
             raise UserError(f"kind {name!r}: expected package.module:Class; omit it for the built-in kinds")
-        _FROM_OUTSIDE[name] = load_plugin(name, "kind")
+        load_plugin(name, "kind")
+        KINDS[name] = name
+
+
+def kind_from_key(key: str) -> Kind | None:
+    """Returns the kind with this key, such as `sudoku-9x9`; None for an unknown one."""
+    own = key.partition("-")[0]
+    names = [own] if own in KINDS else [name for name in KINDS if is_plugin(name)]
+    kinds = (load_plugin(KINDS[name], "kind").from_key(key) for name in names)
+    return next((kind for kind in kinds if kind is not None), None)
 
 
 def kind_of(data: Metadata) -> Kind | None:
@@ -41,10 +49,10 @@ def kind_of(data: Metadata) -> Kind | None:
 
     Raises `UserError` if the named kind has other sizes.
     """
-    known = (*KINDS, *_FROM_OUTSIDE.values())
     if not data.kind:
-        return next((kind for each in known if (kind := each.recognise(data)) is not None), None)
-    kind = next((kind for each in known if (kind := each.from_key(data.kind)) is not None), None)
+        kinds = (load_plugin(name, "kind").recognise(data) for name in KINDS.values())
+        return next((kind for kind in kinds if kind is not None), None)
+    kind = kind_from_key(data.kind)
     if kind is not None and (kind.seq_len, kind.vocab_size) != (data.seq_len, data.vocab_size):
         raise UserError(
             f"the kind is {data.kind}, expected {kind.seq_len} tokens from a vocabulary of {kind.vocab_size}, found "

@@ -9,7 +9,7 @@ from jaxtyping import Float, Integer
 
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
-from train_jax.run.restore import Restored, restore
+from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.scan import make_eval_step
@@ -39,10 +39,6 @@ class Predictor:
     def __init__(self, run: Restored):
         self._run, self._task = run, puzzle_task(run)
         self._devices = Devices(1)
-
-    @classmethod
-    def load(cls, path: str, step: str | int = "newest") -> "Predictor":
-        return cls(restore(path, step=step))
 
     @property
     def config(self) -> RunConfig:

@@ -13,7 +13,7 @@ import numpy as np
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.tasks.puzzles.kind import Kind
-from train_jax.tasks.puzzles.kinds import KINDS, MIXED
+from train_jax.tasks.puzzles.kinds import MIXED, kind_from_key
 from train_jax.tasks.puzzles.mixture import data_dirs
 from train_jax.tasks.puzzles.task import PuzzleTask
 
@@ -81,7 +81,7 @@ def _kind(name: str, key: str, config: RunConfig) -> Kind:
     """The kind of puzzles with a key, or in a folder with a name."""
     named = (found.expand(of) for pattern, of in _FOLDERS.items() if (found := re.fullmatch(pattern, name)))
     wanted = key or next(named, name)
-    kind = next((known for each in KINDS if (known := each.from_key(wanted)) is not None), None)
+    kind = kind_from_key(wanted)
     if kind is None:
         wrong = f"unknown kind {key!r}" if key else f"{config.data_dir} is not built, and does not name its kind"
         raise UserError(f"{wrong}; use --kind with one such as sudoku-9x9, maze-30 or arc")
