@@ -39,12 +39,15 @@ def test_the_loss_scale_equals_that_of_grad_scaler():
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     guard = new_guard(scales_loss=True)
+    in_a_row = 0
     for step in OVERFLOW:
         assert float(guard.loss_scale) == scaler.get_scale()
         parameter.grad = scaler.scale(torch.tensor([torch.inf if step == "!" else 1.0]))
         scaler.step(optimizer)
         scaler.update()
         guard = check(guard, jnp.array(step == ".")).guard
+        in_a_row = in_a_row + 1 if step == "!" else 0
+        assert int(guard.consecutive_skipped) == in_a_row
     assert int(guard.skipped_steps) == OVERFLOW.count("!")
 
 
