@@ -25,7 +25,6 @@ from train_jax.tasks.language.tokenizer import (
 from train_jax.tasks.language.tokenizer_training import train_tokenizer
 
 VOCAB_SIZE = 700
-NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
 
 
 def training_texts():
@@ -173,9 +172,8 @@ def test_a_missing_package_is_named(monkeypatch):
         text_package("tiktoken")
 
 
-@pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d")
-def test_the_published_tokenizer_gives_the_same_ids(tokenizer, monkeypatch):
-    monkeypatch.syspath_prepend(NANOCHAT_DIR)
+@pytest.mark.usefixtures("nanochat")
+def test_the_published_tokenizer_gives_the_same_ids(tokenizer):
     from nanochat.tokenizer import RustBPETokenizer
 
     published = RustBPETokenizer.train_from_iterator(iter(training_texts()), VOCAB_SIZE)
