@@ -68,7 +68,7 @@ def with_chosen_weights(options: EvaluateOptions, run: Restored) -> Restored:
         return run
     try:
         with local_copy(path_of(options.weights)) as weights:
-            return run.with_weights(bridge.load_weights(weights))
+            return run.with_weights(bridge.load_weights(weights), options.weights)
     except bridge.BridgeError as error:
         raise UserError(str(error)) from error
 
