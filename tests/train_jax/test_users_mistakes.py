@@ -188,11 +188,11 @@ def test_a_launch_outside_of_a_checkout_says_so(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def trained():
+def trained(tmp_path_factory):
     """A run with an untrained model, without files."""
     objective = build_objective(config := preset("tiny"), ExamplePuzzles(config), 1)
     state = TrainState(jnp.int32(4), objective.params, {}, (), objective.buffers, new_guard(scales_loss=False))
-    return Restored(RunFolder("runs/r"), config, ExamplePuzzles(config), objective, state, 4)
+    return Restored(RunFolder(tmp_path_factory.mktemp("run")), config, ExamplePuzzles(config), objective, state, 4)
 
 
 def test_weights_of_other_sizes_are_one_line(trained):
@@ -200,7 +200,7 @@ def test_weights_of_other_sizes_are_one_line(trained):
     with pytest.raises(UserError) as caught:
         trained.with_weights(weights, "other.pt")
     text = str(caught.value)
-    assert text.startswith(f"other.pt: the weights are of another module, 9 differences: shape ")
+    assert text.startswith("other.pt: the weights are of another module, 9 differences: shape ")
     assert text.count("expected") == 3 and text.endswith("; …. Give weights of the same --model and --arch fields")
 
 
