@@ -54,6 +54,8 @@ class Evaluation:
 
     @property
     def summary(self) -> str:
+        if not self.metrics["count"]:
+            return f"exact accuracy unknown on {self.available} held-out puzzles, none with a public solution,"
         count = f"{self.metrics['count']:.0f}"
         sample = f"{count} of {self.available}" if self.metrics["count"] < self.available else count
         return (
@@ -202,8 +204,9 @@ class _Answers:
 
 
 def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
-    """Converts sums to means: losses over all examples of the steps, other metrics over the sequences that halted."""
-    count = max(sums["count"], 1)
+    """Converts sums to means: losses over all examples of the steps, other metrics over the sequences that halted. A
+    mean over nothing is NaN."""
+    count = sums["count"] or math.nan
     averaged = {
         name: (value / examples if examples else math.nan) if name.endswith("loss") else value / count
         for name, value in sums.items()
