@@ -28,6 +28,7 @@ from train_jax.run.saving import Saving
 from train_jax.run.status import read_status
 from train_jax.run.untrusted import DamagedError, map_array, read_arrays, read_whole
 from train_jax.start import _check_keep_best
+from train_jax.tasks.evaluate import EvaluateOptions, lines_of
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
 from train_jax.tasks.language.prompts import read_prompts
 from train_jax.tasks.language.task import LanguageTask
@@ -202,6 +203,18 @@ def test_weights_of_other_sizes_are_one_line(trained):
     text = str(caught.value)
     assert text.startswith("other.pt: the weights are of another module, 9 differences: shape ")
     assert text.count("expected") == 3 and text.endswith("; …. Give weights of the same --model and --arch fields")
+
+
+def test_the_weights_that_are_evaluated_are_named(trained):
+    without_average = dataclasses.replace(trained.config.optim, ema_decay=0.0)
+    other = dataclasses.replace(trained, config=dataclasses.replace(trained.config, optim=without_average))
+    options = EvaluateOptions("runs/r")
+    for run, name in (
+        (trained, "averaged weights"),
+        (other, "raw weights"),
+        (other.with_weights(other.state_dict(), "a.pt"), "weights of a.pt"),
+    ):
+        assert lines_of(options, run, {}) == f"runs/r at step 4, test set, {name}:"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

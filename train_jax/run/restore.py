@@ -43,6 +43,15 @@ class Restored:
     state: TrainState
     step: int
     """Of the checkpoint, the newest one of several."""
+    weights_file: str = ""
+    """Of `with_weights`; empty for the weights of the checkpoint."""
+
+    @property
+    def weights(self) -> str:
+        """The name of the weights, for messages."""
+        if self.weights_file:
+            return f"weights of {self.weights_file}"
+        return "averaged weights" if self.config.optim.ema_decay else "raw weights"
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns the averaged weights with PyTorch names, for `load_state_dict(strict=True)`."""
@@ -52,7 +61,9 @@ class Restored:
     def with_weights(self, weights: Mapping[str, torch.Tensor], source: str) -> Restored:
         """Returns the same run with the weights of a file, by PyTorch names. Raises `UserError` if they do not fit."""
         params, buffers = _into(self.objective, self.state, weights, source)
-        return dataclasses.replace(self, state=self.state._replace(params=params, ema=params, buffers=buffers))
+        return dataclasses.replace(
+            self, state=self.state._replace(params=params, ema=params, buffers=buffers), weights_file=source
+        )
 
     def in_float32(self) -> Restored:
         """Returns the same run with `forward_dtype` float32."""
