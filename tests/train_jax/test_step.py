@@ -152,6 +152,12 @@ def test_norms_by_group(results_of):
             np.testing.assert_allclose(metrics["update_norm"], norms, rtol=1e-3)  # a difference of nearly equal numbers
 
 
+def test_the_learning_rate_is_that_of_the_step(results_of):
+    for number in range(STEPS):
+        rate = torch_optimizers.rate(number + 1, CASES["adamw"].lr, CASES["adamw"], STEPS)
+        np.testing.assert_allclose(part(results_of("adamw"), f"adamw/{number}/2")["lr"], [rate], rtol=1e-5)
+
+
 def test_halting_histogram(results_of):
     results = results_of("adamw")
     for number in range(STEPS):
