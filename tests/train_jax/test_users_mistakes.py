@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -183,6 +184,41 @@ def test_a_launch_outside_of_a_checkout_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="is in no git checkout; start trm launch in one of this project"):
         Source.here()
+
+
+ENDING = """
+import atexit, sys, threading, time
+from train_jax import __main__
+
+def run(argv):
+    def wait():
+        print("ending", flush=True)
+        time.sleep(60)
+
+    if argv == ["at exit"]:
+        atexit.register(wait)
+    elif argv == ["a thread"]:
+        threading.Thread(target=wait).start()
+    else:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            atexit.register(wait)
+
+__main__._run = run
+sys.exit(__main__.command())
+"""
+
+
+@pytest.mark.parametrize("ending", ["at exit", "a thread", "interrupted before"])
+def test_an_interrupt_while_a_command_ends_is_one_line(ending):
+    """Libraries wait for uploads and threads at exit."""
+    process = subprocess.Popen([sys.executable, "-c", ENDING, ending], stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ending\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, "trm: interrupted\n")
 
 
 # ---- weights
