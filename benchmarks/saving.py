@@ -65,7 +65,7 @@ def made(options: Options, folder: Path) -> tuple[Saving, Any, Any]:
     state = training.initial_state()
     carry = training.initial_carry(state, training.batches.at(0))
     parts: Any = SimpleNamespace(config=config, devices=devices, task=SimpleNamespace(fingerprint=""))
-    return Saving(parts, RunFolder(folder), Logging()), devices.replicate(state), devices.shard(carry)
+    return Saving(parts, RunFolder(folder), Logging(training)), devices.replicate(state), devices.shard(carry)
 
 
 def stub_step() -> Any:
@@ -112,7 +112,11 @@ def restore_seconds(options: Options, folder: Path) -> float:
     """Until a run that continues has its state and carry on the devices."""
     saving, state, carry = made(options, folder)
     begun = time.perf_counter()
-    jax.block_until_ready(saving.restore(state, carry))
+    resumed = saving.restore(jax.device_get(state))
+    assert resumed is not None
+    devices = Devices(DEVICES)
+    rows = devices.from_rows(resumed.carry_like(devices.to_rows(carry)), carry)
+    jax.block_until_ready((devices.replicate(resumed.state), devices.shard(rows)))
     seconds = time.perf_counter() - begun
     saving.close()
     return seconds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from bridge.export import Functional
 from bridge.module.copy import state_of
 from bridge.tensor.arrays import alias_roots, array_of, elements, jax_dtype, storage_offsets, tensor_of
 
+_LFS_POINTER = b"version https://git-lfs"
 _WRAPPERS = ("_orig_mod.", "module.")  # prefixes of torch.compile and DataParallel
 
 
@@ -32,18 +35,37 @@ def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
         path = _find_in(path)
     if not path.is_file():
         raise BridgeError(f"no weights at {path}; give a .pt or .safetensors file, an .index.json, or a folder")
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise BridgeError(f"{path} is a pointer of Git LFS, not the weights; run `git lfs pull` in its repository")
     with named_failure(f"{path} cannot be read as weights", "; it must hold tensors by name"):
         if path.name.endswith(".index.json"):
             return _sharded(path)
-        if path.suffix == ".safetensors":
-            state: Any = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, Mapping) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise BridgeError(f"{path} holds something else than tensors by name; save module.state_dict()")
+        state: Any = load_file(path) if path.suffix == ".safetensors" else _read_pt(path)
+    if not isinstance(state, Mapping):
+        raise BridgeError(f"{path} holds a {type(state).__name__}, expected tensors by name; save module.state_dict()")
+    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    if others:
+        shown = ", ".join(map(str, [*state][:8])) + ", …" * (len(state) > 8)
+        raise BridgeError(
+            f"{path} holds something else than tensors by name in {others[0]}; of its keys {shown}, save the one with "
+            "the weights alone, as by torch.save(module.state_dict(), …)"
+        )
     while state and (prefix := next((p for p in _WRAPPERS if all(n.startswith(p) for n in state)), None)):
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return dict(state)
+
+
+def _read_pt(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # its text proposes to execute what is in the file
+        found = re.search(r"GLOBAL (\S+) was not an allowed global", str(error))
+        raise BridgeError(
+            f"{path} holds an object of {found[1]}, and nothing in a file is executed; save module.state_dict()"
+            if found
+            else f"{path} is not a file of torch.save; save module.state_dict()"
+        ) from error
 
 
 def _find_in(folder: Path) -> Path:

@@ -1,9 +1,13 @@
-"""For every test: one thread for PyTorch, and what is costly to make is made once, however many processes test."""
+"""For every test: one thread for PyTorch, and what is costly to make is made once, however many processes test.
+
+The checkout of nanochat that the variable NANOCHAT_DIR names is imported anew by each test beside it.
+"""
 
 import fcntl
 import functools
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -34,6 +38,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
+
+
+@pytest.fixture
+def nanochat(monkeypatch):
+    """The folder that NANOCHAT_DIR names. The test can import the package `nanochat`, and leaves none behind: its
+    modules depend on `torch.compile` and NANOCHAT_DTYPE at their import."""
+    folder = os.environ.get("NANOCHAT_DIR")
+    if folder is None:
+        pytest.skip("set NANOCHAT_DIR to a checkout of nanochat")
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nanochat"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ Only the stage imports torch and JAX, so that `trm --help` and `trm --version` a
 import atexit
 import contextlib
 import errno
+import functools
 import gc
 import importlib
 import io
@@ -54,6 +55,9 @@ GROUPS = {
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
+INTERRUPTED, INTERRUPTED_LINE = 130, "trm: interrupted\n"
+"""Exit status and line of a command that Ctrl-C ends."""
+
 STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
@@ -94,8 +98,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         return StorageError.STATUS
     except KeyboardInterrupt:
-        print("trm: interrupted", file=sys.stderr)
-        return 130
+        print(INTERRUPTED_LINE, end="", file=sys.stderr)
+        return INTERRUPTED
     except Exception as error:
         if not (line := out_of_memory(error)):
             raise
@@ -183,7 +187,16 @@ def command(argv: list[str] | None = None) -> int:
     statuses: list[int] = []
     atexit.register(_end, statuses)  # the first one registered is the last one called, after those of all libraries
     statuses.append(main(argv))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process in the background may ignore it
+        signal.signal(signal.SIGINT, functools.partial(_interrupted_at_exit, statuses[0]))
     return statuses[0]
+
+
+def _interrupted_at_exit(status: int, *_: object) -> None:
+    """Ctrl-C while the process ends: Python would print the traceback of whatever a library does at exit."""
+    if status != INTERRUPTED:
+        os.write(2, INTERRUPTED_LINE.encode())
+    os._exit(INTERRUPTED)
 
 
 def _end(statuses: list[int]) -> None:

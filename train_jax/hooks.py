@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gzip
+import itertools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +19,15 @@ import bridge
 from train_jax.core.metrics import optimizer_figures, window_sums
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
+from train_jax.optim.chain import learning_rates
 from train_jax.run.cache import working_folder
 from train_jax.run.checkpoint import Checkpoints, Resumed, Retention
 from train_jax.run.config import RunConfig
 from train_jax.run.files import upload_folder
 from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP, RunFolder
+from train_jax.run.model_flops import model_flops
 from train_jax.run.tracking import duration
-from train_jax.runtime.performance import performance
+from train_jax.runtime.performance import peak_flops, performance
 from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import any_process, is_main_process, process_shard
 from train_jax.session import Hook, Session
@@ -42,8 +45,14 @@ class Logging(Hook):
     A full window is fetched one dispatch late, so that the devices always have a step to run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, training: Training):
         self._window: list[tuple[int, Any]] = []
+        self._rates = list(learning_rates(itertools.chain(*training.groups.values()), training.config.optim, 1))
+        self._model_flops: float | None = None
+        """FLOPs of a step on one device; None if no peak is known, or for a model that changes during the run."""
+        constant = training.task.variants(training.total_steps).after(0) is None
+        if constant and peak_flops() is not None:
+            self._model_flops = model_flops(training.config, training.task, training.devices.count)
 
     def after(self, session: Session, metrics: Any) -> None:
         self._window.append((session.step, metrics))
@@ -67,30 +76,34 @@ class Logging(Hook):
         sums = window_sums(fetched)
         skipped = int(sums.pop("skipped_steps"))
         figures = training.task.figures(sums, size * (count - skipped))
-        figures |= optimizer_figures(fetched[-1], training.groups) | {"skipped_steps": float(skipped)}
+        figures |= optimizer_figures(fetched[-1], training.groups, self._rates) | {"skipped_steps": float(skipped)}
         lap = session.clock.lap()
         seconds = max(sum(lap.values()), 1e-9)
         metrics = {f"train/{name}": value for name, value in figures.items()}
         metrics |= {"data_wait_share": lap["data"] / seconds}
-        metrics |= performance(
-            examples_per_second=size * count / seconds,
-            step_flops=session.programs.flops(),
-            step_seconds=seconds / count,
-        )
+        unit, per_example = training.task.unit
+        per_second = {"examples": size * count / seconds}
+        per_second[unit] = per_example * per_second["examples"]
+        flops = {"hfu": session.programs.flops(), "mfu": self._model_flops}
+        if config.compute.accumulation_steps > 1:  # XLA counts the parts, which are a scan, once
+            del flops["hfu"]
+        metrics |= performance(per_second=per_second, flops=flops, step_seconds=seconds / count)
         metrics |= {"train_seconds": session.clock.train_seconds, "step_seconds": seconds / count}
         session.tracker.log(step, metrics)
         shown = [text.format(figures.get(name, 0.0)) for name, text in training.task.console.items()]
-        session.tracker.progress(step, "  ".join(shown), step_seconds=seconds / count, examples=size)
+        speed = f"{per_second[unit]:,.0f} {unit}/s"
+        session.tracker.progress(step, "  ".join(shown), step_seconds=seconds / count, speed=speed)
         _check_finite(config, step, max(int(metrics["consecutive_skipped"]) for metrics in fetched))
         session.events.progress()
 
 
 def _check_finite(config: RunConfig, step: int, in_a_row: int) -> None:
     if in_a_row >= config.optim.max_skipped_steps:
+        groups = ", and lower ones in --optim.groups" * any(group.lr is not None for group in config.optim.groups)
         raise UserError(
             f"{in_a_row} consecutive steps up to step {step} had a loss or gradient that is not finite "
             f"(optim.max_skipped_steps is {config.optim.max_skipped_steps}); start another --run-dir with a lower "
-            f"--optim.lr than {config.optim.lr}, with --optim.clip-norm 1, or with --arch.forward-dtype float32"
+            f"--optim.lr than {config.optim.lr}{groups}, with --optim.clip-norm 1, or with --arch.forward-dtype float32"
         )
 
 

@@ -85,7 +85,7 @@ class _Run:
         closing: contextlib.ExitStack,
     ):
         self._training, self._folder, self._events, self._closing = training, folder, events, closing
-        self._logging, self._evaluating = Logging(), Evaluating(evaluations)
+        self._logging, self._evaluating = Logging(training), Evaluating(evaluations)
         self._saving = self._closed_at_end(Saving(training, folder, self._logging))
 
     def _closed_at_end(self, resource: Any) -> Any:

@@ -109,6 +109,8 @@ class Task:
     """Metrics of the progress line and their formats."""
     evaluated: ClassVar[Sequence[str]] = ()
     """Names of the metrics of the evaluations, one of which can choose the best checkpoint; empty if not known."""
+    unit: tuple[str, int] = ("examples", 1)
+    """Name and number of what an example has, for the speed: tokens of a row."""
     needs_state: ClassVar[bool] = False
     """True if batches depend on the current model (rollouts); the feed then does not prefetch."""
 

@@ -102,17 +102,30 @@ def test_extra_state_is_no_weight():
 def test_files_that_are_no_weights(tmp_path):
     (tmp_path / "junk.pt").write_bytes(b"not a checkpoint")
     torch.save({"a": torch.ones(1), "step": 3}, tmp_path / "mixed.pt")
+    torch.save({"model": {"a": torch.ones(1)}, "optimizer": {}, "epoch": 3}, tmp_path / "nested.pt")
+    torch.save([torch.ones(1)], tmp_path / "list.pt")
+    torch.save(nn.Linear(2, 2), tmp_path / "whole.pt")
+    (tmp_path / "cut.safetensors").write_text("cut")
+    for name in ("pointer.pt", "pointer.safetensors"):
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\n")
     (tmp_path / "sharded").mkdir()
     (tmp_path / "sharded" / "x.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
     for name, message in (
         ("absent.pt", "no weights at"),
-        ("junk.pt", "cannot be read as weights"),
-        ("mixed.pt", "something else than tensors"),
+        ("junk.pt", "is not a file of torch.save; save module.state_dict"),
+        ("cut.safetensors", "cannot be read as weights"),
+        ("mixed.pt", "something else than tensors by name in step"),
+        ("nested.pt", "of its keys model, optimizer, epoch, save the one with the weights alone"),
+        ("list.pt", "holds a list, expected tensors by name"),
+        ("whole.pt", r"holds an object of torch.nn.modules.linear.Linear, and nothing in a file is executed"),
+        ("pointer.pt", "is a pointer of Git LFS, not the weights; run `git lfs pull`"),
+        ("pointer.safetensors", "is a pointer of Git LFS"),
         ("sharded/x.index.json", "not a plain file name"),
-        ("", "2 files"),
+        ("", "holds 2 files"),
     ):
-        with pytest.raises(bridge.BridgeError, match=message):
+        with pytest.raises(bridge.BridgeError, match=message) as caught:
             bridge.load_weights(tmp_path / name)
+        assert "weights_only" not in str(caught.value)
 
 
 def test_nothing_in_a_file_is_executed(tmp_path):

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import os
 
 import pytest
 import torch
@@ -15,8 +14,6 @@ from models_torch.gpt import GPT, rotary_tables
 from models_torch.registry import LANGUAGE_MODELS
 
 TINY = LANGUAGE_MODELS["gpt"].tiny_config
-NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
-published = pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d")
 HEADS = pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 
 
@@ -122,9 +119,8 @@ def test_the_message_says_what_to_use_instead(changes, message):
 
 
 @pytest.fixture
-def nanochat(monkeypatch):
+def published(nanochat):
     """Builds the published module with the sizes of `TINY`."""
-    monkeypatch.syspath_prepend(NANOCHAT_DIR)
     from nanochat import gpt
 
     def build(**changes):
@@ -135,12 +131,11 @@ def nanochat(monkeypatch):
     return build
 
 
-@published
 @HEADS
-def test_published_weights_outputs_and_gradients_bit_for_bit(nanochat, n_kv_head):
+def test_published_weights_outputs_and_gradients_bit_for_bit(published, n_kv_head):
     """State dicts load in both directions; in float32 and under bfloat16 autocast."""
     ours = model(n_kv_head=n_kv_head)
-    theirs = nanochat(n_kv_head=n_kv_head)
+    theirs = published(n_kv_head=n_kv_head)
     theirs.load_state_dict(ours.state_dict())
     copy = model(seed=3, n_kv_head=n_kv_head, forward_dtype="bfloat16")
     copy.load_state_dict(theirs.state_dict())
@@ -155,10 +150,9 @@ def test_published_weights_outputs_and_gradients_bit_for_bit(nanochat, n_kv_head
             assert name == other and torch.equal(a.grad, b.grad), name
 
 
-@published
-def test_published_initialization_bit_for_bit(nanochat):
+def test_published_initialization_bit_for_bit(published):
     torch.manual_seed(5)
-    theirs = nanochat()
+    theirs = published()
     theirs.init_weights()
     torch.manual_seed(5)
     ours = GPT(theirs.config)
@@ -168,10 +162,9 @@ def test_published_initialization_bit_for_bit(nanochat):
     assert torch.equal(ours.cos, theirs.cos) and torch.equal(ours.sin, theirs.sin)
 
 
-@published
 @HEADS
-def test_verify_on_the_published_module(nanochat, n_kv_head):
-    module = nanochat(n_kv_head=n_kv_head)
+def test_verify_on_the_published_module(published, n_kv_head):
+    module = published(n_kv_head=n_kv_head)
     module.load_state_dict(model(n_kv_head=n_kv_head).state_dict())
     # The published forward casts no targets, and PyTorch's loss takes 64-bit ones only.
     logits = bridge.verify(module, tokens(), tolerance=1e-5)

@@ -1,8 +1,5 @@
 """Language models from outside the project: constructed by the stated rules, with losses; each error is one line."""
 
-import os
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,9 +84,8 @@ def test_models_of_hugging_face(name, options):
         build(f"transformers:{name}", {"hiden_size": 2})
 
 
-@pytest.mark.skipif("NANOCHAT_DIR" not in os.environ, reason="needs a checkout of nanochat in NANOCHAT_DIR")
-def test_the_published_module(monkeypatch):
-    monkeypatch.setattr(sys, "path", [os.environ["NANOCHAT_DIR"], *sys.path])
+@pytest.mark.usefixtures("nanochat")
+def test_the_published_module():
     model = build("nanochat.gpt:GPT", GPT)
     assert model.config.n_embd == 32 and "transformer.h.0.attn.c_q.weight" in model.state_dict()
     assert not model.state_dict()["transformer.h.0.attn.c_proj.weight"].any(), "init_weights was not called"

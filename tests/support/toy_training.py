@@ -59,7 +59,10 @@ class Carry:
 
 
 class Toy(nn.Module):
-    """A loss that is linear in every parameter: its gradient is the sum over the batch of the array of that name."""
+    """A loss that is linear in every parameter: its gradient is the sum over the batch of the array of that name.
+
+    It keeps a running mean and a running maximum, as buffers.
+    """
 
     def __init__(self, local_batch):
         super().__init__()
@@ -74,6 +77,8 @@ class Toy(nn.Module):
             owner.register_parameter(last, nn.Parameter(0.3 * torch.randn(shape, generator=generator)))
         self.puzzle_emb = SparseEmbedding(ROWS, WIDTH, local_batch, 0.0, torch.float32)
         self.puzzle_emb.weights.copy_(0.3 * torch.randn(ROWS, WIDTH, generator=generator))
+        self.average = nn.Buffer(torch.zeros(WIDTH))
+        self.largest_id = nn.Buffer(torch.tensor(0, dtype=torch.int32))
 
     def initial_carry(self, batch):
         ids = batch["ids"]
@@ -83,6 +88,8 @@ class Toy(nn.Module):
         loss = (self.puzzle_emb(batch["ids"]) * batch["rows"]).sum() + carry.value.sum()
         for name, parameter in self.named_parameters():
             loss = loss + (parameter * batch[name]).sum()
+        self.average.lerp_(batch["rows"].mean(0), 0.1)
+        self.largest_id.copy_(torch.maximum(self.largest_id, batch["ids"].max()))
         steps = torch.where(carry.halted, 0, carry.steps) + 1
         carry = Carry(carry.value, steps, steps >= 1 + batch["ids"] % 2)
         metrics = {"lm_loss": loss.detach(), "count": carry.halted.sum(), "drawn": torch.rand(batch["ids"].shape).sum()}

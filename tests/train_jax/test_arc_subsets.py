@@ -6,15 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support.arc_files import SUBSETS, write_files, write_source
+from support.arc_files import SUBSETS, random_grid, random_puzzle, write_files, write_source
 from support.arc_sets import ALL, build, copied, identifiers, record
 
 from train_jax.errors import UserError
 from train_jax.stages.build_data import ArcData, main
+from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.arc.grid import UNKNOWN
 from train_jax.tasks.puzzles.arc.json import read_subset
 from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.inspection import inspect
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +69,60 @@ def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, so
     assert found["original_examples_left_out"] == left_out > 0
     demonstrations = sum(len(puzzle.sections["train"]) for each in read for puzzle in each.puzzles)
     assert load_split(directory, "train").num_examples == demonstrations
-    labels = load_split(directory, "test").labels
+    labels = np.load(directory / "test" / "all__labels.npy")
     assert ((labels == 2).sum(axis=1) == 1).all() and (labels[:, 0] == 2).all()
+    puzzles = load_split(directory, "test")
+    assert puzzles.labels.shape == labels.shape and (puzzles.labels == puzzles.metadata.ignore_label_id).all()
+    assert inspect(directory, lambda *_: None)["data set"]["content"] == "as it was written (SHA-256)"
+
+
+def test_a_black_cell_is_a_solution_beside_others(tmp_path, source):
+    rng = np.random.RandomState(0)
+    puzzles = {name: random_puzzle(rng) for name in ("a", "b")}
+    solutions = {name: [[[0]] for _ in grids] if name == "a" else grids for name, (_, grids) in puzzles.items()}
+    write_files(tmp_path / "files", "x", {name: puzzle for name, (puzzle, _) in puzzles.items()}, solutions)
+    labels = load_split(build(tmp_path / "set", tmp_path / "files", subsets=("x",), test_subsets=("x",)), "test").labels
+    assert (labels != 0).any(axis=1).all()
+
+
+def as_one_file_for_each_task(folder, source, subset):
+    challenges, solutions = (
+        json.loads((source / f"arc-agi_{subset}_{part}.json").read_text()) for part in ("challenges", "solutions")
+    )
+    (folder / subset).mkdir(parents=True)
+    for name, puzzle in challenges.items():
+        test = [{**one, "output": grid} for one, grid in zip(puzzle["test"], solutions[name], strict=True)]
+        (folder / subset / f"{name}.json").write_text(json.dumps(puzzle | {"test": test}))
+
+
+def test_one_file_for_each_task_is_the_same_data_set(tmp_path, source):
+    """As in the repository of ARC-AGI, in any order of creation."""
+    for subset in ALL:
+        as_one_file_for_each_task(tmp_path / "data", source, subset)
+    ours, official = build(tmp_path / "ours", tmp_path / "data"), build(tmp_path / "official", source)
+    for split in ("train", "test"):
+        for array in ("inputs", "labels"):
+            name = f"{split}/all__{array}.npy"
+            assert (ours / name).read_bytes() == (official / name).read_bytes()
+    assert not build_arc(ours, tmp_path / "data", subsets=ALL, test_subsets=("evaluation",), num_aug=0, seed=5)
+    (tmp_path / "data" / "concept" / "concept1.json").unlink()
+    with pytest.raises(UserError, match="contains a data set with other options"):
+        build_arc(ours, tmp_path / "data", subsets=ALL, test_subsets=("evaluation",), num_aug=0, seed=5)
+
+
+def test_a_list_of_examples_is_a_task_to_train_on(tmp_path):
+    rng = np.random.RandomState(0)
+    write_files(tmp_path / "data", "evaluation", *({"a": part} for part in random_puzzle(rng)))
+    examples = [{"input": random_grid(rng), "output": random_grid(rng)} for _ in range(7)]
+    (tmp_path / "data" / "tasks").mkdir()
+    (tmp_path / "data" / "tasks" / "0a.json").write_text(json.dumps(examples))
+    directory = build(tmp_path / "set", tmp_path / "data", subsets=("tasks", "evaluation"))
+    assert identifiers(directory)[1] == "0a" and record(directory)["findings"]["puzzles"]["tasks"] == 1
+    with pytest.raises(UserError, match="puzzle 0a of the test subset tasks is a list of examples"):
+        build(tmp_path / "other", tmp_path / "data", subsets=("tasks",), test_subsets=("tasks",))
+    (tmp_path / "data" / "tasks" / "0a.json").write_text("[]")
+    with pytest.raises(UserError, match="puzzle 0a: train is an empty list"):
+        build(tmp_path / "other", tmp_path / "data", subsets=("tasks", "evaluation"))
 
 
 def test_what_cannot_be_asked_for_is_said_and_nothing_is_written(tmp_path, source, monkeypatch):

@@ -118,9 +118,9 @@ def test_the_run_chooses_the_packing(tmp_path):
     not (Path(os.environ.get("NANOCHAT_DIR", "")) / "nanochat" / "optim.py").is_file(),
     reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4",
 )
+@pytest.mark.usefixtures("nanochat")
 def test_two_hundred_batches_equal_those_of_the_published_loader(tmp_path, monkeypatch):
     """Over several passes of the data."""
-    monkeypatch.syspath_prepend(os.environ["NANOCHAT_DIR"])
     import tiktoken
     from nanochat import dataloader, tokenizer
 

@@ -5,9 +5,7 @@
 
 import csv
 import dataclasses
-import importlib.util
 import json
-import os
 import random
 
 import numpy as np
@@ -221,13 +219,11 @@ class ByteTokenizer:
         return encode(texts)
 
 
-@pytest.mark.skipif("NANOCHAT_DIR" not in os.environ, reason="set NANOCHAT_DIR to a checkout of nanochat")
+@pytest.mark.usefixtures("nanochat")
 @pytest.mark.parametrize("kind", FEWSHOT)
 def test_verdicts_on_three_hundred_items_equal_the_published_ones(kind, model):
-    path = os.path.join(os.environ["NANOCHAT_DIR"], "nanochat", "core_eval.py")
-    spec = importlib.util.spec_from_file_location("core_eval", path)
-    published = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(published)
+    from nanochat import core_eval as published
+
     module, scorer = model
     items, delimiter = made_items(kind, 300), " "
     if kind == "language_modeling":  # otherwise no answer of a model with random weights is right

@@ -39,12 +39,15 @@ def test_the_loss_scale_equals_that_of_grad_scaler():
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     guard = new_guard(scales_loss=True)
+    in_a_row = 0
     for step in OVERFLOW:
         assert float(guard.loss_scale) == scaler.get_scale()
         parameter.grad = scaler.scale(torch.tensor([torch.inf if step == "!" else 1.0]))
         scaler.step(optimizer)
         scaler.update()
         guard = check(guard, jnp.array(step == ".")).guard
+        in_a_row = in_a_row + 1 if step == "!" else 0
+        assert int(guard.consecutive_skipped) == in_a_row
     assert int(guard.skipped_steps) == OVERFLOW.count("!")
 
 
@@ -159,7 +162,7 @@ def test_parameter_groups_are_the_first_part_of_the_names_that_differs(names, gr
 
 def test_skipped_steps_do_not_count_in_a_window():
     step = {"count": 2, "lm_loss": 8.0, "exact_accuracy": 1, "halted_at": np.array([1, 1]), "skipped_steps": False}
-    step |= {"lr": 0.1, "grad_norm": np.array([3.0, 4.0]), "update_norm": np.array([0.0, 1.0])}
+    step |= {"lr": np.array([0.1, 0.2]), "grad_norm": np.array([3.0, 4.0]), "update_norm": np.array([0.0, 1.0])}
     skipped = step | {"count": 0, "lm_loss": 0.0, "exact_accuracy": 0, "halted_at": np.zeros(2), "skipped_steps": True}
     sums = window_sums([step, skipped, step])
     assert sums.pop("skipped_steps") == 1
@@ -167,8 +170,8 @@ def test_skipped_steps_do_not_count_in_a_window():
     assert ExamplePuzzles(config).figures(sums, examples=2 * 4) == {
         "count": 4, "lm_loss": 2.0, "exact_accuracy": 0.5, "halted_at/1": 0.5, "halted_at/2": 0.5,
     }  # fmt: skip
-    assert optimizer_figures(step, {"a": ("x",), "b": ("y",)}) == {
-        "lr": 0.1, "grad_norm": 5.0, "grad_norm/a": 3.0, "grad_norm/b": 4.0,
+    assert optimizer_figures(step, {"a": ("x",), "b": ("y",)}, ["default", "group_0"]) == {
+        "lr/default": 0.1, "lr/group_0": 0.2, "grad_norm": 5.0, "grad_norm/a": 3.0, "grad_norm/b": 4.0,
         "update_norm": 1.0, "update_norm/a": 0.0, "update_norm/b": 1.0,
     }  # fmt: skip
     assert np.isnan(means({"count": 0, "lm_loss": 0.0}, 0)["lm_loss"])

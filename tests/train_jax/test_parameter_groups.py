@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer, group_labels, trainable
+from train_jax.optim.chain import dense_optimizer, group_labels, learning_rates, trainable
 from train_jax.optim.config import OptimConfig, ParameterGroup, from_fields
 from train_jax.optim.schedule import learning_rate
 
@@ -21,6 +21,22 @@ GROUPS = (
     ParameterGroup(r".*\.bias", weight_decay=0.0),
 )
 CONFIG = OptimConfig(lr=1e-2, warmup_steps=5, weight_decay=0.3, groups=GROUPS)
+
+
+def test_the_learning_rates_in_use_are_named():
+    def rates(config, names=tuple(SHAPES)):
+        return {name: round(float(rate(0)), 6) for name, rate in learning_rates(names, config, STEPS).items()}
+
+    assert rates(CONFIG) == {"default": 0.002, "group_0": 0.2, "group_1": 0.002}
+    assert (
+        rates(dataclasses.replace(CONFIG, groups=GROUPS[1:]))
+        == rates(OptimConfig(lr=0.002, warmup_steps=0))
+        == {"": 0.002}
+    )
+    everything = (dataclasses.replace(GROUPS[0], pattern=".*"),)
+    assert rates(dataclasses.replace(CONFIG, groups=everything)) == {"": 0.2}, "no parameter has the rate of optim.lr"
+    assert rates(CONFIG, ["embed.weight", "layers.0.bias"]) == {"group_0": 0.2, "group_1": 0.002}
+    assert rates(OptimConfig(), []) == {}
 
 
 def arrays(seed):

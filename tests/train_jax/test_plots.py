@@ -56,6 +56,13 @@ def test_numbers_are_written_short():
     assert [spelled(x) for x in (47.2, 224, 7500)] == ["47 s", "3 min 44 s", "2 h 5 min"]
 
 
+def test_a_line_of_few_points_shows_them():
+    """A single point has no line; many points of a training need no markers."""
+    assert len(group(drawn(Series("a", [(10, 2)])), "points-0").findall(".//{*}use")) == 1
+    many = drawn(Series("a", [(x, 2) for x in range(20)]))
+    assert "points-0" not in {each.get("class") for each in many.iter()}
+
+
 def test_a_band_lies_behind_the_lines_and_inside_the_axes():
     band = Band("<b>", [(0, 1, 4), (10, 2, 6)])
     drawing = plot([Series("a", [(0, 2), (10, 3)])], band=band, title="t", x_label="x")

@@ -14,12 +14,14 @@ from support.documents import Balanced, words
 
 from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
+from train_jax.optim.config import ParameterGroup
 from train_jax.report.boards import board, strip
 from train_jax.report.measured import Answers, by_act_step, first_unsolved, measure, slowest_solved, stayed_solved
 from train_jax.report.page import page
 from train_jax.report.picture import chosen_steps, picture
 from train_jax.report.plots import Series, plot
-from train_jax.report.run_page import SIZED_BY_DATA
+from train_jax.report.run_files import read_run_files
+from train_jax.report.run_page import SIZED_BY_DATA, learning
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.machine import write_machine
@@ -44,6 +46,21 @@ def data_dir(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("data") / "set"
     build_data(SudokuData(output_dir=directory, size=4, num_train=20, num_test=PUZZLES))
     return directory
+
+
+def test_every_learning_rate_in_use_is_plotted(run_dir):
+    files = read_run_files(str(run_dir))
+    groups = (ParameterGroup("lm_head.*", lr=0.1), ParameterGroup("q_head.*"))
+    config = dataclasses.replace(files.config, optim=dataclasses.replace(files.config.optim, groups=groups))
+    rates = {"train/lr/default": 0.2, "train/lr/group_0": 0.1}
+    records = [{"step": step, "train_seconds": 1.0, "train/grad_norm": 1.0, **rates} for step in (1, 2)]
+    of_groups = dataclasses.replace(files, config=config, records=records)
+    for each, titles in (
+        (of_groups, ["learning rate, default", "learning rate, lm_head.*"]),
+        (files, ["learning rate"]),
+    ):
+        plots = learning(each, ())
+        assert [re.findall(r'aria-label="(.*?), over', plot)[0] for plot in plots] == [*titles, "gradient norm"]
 
 
 def answers_of(data_dir: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -76,6 +76,13 @@ def test_fields_identify_the_run_or_may_change(place, changes, refused):
         assert len(changed_fields(folder, changed)) == len(changes)
 
 
+def test_a_length_may_grow_only_where_one_is_given(place):
+    """Without `steps` the epochs decide, which may be more steps than those that are asked for now."""
+    folder = open_run(dataclasses.replace(preset("tiny"), run_dir=str(place), steps=0))
+    with pytest.raises(UserError, match="steps 0 there, 10 requested"):
+        changed_fields(folder, dataclasses.replace(preset("tiny"), run_dir=str(place), steps=10))
+
+
 def test_operational_fields_exist():
     fields = {field.name for field in dataclasses.fields(preset("tiny"))} | {"compute.", "optim.max_skipped_steps"}
     assert fields >= OPERATIONAL

@@ -65,6 +65,16 @@ def test_damaged_lines_are_left_out(tmp_path):
     assert read_metrics(folder) == [{"step": 5, "train/lm_loss": 1.5}]
 
 
+def test_records_that_a_continued_run_writes_again_are_removed(tmp_path):
+    """Those after the checkpoint, and the evaluation at the end of a run that continues there."""
+    folder, config = RunFolder(tmp_path), dataclasses.replace(preset("tiny"), wandb="disabled")
+    records = [{"step": step, name: 1.0} for step in (2, 4) for name in ("train/lm_loss", "eval/count")]
+    for start, kept in ((4, records[:3]), (3, records[:2])):
+        write_text(folder.metrics, "".join(f"{json.dumps(record)}\n" for record in records))
+        Tracker(config, folder, start_step=start, total_steps=4).close()
+        assert read_metrics(folder) == kept
+
+
 @pytest.mark.parametrize("name", ["logs", "metrics.jsonl", "events.jsonl"])
 def test_a_file_that_cannot_be_opened_is_one_line(tmp_path, name):
     (tmp_path / "logs").write_text("") if name == "logs" else (tmp_path / name).mkdir()

@@ -9,7 +9,7 @@ import pytest
 from support.presets import with_fields
 
 from train_jax import hooks
-from train_jax.hooks import Logging, Saving
+from train_jax.hooks import Saving
 from train_jax.loop import train
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
@@ -22,7 +22,7 @@ def saving(tmp_path, **fields):
     fields = {"checkpoint_every_steps": 20, "log_every_steps": 4, "run_dir": str(tmp_path)} | fields
     config = dataclasses.replace(preset("tiny"), **fields)
     training = SimpleNamespace(config=config, devices=None, total_steps=LAST)
-    return Saving(training, RunFolder(tmp_path), Logging())
+    return Saving(training, RunFolder(tmp_path), SimpleNamespace())
 
 
 def test_checkpoints_by_minutes_are_after_log_lines(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.arc_files import random_puzzle, write_files
 from support.arc_votes import perfect, write_arc_set
 from support.refusal import refusal
 from support.scripts import run_script
@@ -14,6 +15,7 @@ from support.untrained_run import write_run
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles import evaluation, predictions
+from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.predictions import Predictions, load_predictions, save_predictions
@@ -171,3 +173,22 @@ def test_predictions_that_unpack_to_too_much_are_not_unpacked(tmp_path, monkeypa
     assert path.stat().st_size < 2**20
     message = refusal(tmp_path, lambda: predictions.load_predictions(path), limit_bytes=2**20)
     assert "contains no predictions (134," in message and "bytes unpacked, expected at most 1,048,576" in message
+
+
+def test_without_public_solutions_an_evaluation_has_no_accuracy(tmp_path, capsys):
+    rng = np.random.RandomState(0)
+    challenges = {name: random_puzzle(rng)[0] for name in ("a", "b")}
+    write_files(tmp_path / "files", "test", challenges, None)
+    options = {"subsets": ("test",), "test_subsets": ("test",), "num_aug": 0, "seed": 0}
+    build_arc(tmp_path / "set", tmp_path / "files", **options)
+    run = write_run(tmp_path / "run", tmp_path / "set", act_steps=1, step=3)
+    submission = tmp_path / "s.json"
+    for more in ([], ["--trajectories", "2", "--noise", "0.1"], ["--halt-early", "--trajectories", "2"]):
+        assert main(["evaluate", run, "--batch-size", "4", "--submission", str(submission), *more]) == 0
+        said = capsys.readouterr().out
+        assert "no solution of these puzzles is public, so there is no accuracy" in said
+        assert "0.0000" not in said and "nan" not in said
+        assert json.loads(submission.read_text()).keys() == challenges.keys()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 3, "train/lm_loss": 1.5, "eval/exact_accuracy": NaN}\n')
+    assert main(["report", run]) == 0 and main(["status", run]) == 0
+    assert "nan%" not in (tmp_path / "run" / "report" / "index.html").read_text() + capsys.readouterr().out

@@ -70,6 +70,16 @@ def test_parameters_ema_and_table_rows_equal_pytorch(results_of, case):
             np.testing.assert_allclose(ours[f"ema/{name}"], ema[name], **tolerance, err_msg=f"{name} {number}")
 
 
+def test_buffers_are_those_of_the_whole_batch(results_of):
+    """The mean of what devices write to statistics, the maximum of counters; PyTorch does not get the bad batch."""
+    average, largest = np.zeros(toy_training.WIDTH, np.float32), 0
+    for number, batch in enumerate(toy_training.batches()):
+        average, largest = average + 0.1 * (batch["rows"].mean(0) - average), max(largest, batch["ids"].max())
+        buffers = part(results_of("adamw"), f"adamw/{number}/0/buffers")
+        np.testing.assert_allclose(buffers["average"], average, rtol=0, atol=1e-6)
+        assert buffers["largest_id"] == largest
+
+
 def test_rows_repeat_on_several_devices_with_gradients_of_both_signs():
     """Otherwise the comparison above would not cover the sum over devices."""
     per_device = BATCH // toy_training.DEVICES
@@ -140,6 +150,12 @@ def test_norms_by_group(results_of):
                 for names in groups.values()
             ]
             np.testing.assert_allclose(metrics["update_norm"], norms, rtol=1e-3)  # a difference of nearly equal numbers
+
+
+def test_the_learning_rate_is_that_of_the_step(results_of):
+    for number in range(STEPS):
+        rate = torch_optimizers.rate(number + 1, CASES["adamw"].lr, CASES["adamw"], STEPS)
+        np.testing.assert_allclose(part(results_of("adamw"), f"adamw/{number}/2")["lr"], [rate], rtol=1e-5)
 
 
 def test_halting_histogram(results_of):

@@ -10,12 +10,12 @@ from support.markers import slow_unless
 from models_torch.flops import language_flops_per_token
 from models_torch.gpt import GPTConfig
 from models_torch.trm import TRMConfig
-from train_jax.pod.analytic import analytic_flops
 from train_jax.pod.compile import train_step_arguments
 from train_jax.pod.counted import product_flops, products
 from train_jax.pod.hlo import Program
 from train_jax.pod.yardsticks import yardsticks
 from train_jax.run.config import ComputeConfig
+from train_jax.run.model_flops import model_flops
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import assemble
@@ -59,7 +59,9 @@ def test_flops_of_the_train_step(mixer):
     assert product_flops(jaxpr) == pytest.approx(expected, rel=1e-3)
     counted = products(jaxpr)
     assert (counted.of_model, counted.recomputed, counted.outside) == (counted.total, 0, 0)
-    assert analytic_flops(training) == pytest.approx(counted.of_model, rel=1e-3)
+    assert model_flops(training.config, training.task, training.devices.count) == pytest.approx(
+        counted.of_model, rel=1e-3
+    )
     sums = yardsticks(Program(""), products=counted.by_name)
     updates_of_all = (2 + 3) * updates
     perceptron = swiglu(rows, HIDDEN, 16) - product(rows, 96, HIDDEN)  # without its last product, a module of its own
@@ -79,7 +81,7 @@ def test_flops_of_a_language_model(name):
     training = assemble(config, UnbuiltText(config), Devices(available=jax.devices()[:1]))
     counted = products(jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training)))
     analytic = 2 * 16 * language_flops_per_token(arch)
-    assert analytic_flops(training) == analytic
+    assert model_flops(training.config, training.task, training.devices.count) == analytic
     # In 2026, the first token of a row has none before it, so its gate of 24 channels is not computed.
     missing = 0 if name == "chat-tiny" else 2 * 6 * 24
     assert counted.of_model == analytic - missing

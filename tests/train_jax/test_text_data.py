@@ -5,7 +5,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,6 @@ from train_jax.tasks.language.documents import (
 )
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import TextSet, shard_name
-
-NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
 
 
 def texts(count=60):
@@ -220,10 +217,9 @@ def test_commands(source, tmp_path, capsys):
 # ---- beside the published loader
 
 
-@pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d")
+@pytest.mark.usefixtures("nanochat")
 def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_path, monkeypatch):
     """In one pass over the data, because the published loader does not return from its second one."""
-    monkeypatch.syspath_prepend(NANOCHAT_DIR)
     from nanochat import dataloader, tokenizer
 
     for number, text in enumerate(texts(400)):

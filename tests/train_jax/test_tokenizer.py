@@ -14,6 +14,7 @@ import pytest
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.tasks.language.byte_level import from_characters, ranks_from_text, to_characters
+from train_jax.tasks.language.documents import is_test
 from train_jax.tasks.language.tokenizer import (
     JSON_NAME,
     RANKS_NAME,
@@ -25,7 +26,6 @@ from train_jax.tasks.language.tokenizer import (
 from train_jax.tasks.language.tokenizer_training import train_tokenizer
 
 VOCAB_SIZE = 700
-NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
 
 
 def training_texts():
@@ -161,8 +161,31 @@ def test_commands(tmp_path, capsys):
     assert "0 documents have other tokens by tokenizer.json" in shown
     assert main(["tokenizer", "inspect", folder, "--text", "<|bos|>", "--longest", "2"]) == 0
     assert "7 bytes, 7 tokens" in capsys.readouterr().out
+    assert f"documents of {tmp_path / 'texts'}:" in shown
+    assert main(["tokenizer", "inspect", folder, "--text", "\U0001f642", "--longest", "0"]) == 0
+    emoji = capsys.readouterr().out
+    assert all(f"'<0x{byte:02X}>'" in emoji for byte in "\U0001f642".encode()) and "\ufffd" not in emoji
     assert main(["tokenizer", "weigh"]) == 2
     assert "use one of train, evaluate, inspect" in capsys.readouterr().err
+
+
+def test_the_tokenizer_of_a_data_set_is_measured_on_its_held_out_text(tmp_path, capsys):
+    texts = training_texts()
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text)
+    held_out = [text for text in texts if is_test(text, 0, 0.4)]
+    source = ["--source", str(tmp_path / "texts"), "--test-share", "0.4"]
+    folder = str(tmp_path / "set")
+    assert main(["build-data", "text", *source, "--vocab-size", "300", "--output-dir", folder]) == 0
+    capsys.readouterr()
+    assert main(["tokenizer", "evaluate", folder]) == 0
+    heading, _, figures, *_ = capsys.readouterr().out.splitlines()
+    assert heading == f"held-out text of {folder}:"
+    split, documents, size, *_ = figures.split()
+    assert (split, int(documents), int(size.replace(",", ""))) == (
+        "test", len(held_out), sum(len(text.encode()) for text in held_out)
+    )  # fmt: skip
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -173,9 +196,8 @@ def test_a_missing_package_is_named(monkeypatch):
         text_package("tiktoken")
 
 
-@pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d")
-def test_the_published_tokenizer_gives_the_same_ids(tokenizer, monkeypatch):
-    monkeypatch.syspath_prepend(NANOCHAT_DIR)
+@pytest.mark.usefixtures("nanochat")
+def test_the_published_tokenizer_gives_the_same_ids(tokenizer):
     from nanochat.tokenizer import RustBPETokenizer
 
     published = RustBPETokenizer.train_from_iterator(iter(training_texts()), VOCAB_SIZE)

@@ -3,21 +3,33 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from functools import partial
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from benchmarks.example_puzzles import ExamplePuzzles
 from train_jax.__main__ import main
+from train_jax.core.guard import new_guard
+from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.hooks import Saving
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
 from train_jax.run.goodput import goodput_of
+from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
+from train_jax.run.restore import Restored, restore
 from train_jax.run.resume import decide_start
 from train_jax.run.status import read_status
+from train_jax.run.untrusted import DamagedError, map_array, read_arrays, read_whole
 from train_jax.start import _check_keep_best
+from train_jax.tasks.evaluate import EvaluateOptions, lines_of
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
 from train_jax.tasks.language.prompts import read_prompts
 from train_jax.tasks.language.task import LanguageTask
@@ -172,3 +184,107 @@ def test_a_launch_outside_of_a_checkout_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="is in no git checkout; start trm launch in one of this project"):
         Source.here()
+
+
+ENDING = """
+import atexit, sys, threading, time
+from train_jax import __main__
+
+def run(argv):
+    def wait():
+        print("ending", flush=True)
+        time.sleep(60)
+
+    if argv == ["at exit"]:
+        atexit.register(wait)
+    elif argv == ["a thread"]:
+        threading.Thread(target=wait).start()
+    else:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            atexit.register(wait)
+
+__main__._run = run
+sys.exit(__main__.command())
+"""
+
+
+@pytest.mark.parametrize("ending", ["at exit", "a thread", "interrupted before"])
+def test_an_interrupt_while_a_command_ends_is_one_line(ending):
+    """Libraries wait for uploads and threads at exit."""
+    process = subprocess.Popen([sys.executable, "-c", ENDING, ending], stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ending\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, "trm: interrupted\n")
+
+
+# ---- weights
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with an untrained model, without files."""
+    objective = build_objective(config := preset("tiny"), ExamplePuzzles(config), 1)
+    state = TrainState(jnp.int32(4), objective.params, {}, (), objective.buffers, new_guard(scales_loss=False))
+    return Restored(RunFolder(tmp_path_factory.mktemp("run")), config, ExamplePuzzles(config), objective, state, 4)
+
+
+def test_weights_of_other_sizes_are_one_line(trained):
+    weights = {name: tensor[..., :2] for name, tensor in trained.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        trained.with_weights(weights, "other.pt")
+    text = str(caught.value)
+    assert text.startswith("other.pt: the weights are of another module, 9 differences: shape ")
+    assert text.count("expected") == 3 and text.endswith("; …. Give weights of the same --model and --arch fields")
+
+
+def test_the_weights_that_are_evaluated_are_named(trained):
+    without_average = dataclasses.replace(trained.config.optim, ema_decay=0.0)
+    other = dataclasses.replace(trained, config=dataclasses.replace(trained.config, optim=without_average))
+    options = EvaluateOptions("runs/r")
+    for run, name in (
+        (trained, "averaged weights"),
+        (other, "raw weights"),
+        (other.with_weights(other.state_dict(), "a.pt"), "weights of a.pt"),
+    ):
+        assert lines_of(options, run, {}) == f"runs/r at step 4, test set, {name}:"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(trained, value):
+    weights = trained.state_dict()
+    names = [name for name in weights if name in trained.state.params][:2]
+    for name in names:
+        weights[name].view(-1)[-1] = value
+    with pytest.raises(UserError, match=rf"w.pt has NaN or infinity in 2 tensors: {names[0]}, {names[1]}; use an ear"):
+        trained.with_weights(weights, "w.pt")
+
+
+def test_a_run_whose_checkpoint_has_nan(finished_run, monkeypatch):
+    def with_nan(weights, _tables):
+        params, buffers = next(weights)
+        return params | {name: array * np.nan for name, array in [*params.items()][:1]}, buffers
+
+    monkeypatch.setattr("train_jax.run.restore.mean_weights", with_nan)
+    with pytest.raises(UserError, match=r"run at step 60 has NaN or infinity in a tensor: "):
+        restore(str(finished_run))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n"
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text(POINTER)
+    for read in (map_array, partial(read_whole, largest_bytes=999), partial(read_arrays, names=(), largest_bytes=999)):
+        with pytest.raises(DamagedError, match="it is a pointer of Git LFS; run `git lfs pull`"):
+            read(path)
+    with pytest.raises(UserError, match=r"train.csv cannot be read: it is a pointer of Git LFS"):
+        list(chunks_of(path, rows=5, remedy=""))
+    pytest.importorskip("pyarrow")
+    parquet = path.rename(tmp_path / "train.parquet")
+    with pytest.raises(UserError, match=r"not a readable parquet file \(it is a pointer"):
+        list(read_documents([TextFile("a", parquet)], "text", Skipped()))

@@ -20,8 +20,9 @@ Groups = dict[str, tuple[str, ...]]
 
 Metrics = dict[str, jax.Array]
 
-_LAST = ("lr", "param_norm", "sparse_grad_norm", "consecutive_skipped", "loss_scale")
+_LAST = ("param_norm", "sparse_grad_norm", "consecutive_skipped", "loss_scale")
 _LAST_BY_GROUP = ("grad_norm", "update_norm")
+_RATES = "lr"
 """Metrics of which a window logs the last step; all others are sums over examples or counts."""
 
 
@@ -42,13 +43,17 @@ def norms_by_group(squares: Arrays, groups: Groups) -> Float[Array, "groups"]:
 
 def window_sums(steps: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
     """Sums the metrics of the task and `skipped_steps` over the steps of a window."""
-    names = [name for name in steps[-1] if name not in (*_LAST, *_LAST_BY_GROUP)]
+    names = [name for name in steps[-1] if name not in (*_LAST, *_LAST_BY_GROUP, _RATES)]
     return {name: sum(step[name] for step in steps) for name in names}
 
 
-def optimizer_figures(last: dict[str, np.ndarray], groups: Groups) -> dict[str, float]:
-    """Returns learning rates and norms (total and by parameter group) of the last step of a window."""
-    figures = {name: float(last[name]) for name in _LAST if name in last}
+def optimizer_figures(last: dict[str, np.ndarray], groups: Groups, rates: Iterable[str]) -> dict[str, float]:
+    """Returns learning rates and norms (total and by parameter group) of the last step of a window.
+
+    `rates` are the names of `train_jax.optim.chain.learning_rates`.
+    """
+    figures = {f"{_RATES}/{name}".rstrip("/"): float(rate) for name, rate in zip(rates, last[_RATES], strict=True)}
+    figures |= {name: float(last[name]) for name in _LAST if name in last}
     for name in _LAST_BY_GROUP:
         norms = last[name]
         figures |= {name: math.hypot(*norms)}

@@ -19,7 +19,7 @@ from train_jax.core.reduction import AXIS
 from train_jax.core.sharding import Replicated, Sharding
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
-from train_jax.optim.chain import trainable
+from train_jax.optim.chain import learning_rates, trainable
 from train_jax.optim.config import OptimConfig
 from train_jax.optim.ema import update_ema
 from train_jax.optim.schedule import learning_rate
@@ -58,7 +58,7 @@ def make_train_step(
             f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table; freeze less"
         )
     update = _make_update(optimizer, config, options.total_steps)
-    dense_rate = learning_rate(config.lr, config, options.total_steps)
+    dense_rates = learning_rates(trained, config, options.total_steps).values()
     groups = parameter_groups(trained)
     sharding = options.sharding
     growth_steps = config.loss_scale_growth_steps if options.scales_loss else None
@@ -99,7 +99,7 @@ def make_train_step(
         after, updates = update(state, check.good, dense, sparse, out.buffers)
         metrics = {name: jnp.where(check.good, value, 0) for name, value in sums.items()}
         metrics |= check.metrics | {
-            "lr": dense_rate(state.step),
+            "lr": jnp.array([rate(state.step) for rate in dense_rates], float),
             "grad_norm": grad_norm,
             "sparse_grad_norm": sparse_grad_norm,
             "update_norm": norms_by_group(sharding.squares(updates), groups),

@@ -1,7 +1,7 @@
 """The optimizer of the dense parameters as one Optax transformation, with parameter groups and frozen parameters."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ def dense_optimizer(
     return optax.chain(clip, optax.partition(chains, lambda params: group_labels(params, config)))
 
 
-def group_labels(params: Arrays, config: OptimConfig) -> dict[str, str]:
+def group_labels(params: Mapping[str, Any], config: OptimConfig) -> dict[str, str]:
     """Returns the group of each parameter. Raises `UserError` for a group without parameters."""
     labels = {}
     for name in params:
@@ -56,6 +56,17 @@ def group_labels(params: Arrays, config: OptimConfig) -> dict[str, str]:
                 f"not match; use one that matches names such as {', '.join(list(params)[:3])}, …"
             )
     return labels
+
+
+def learning_rates(params: Iterable[str], config: OptimConfig, total_steps: int) -> dict[str, optax.Schedule]:
+    """Returns the learning rates that the trained parameters have: one named "" if it is the same for all of them,
+    otherwise those of the parameter groups, `default` and `group_0`, …"""
+    used = set(group_labels(dict.fromkeys(params), config).values())
+    configs = {label: of_group for label, of_group in _by_label(config) if label in used}
+    schedules = {(c.lr, c.warmup_steps, c.decay, c.decay_share, c.lr_min_ratio) for c in configs.values()}
+    if len(schedules) == 1:
+        configs = {"": next(iter(configs.values()))}
+    return {label.replace(" ", "_"): learning_rate(c.lr, c, total_steps) for label, c in configs.items()}
 
 
 def matrices_alike(params: Arrays, config: OptimConfig) -> list[list[str]]:

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from train_jax.pod.analytic import analytic_flops
 from train_jax.pod.compile import Compiled
 from train_jax.pod.schedule import Schedules
 from train_jax.pod.topology import Topology
 from train_jax.pod.yardsticks import Cost, Yardsticks, yardsticks
+from train_jax.run.model_flops import model_flops
 from train_jax.start import Training
 
 MODULES_SHOWN = 12
@@ -41,7 +41,7 @@ class Result:
         compiled: Compiled,
         schedules: Schedules | None = None,
     ) -> Result:
-        least = analytic_flops(training) if step == "train" else None
+        least = model_flops(training.config, training.task, training.devices.count) if step == "train" else None
         sums = yardsticks(compiled.program, schedules, compiled.products.by_name)
         return cls(name, step, training, topology, compiled, sums, least)
 

@@ -1,5 +1,6 @@
 """Formats numbers and values for a reader."""
 
+import math
 from typing import Any
 
 
@@ -12,7 +13,7 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{share:.2%}"
+    return "-" if math.isnan(share) else f"{share:.2%}"
 
 
 def spelled(seconds: float) -> str:

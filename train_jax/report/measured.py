@@ -65,7 +65,8 @@ class Answers:
 
 @dataclasses.dataclass(frozen=True)
 class ActSteps:
-    """Metrics of the answers after each ACT step, with the definitions of the loss head."""
+    """Metrics of the answers after each ACT step, with the definitions of the loss head; NaN if no puzzle has a
+    public solution."""
 
     token_accuracy: Float[np.ndarray, "steps"]
     """Mean over the puzzles of the share of their labels that are predicted correctly."""
@@ -128,10 +129,11 @@ def by_act_step(answers: Answers) -> ActSteps:
     labels = loss_labels(answers.labels, answers.data.ignore_label_id)
     scores = [score_answers(predictions, labels) for predictions in answers.predictions]
     labelled = scores[0].labelled
+    count = labelled.sum() or np.nan
     return ActSteps(
-        token_accuracy=np.array([each.accuracy[labelled].mean() for each in scores]),
-        exact_accuracy=np.array([each.exact[labelled].mean() for each in scores]),
-        halting=(answers.q_halt_logits[:, labelled] > 0).mean(axis=1),
+        token_accuracy=np.array([each.accuracy[labelled].sum() for each in scores]) / count,
+        exact_accuracy=np.array([each.exact[labelled].sum() for each in scores]) / count,
+        halting=(answers.q_halt_logits[:, labelled] > 0).sum(axis=1) / count,
         solved=np.array([each.exact for each in scores]),
     )
 

@@ -4,7 +4,7 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -38,6 +38,7 @@ MARKERS = {1: "o", 2: "s", 3: "^"}
 """Series differ in colour, dashes and markers, so that they can also be distinguished in black and white."""
 TOP, RIGHT, BOTTOM, LEFT = 44, 22, 38, 48
 """Margins around the axes in pixels; one pixel is one point."""
+FEW_POINTS = 3
 STEPS = (1, 2, 5, 10)
 NUMBERED_COLS = 9
 """Largest number of columns of a heat map with numbers in its cells."""
@@ -57,7 +58,8 @@ class Series:
     colour: int = 1
     """From 1 to 3; also selects dashes and markers."""
     marks: bool = False
-    """Whether every point has a marker with its value as a tooltip; for values that are measured rarely."""
+    """Whether every point has a marker with its value as a tooltip; for values that are measured rarely. A line of few
+    points always has them: a single point has no line."""
     labels: Sequence[str] = ()
     """Text beside each point, "" for none. Labels that would overlap are omitted."""
     line: bool = True
@@ -89,6 +91,7 @@ def plot(
     Values that are not finite, or not above 0 on a logarithmic axis, are gaps in the line. With `log_x`, every x is
     above 0.
     """
+    series = [replace(each, marks=each.marks or len(each.points) <= FEW_POINTS) for each in series]
     lines = [[(x, y if math.isfinite(y) and (y > 0 or not log_y) else math.nan) for x, y in s.points] for s in series]
     edges = np.array(band.edges if band else np.zeros((0, 3)))
     finite = [point for line in lines for point in line if not math.isnan(point[1])] + edges[:, :2].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from train_jax.run.config import RunConfig
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
 """Fields of an architecture that the data set and the devices determine; their values in config.json are not used."""
+
+_RATE = re.compile(r"train/lr(/\w+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +73,20 @@ def learning(files: RunFiles, curves: Sequence[Curve]) -> list[Markup]:
             series = [Series("training", training), Series(f"held out, {files.weights}", held_out, 2, marks=True)]
             log_y = curve.y_range is None
             plots.append(plot(series, title=curve.title, x_label=x_label, y_range=curve.y_range, log_y=log_y))
-    for title, key, log_y in (("learning rate", "train/lr", False), ("gradient norm", "train/grad_norm", True)):
+    rates = dict.fromkeys(name for record in files.records for name in record if _RATE.fullmatch(name))
+    others = [(_rate_title(name, files.config), name, False) for name in rates]
+    for title, key, log_y in (*others, ("gradient norm", "train/grad_norm", True)):
         plots.append(plot([Series("", files.curve(key))], title=title, x_label="steps", log_y=log_y))
     return [each for each in plots if each]
+
+
+def _rate_title(name: str, config: RunConfig) -> str:
+    """The title of the plot of a learning rate: that of a parameter group has its pattern."""
+    group = name.removeprefix("train/lr").removeprefix("/")
+    number = group.removeprefix("group_")
+    if number.isdecimal() and int(number) < len(config.optim.groups):
+        group = config.optim.groups[int(number)].pattern
+    return f"learning rate, {group if len(group) <= 40 else group[:39] + '…'}" if group else "learning rate"
 
 
 def goodput_rows(files: RunFiles) -> list[tuple[str, str, str]]:

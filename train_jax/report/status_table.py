@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 
@@ -84,4 +85,4 @@ def _remarks(run: RunStatus) -> list[str]:
 
 
 def _number(value: float | None, shown: str) -> str:
-    return "-" if value is None else shown.format(value)
+    return "-" if value is None or math.isnan(value) else shown.format(value)

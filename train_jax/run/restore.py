@@ -43,6 +43,15 @@ class Restored:
     state: TrainState
     step: int
     """Of the checkpoint, the newest one of several."""
+    weights_file: str = ""
+    """Of `with_weights`; empty for the weights of the checkpoint."""
+
+    @property
+    def weights(self) -> str:
+        """The name of the weights, for messages."""
+        if self.weights_file:
+            return f"weights of {self.weights_file}"
+        return "averaged weights" if self.config.optim.ema_decay else "raw weights"
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module with the averaged weights, in evaluation mode; returns its outputs."""
@@ -55,10 +64,12 @@ class Restored:
         fn = self.objective.fn
         return bridge.state_dict(fn, fn.params | self.state.eval_params, fn.buffers | self.state.buffers)
 
-    def with_weights(self, weights: Mapping[str, torch.Tensor]) -> Restored:
-        """Returns the same run with other weights, by PyTorch names. Raises `UserError` if they do not fit."""
-        params, buffers = _into(self.objective, self.state, weights)
-        return dataclasses.replace(self, state=self.state._replace(params=params, ema=params, buffers=buffers))
+    def with_weights(self, weights: Mapping[str, torch.Tensor], source: str) -> Restored:
+        """Returns the same run with the weights of a file, by PyTorch names. Raises `UserError` if they do not fit."""
+        params, buffers = _into(self.objective, self.state, weights, source)
+        return dataclasses.replace(
+            self, state=self.state._replace(params=params, ema=params, buffers=buffers), weights_file=source
+        )
 
     def in_float32(self) -> Restored:
         """Returns the same run with `forward_dtype` float32."""
@@ -112,6 +123,7 @@ def restore(
             read = partial(checkpoints.restore_model, params=params, buffers=objective.buffers, averaged=averaged)
             weights, buffers = mean_weights(map(read, steps), {table.weights for table in objective.tables})
             state = TrainState(jnp.int32(steps[-1]), weights, weights, (), buffers, new_guard(scales_loss=False))
+    _refuse_non_finite(f"{run_dir} at step {steps[-1]}", state.eval_params, state.buffers)
     if str(step) != NEWEST or average or average_last:
         folder = dataclasses.replace(folder, weights_of=results_of(steps))
     return Restored(folder, config, task, objective, state, steps[-1])
@@ -196,14 +208,33 @@ def initial_weights(
                 f"init_from {source}: {name} has {len(theirs):,} rows, here {len(ours):,}; every row starts as the "
                 "mean of those"
             )
-    params, buffers = _into(objective, state, {**weights, **resized})
+    params, buffers = _into(objective, state, {**weights, **resized}, f"init_from {source}")
     ema = jax.tree.map(jnp.copy, params) if state.ema else {}  # copies, because a step donates the buffers of both
     return state._replace(params=params, ema=ema, buffers=buffers)
 
 
-def _into(objective: Objective, state: TrainState, weights: Mapping[str, torch.Tensor]) -> tuple[dict, dict]:
+def _into(
+    objective: Objective, state: TrainState, weights: Mapping[str, torch.Tensor], source: str
+) -> tuple[dict, dict]:
     try:
         params, buffers = bridge.into(objective.fn, weights)
     except bridge.BridgeError as error:
-        raise UserError(str(error)) from error
-    return {name: params[name] for name in state.params}, {name: buffers[name] for name in state.buffers}
+        count, *differences = str(error).splitlines()
+        shown = "; ".join(differences[:3]) + "; …" * (len(differences) > 3)
+        raise UserError(f"{source}: {count} {shown}. Give weights of the same --model and --arch fields") from error
+    params = {name: params[name] for name in state.params}
+    buffers = {name: buffers[name] for name in state.buffers}
+    _refuse_non_finite(source, params, buffers)
+    return params, buffers
+
+
+def _refuse_non_finite(source: str, params: Arrays, buffers: Arrays) -> None:
+    """Raises `UserError` for weights that give NaN. A buffer may have infinities, as those of an attention mask."""
+    bad = [name for name, array in params.items() if not np.isfinite(array).all()]
+    bad += [name for name, array in buffers.items() if np.isnan(array).any()]
+    if bad:
+        shown = ", ".join(bad[:3]) + ", …" * (len(bad) > 3)
+        tensors = "a tensor" if len(bad) == 1 else f"{len(bad)} tensors"
+        raise UserError(
+            f"{source} has NaN or infinity in {tensors}: {shown}; use an earlier checkpoint or other weights"
+        )

@@ -50,7 +50,7 @@ class Tracker:
             with self._without_wandb_after_an_error():
                 self._wandb.log(dict(metrics), step=step)
 
-    def progress(self, step: int, figures: str, *, step_seconds: float, examples: int) -> None:
+    def progress(self, step: int, figures: str, *, step_seconds: float, speed: str) -> None:
         """Prints one line: step, metrics of the task, speed, and remaining time."""
         now = time.monotonic()
         if now - self._last_line < _CONSOLE_EVERY_SECONDS and step < self._total_steps:
@@ -59,7 +59,7 @@ class Tracker:
         left = (self._total_steps - step) * step_seconds
         self.say(
             f"step {step:>{len(str(self._total_steps))}}/{self._total_steps}"
-            f"  {figures}  {step_seconds * 1e3:.0f} ms/step  {examples / step_seconds:,.0f} examples/s"
+            f"  {figures}  {step_seconds * 1e3:.0f} ms/step  {speed}"
             f"  {duration(left)} left"
         )
 
@@ -89,7 +89,7 @@ class NullTracker(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def progress(self, step: int, figures: str, *, step_seconds: float, examples: int) -> None: ...
+    def progress(self, step: int, figures: str, *, step_seconds: float, speed: str) -> None: ...
 
     def say(self, line: str) -> None: ...
 

@@ -18,6 +18,11 @@ DAMAGE = (
 and unsupported features are RuntimeErrors."""
 
 
+LFS_POINTER = "version https://git-lfs"
+"""How a file begins that stands for one in Git LFS."""
+POINTER = "it is a pointer of Git LFS; run `git lfs pull` in its repository"
+
+
 class DamagedError(Exception):
     """A file cannot be read; the text is a short reason."""
 
@@ -33,11 +38,19 @@ def read_whole(path: Path, *, largest_bytes: int) -> bytes:
         size = path.stat().st_size
         if size > largest_bytes:
             raise DamagedError(f"{size:,} bytes, expected at most {largest_bytes:,}")
-        return path.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise DamagedError(error.strerror or type(error).__name__) from None
+    if content.startswith(LFS_POINTER.encode()):
+        raise DamagedError(POINTER)
+    return content
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER.encode()
 
 
 def map_array(path: Path) -> np.ndarray:
@@ -45,7 +58,7 @@ def map_array(path: Path) -> np.ndarray:
 
     Raises `FileNotFoundError`, or `DamagedError` for any other error.
     """
-    with _any_damage():
+    with _any_damage(path):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             array.close()
@@ -55,7 +68,7 @@ def map_array(path: Path) -> np.ndarray:
 
 def read_arrays(path: Path, names: Iterable[str], *, largest_bytes: int) -> dict[str, np.ndarray]:
     """Reads arrays of a `.npz` file. Raises `DamagedError`, also if they are larger than `largest_bytes` unpacked."""
-    with _any_damage():
+    with _any_damage(path):
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > largest_bytes:
@@ -65,7 +78,7 @@ def read_arrays(path: Path, names: Iterable[str], *, largest_bytes: int) -> dict
 
 
 @contextlib.contextmanager
-def _any_damage() -> Iterator[None]:
+def _any_damage(path: Path) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy only warns about some damaged headers
@@ -73,5 +86,7 @@ def _any_damage() -> Iterator[None]:
     except FileNotFoundError:
         raise
     except DAMAGE as error:
+        if not isinstance(error, OSError) and is_lfs_pointer(path):
+            raise DamagedError(POINTER) from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DamagedError(" ".join(reason.split())[:100] or type(error).__name__) from None

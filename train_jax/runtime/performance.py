@@ -1,6 +1,8 @@
-"""Performance figures of a run: examples per second, model FLOPs utilization, peak device memory."""
+"""Performance figures of a run: examples per second, utilization of the devices, peak device memory."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import jax
 
@@ -22,18 +24,30 @@ PEAK_BF16_FLOPS = {
 megacore is a whole chip."""
 
 
-def performance(*, examples_per_second: float, step_flops: float | None, step_seconds: float) -> dict[str, float]:
-    """Returns `perf/examples_per_s`, `perf/mfu` and `perf/hbm_peak` (bytes), as far as they are known.
+def peak_flops() -> float | None:
+    """Returns the peak bfloat16 FLOP/s of a device of this process; None if it is not known, as of a CPU."""
+    return PEAK_BF16_FLOPS.get(jax.local_devices()[0].device_kind)
 
-    `step_flops` are the FLOPs of one step on one device, as counted by XLA for the compiled program, including
-    recomputed activations. `perf/mfu` also needs the peak FLOP/s of the device, `perf/hbm_peak` its memory statistics.
+
+def performance(
+    *, per_second: Mapping[str, float], flops: Mapping[str, float | None], step_seconds: float
+) -> dict[str, float]:
+    """Returns `perf/examples_per_s` and the like, `perf/hfu`, `perf/mfu` and `perf/hbm_peak` (bytes), as far as they
+    are known.
+
+    `flops` are those of one step on one device. `hfu` is hardware FLOPs utilization: all FLOPs that XLA counts in the
+    compiled program, recomputed activations and the optimizer included. `mfu` is model FLOPs utilization: those of the
+    matrix products of one forward and one backward pass.
+
+    References:
+      Chowdhery et al., "PaLM", 2022, https://arxiv.org/abs/2204.02311, appendix B
     """
-    device = jax.local_devices()[0]
-    figures = {"perf/examples_per_s": examples_per_second}
-    peak = PEAK_BF16_FLOPS.get(device.device_kind)
-    if peak is not None and step_flops is not None and step_seconds > 0:
-        figures["perf/mfu"] = step_flops / step_seconds / peak
-    memory = device.memory_stats() or {}
+    figures = {f"perf/{unit}_per_s": rate for unit, rate in per_second.items()}
+    peak = peak_flops()
+    if peak is not None and step_seconds > 0:
+        known = {name: count for name, count in flops.items() if count is not None}
+        figures |= {f"perf/{name}": count / step_seconds / peak for name, count in known.items()}
+    memory = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in memory:
         figures["perf/hbm_peak"] = float(memory["peak_bytes_in_use"])
     return figures

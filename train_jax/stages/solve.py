@@ -60,7 +60,7 @@ def main(config: Solve) -> None:
     answers = solve(run, puzzle.tokens, puzzle_identifier=_identifier_in_run(puzzle, config, run))
     predictions, q_halt_logits = answers.tokens[:, 0], answers.q_halt_logits[:, 0]
     trace = trace_of(puzzle.kind, puzzle.tokens, predictions, q_halt_logits, puzzle.solution)
-    title = f"{puzzle.name}; {config.run_dir} at step {run.step}, averaged weights"
+    title = f"{puzzle.name}; {config.run_dir} at step {run.step}, {run.weights}"
     result = verdict(trace, unique=puzzle.unique)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(f"{title}\n")

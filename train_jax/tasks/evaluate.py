@@ -68,14 +68,14 @@ def with_chosen_weights(options: EvaluateOptions, run: Restored) -> Restored:
         return run
     try:
         with local_copy(path_of(options.weights)) as weights:
-            return run.with_weights(bridge.load_weights(weights))
+            return run.with_weights(bridge.load_weights(weights), options.weights)
     except bridge.BridgeError as error:
         raise UserError(str(error)) from error
 
 
 def lines_of(options: EvaluateOptions, run: Restored, metrics: Mapping[str, float], how: str = "") -> str:
     """Returns the text about the metrics of an evaluation; `how` follows the name of the weights."""
-    lines = [f"{options.run_dir} at step {run.step}, {options.split} set, averaged weights{how}:"]
+    lines = [f"{options.run_dir} at step {run.step}, {options.split} set, {run.weights}{how}:"]
     for name, value in metrics.items():
         lines.append(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
     return "\n".join(lines)

@@ -29,7 +29,7 @@ def score(run: Restored, task: LanguageTask, tasks: Sequence[CoreTask], say: Cal
         tokens_at_once=run.config.eval_batch_size * run.config.arch.seq_len,
     )
     figures: dict[str, Any] = {"tasks": {}, "verdicts": {}}
-    say(f"{run.folder.path} at step {run.step}, averaged weights:")
+    say(f"{run.folder.path} at step {run.step}, {run.weights}:")
     say(f"  {'task':<40} {'examples':>8} {'items':>7} {'accuracy':>9} {'centered':>9}")
     for each in tasks:
         verdicts = task_verdicts(each, scorer, partial(_encode, tokenizer), positions=positions)

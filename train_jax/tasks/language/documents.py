@@ -22,6 +22,7 @@ from train_jax.errors import UserError
 from train_jax.run.cache import local_folder
 from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import POINTER, is_lfs_pointer
 from train_jax.tasks.language.tokenizer import text_package
 
 STANDARD_LIBRARY = "standard-library"
@@ -194,7 +195,7 @@ def _parquet_rows(file: TextFile, path: Path, column: str) -> Iterator[str | Non
                 value = text.as_py()
                 yield value if isinstance(value, str) else ""
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0][:100]
+        reason = POINTER if is_lfs_pointer(path) else str(error).splitlines()[0][:100]
         raise UserError(f"{file.name} is not a readable parquet file ({reason}); correct or remove it") from None
 
 

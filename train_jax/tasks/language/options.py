@@ -74,6 +74,9 @@ class EvaluateTokenizer(TextSource):
 
     folder: Positional[str]
     """Folder with tokenizer.json: of a tokenizer or of a data set."""
+    source: tuple[str, ...] = ()
+    """Documents to measure, as of `trm tokenizer train`; by default the held-out text of a data set, and
+    standard-library for a tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,11 @@ class LanguageTask(Task):
         self._task_config: LanguageConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
         self._vocab_size: int = self.data.vocab_size if facts is None else int(facts["vocab_size"])
 
+    @property
+    def unit(self) -> tuple[str, int]:
+        """What the speed of a run is counted in, and how many of them an example has."""
+        return "tokens", self.config.arch.seq_len
+
     # ---- data
 
     @cached_property

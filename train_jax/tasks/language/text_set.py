@@ -171,6 +171,13 @@ class TextSet:
     def stream(self, split: str) -> TokenStream:
         return TokenStream(self.folder / split, self.splits[split].shards, self.vocab_size)
 
+    def documents(self, split: str) -> Iterator[str]:
+        """Yields the text of each document of a split, of which all tokens are read at once."""
+        tokenizer, stream = self.tokenizer(), self.stream(split)
+        tokens = stream.take(0, len(stream))
+        for document in np.split(tokens, np.flatnonzero(tokens == tokenizer.bos))[1:]:
+            yield tokenizer.decode(document[1:].tolist())
+
     def tokenizer(self) -> Tokenizer:
         """Reads the tokenizer. Raises `UserError` if it is not the one with which the tokens were made."""
         tokenizer = Tokenizer.load(self.folder)

@@ -99,6 +99,10 @@ class Tokenizer:
         """Returns the text of the ids; special tokens appear as their names, incomplete characters as U+FFFD."""
         return b"".join(self._tokens[number] for number in ids).decode("utf-8", errors="replace")
 
+    def bytes_of(self, number: int) -> bytes:
+        """Returns the bytes of one token, which may be a part of a character."""
+        return self._tokens[number]
+
     def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yields the text of the ids as they come; a character appears when its last byte is there."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -64,6 +64,8 @@ class PuzzleCommands(Commands):
         evaluate(options, run, devices, console)
 
     def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
+        if not finished["count"]:
+            return "held-out accuracy unknown: no solution of these puzzles is public"
         line = (
             f"held-out exact accuracy {finished['exact_accuracy']:.4f} with "
             f"{weights} weights on {finished['count']:.0f} puzzles unseen under symmetry "

@@ -30,6 +30,8 @@ from train_jax.tasks.puzzles.trajectories import save as save_trajectories
 from train_jax.tasks.puzzles.trajectories import table as trajectory_table
 from train_jax.tasks.puzzles.voting import score_predictions, write_submission
 
+NO_SOLUTION = "  no solution of these puzzles is public, so there is no accuracy"
+
 
 def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
     """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
@@ -71,7 +73,9 @@ def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, con
             evaluation.save(run.folder, config.split)
     how = f", {settings(dataclasses.asdict(options))}" if config.has_trajectories else ""
     how += f", halting at a probability above {threshold:g}" if halts else ""
-    console.say(lines_of(config, run, evaluation.metrics, how + " with refill" * config.refill))
+    console.say(lines_of(config, run, _shown(evaluation), how + " with refill" * config.refill))
+    if not evaluation.metrics["count"]:
+        console.say(NO_SOLUTION)
     if evaluation.halting_curve is not None and len(evaluation.halting_curve.by_steps) > 1:
         console.say("\n".join(["", *(f"  {line}" for line in table(evaluation.halting_curve))]))
 
@@ -94,11 +98,14 @@ def _evaluate_trajectories(
         return
     evaluation = _with_votes(config, arc, puzzles, result.evaluation)
     result = dataclasses.replace(result, evaluation=evaluation)
-    if config.belongs_to_run:
+    if config.belongs_to_run and evaluation.metrics["count"]:
         save_trajectories(result, run.folder, config.split, run.step)
     if config.results is not None:
         write_text(path_of(config.results), json.dumps(results_of(result, run.step), indent=1))
-    console.say(lines_of(config, run, evaluation.metrics, f", {settings(dataclasses.asdict(options))}"))
+    console.say(lines_of(config, run, _shown(evaluation), f", {settings(dataclasses.asdict(options))}"))
+    if not evaluation.metrics["count"]:
+        console.say(NO_SOLUTION)
+        return
     console.say("\n".join(["", *(f"  {line}" for line in trajectory_table(result))]))
 
 
@@ -156,9 +163,17 @@ def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
     )
 
 
+def _shown(evaluation: Evaluation) -> dict[str, float]:
+    """Returns the metrics; without a public solution only `count`."""
+    metrics = evaluation.metrics
+    return metrics if metrics["count"] else {"count": metrics["count"]}
+
+
 def _with_interval(evaluation: Evaluation) -> Evaluation:
     """Adds the Wilson interval of the exact accuracy to the metrics."""
     metrics = evaluation.metrics
+    if not metrics["count"]:
+        return evaluation
     low, high = interval(round(metrics["exact_accuracy"] * metrics["count"]), round(metrics["count"]))
     metrics = metrics | {"exact_accuracy_low": low, "exact_accuracy_high": high}
     return dataclasses.replace(evaluation, metrics=metrics)

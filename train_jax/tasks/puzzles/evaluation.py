@@ -54,6 +54,8 @@ class Evaluation(task.Evaluation):
 
     @property
     def summary(self) -> str:
+        if not self.metrics["count"]:
+            return f"exact accuracy unknown on {self.available} held-out puzzles, none with a public solution,"
         count = f"{self.metrics['count']:.0f}"
         sample = f"{count} of {self.available}" if self.metrics["count"] < self.available else count
         return (

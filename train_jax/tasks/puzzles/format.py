@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 MEMORY_MAPPED = ("inputs", "labels")
+_BLOCK = 4096
 SCANNED_BYTES = 2**28
 """Bytes of tokens that are checked when a set is opened: all of a Sudoku set, evenly spaced rows of larger sets."""
 
@@ -111,7 +112,8 @@ class PuzzleSet:
 def load_split(directory: str | Path, split: str) -> PuzzleSet:
     """Opens and checks `directory/split`. Raises `UserError` with the file, the error and the remedy.
 
-    Several sets are concatenated in memory, in the order of `dataset.json`.
+    Several sets are concatenated in memory, in the order of `dataset.json`. If no solution is public, all labels are
+    the ignored one.
     """
     copy = dataset_folder(directory)
     folder = copy / split
@@ -129,7 +131,11 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
         f"total_groups is {metadata.total_groups}, expected {len(arrays['group_indices']) - 1} as in group_indices",
     )
     record = read_record(copy)
-    puzzles = PuzzleSet(_with_kind(metadata, stated_kind(record), folder), **arrays)
+    metadata = _with_kind(metadata, stated_kind(record), folder)
+    if _without_solutions(arrays["labels"], kind_of(metadata)):
+        ignored = arrays["labels"].dtype.type(metadata.ignore_label_id or 0)
+        arrays["labels"] = np.broadcast_to(ignored, arrays["labels"].shape)
+    puzzles = PuzzleSet(metadata, **arrays)
     if len(metadata.sets) == 1:
         object.__setattr__(puzzles, "stated_fingerprint", stated_fingerprint(record, split))
     return puzzles
@@ -143,6 +149,14 @@ def _with_kind(metadata: Metadata, stated: str, folder: Path) -> Metadata:
     except UserError as error:
         raise UserError(f"{folder}: {error}; {REBUILD}") from None
     return metadata if kind is None else replace(metadata, kind=kind.key)
+
+
+def _without_solutions(labels: Integer[np.ndarray, "examples seq_len"], kind: Kind | None) -> bool:
+    """True if every label stands for a solution that is not public; reads no further than the first that does not."""
+    unknown = None if kind is None else kind.unknown_solution
+    if unknown is None:
+        return False
+    return all((labels[start : start + _BLOCK] == unknown).all() for start in range(0, len(labels), _BLOCK))
 
 
 def originals_of(puzzles: PuzzleSet) -> Integer[np.ndarray, "groups"]:

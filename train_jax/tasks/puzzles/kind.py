@@ -94,6 +94,12 @@ class Kind(Protocol):
         """Whether every puzzle has its own name in `identifiers.json`."""
         ...
 
+    @property
+    def unknown_solution(self) -> Integer[np.ndarray, "seq"] | None:
+        """The label of a puzzle whose solution is not public; None if all are. It may be a solution, too, so it stands
+        for unknown ones only where a split has no other label."""
+        ...
+
     # Puzzles from users.
 
     def parse(self, text: str) -> PuzzleInput:

@@ -54,8 +54,11 @@ def answer_sums(
 
 
 def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
-    """Converts sums to means: losses over all examples of the steps, other metrics over the sequences that halted."""
-    count = max(sums["count"], 1)
+    """Converts sums to means: losses over all examples of the steps, other metrics over the sequences that halted.
+
+    A mean over nothing is NaN.
+    """
+    count = sums["count"] or math.nan
     averaged = {
         name: (value / examples if examples else math.nan) if name.endswith("loss") else value / count
         for name, value in sums.items()

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from train_jax.errors import UserError
 from train_jax.run.storage import fetch
+from train_jax.run.untrusted import POINTER, is_lfs_pointer
 
 COLUMNS = ["source", "question", "answer", "rating"]
 NAMES = {"train": "train.csv", "test": "test.csv"}
@@ -124,6 +125,8 @@ def chunks_of(path: Path, *, rows: int, remedy: str) -> Iterator[list[Row]]:
             file.seek(0)
         lines = _rows(path, csv.reader(_lines(path, file), strict=True))
         if next(lines, (1, []))[1] != COLUMNS:
+            if is_lfs_pointer(path):
+                raise UserError(f"{path} cannot be read: {POINTER}")
             raise UserError(f"{path} line 1: expected the header {','.join(COLUMNS)}; {remedy}")
         empty = True
         while chunk := list(islice(lines, rows)):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,7 +140,7 @@ class TrajectoryEvaluator:
             for name, values in rows.items()
             if name.startswith("solved ")
         }
-        count = max(int(labelled.sum()), 1)
+        count = int(labelled.sum()) or math.nan
         shares = {name: (values & labelled).sum(axis=2) / count for name, values in solved.items()}
         ours = solved[f"{options.chooser}/best"]
         low, high = interval(int((ours[-1, -1] & labelled).sum()), int(labelled.sum()))

@@ -128,7 +128,8 @@ def check_subsets(subsets: Sequence[str], test_subsets: Sequence[str]) -> None:
 def arrange(read: Sequence[Subset], test_subsets: Sequence[str], seed: int) -> tuple[list[Group], dict[str, Any]]:
     """Returns the puzzles in the order of the data set, and statistics for the recipe.
 
-    Raises `UserError` if a puzzle of a test subset also occurs in another subset, whose solutions are trained on.
+    Raises `UserError` if a puzzle of a test subset has no test examples, or also occurs in another subset, whose
+    solutions are trained on.
     """
     rng = np.random.RandomState(seed)  # as in the published builder: its order and places depend on this generator
     _check_names(read, test_subsets)
@@ -142,6 +143,11 @@ def arrange(read: Sequence[Subset], test_subsets: Sequence[str], seed: int) -> t
                 continue
             seen.add(puzzle.name)
             if subset.name in test_subsets:
+                if "test" not in puzzle.sections:
+                    raise UserError(
+                        f"puzzle {puzzle.name} of the test subset {subset.name} is a list of examples, none of which "
+                        "is a test example; choose other --test-subsets"
+                    )
                 chosen.append((puzzle, {name: puzzle.sections[name] for name in ("train", "test")}))
             else:
                 known = [example for example in puzzle.examples if example.output is not UNKNOWN]

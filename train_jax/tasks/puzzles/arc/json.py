@@ -1,4 +1,5 @@
-"""Reads the official ARC files (`…_{subset}_challenges.json`, `…_{subset}_solutions.json`), strictly."""
+"""Reads the official ARC files (`…_{subset}_challenges.json`, `…_{subset}_solutions.json`) or a file of each task,
+strictly."""
 
 import hashlib
 import json
@@ -22,12 +23,12 @@ REMEDY = "use the official ARC files"
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """The puzzles of one subset, read from its challenges file and its solutions file."""
+    """The puzzles of one subset, read from its challenges file and its solutions file, or from a folder."""
 
     name: str
     puzzles: list[Puzzle]
     sha256: dict[str, str]
-    """Maps each file name to the hash of the file."""
+    """Maps each file name to the hash of the file; a folder has one hash of the names and contents of its files."""
 
 
 def find_files(source: str | Path, subset: str) -> tuple[Path, Path]:
@@ -47,14 +48,20 @@ def find_files(source: str | Path, subset: str) -> tuple[Path, Path]:
         )
     if not paths or not paths[0].is_file():
         raise UserError(
-            f"{paths[0] if paths else source / f'*{ending}'} is missing; set --source to the folder of the "
-            "official ARC files (arc-agi_training_challenges.json and so on)"
+            f"{paths[0] if paths else source / f'*{ending}'} is missing; set --source to the folder of the official "
+            "ARC files (arc-agi_training_challenges.json and so on), or to one with a folder for each of --subsets, "
+            f"such as {subset}, with one JSON file for each task"
         )
     return paths[0], paths[0].with_name(paths[0].name.removesuffix("challenges.json") + "solutions.json")
 
 
 def read_subset(source: str | Path, subset: str) -> Subset:
-    """Reads all puzzles of a subset, in the order of the file. Raises `UserError` for the first error in the files."""
+    """Reads all puzzles of a subset, in the order of the file. Raises `UserError` for the first error in the files.
+
+    A folder `source/subset` has one file for each task, as in the repository of ARC-AGI: in the order of their names.
+    """
+    if NAME.fullmatch(subset) and (Path(source) / subset).is_dir():
+        return _read_folder(Path(source) / subset)
     path, solutions_path = find_files(source, subset)
     puzzles, digests = {}, {}
     content, digests[path.name] = _read_json(path)
@@ -70,7 +77,25 @@ def read_subset(source: str | Path, subset: str) -> Subset:
     return Subset(subset, list(puzzles.values()), digests)
 
 
+def _read_folder(folder: Path) -> Subset:
+    puzzles, digest = [], hashlib.sha256()
+    for path in sorted(folder.glob("*.json")):
+        content, of_file = _load_json(path)
+        puzzles.append(_task(path, content))
+        digest.update(f"{path.name} {of_file}\n".encode())
+    if not puzzles:
+        raise UserError(f"{folder} contains no puzzles (*.json); {REMEDY}")
+    return Subset(folder.name, puzzles, {f"{folder.name}/*.json": digest.hexdigest()})
+
+
 def _read_json(path: Path) -> tuple[dict[str, Any], str]:
+    content, digest = _load_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected an object of puzzles by name, found a {type(content).__name__}; {REMEDY}")
+    return content, digest
+
+
+def _load_json(path: Path) -> tuple[Any, str]:
     try:
         raw = read_whole(path, largest_bytes=LARGEST_FILE_BYTES)
     except (FileNotFoundError, DamagedError) as error:
@@ -80,8 +105,6 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
         content = json.loads(raw, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({str(error)[:100]}); {REMEDY}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected an object of puzzles by name, found a {type(content).__name__}; {REMEDY}")
     return content, hashlib.sha256(raw).hexdigest()
 
 
@@ -111,26 +134,46 @@ def read_task(path: Path) -> Puzzle:
     return _puzzle(path, path.stem, content, solved=False)
 
 
+def _task(path: Path, content: Any) -> Puzzle:
+    """Converts the file of one task; a list of examples, as in re-arc, has no test examples."""
+    if not isinstance(content, list):
+        return _puzzle(path, path.stem, content, solved=False)
+    where = _checked_name(path, path.stem)
+    return Puzzle(path.stem, {"train": _section(where, "train", content, needs_output=True)})
+
+
 def _puzzle(path: Path, name: str, puzzle: Any, *, solved: bool) -> Puzzle:
+    where = _checked_name(path, name)
+    if not isinstance(puzzle, dict) or set(puzzle) != {"train", "test"}:
+        keys = sorted(puzzle) if isinstance(puzzle, dict) else type(puzzle).__name__
+        raise UserError(f"{where}: expected an object with train and test, found {str(keys)[:80]}; {REMEDY}")
+    return Puzzle(
+        name,
+        {
+            section: _section(where, section, examples, needs_output=solved or section == "train")
+            for section, examples in puzzle.items()
+        },
+    )
+
+
+def _checked_name(path: Path, name: str) -> str:
+    """Returns the place of a puzzle for messages. Raises `UserError` if its name is invalid."""
     if not NAME.fullmatch(name):
         raise UserError(
             f"{path}: {name[:80]!r} is not a valid puzzle name, expected up to 64 letters, digits, dots, "
             f"dashes and underscores; {REMEDY}"
         )
-    where = f"{path}: puzzle {name}"
-    if not isinstance(puzzle, dict) or set(puzzle) != {"train", "test"}:
-        keys = sorted(puzzle) if isinstance(puzzle, dict) else type(puzzle).__name__
-        raise UserError(f"{where}: expected an object with train and test, found {str(keys)[:80]}; {REMEDY}")
-    sections = {}
-    for section, examples in puzzle.items():
-        if not isinstance(examples, list) or not examples:
-            what = "an empty list" if examples == [] else f"a {type(examples).__name__}"
-            raise UserError(f"{where}: {section} is {what}, expected a list of examples; {REMEDY}")
-        sections[section] = [
-            _example(f"{where}, {section} example {number}", example, needs_output=solved or section == "train")
-            for number, example in enumerate(examples, 1)
-        ]
-    return Puzzle(name, sections)
+    return f"{path}: puzzle {name}"
+
+
+def _section(where: str, section: str, examples: Any, *, needs_output: bool) -> list[Example]:
+    if not isinstance(examples, list) or not examples:
+        found = "an empty list" if examples == [] else f"a {type(examples).__name__}"
+        raise UserError(f"{where}: {section} is {found}, expected a list of examples; {REMEDY}")
+    return [
+        _example(f"{where}, {section} example {number}", example, needs_output=needs_output)
+        for number, example in enumerate(examples, 1)
+    ]
 
 
 def _example(where: str, example: Any, *, needs_output: bool) -> Example:

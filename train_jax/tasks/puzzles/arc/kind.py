@@ -40,6 +40,7 @@ class ArcKind:
     vocab_size = VOCAB_SIZE
     has_named_puzzles = True
     transform = None
+    unknown_solution = canvas_of(UNKNOWN)
     fills_inputs = False
     success_message = "every cell equals the solution"
     alternative_solution = "correct in voting, with wrong cells outside the grid"

@@ -18,13 +18,14 @@ TEST_SUBSETS = {1: ("evaluation",), 2: ("evaluation2",)}
 
 @dataclass(frozen=True)
 class ArcData:
-    """ARC-AGI puzzles from the official JSON files, augmented by rotations, reflections, colours and places.
+    """ARC-AGI puzzles from JSON files, augmented by rotations, reflections, colours and places.
 
     The test split holds the test examples of --test-subsets, augmented for voting. All other examples are for training.
     """
 
     source: str
-    """Folder of the official files, or the beginning of their paths up to the name of the subset."""
+    """Folder of the official files, or the beginning of their paths up to the name of the subset; or a folder with a
+    folder for each subset and in it one JSON file for each task, as the data folder of the ARC-AGI repository."""
     output_dir: Annotated[Path | None, arg(help_behavior_hint="(default: data/arc1concept-aug-1000)")] = None
     """Output folder, or gs://bucket/folder; 1000 augmentations take 7 GB."""
     overwrite: bool = False

@@ -53,6 +53,7 @@ class MazeKind:
     box = None
     has_named_puzzles = False
     fills_inputs = True
+    unknown_solution = None
     success_message = "a shortest path from start to goal"
     alternative_solution = "another shortest path"
 

@@ -45,6 +45,7 @@ class SudokuKind:
     geometry: Geometry
     has_named_puzzles = False
     fills_inputs = True
+    unknown_solution = None
     success_message = "every given kept, every row, column and box complete"
     alternative_solution = "another solution of the puzzle"
 

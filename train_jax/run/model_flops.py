@@ -5,18 +5,18 @@ from __future__ import annotations
 from models_torch.flops import language_flops_per_token, train_flops_per_example
 from models_torch.gpt import GPTConfig
 from models_torch.registry import ARCHITECTURES
+from train_jax.run.config import RunConfig
 from train_jax.run.model import sized
-from train_jax.start import Training
+from train_jax.task import Task
 
 
-def analytic_flops(training: Training) -> float | None:
+def model_flops(config: RunConfig, task: Task, devices: int) -> float | None:
     """Returns the FLOPs of the matrix products in one forward and one backward pass, of the examples of one device.
 
     Recomputation and the optimizer are not counted. None for models of the user.
     """
-    config = training.config
-    examples = config.global_batch_size // training.devices.count
-    arch = sized(config.arch, training.task, examples)
+    examples = config.global_batch_size // devices
+    arch = sized(config.arch, task, examples)
     if isinstance(arch, GPTConfig):
         return examples * arch.seq_len * language_flops_per_token(arch)
     return examples * train_flops_per_example(config.model, arch) if config.model in ARCHITECTURES else None
