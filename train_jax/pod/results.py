@@ -11,7 +11,7 @@ from train_jax.pod.compile import Compiled
 from train_jax.pod.schedule import Schedules
 from train_jax.pod.topology import Topology
 from train_jax.pod.yardsticks import Cost, Yardsticks, yardsticks
-from train_jax.run.model_flops import model_flops
+from train_jax.run.performance import model_flops
 from train_jax.start import Training
 
 MODULES_SHOWN = 12

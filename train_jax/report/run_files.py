@@ -10,8 +10,8 @@ from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
+from train_jax.run.events import Goodput, read_goodput
 from train_jax.run.folder import RunFolder, read_run
-from train_jax.run.goodput import Goodput, read_goodput
 from train_jax.run.tracking import read_metrics
 
 

@@ -8,8 +8,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.help_pages import HelpPage
 from train_jax.report.terminal import progress
-from train_jax.run.choice import NEWEST
-from train_jax.run.restore import restore
+from train_jax.run.restore import NEWEST, restore
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
 from train_jax.task import commands_of

@@ -16,7 +16,7 @@ from train_jax.pod.preflight.table import lines, to_json
 from train_jax.run.config import RunConfig
 from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.runtime import backend
-from train_jax.runtime.compile_cache import use_compile_cache
+from train_jax.runtime.compilation import use_compile_cache
 from train_jax.runtime.coordination import place
 from train_jax.runtime.processes import join_processes
 

@@ -12,7 +12,7 @@ from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration
 from train_jax.run_arguments import option_value, parse_run
 from train_jax.runtime.clock import process_start
-from train_jax.runtime.compile_cache import use_compile_cache
+from train_jax.runtime.compilation import use_compile_cache
 from train_jax.runtime.coordination import place
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes

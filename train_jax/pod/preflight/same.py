@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from train_jax.pod.preflight.row import Row, row
-from train_jax.run.code import hash_of_all, source_hashes
 from train_jax.run.config import RunConfig, to_json
-from train_jax.run.machine import versions_of_packages
+from train_jax.run.machine import hash_of_all, source_hashes, versions_of_packages
 from train_jax.run.resume import differences_of_fields
 from train_jax.runtime.coordination import exchange
 from train_jax.task import Task
