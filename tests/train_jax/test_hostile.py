@@ -13,7 +13,7 @@ from benchmarks.fuzz_data import fuzz
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError, brief
 from train_jax.report.built import build_summary, inspected
-from train_jax.run.files import DamagedError, read_whole
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.stages.build_data import COMMANDS
 from train_jax.tasks.puzzles.arc import json as arc_json
 from train_jax.tasks.puzzles.arc.dataset import build_arc

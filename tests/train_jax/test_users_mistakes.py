@@ -21,13 +21,13 @@ from train_jax.errors import UserError
 from train_jax.hooks import Saving
 from train_jax.run.config import RunConfig
 from train_jax.run.events import goodput_of
-from train_jax.run.files import DamagedError, map_array, read_arrays, read_whole
 from train_jax.run.folder import RunFolder
 from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.run.restore import Restored, restore
 from train_jax.run.resume import decide_start
 from train_jax.run.status import read_status
+from train_jax.run.untrusted import DamagedError, map_array, read_arrays, read_whole
 from train_jax.start import _check_keep_best
 from train_jax.tasks.evaluate import EvaluateOptions, lines_of
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents

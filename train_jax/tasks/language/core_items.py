@@ -28,8 +28,8 @@ import numpy as np
 
 from train_jax.errors import UserError
 from train_jax.run.cache import local_folder
-from train_jax.run.files import DamagedError, read_whole
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.language.tokenizer import text_package
 
 SHUFFLE_SEED = 1337

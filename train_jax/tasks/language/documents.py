@@ -20,8 +20,9 @@ import numpy as np
 
 from train_jax.errors import UserError
 from train_jax.run.cache import local_folder
-from train_jax.run.files import POINTER, is_lfs_pointer, local_copy
+from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import POINTER, is_lfs_pointer
 from train_jax.tasks.language.tokenizer import text_package
 
 STANDARD_LIBRARY = "standard-library"

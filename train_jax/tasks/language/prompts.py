@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from train_jax.errors import UserError, brief
-from train_jax.run.files import DamagedError, read_whole
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.language.generation import Row, Sizes
 from train_jax.tasks.language.tokenizer import Tokenizer
 

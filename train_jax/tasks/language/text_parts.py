@@ -24,8 +24,9 @@ from typing import IO, Any
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.run.files import DamagedError, local_copy, read_whole, remove_folder, whole_file, write_text
+from train_jax.run.files import local_copy, remove_folder, whole_file, write_text
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
 from train_jax.tasks.language.options import TextSource
 from train_jax.tasks.language.text_set import SPLITS, token_dtype

@@ -23,8 +23,8 @@ import numpy as np
 
 from train_jax.errors import UserError, brief
 from train_jax.run.cache import local_folder
-from train_jax.run.files import DamagedError, map_array, read_whole
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, map_array, read_whole
 from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, Tokenizer
 from train_jax.tasks.new_dataset import Layout
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.run.files import DamagedError, read_whole, write_text
+from train_jax.run.files import write_text
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.language.byte_level import (
     Ranks,
     check_ranks,

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from train_jax.errors import UserError
-from train_jax.run.files import DamagedError, map_array
+from train_jax.run.untrusted import DamagedError, map_array
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import kind_of
 from train_jax.tasks.puzzles.location import dataset_folder, read_identifiers

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer, UInt64
 
-from train_jax.run.files import map_array
+from train_jax.run.untrusted import map_array
 from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.format import FIELDS, SPLITS, PuzzleSet, array_path, load_split, originals_of
 from train_jax.tasks.puzzles.hashing import mix

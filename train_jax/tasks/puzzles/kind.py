@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
 
 from train_jax.errors import UserError
-from train_jax.run.files import DamagedError, read_whole
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles.metadata import Metadata
 
 Grid = Integer[np.ndarray, "cells"]

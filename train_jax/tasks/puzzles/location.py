@@ -4,8 +4,8 @@ from pathlib import Path
 
 from train_jax.errors import UserError
 from train_jax.run.cache import local_folder
-from train_jax.run.files import DamagedError, map_array
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, map_array
 from train_jax.tasks.puzzles.metadata import SPLITS, check, read_json, read_metadata
 from train_jax.tasks.puzzles.recipe import FIELDS, content_of, read_record
 

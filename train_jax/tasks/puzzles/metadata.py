@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError, brief
-from train_jax.run.files import DamagedError, read_whole
+from train_jax.run.untrusted import DamagedError, read_whole
 
 SPLITS = ("train", "test")
 SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from train_jax.errors import UserError
-from train_jax.run.files import DamagedError, local_copy, read_arrays, whole_file
+from train_jax.run.files import local_copy, whole_file
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, read_arrays
 
 LARGEST_BYTES = 2**36
 """Limit of the uncompressed size of all arrays: fifty times that of an ARC data set with 1000 augmentations."""

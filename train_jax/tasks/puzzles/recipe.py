@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from train_jax.run.files import DamagedError, read_whole
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles.metadata import (
     MAX_JSON_BYTES,
     SPLITS,

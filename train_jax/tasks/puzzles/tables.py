@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TextIO
 
 from train_jax.errors import UserError
-from train_jax.run.files import POINTER, is_lfs_pointer
 from train_jax.run.storage import fetch
+from train_jax.run.untrusted import POINTER, is_lfs_pointer
 
 COLUMNS = ["source", "question", "answer", "rating"]
 NAMES = {"train": "train.csv", "test": "test.csv"}

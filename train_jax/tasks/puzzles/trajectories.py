@@ -12,8 +12,9 @@ from jaxtyping import Bool, Int
 from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.files import DamagedError, local_copy, read_arrays, whole_file, write_text
+from train_jax.run.files import local_copy, whole_file, write_text
 from train_jax.run.folder import RunFolder
+from train_jax.run.untrusted import DamagedError, read_arrays
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError, brief
-from train_jax.run.files import DamagedError, read_whole
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.tasks.puzzles.arc.grid import COLOURS, SIDE, UNKNOWN, Example, Grid, Puzzle
 from train_jax.tasks.puzzles.location import dataset_folder
 
