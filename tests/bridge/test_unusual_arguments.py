@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, Calls, compare, in_jax, raises, randn, same, verified
+from eager import Call, Calls, compare, gradients, in_jax, raises, randn, same, verified
 from support.markers import slow_unless
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -306,6 +306,15 @@ def test_by_nature():
     assert leaf.grad is not None and leaf.grad[0, 0] == 0
     root = in_jax(lambda x, y: torch.complex(x, y).sqrt().imag, np.float32(-3), np.float32(-0.0))
     assert root > 0 > torch.complex(*torch.tensor([-3, -0.0])).sqrt().imag
+
+
+def test_batch_norm_of_one_image_whose_result_is_transposed():
+    """PyTorch's gradient of the bias is not the sum of the gradient of the result."""
+    image, weight, norm = randn(1, 16, 4, 4), randn(1, 16, 16, seed=2), nn.BatchNorm2d(16)
+    module, expected = Call(lambda norm, x: norm(x).flatten(2).transpose(1, 2) * weight, norm), weight.sum((0, 1))
+    np.testing.assert_allclose(gradients(module, image)["module.bias"], expected, rtol=1e-5)
+    module(image).sum().backward()
+    assert norm.bias.grad is not None and (norm.bias.grad - expected).abs().max() > 1
 
 
 def nested_autocast(linear, x):

@@ -113,6 +113,17 @@ def test_a_buffer_that_holds_a_graph_goes_on_without_it():
     verified(Calls(hidden, h=nn.Buffer(torch.zeros(4, 3))), X, steps=3, tolerance=1e-5)
 
 
+def test_a_buffer_that_views_another_one_goes_on_as_its_view():
+    def added(m, x):
+        m.whole += x @ m.w
+        return m.row * x, m.twin * x
+
+    module, whole = Calls(added), torch.zeros(4, 3)
+    for name, buffer in {"row": whole[1], "whole": whole, "twin": whole}.items():
+        module.register_buffer(name, buffer)
+    verified(module, X, steps=3)
+
+
 def test_nothing_compared_is_not_ok():
     report = bridge.verify(Call(lambda x: None), torch.arange(3))
     assert not report.ok and "nothing compared" in str(report) and not json.loads(report.to_json())["ok"]
