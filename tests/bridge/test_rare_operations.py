@@ -157,6 +157,21 @@ def test_ldexp_by_negative_integers():
     assert x.grad is not None and x.grad.tolist() == [4, 1, 0, 0]
 
 
+def test_batch_norm_of_one_column_transposed():
+    """PyTorch's backward reads the gradient by the strides of the input."""
+    norm = torch.nn.BatchNorm2d(3, affine=False).eval()
+    mixed, weight = randn(2, 5, 3, 1).transpose(1, 2), randn(2, 15)
+
+    def function(x):
+        return (norm(x).flatten(1).square() * weight).sum()
+
+    x, y = mixed.clone().requires_grad_(), mixed.contiguous().requires_grad_()
+    (function(x) + function(y)).backward()
+    assert x.grad is not None and y.grad is not None and not torch.allclose(x.grad, y.grad, atol=1e-2)
+    derivative = jax.grad(lambda x: in_jax(function, x))(jnp.asarray(mixed.numpy()))
+    np.testing.assert_allclose(derivative, y.grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
 def parts_of_what_is_written(x):
     y = x * 1
     first, second = y.split(2)
