@@ -30,8 +30,8 @@ aten = torch.ops.aten
 
 SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 VALUE_REMEDY = (
-    "use torch.where for a branch; a tensor works as an index or a slice's bound without `int()` or `.item()`; or pass "
-    "the number as a Python argument that is static under jit"
+    "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
+    "`.item()`; or pass the number as a Python argument that is static under jit"
 )
 DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
 UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"

@@ -263,7 +263,8 @@ def test_a_result_to_which_the_backward_pass_adds():
 def test_rounding_of_a_gradient_that_is_zero():
     """By PyTorch's own float64, run where a leaf is beyond the tolerance."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    summed = Applied(lambda x, _: torch.zeros(16, 8).index_add_(0, torch.arange(16), x))  # in float64 where x is
+    module = nn.Sequential(nn.Linear(4, 8), summed, nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
     report = bridge.verify(module, torch.randn(16, 4), train=True, tolerance=1e-9)
     row = rows(report, "gradient")["0.bias"]
     assert row.verdict == "equal" and row.note == "zero in float64" and row.tolerance < 0.01, f"\n{report}"
@@ -292,7 +293,7 @@ def with_state(x, w, calls=[0]):  # noqa: B006
 
 
 def in_float32_only(x, w):
-    return F.linear(x * (1 + traced(x)), torch.eye(3)) * w
+    return F.linear(x * (1 + traced(x)), torch.eye(3, dtype=torch.float32)) * w
 
 
 @pytest.mark.parametrize(
