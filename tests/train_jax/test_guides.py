@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from train_jax.analysis.aims import AIMS
+from train_jax.analysis.answers import AIMS
 from train_jax.errors import UserError
 from train_jax.experiments.guides import BEGIN, GUIDES, generated, main, updated
 from train_jax.experiments.table import EXPERIMENTS

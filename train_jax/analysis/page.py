@@ -1,19 +1,25 @@
-"""The report of a study: one self-contained HTML page, and the same sentences and tables as Markdown."""
+"""The report of a study: one self-contained HTML page, the same sentences and tables as Markdown, and the tables of all
+runs as CSV and Parquet, with the SHA-256 of the log that each row comes from."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
-from train_jax.analysis.answers import Answer, Point, answer
+from train_jax.analysis.answers import Answer, Point, answer, band, differing_fields, pareto
 from train_jax.analysis.records import Run, Study
-from train_jax.analysis.statistics import band, pareto
+from train_jax.errors import UserError
 from train_jax.experiments.table import GROUPS
 from train_jax.report.figures import number, percent, spelled
 from train_jax.report.plots import Band, Series, plot
 from train_jax.report.render import render_document
+from train_jax.run.files import write_bytes
 
 HEADINGS = (
     "experiment",
@@ -114,9 +120,7 @@ def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> l
 
 
 def _states(study: Study) -> str:
-    counts: dict[str, int] = {}
-    for run in study.runs:
-        counts[run.state] = counts.get(run.state, 0) + 1
+    counts = Counter(run.state for run in study.runs)
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
 
 
@@ -197,3 +201,59 @@ def _front(name: str, known: Sequence[tuple[float, Point]]) -> Front:
         (known[i][1].experiment, number(float(f"{known[i][0]:.3g}")), percent(known[i][1].final.mean)) for i in best
     )
     return Front(name, drawing, rows)
+
+
+# ---- tables
+
+
+def write_tables(study: Study, folder: Path) -> list[Path]:
+    """Writes results and curves, each as .csv and .parquet; returns the files. Raises `UserError` without polars."""
+    try:
+        import polars as pl
+    except ImportError:
+        raise UserError(
+            "the tables need the package polars; install it with `pip install 'trm-bridge[analysis]'`"
+        ) from None
+    fields = differing_fields(study.runs)
+    curves = [
+        {"group": run.group, "experiment": run.experiment, "seed": run.seed, "step": int(step), study.metric: value,
+         "metrics_sha256": run.metrics_sha256}
+        for run in study.runs
+        for step, value in run.curve
+    ]  # fmt: skip
+    written = []
+    for name, rows in (("results", [_result(study.metric, run, fields) for run in study.runs]), ("curves", curves)):
+        frame = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+        for suffix, write in ((".csv", frame.write_csv), (".parquet", frame.write_parquet)):
+            buffer = io.BytesIO()
+            write(buffer)
+            written.append(folder / f"{name}{suffix}")
+            write_bytes(written[-1], buffer.getvalue())
+    return written
+
+
+def _result(metric: str, run: Run, fields: Sequence[str]) -> dict[str, Any]:
+    """Returns the row of a run, with the fields in which the runs of the study differ."""
+    peak, step = run.peak or (None, None)
+    values = {name: run.config.get(name) for name in fields}
+    return {
+        "group": run.group,
+        "experiment": run.experiment,
+        "seed": run.seed,
+        "state": run.state,
+        f"final_{metric}": run.final,
+        f"peak_{metric}": peak,
+        "peak_step": step,
+        "train_steps": run.train_steps,
+        "examples": run.examples,
+        "train_seconds": run.train_seconds,
+        "parameters": run.parameters,
+        "train_flops": run.flops,
+        "hbm_peak_bytes": run.hbm_peak,
+        "act_steps": run.act_steps,
+        **{
+            name: value if isinstance(value, int | float | str | None) else str(value) for name, value in values.items()
+        },
+        "run_dir": run.run_dir,
+        "metrics_sha256": run.metrics_sha256,
+    }

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from train_jax.analysis.page import fronts_of, html, markdown, sections_of
+from train_jax.analysis.page import fronts_of, html, markdown, sections_of, write_tables
 from train_jax.analysis.records import read_study
-from train_jax.analysis.tables import write_tables
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.files import write_text

@@ -12,15 +12,19 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import PreemptedError, UserError
-from train_jax.experiments.command import options_of
-from train_jax.experiments.data_sets import data_sets
-from train_jax.experiments.expression import combinations
-from train_jax.experiments.jobs import Options, check_folders, jobs_of, select, with_copies, without_done
-from train_jax.experiments.plan_text import plan_lines
-from train_jax.experiments.runs import differences, experiment, experiment_run, plan, remark
-from train_jax.experiments.sweep_files import SweepFiles, done_elsewhere
-from train_jax.experiments.sweeper import Sweeper, other_sweepers, run_command
-from train_jax.experiments.table import EXPERIMENTS, GROUPS
+from train_jax.experiments.jobs import (
+    Options,
+    check_folders,
+    combinations,
+    jobs_of,
+    select,
+    sweep_lines,
+    with_copies,
+    without_done,
+)
+from train_jax.experiments.runs import differences, experiment, experiment_run, options_of, plan_lines
+from train_jax.experiments.sweeper import Sweeper, SweepFiles, done_elsewhere, other_sweepers, run_command
+from train_jax.experiments.table import EXPERIMENTS, GROUPS, data_sets
 from train_jax.report.status_table import status_table
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import VARIABLES
@@ -60,8 +64,7 @@ class Show:
         config = experiment_run(self.experiment_id)
         print(f"{self.experiment_id} ({row.group}, {GROUPS[row.group]}): {_changes(self.experiment_id)}")
         sets = data_sets(row)
-        lines = plan(config, sum(each.puzzles for each in sets)).lines()
-        for line in [*lines, *filter(None, [remark(self.experiment_id)])]:
+        for line in plan_lines(self.experiment_id, config, sum(each.puzzles for each in sets)):
             print(f"  {line}")
         for each in sets:
             print(f"  data set         {each.folder}, built by")
@@ -151,7 +154,7 @@ class Run:
         check_folders(jobs)
         if self.dry_run:
             peak = None if self.peak_tflops is None else self.peak_tflops * 1e12 * (self.utilisation or 0)
-            print("\n".join(plan_lines(jobs, files, peak)))
+            print("\n".join(sweep_lines(jobs, files, peak)))
             return
         works = [job.work for job in jobs]
         if not works:

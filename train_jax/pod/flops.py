@@ -1,4 +1,5 @@
-"""Counts the FLOPs of matrix products in a JAX program, before the compiler changes it."""
+"""The FLOPs of a train step: those of the matrix products in its JAX program, before the compiler changes it, and those
+that it needs at least, from the sizes of the model."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
+from models_torch.flops import language_flops_per_token, train_flops_per_example
+from models_torch.gpt import GPTConfig
+from models_torch.registry import ARCHITECTURES
 from train_jax.pod.yardsticks import module_of
-
-_RECOMPUTED = "rematted_computation"
+from train_jax.run.model import sized
+from train_jax.start import Training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Products:
     @cached_property
     def recomputed(self) -> float:
         """Those of the forward pass that the backward pass computes again."""
-        return self._sum(lambda name: _RECOMPUTED in name)
+        return self._sum(lambda name: "rematted_computation" in name)
 
     @cached_property
     def outside(self) -> float:
@@ -61,7 +65,7 @@ def product_flops(program: core.ClosedJaxpr) -> float:
     `cond` does. A Pallas kernel counts for its whole grid, but for the blocks that splash attention skips, unless
     `jax.checkpoint` hides which these are.
     """
-    return sum(_by_name(program, [], "").values())
+    return products(program).total
 
 
 def _by_name(program: core.ClosedJaxpr, arguments: list[Any], scope: str) -> dict[str, float]:
@@ -129,3 +133,16 @@ def _programs(value: Any) -> list[core.ClosedJaxpr]:
         for each in leaves
         if isinstance(each, core.Jaxpr | core.ClosedJaxpr)
     ]
+
+
+def analytic_flops(training: Training) -> float | None:
+    """Returns the FLOPs of the matrix products in one forward and one backward pass, of the examples of one device.
+
+    Recomputation and the optimizer are not counted. None for models of the user.
+    """
+    config = training.config
+    examples = config.global_batch_size // training.devices.count
+    arch = sized(config.arch, training.task, examples)
+    if isinstance(arch, GPTConfig):
+        return examples * arch.seq_len * language_flops_per_token(arch)
+    return examples * train_flops_per_example(config.model, arch) if config.model in ARCHITECTURES else None
