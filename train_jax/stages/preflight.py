@@ -3,16 +3,16 @@
 import dataclasses
 import shutil
 import sys
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
-from train_jax.errors import LostProcessError
-from train_jax.pod.preflight.checks import Expected, Result, one_failure, run_checks
-from train_jax.pod.preflight.services import check_names
-from train_jax.pod.preflight.table import lines, to_json
+from train_jax.errors import LostProcessError, UserError
+from train_jax.pod.launch.gcloud import check_names
+from train_jax.pod.preflight.checks import Expected, one_failure, run_checks
+from train_jax.pod.preflight.rows import Result
 from train_jax.run.config import RunConfig
 from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.runtime import backend
@@ -49,21 +49,16 @@ class Preflight:
     """Print the rows of all processes as JSON instead of the table."""
 
 
-class Command(NamedTuple):
-    """The arguments: those of the stage, and those that name the run."""
-
-    options: Preflight
-    run: RunConfig
-
-
-def main(command: Command) -> None:
-    options, config = command
-    check_names(options.tpu, options.zone)
+def main(options: Preflight, config: RunConfig) -> None:
+    if bool(options.tpu) != bool(options.zone):
+        raise UserError("--tpu and --zone belong together; give both, such as --tpu my-tpu-1 --zone us-central2-b")
+    if options.tpu:
+        check_names(tpu=options.tpu, zone=options.zone)
     use_compile_cache(config.compute.compile_cache)
     result = _result(options, config)
     if place()[0] == 0:
         width = max(100, shutil.get_terminal_size().columns)
-        print(to_json(result) if options.json else "\n".join(lines(result, width, brief=options.brief)))
+        print(result.to_json() if options.json else "\n".join(result.lines(width, brief=options.brief)))
     if result.failed:
         raise SystemExit(1)
 
@@ -86,8 +81,7 @@ def _result(options: Preflight, config: RunConfig) -> Result:
 def cli(argv: list[str]) -> None:
     own, rest = split_arguments(argv, Preflight, prog="trm preflight")
     options = parse(Preflight, own, prog="trm preflight")
-    name, config = parse_run(rest, prog="trm preflight", description="")
-    main(Command(dataclasses.replace(options, name=name), config))
+    main(options, parse_run(rest, prog="trm preflight", description="")[1])
 
 
 if __name__ == "__main__":
