@@ -70,7 +70,7 @@ class Instruction:
     @cached_property
     def estimated_cycles(self) -> int:
         """The TPU compiler's estimate; 0 where it gives none."""
-        return self._number(r'"estimated_cycles":"?(\d+)')
+        return self.number(r'"estimated_cycles":"?(\d+)') or 0
 
     @property
     def is_kernel(self) -> bool:
@@ -83,25 +83,10 @@ class Instruction:
         name = re.search(r'op_name="([^"]*)"', self.text)
         return name[1] if name else ""
 
-    @property
-    def known_trips(self) -> int:
-        """How often a `while` runs its body, as the compiler says; 0 if it does not."""
-        return self._number(r'known_trip_count":\{"n":"(\d+)"')
-
-    @property
-    def index(self) -> int:
-        """The element that a `get-tuple-element` takes."""
-        return self._number(r"\bindex=(\d+)")
-
-    @property
-    def integer(self) -> int | None:
-        """The value of an integer constant; None for everything else."""
-        value = re.search(r" constant\((-?\d+)\)", self.text)
-        return int(value[1]) if value else None
-
-    def _number(self, pattern: str) -> int:
+    def number(self, pattern: str) -> int | None:
+        """Returns an integer of the text; None without it."""
         number = re.search(pattern, self.text)
-        return int(number[1]) if number else 0
+        return int(number[1]) if number else None
 
 
 class Program:
@@ -135,9 +120,10 @@ class Program:
 
         The loops of `jax.lax.scan` increase their counter by 1.
         """
+        known = instruction.number(r'known_trip_count":\{"n":"(\d+)"')
         condition = re.search(r"condition=%([\w.\-]+)", instruction.text)
-        if instruction.opcode != "while" or instruction.known_trips or condition is None:
-            return instruction.known_trips or 1
+        if instruction.opcode != "while" or known or condition is None:
+            return known or 1
         test = next((each for each in self.computations[condition[1]] if each.text.lstrip().startswith("ROOT")), None)
         if test is None or test.opcode != "compare" or "direction=LT" not in test.text:
             return 1
@@ -145,10 +131,11 @@ class Program:
         start = self.instructions[instruction.operands[0]]
         if counter.opcode != "get-tuple-element" or start.opcode != "tuple":
             return 1
-        first = self.instructions[start.operands[counter.index]]
+        first = self.instructions[start.operands[counter.number(r"\bindex=(\d+)") or 0]]
         while first.opcode == "copy":
             first = self.instructions[first.operands[0]]
-        return limit.integer or 1 if first.integer == 0 else 1
+        constant = r" constant\((-?\d+)\)"
+        return limit.number(constant) or 1 if first.number(constant) == 0 else 1
 
     @cached_property
     def instructions(self) -> Mapping[str, Instruction]:

@@ -1,7 +1,6 @@
 """`trm analyze ROOT`: the answers of groups of experiments, from their run folders alone."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +54,3 @@ def main(config: Analyze) -> None:
 
 def cli(argv: list[str]) -> None:
     main(parse(Analyze, argv, prog="trm analyze"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

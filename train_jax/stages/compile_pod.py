@@ -156,7 +156,3 @@ def cli(argv: list[str]) -> None:
     own, rest = split_arguments(argv, CompilePod, prog="trm compile-pod")
     options = parse(CompilePod, own, prog="trm compile-pod")
     main(options, parse_run(rest, prog="trm compile-pod", description="")[1])
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -214,11 +214,14 @@ class List:
 
 
 @dataclasses.dataclass(frozen=True)
-class Logs:
-    """Follow the logs of all hosts, or show those of a launch that is over. Ctrl-C ends nothing but this view."""
-
+class _Named:
     tpu: Annotated[str, tyro.conf.Positional]
     """Name of the TPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Logs(_Named):
+    """Follow the logs of all hosts, or show those of a launch that is over. Ctrl-C ends nothing but this view."""
 
     def run(self) -> int:
         manage.logs(self.tpu, Gcloud(), View(_show))
@@ -226,22 +229,16 @@ class Logs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Watch:
+class Watch(_Named):
     """Watch a launch whose terminal was closed: follow, start again after preemptions, collect, delete the node."""
-
-    tpu: Annotated[str, tyro.conf.Positional]
-    """Name of the TPU."""
 
     def run(self) -> int:
         return _watched(known(self.tpu), Gcloud(), View(_show))
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class Stop(_Named):
     """Stop a run with SIGTERM, so that it saves; then collect its results, and delete the node if it was created."""
-
-    tpu: Annotated[str, tyro.conf.Positional]
-    """Name of the TPU."""
 
     def run(self) -> int:
         manage.stop(self.tpu, Gcloud(), View(_show))
@@ -249,11 +246,9 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Delete:
+class Delete(_Named):
     """Delete the node of a launch."""
 
-    tpu: Annotated[str, tyro.conf.Positional]
-    """Name of the TPU."""
     force: bool = False
     """Also while a run is going on there, and if no launch created it."""
 
@@ -306,7 +301,3 @@ def cli(argv: list[str]) -> None:
     launch = dataclasses.replace(parsed, command=tuple(command))
     launch.check()
     main(launch)
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

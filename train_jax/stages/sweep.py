@@ -3,8 +3,8 @@
 import dataclasses
 import os
 import shutil
-import sys
 import time
+from collections import Counter
 from typing import Annotated, Literal
 
 import tyro
@@ -211,10 +211,7 @@ class Status:
 def _status_lines(files: SweepFiles) -> list[str]:
     works = files.planned()
     states = {work.name: files.state(work) for work in works}
-    counts = {}
-    for state, _ in states.values():
-        counts[state] = counts.get(state, 0) + 1
-    lines = [f"{files.root}: {_counted(counts)}"]
+    lines = [f"{files.root}: {_counted(Counter(state for state, _ in states.values()))}"]
     started = [status for _, status in states.values() if status is not None]
     if started:
         lines.append(status_table(started, width=max(72, shutil.get_terminal_size().columns)))
@@ -254,7 +251,3 @@ def cli(argv: list[str]) -> None:
             description="Trains experiments, or shows their table. `trm sweep exp01` is `trm sweep run exp01`.",
         )
     )
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -26,7 +26,7 @@ from train_jax.pod.launch.record import (
     watching,
     write_record,
 )
-from train_jax.pod.launch.tpu import TpuNode, Workers
+from train_jax.pod.launch.tpu import Workers
 
 
 def prepare(record: Record, commands: Gcloud, view: View) -> Record:
@@ -59,12 +59,11 @@ def watch(record: Record, commands: Gcloud, view: View) -> int:
 
 
 def _watch(record: Record, commands: Gcloud, view: View) -> int:
-    node = TpuNode(commands, record, view.say)
-    workers = Workers(node)
+    workers = Workers(commands, record, view.say)
     try:
         status = run_to_end(workers, view, record.restarts)
     except UserError:
-        if node.record.starts == 0 or node.stops():  # nothing runs, so nothing is lost
+        if workers.record.starts == 0 or workers.stops():  # nothing runs, so nothing is lost
             _finish(workers, view, 1)
         raise
     _finish(workers, view, status)
@@ -76,31 +75,31 @@ def _finish(workers: Workers, view: View, status: int) -> None:
 
     The launch is over only after that, so that a later launch of the same name does not lose its node to this one.
     """
-    node = workers.node
-    phase = "done" if status == 0 else "stopped" if node.stops() else "failed"
+    phase = "done" if status == 0 else "stopped" if workers.stops() else "failed"
+    name = workers.record.tpu
     try:
-        collected = node.record.starts == 0 or _collect(workers, view)
-        deletes = (node.record.created or node.record.delete_when_done) and not node.record.keep
+        collected = workers.record.starts == 0 or _collect(workers, view)
+        deletes = (workers.record.created or workers.record.delete_when_done) and not workers.record.keep
         if deletes and collected:
-            node.delete()
-            view.say(f"deleted {node.record.tpu}")
+            workers.delete()
+            view.say(f"deleted {name}")
         else:
-            view.say(f"{node.record.tpu} is still there; delete it with `trm launch delete {node.record.tpu}`")
+            view.say(f"{name} is still there; delete it with `trm launch delete {name}`")
     finally:
-        node.change(phase=phase, status=status)
-    view.say(f"{phase}: {node.record.cost()}")
+        workers.change(phase=phase, status=status)
+    view.say(f"{phase}: {workers.record.cost()}")
 
 
 def _collect(workers: Workers, view: View) -> bool:
     """Copies the run folder of the first worker, unless it is in storage; returns whether nothing is left there."""
-    record = workers.node.record
+    record = workers.record
     if not record.collect:
         return True
     try:
         archive = local_folder(record.tpu) / "results.tar"
         workers.collect(record.collect, archive)
         target = Path(record.collect).parent
-        if not workers.node.gcloud.dry:
+        if not workers.gcloud.dry:
             target.mkdir(parents=True, exist_ok=True)
             with tarfile.open(archive) as files:
                 files.extractall(target, filter="data")
@@ -109,14 +108,14 @@ def _collect(workers: Workers, view: View) -> bool:
         return True
     except (GcloudError, OSError, tarfile.TarError) as error:
         view.say(f"{record.collect} could not be copied from {record.tpu}: {error}")
-        return workers.node.is_gone()
+        return workers.is_gone()
 
 
 def logs(name: str, commands: Gcloud, view: View) -> None:
     """Follows the logs of all hosts, or shows the local copies of a launch that is over."""
     record = known(name)
-    workers = Workers(TpuNode(commands, record, view.say), keeps_logs=False)
-    if record.phase == "running" and not workers.node.is_gone():
+    workers = Workers(commands, record, view.say, keeps_logs=False)
+    if record.phase == "running" and not workers.is_gone():
         workers.find()
         view.say(follow_to_end(workers, view).text)
         return
@@ -133,8 +132,8 @@ def stop(name: str, commands: Gcloud, view: View) -> None:
         raise UserError(f"the launch {name} is over ({record.phase})")
     watched = record.is_watched()
     record = update(name, stop_asked=True)
-    workers = Workers(TpuNode(commands, record, view.say))
-    if record.phase == "running" and not workers.node.is_gone():
+    workers = Workers(commands, record, view.say)
+    if record.phase == "running" and not workers.is_gone():
         workers.find()
         workers.stop()
         view.say(f"SIGTERM to {workers.count} hosts")
@@ -150,16 +149,16 @@ def stop(name: str, commands: Gcloud, view: View) -> None:
 def delete(name: str, commands: Gcloud, view: View, *, force: bool) -> None:
     """Deletes the node of a launch. Without `force`, raises `UserError` if it runs, or if no launch created it."""
     record = known(name)
-    node = TpuNode(commands, record, view.say)
+    workers = Workers(commands, record, view.say)
     if not force:
         if not record.created:
             raise UserError(f"{name} was not created by trm launch; --force deletes it all the same")
-        if record.phase == "running" and node.state() == "READY" and "running" in Workers(node).states():
+        if record.phase == "running" and workers.state() == "READY" and "running" in workers.states():
             raise UserError(f"a run is going on {name}; end it with `trm launch stop {name}`, or give --force")
-    node.change(stop_asked=True)  # before, so that nobody creates it again
-    node.delete()
-    node.change(phase=node.record.phase if node.record.over else "stopped")
-    view.say(f"deleted {name}: {node.record.cost()}")
+    workers.change(stop_asked=True)  # before, so that nobody creates it again
+    workers.delete()
+    workers.change(phase=workers.record.phase if workers.record.over else "stopped")
+    view.say(f"deleted {name}: {workers.record.cost()}")
 
 
 def watch_in_background(name: str) -> Path:
@@ -238,7 +237,7 @@ def _remark(record: Record, state: str, commands: Gcloud) -> str:
     if record.is_watched():
         return ""
     if record.phase == "running" and state == "READY":
-        states = Workers(TpuNode(commands, record, lambda _: None)).states()
+        states = Workers(commands, record, lambda _: None).states()
         if "running" not in states:
             return f"idle: no host runs anything; `trm launch watch {name}` ends it"
     return f"orphaned: nobody would start it again or delete it; `trm launch watch {name}`"

@@ -154,13 +154,13 @@ class TpuNode:
             raise GcloudError(f"the launch {self.record.tpu} was stopped before the run was started")
 
     def stops(self) -> bool:
-        """Whether somebody asked the run to stop."""
+        """Returns whether somebody asked the run to stop."""
         if not self.gcloud.dry:
             self.record = read_record(self.record.tpu) or self.record
         return self.record.stop_asked
 
     def is_gone(self) -> bool:
-        """Whether the machines of the run are not there any more."""
+        """Returns whether the machines of the run are not there any more."""
         return self.state() in _GONE
 
     def delete(self) -> None:
@@ -178,50 +178,49 @@ class TpuNode:
         self.change(ready_since=None, seconds_before=self.record.node_seconds())
 
 
-class Workers:
-    """The hosts of a launch; `count` is known when the node is."""
+class Workers(TpuNode):
+    """The workers of a node as the hosts of a run; `count` is known when the node is there."""
 
-    def __init__(self, node: TpuNode, *, keeps_logs: bool = True):
+    def __init__(self, commands: Gcloud, record: Record, say: Callable[[str], None], *, keeps_logs: bool = True):
         """`keeps_logs`: in the local folder of the launch, so that a log that was followed before is continued."""
-        self.node, self.count = node, 0
-        self._keeps_logs = keeps_logs and not node.gcloud.dry
+        super().__init__(commands, record, say)
+        self.count, self._keeps_logs = 0, keeps_logs and not commands.dry
         self._bytes: dict[tuple[str, int], int] = {}
-        self._adopt = node.record.phase == "running"
+        self._adopt = record.phase == "running"
 
     @property
     def deadline(self) -> float | None:
-        return self.node.record.deadline
+        return self.record.deadline
 
     def find(self) -> None:
         """Finds the workers of a node that is there."""
-        self.count = len(self.node.addresses())
+        self.count = len(self.addresses())
 
     # ---- the run
 
     def start(self) -> None:
         """The first call leaves a run alone that is there already; it is only to be followed."""
-        fresh = self.node.make_ready()
-        addresses = self.node.addresses()
+        fresh = self.make_ready()
+        addresses = self.addresses()
         self.count, adopts, self._adopt = len(addresses), self._adopt and not fresh, False
         if adopts:
             return
-        if self.count > 1 and self.node.record.collect:
-            raise not_shared(self.node.record.collect)
+        if self.count > 1 and self.record.collect:
+            raise not_shared(self.record.collect)
         try:
             if fresh:
                 self._install()
-            self.node.check_not_stopped()
+            self.check_not_stopped()
             self._send_secrets()
             self._begin(addresses)
         except GcloudError as error:
-            if not self.node.is_gone():
+            if not self.is_gone():
                 raise
-            self.node.say(f"{self.node.record.tpu} went away: {error}")  # `follow` says the same of every host
+            self.say(f"{self.record.tpu} went away: {error}")  # `follow` says the same of every host
 
     def _begin(self, addresses: Sequence[str]) -> None:
-        record = self.node.record
-        self.node.change(starts=record.starts + 1, phase="running")
-        record = self.node.record
+        self.change(starts=self.record.starts + 1, phase="running")
+        record = self.record
         seconds = max(1, round(record.deadline - time.time())) if record.deadline is not None else 0
         address = f"{addresses[0]}:{PORT}"
 
@@ -231,10 +230,10 @@ class Workers:
             self.script(worker, "start", record.id, str(seconds), *variables, *record.env, "--", *command)
 
         self._on_all(begin)
-        self.node.say(f"started on {self.count} hosts as {record.id}")
+        self.say(f"started on {self.count} hosts as {record.id}")
 
     def follow(self, host: int, line: Callable[[str], None]) -> int | None:
-        record, silent_since, attempts = self.node.record, time.time(), 0
+        record, silent_since, attempts = self.record, time.time(), 0
         while True:
             code = self._receive(host, record.id, line)
             try:
@@ -249,7 +248,7 @@ class Workers:
             except GcloudError:
                 if self._is_lost(silent_since):
                     return None
-            if not self.node.gcloud.dry:
+            if not self.gcloud.dry:
                 time.sleep(AGAIN_SECONDS)
 
     def _receive(self, host: int, id: str, line: Callable[[str], None]) -> int:
@@ -258,7 +257,7 @@ class Workers:
         gcloud repeats an ssh command whose connection breaks, from its beginning. Each time the output begins with a
         mark, so that the repetition is seen and ended: the next call continues in the right place.
         """
-        log = local_folder(self.node.record.tpu) / id / f"host-{host:02}.log"
+        log = local_folder(self.record.tpu) / id / f"host-{host:02}.log"
         with contextlib.ExitStack() as closing:
             copy = None
             if self._keeps_logs:
@@ -280,26 +279,23 @@ class Workers:
                 return True
 
             begin = self._bytes.setdefault((id, host), 0)
-            return self.node.gcloud.stream(self._script(host, "follow", id, str(begin), mark), receive)
+            return self.gcloud.stream(self._script(host, "follow", id, str(begin), mark), receive)
 
     def _is_lost(self, silent_since: float) -> bool:
         try:
-            return self.node.is_gone() or time.time() - silent_since > SILENT_SECONDS
+            return self.is_gone() or time.time() - silent_since > SILENT_SECONDS
         except GcloudError:  # this machine has no network
             return False
 
     def stop(self) -> None:
-        self._on_all(lambda worker: self.script(worker, "stop", self.node.record.id))
-
-    def stops(self) -> bool:
-        return self.node.stops()
+        self._on_all(lambda worker: self.script(worker, "stop", self.record.id))
 
     def states(self) -> list[str]:
         """The first word of `worker.sh status` for every worker; `unreachable` without an answer."""
 
         def ask(worker: int) -> str:
             try:
-                return self.script(worker, "status", self.node.record.id).split()[0]
+                return self.script(worker, "status", self.record.id).split()[0]
             except GcloudError:
                 return "unreachable"
 
@@ -309,61 +305,58 @@ class Workers:
     # ---- files
 
     def _install(self) -> None:
-        record, archive = self.node.record, local_folder(self.node.record.tpu) / "code.tar.gz"
-        self.node.change(phase="installing")
-        self.node.say(f"copying and installing on {self.count} hosts")
-        folder = f"trm-launches/{record.tpu}"
+        record, folder = self.record, self._folder
+        archive = local_folder(record.tpu) / "code.tar.gz"
+        self.change(phase="installing")
+        self.say(f"copying and installing on {self.count} hosts")
         make = ["mkdir", "-p", "-m", "700", folder, f"{folder}/code"]  # the mode is that of the last part of each
         self._command(0, make)  # alone, because the first connection makes the keys for all
 
         def copy(worker: int) -> None:
             if worker:
                 self._command(worker, make)
-            self._run(gcloud.upload(record.node, worker, archive, f"{folder}/code.tar.gz"))
+            self.gcloud.run(gcloud.upload(record.node, worker, archive, f"{folder}/code.tar.gz"))
             self._command(worker, ["bash", "-c", _UNPACK, "unpack", folder, WORKER_SCRIPT, *record.extras])
 
         self._on_all(copy)
 
     def _send_secrets(self) -> None:
         """The file is for its owner alone before it has contents; the run removes it when it has read it."""
-        record = self.node.record
-        if not record.worker_env_file:
-            return
-        name = f"trm-launches/{record.tpu}/environment"
+        path, name = self.record.worker_env_file, f"{self._folder}/environment"
 
         def send(worker: int) -> None:
             self._command(worker, ["install", "-m", "600", "/dev/null", name])
-            self._run(gcloud.upload(record.node, worker, Path(record.worker_env_file), name))
+            self.gcloud.run(gcloud.upload(self.record.node, worker, Path(path), name))
 
-        self._on_all(send)
+        if path:
+            self._on_all(send)
 
     def collect(self, run_folder: str, target: Path) -> None:
         """Copies a folder of the first worker, as a .tar file, so that its name is never part of a remote path."""
-        record = self.node.record
         self.script(0, "pack", run_folder)
         target.parent.mkdir(parents=True, exist_ok=True)
-        name = f"trm-launches/{record.tpu}/results.tar"
-        self._run(gcloud.download(record.node, 0, name, target))
+        self.gcloud.run(gcloud.download(self.record.node, 0, f"{self._folder}/results.tar", target))
 
     # ---- commands
 
+    @property
+    def _folder(self) -> str:
+        """The folder of the launch, in the home folder of every worker."""
+        return f"trm-launches/{self.record.tpu}"
+
     def script(self, worker: int, *words: str) -> str:
         """Runs `worker.sh` and returns its output."""
-        return self._run(self._script(worker, *words))
+        return self.gcloud.run(self._script(worker, *words))
 
     def _script(self, worker: int, *words: str) -> list[str]:
-        script = f"trm-launches/{self.node.record.tpu}/code/{WORKER_SCRIPT}"
-        return gcloud.ssh(self.node.record.node, worker, ["bash", script, *words])
+        return gcloud.ssh(self.record.node, worker, ["bash", f"{self._folder}/code/{WORKER_SCRIPT}", *words])
 
     def _command(self, worker: int, words: Sequence[str]) -> None:
-        self._run(gcloud.ssh(self.node.record.node, worker, words))
-
-    def _run(self, argv: Sequence[str]) -> str:
-        return self.node.gcloud.run(argv)
+        self.gcloud.run(gcloud.ssh(self.record.node, worker, words))
 
     def _on_all(self, act: Callable[[int], Any]) -> list[Any]:
         """Calls it for every worker at once, in a dry run one after the other. Raises the first error."""
-        if self.node.gcloud.dry:
+        if self.gcloud.dry:
             return [act(worker) for worker in range(self.count)]
         with ThreadPoolExecutor(max_workers=max(self.count, 1)) as pool:
             return list(pool.map(act, range(self.count)))
