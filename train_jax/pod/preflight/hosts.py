@@ -293,16 +293,16 @@ def check_other_processes(own: Collection[int], proc: Path = _PROC) -> Row:
     The memory map of a process cannot be read while that process changes it, which on a busy machine can take minutes;
     so a thread reads them, for a few seconds.
     """
-    others: list[int] = []
-    reader = threading.Thread(target=_find_others, args=(own, proc, others), daemon=True)
+    read: list[int] = []
+    reader = threading.Thread(target=_find_others, args=(own, proc, read), daemon=True)
     reader.start()
     reader.join(_MAPS_SECONDS)
-    found = list(others)
+    others = list(read)
     rest = ", and not all could be asked" if reader.is_alive() else ""
     return row(
         "other processes",
-        f"{len(found)} with JAX or libtpu on this host" + (f": {_listed(proc, found)}" if found else "") + rest,
-        warn=bool(found),
+        f"{len(others)} with JAX or libtpu on this host" + (f": {_listed(proc, others)}" if others else "") + rest,
+        warn=bool(others),
         limit="WARN: any",
         remedy="are they left from an earlier run? then end them",
     )
