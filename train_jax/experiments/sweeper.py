@@ -259,18 +259,13 @@ class Sweeper:
             left = [work for work in pending if not self._is_settled(work)]
             if self.failed and not self._continues:
                 return 1
-            claimed = False
             for work in left:
-                if not all(map(self._is_ready, work.sources)):
-                    continue
-                status = self._try(work)
-                if status in INTERRUPTED:
-                    return PreemptedError.STATUS
-                claimed = status is not None
-                if claimed:
+                if all(map(self._is_ready, work.sources)) and (status := self._try(work)) is not None:
+                    if status in INTERRUPTED:
+                        return PreemptedError.STATUS
                     break
-            if left and not claimed:
-                time.sleep(POLL_SECONDS)
+            else:
+                time.sleep(POLL_SECONDS if left else 0)
             pending = left
         return 1 if self.failed else 0
 
@@ -390,10 +385,7 @@ def other_sweepers(command: Sequence[str], count: int) -> Iterator[None]:
     os.close(write)
     try:
         yield
-    except BaseException:
-        os.close(read)
-        raise
-    else:
         for process in processes:
             process.wait()
+    finally:
         os.close(read)

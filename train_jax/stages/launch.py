@@ -209,7 +209,7 @@ class List:
         for zone in self.zones:
             check_names(zone=zone)
         check_names(project=self.project)
-        print("\n".join(manage.table(manage.overview(Gcloud(), self.zones, self.project))))
+        print("\n".join(manage.overview(Gcloud(), self.zones, self.project)))
         return 0
 
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from train_jax.errors import UserError
@@ -82,14 +81,14 @@ def check_type(accelerator_type: str) -> None:
 
 
 def worker_count(accelerator_type: str) -> int:
-    """The hosts of an accelerator type such as v4-64; the number counts cores up to v5p, chips for v5e and v6e."""
+    """Returns the hosts of a type such as v4-64; the number counts cores up to v5p, chips for v5e and v6e."""
     kind, _, number = accelerator_type.partition("-")
     size = int(number or 0)
     return 1 if size <= 8 else size // (4 if kind in ("v5litepod", "v6e") else 8)
 
 
 def runtime_of(accelerator_type: str) -> str:
-    """The software version of a type that the documentation of Cloud TPU gives for JAX."""
+    """Returns the software version of a type that the documentation of Cloud TPU gives for JAX."""
     kind = accelerator_type.partition("-")[0]
     versions = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
     return versions.get(kind, "tpu-ubuntu2204-base")
@@ -107,11 +106,9 @@ def create(node: Node, request: Request) -> list[str]:
     common = [*node.flags, f"--accelerator-type={request.type}", f"--labels={LABEL}={node.name}", "--quiet"]
     common += [f"--{request.capacity}"] if request.capacity != "on-demand" else []
     common += ["--internal-ips"] if request.internal_ip else []
-    if request.queued:
-        return tpu(
-            "queued-resources", "create", node.name, f"--node-id={node.name}", f"--runtime-version={version}", *common
-        )
-    return tpu("tpu-vm", "create", node.name, f"--version={version}", *common)
+    queued = [f"--node-id={node.name}", f"--runtime-version={version}"]
+    own = queued if request.queued else [f"--version={version}"]
+    return tpu(_group(request.queued), "create", node.name, *own, *common)
 
 
 def describe(node: Node, *, queued: bool = False) -> list[str]:
@@ -136,13 +133,9 @@ def ssh(node: Node, worker: int, command: Sequence[str]) -> list[str]:
     return tpu("tpu-vm", "ssh", node.name, *node.flags_of(worker), *alive, f"--command={shlex.join(command)}")
 
 
-def upload(node: Node, worker: int, path: Path, name: str) -> list[str]:
-    """Copies a local file to `name`, relative to the home folder of one worker; a name of `check_names` and slashes."""
-    return tpu("tpu-vm", "scp", str(path), f"{node.name}:{name}", *node.flags_of(worker))
-
-
-def download(node: Node, worker: int, name: str, path: Path) -> list[str]:
-    return tpu("tpu-vm", "scp", f"{node.name}:{name}", str(path), *node.flags_of(worker))
+def scp(node: Node, worker: int, source: str, target: str) -> list[str]:
+    """Copies a file; `NAME:PATH` is one of the worker, below its home folder: a name of `check_names` and slashes."""
+    return tpu("tpu-vm", "scp", source, target, *node.flags_of(worker))
 
 
 def _group(queued: bool) -> str:

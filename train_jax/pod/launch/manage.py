@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import secrets
 import subprocess
@@ -10,7 +11,7 @@ import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.pod.launch.gcloud import LABEL, Gcloud, GcloudError, list_nodes
@@ -50,24 +51,18 @@ def prepare(record: Record, commands: Gcloud, view: View) -> Record:
 
 def watch(record: Record, commands: Gcloud, view: View) -> int:
     """Runs a launch to its end, collects its results and deletes its node; returns the exit status of the run."""
-    if commands.dry:
-        return _watch(record, commands, view)
     if record.over:
         raise UserError(f"the launch {record.tpu} is over ({record.phase}); start another one with trm launch --tpu")
-    with watching(record.tpu):
-        return _watch(known(record.tpu), commands, view)
-
-
-def _watch(record: Record, commands: Gcloud, view: View) -> int:
-    workers = Workers(commands, record, view.say)
-    try:
-        status = run_to_end(workers, view, record.restarts)
-    except UserError:
-        if workers.record.starts == 0 or workers.stops():  # nothing runs, so nothing is lost
-            _finish(workers, view, 1)
-        raise
-    _finish(workers, view, status)
-    return status
+    with contextlib.nullcontext() if commands.dry else watching(record.tpu):
+        workers = Workers(commands, record if commands.dry else known(record.tpu), view.say)
+        try:
+            status = run_to_end(workers, view, record.restarts)
+        except UserError:
+            if workers.record.starts == 0 or workers.stops():  # nothing runs, so nothing is lost
+                _finish(workers, view, 1)
+            raise
+        _finish(workers, view, status)
+        return status
 
 
 def _finish(workers: Workers, view: View, status: int) -> None:
@@ -186,46 +181,36 @@ def watch_in_background(name: str) -> Path:
 # ---- the list
 
 
-class Row(NamedTuple):
-    """A launch, a node, or both."""
-
-    tpu: str
-    zone: str
-    type: str
-    node: str
-    """State of the node."""
-    phase: str
-    """Of the launch."""
-    hours: str
-    remark: str
-
-
-def overview(commands: Gcloud, zones: Sequence[str], project: str) -> list[Row]:
-    """Every launch of this machine, and the nodes in its zones and in `zones` that carry the label of a launch."""
+def overview(commands: Gcloud, zones: Sequence[str], project: str) -> list[str]:
+    """Returns a table of the launches of this machine, and of the nodes in their zones and in `zones` that carry the
+    label of a launch; below each of them what is wrong with it."""
     launches = records()
     places = {(record.zone, record.project) for record in launches if not record.over or record.ready_since}
     nodes: dict[tuple[str, str], dict[str, Any]] = {}
     for zone, owner in sorted(places | {(zone, project) for zone in zones}):
         for node in commands.json(list_nodes(zone, owner)) or []:
             nodes[node["name"].rpartition("/")[2], zone] = node
-    rows = []
+    rows, remarks = [("tpu", "zone", "type", "node", "launch", "hours")], [""]
     for record in launches:
         state = nodes.pop((record.tpu, record.zone), {}).get("state", "")
         phase = record.phase if record.status is None else f"{record.phase} ({record.status})"
-        remark = _remark(record, state, commands)
-        rows.append(Row(record.tpu, record.zone, record.request.type, state or "none", phase, record.cost(), remark))
+        rows.append((record.tpu, record.zone, record.request.type, state or "none", phase, record.cost()))
+        remarks.append(_remark(record, state, commands))
     for (name, zone), node in nodes.items():
         if LABEL in node.get("labels", {}):
-            kind, remark = (
-                node.get("acceleratorType", "").rpartition("/")[2],
-                "created by a launch that is not known here",
-            )
-            rows.append(Row(name, zone, kind, node.get("state", ""), "", "", f"orphaned: {remark}"))
-    return rows
+            kind = node.get("acceleratorType", "").rpartition("/")[2]
+            rows.append((name, zone, kind, node.get("state", ""), "", ""))
+            remarks.append("orphaned: created by a launch that is not known here")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row, remark in zip(rows, remarks, strict=True):
+        lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        lines += [f"  {remark}"] if remark else []
+    return lines
 
 
 def _remark(record: Record, state: str, commands: Gcloud) -> str:
-    """What is wrong: a node that nobody uses or watches."""
+    """Returns what is wrong: a node that nobody uses or watches."""
     name = record.tpu
     if state in ("", "PREEMPTED", "TERMINATED"):
         gone = not record.over and record.phase != "new" and not record.is_watched()
@@ -241,12 +226,3 @@ def _remark(record: Record, state: str, commands: Gcloud) -> str:
         if "running" not in states:
             return f"idle: no host runs anything; `trm launch watch {name}` ends it"
     return f"orphaned: nobody would start it again or delete it; `trm launch watch {name}`"
-
-
-def table(rows: Sequence[Row]) -> list[str]:
-    """The lines of the table, each remark on a line of its own."""
-    cells = [("tpu", "zone", "type", "node", "launch", "hours"), *(row[:-1] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(6)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    remarks = ["", *(f"  {row.remark}" if row.remark else "" for row in rows)]
-    return [line for pair in zip(lines, remarks, strict=True) for line in pair if line]

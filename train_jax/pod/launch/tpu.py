@@ -306,7 +306,7 @@ class Workers(TpuNode):
 
     def _install(self) -> None:
         record, folder = self.record, self._folder
-        archive = local_folder(record.tpu) / "code.tar.gz"
+        archive = str(local_folder(record.tpu) / "code.tar.gz")
         self.change(phase="installing")
         self.say(f"copying and installing on {self.count} hosts")
         make = ["mkdir", "-p", "-m", "700", folder, f"{folder}/code"]  # the mode is that of the last part of each
@@ -315,7 +315,7 @@ class Workers(TpuNode):
         def copy(worker: int) -> None:
             if worker:
                 self._command(worker, make)
-            self.gcloud.run(gcloud.upload(record.node, worker, archive, f"{folder}/code.tar.gz"))
+            self.gcloud.run(gcloud.scp(record.node, worker, archive, f"{record.tpu}:{folder}/code.tar.gz"))
             self._command(worker, ["bash", "-c", _UNPACK, "unpack", folder, WORKER_SCRIPT, *record.extras])
 
         self._on_all(copy)
@@ -326,7 +326,7 @@ class Workers(TpuNode):
 
         def send(worker: int) -> None:
             self._command(worker, ["install", "-m", "600", "/dev/null", name])
-            self.gcloud.run(gcloud.upload(self.record.node, worker, Path(path), name))
+            self.gcloud.run(gcloud.scp(self.record.node, worker, path, f"{self.record.tpu}:{name}"))
 
         if path:
             self._on_all(send)
@@ -335,7 +335,8 @@ class Workers(TpuNode):
         """Copies a folder of the first worker, as a .tar file, so that its name is never part of a remote path."""
         self.script(0, "pack", run_folder)
         target.parent.mkdir(parents=True, exist_ok=True)
-        self.gcloud.run(gcloud.download(self.record.node, 0, f"{self._folder}/results.tar", target))
+        source = f"{self.record.tpu}:{self._folder}/results.tar"
+        self.gcloud.run(gcloud.scp(self.record.node, 0, source, str(target)))
 
     # ---- commands
 

@@ -41,16 +41,16 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def check_processes(count: int, expected: int) -> Row:
-    """Whether as many processes came as the user expects; 0 for any number."""
+    """Checks that as many processes came as the user expects; 0 for any number."""
     several = f"{count} process{'es' * (count > 1)}"
     wrong = bool(expected) and count != expected
     limit = f"{expected} expected" if expected else ""
     remedy = "start the same command on every host (`gcloud … --worker=all`), or set the JAX_* variables of all"
-    return row("processes", several, fail=wrong, limit=limit, remedy=remedy)
+    return row(several, fail=wrong, limit=limit, remedy=remedy)
 
 
 def check_devices(choice: Choice, expected: int) -> Row:
-    """Whether the backend is the chosen one, and has as many devices as the user expects. Initializes the backend."""
+    """Checks that the backend is the chosen one and has as many devices as the user expects. Initializes it."""
     platform, devices = jax.default_backend(), jax.devices()
     kind = jax.local_devices()[0].device_kind
     text = f"{len(devices)} x {kind}, {jax.local_device_count()} of this process; {platform}: {choice.reason}"
@@ -61,7 +61,7 @@ def check_devices(choice: Choice, expected: int) -> Row:
     other = platform != choice.platform
     tolerated = choice.may_fall_back and jax.process_count() == 1
     wrong = bool(expected) and len(devices) != expected
-    return row("devices", text, fail=wrong or (other and not tolerated), warn=other, limit=limit, remedy=remedy)
+    return row(text, fail=wrong or (other and not tolerated), warn=other, limit=limit, remedy=remedy)
 
 
 def check_collective(devices: Devices) -> Row:
@@ -73,12 +73,11 @@ def check_collective(devices: Devices) -> Row:
     results = np.asarray(devices.to_host(total(*_NO_STATE, devices.shard(entries))))
     expected = np.arange(1, count + 1, dtype=np.float32)
     wrong = [index for index in range(count) if (results[:, index] != expected[index]).any()]
-    named = (
-        f"; wrong are those of device {wrong[0]}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1) if wrong else ""
-    )
-    text = f"sum over {count} devices is {results[0].sum():g}{named}"
+    text = f"sum over {count} devices is {results[0].sum():g}"
+    if wrong:
+        text += f"; wrong are those of device {wrong[0]}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1)
     remedy = "replace the slice: a device or a link between devices is broken"
-    return row("collective", text, fail=bool(wrong), limit=f"{expected.sum():g}", remedy=remedy)
+    return row(text, fail=bool(wrong), limit=f"{expected.sum():g}", remedy=remedy)
 
 
 def check_products(devices: Devices) -> Row:
@@ -98,7 +97,6 @@ def check_products(devices: Devices) -> Row:
         parts.append(f"{name} {worst:.0e}")
         failed += [name] * (not worst <= limit)
     return row(
-        "matrix product",
         f"error of {PRODUCT_SIZE} x {PRODUCT_SIZE}: {', '.join(parts)}",
         fail=bool(failed),
         limit=f"{FLOAT32_FAIL:.0e}, {BFLOAT16_FAIL:.0e}, {DEFAULT_FAIL:.0e}",
@@ -122,7 +120,6 @@ def check_host_to_device(devices: Devices) -> Row:
         rates.append(host.nbytes / seconds / GIGABYTE)
     low = HOST_TO_DEVICE_WARN.get(platform, 0.1)
     return row(
-        "host to device",
         f"{min(rates):.1f} GB/s to the slowest device of a process, {host.nbytes / 2**20:.0f} MiB",
         warn=min(rates) < low,
         limit=f"WARN below {low:g} GB/s",
@@ -134,7 +131,7 @@ def check_all_reduce(devices: Devices) -> Row:
     """Sums an array over all devices. Collective."""
     platform, count = devices.local[0].platform, devices.count
     if count == 1:
-        return Row("all-reduce", "PASS", "one device: nothing to send")
+        return row("one device: nothing to send")
     size = TRANSFER_BYTES.get(platform, 2**24) // 4
     array = devices.shard(np.ones((len(devices.local), size), np.float32))
     total = devices.parallel_map(lambda _, __, x: jax.lax.psum(x, AXIS))
@@ -142,7 +139,6 @@ def check_all_reduce(devices: Devices) -> Row:
     rate = 2 * (count - 1) / count * 4 * size / seconds / GIGABYTE
     low = ALL_REDUCE_WARN.get(platform, 0.01)
     return row(
-        "all-reduce",
         f"{rate:.2f} GB/s over {count} devices, {4 * size / 2**20:.0f} MiB of float32 in {seconds * 1e3:.1f} ms",
         warn=rate < low,
         limit=f"WARN below {low:g} GB/s",
@@ -168,7 +164,7 @@ def batch_row(training: Training) -> Row:
     config, devices = training.config, training.devices
     local = devices.local_batch_size(config.global_batch_size)
     text = f"{config.global_batch_size} examples, {local} on a device; evaluation {config.eval_batch_size}"
-    return Row("configuration trains", "PASS", text, f"multiples of {devices.count} devices")
+    return row(text, limit=f"multiples of {devices.count} devices")
 
 
 def check_model(config: RunConfig, task: Task) -> Row:
@@ -179,7 +175,6 @@ def check_model(config: RunConfig, task: Task) -> Row:
     if beyond:
         text = f"{beyond} differ, most {worst.kind} {worst.name} by {worst.error:.0e}"
     return row(
-        "model beside PyTorch",
         f"{len(report.rows)} leaves in float32, products {where.matmul_precision}, on {where.device}; {text}",
         fail=bool(beyond) or not report.rows,
         limit=f"{TOLERANCE:.0e}, or 8 x PyTorch's own rounding",
@@ -204,15 +199,13 @@ def check_memory(training: Training) -> Row:
     try:
         memory = memory_of(lowered.compile())
     except jax.errors.JaxRuntimeError as error:
-        text = f"the compiler refuses the train step: {first_line(error)[:300]}"
-        return Row("memory", "FAIL", text, "", _REMEDY)
+        return row(f"the compiler refuses the train step: {first_line(error)[:300]}", fail=True, remedy=_REMEDY)
     seconds = time.perf_counter() - begin
     limit, of_what = memory_limit(devices)
     if limit is None:
-        return Row("memory", "WARN", f"train step {_size(memory.peak)} on a device", "", "the limit is not known")
+        return row(f"train step {_size(memory.peak)} on a device", warn=True, remedy="the limit is not known")
     share = memory.peak / limit
     return row(
-        "memory",
         f"train step {_size(memory.peak)} of {_size(limit)} {of_what}, compiled in {seconds:.1f} s",
         fail=share > 1,
         warn=share > MEMORY_WARN,

@@ -4,6 +4,7 @@ its disk; who holds the accelerator; what wandb and Google Cloud say."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -62,13 +63,13 @@ def check_code(config: RunConfig, hosts: Sequence[str]) -> Row:
     whole = hash_of_all(hashes)
     others = exchange("preflight code", json.dumps([whole, commit(installed_version(DISTRIBUTION))]))
     named = [f"{one} at commit {at}" for one, at in map(json.loads, others)]
-    result = _same("code", [json.loads(each)[0] for each in others], named, hosts, f"{len(hashes)} files")
+    result = _same([json.loads(each)[0] for each in others], named, hosts, f"{len(hashes)} files")
     if not result.failed:
         return result
     files = [json.loads(each) for each in exchange("preflight files", json.dumps(hashes))]
     differing = [name for name in sorted(set().union(*files)) if len({each.get(name) for each in files}) > 1]
     remedy = f"copy the same code to every host; {len(differing)} files differ, such as {differing[0]}"
-    return Row(result.name, "FAIL", result.measured, result.limit, remedy)
+    return dataclasses.replace(result, remedy=remedy)
 
 
 def check_versions(hosts: Sequence[str]) -> Row:
@@ -77,20 +78,20 @@ def check_versions(hosts: Sequence[str]) -> Row:
     texts = exchange("preflight versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
     shown = ", ".join(f"{name} {versions[name]}" for name in ("python", "jax", "torch") if name in versions)
     remedy = "install with `pip install -c constraints.txt` on every host"
-    return _same("versions", texts, texts, hosts, shown, remedy)
+    return _same(texts, texts, hosts, shown, remedy)
 
 
 def check_configuration(config: RunConfig, hosts: Sequence[str]) -> Row:
     """Collective."""
     texts = exchange("preflight configuration", to_json(config))
     short = [hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts]
-    result = _same("configuration", texts, short, hosts, short[0])
+    result = _same(texts, short, hosts, short[0])
     if not result.failed:
         return result
     usual = json.loads(Counter(texts).most_common(1)[0][0])
     fields = {name for text in texts for name, _ in differences_of_fields(usual, json.loads(text))}
     remedy = f"start every process with the same command line; other values of {', '.join(sorted(fields)[:5])}"
-    return Row(result.name, "FAIL", result.measured, result.limit, remedy)
+    return dataclasses.replace(result, remedy=remedy)
 
 
 def check_data(task: Task | str, hosts: Sequence[str]) -> Row:
@@ -100,10 +101,10 @@ def check_data(task: Task | str, hosts: Sequence[str]) -> Row:
     seconds = time.perf_counter() - begin
     fingerprints = exchange("preflight data", fingerprint)
     if problem:
-        return Row("data", "FAIL", problem, "readable by every process")
+        return row(problem, fail=True, limit="readable by every process")
     short = [hashlib.sha256(text.encode()).hexdigest()[:12] if text else "not readable" for text in fingerprints]
     shown = f"{description}; read a batch in {seconds:.2f} s"
-    return _same("data", fingerprints, short, hosts, shown, "copy the same data set to every host, or use gs://")
+    return _same(fingerprints, short, hosts, shown, "copy the same data set to every host, or use gs://")
 
 
 def _read(task: Task | str) -> tuple[str, str, str]:
@@ -117,17 +118,16 @@ def _read(task: Task | str) -> tuple[str, str, str]:
         return f"a batch cannot be read: {' '.join(str(error).split())}", "", ""
 
 
-def _same(
-    name: str, values: Sequence[str], shown: Sequence[str], hosts: Sequence[str], measured: str, remedy: str = ""
-) -> Row:
-    """Whether the values of all processes are equal; if not, names the first one that differs from most."""
+def _same(values: Sequence[str], shown: Sequence[str], hosts: Sequence[str], measured: str, remedy: str = "") -> Row:
+    """Compares the values of all processes, and names the first one that differs from most."""
     limit = "the same in all processes"
     if len(set(values)) == 1:
-        return Row(name, "PASS", measured, limit if len(values) > 1 else "")
+        return row(measured, limit=limit if len(values) > 1 else "")
     usual = Counter(values).most_common(1)[0][0]
     odd = next(index for index, value in enumerate(values) if value != usual)
     other = shown[list(values).index(usual)]
-    return Row(name, "FAIL", f"process {odd} on {hosts[odd]} has {shown[odd]}, others have {other}", limit, remedy)
+    text = f"process {odd} on {hosts[odd]} has {shown[odd]}, others have {other}"
+    return row(text, fail=True, limit=limit, remedy=remedy)
 
 
 def check_clock(hosts: Sequence[str]) -> Row | None:
@@ -147,7 +147,6 @@ def check_clock(hosts: Sequence[str]) -> Row | None:
     odd = max(range(len(best)), key=lambda index: abs(best[index] - middle))
     skew = max(best) - min(best)
     return row(
-        "clock",
         f"clocks differ by up to {skew:.2f} s (process {odd} on {hosts[odd]})",
         fail=skew > CLOCK_FAIL_SECONDS,
         warn=skew > CLOCK_WARN_SECONDS,
@@ -160,7 +159,7 @@ def check_clock(hosts: Sequence[str]) -> Row | None:
 
 
 def check_folder(run_dir: str, platform: str, hosts: Sequence[str]) -> Row:
-    """Every process writes a token into the folder, flushes it to the disk, and reads those of all others. Collective.
+    """Every process writes a token into the folder, and reads those of all others. Collective.
 
     What was made is removed again, the folder too if it was not there.
     """
@@ -176,9 +175,9 @@ def check_folder(run_dir: str, platform: str, hosts: Sequence[str]) -> Row:
         kind = _file_system(folder)
     except (OSError, UserError) as error:
         problem = str(error)
-    written = [text == "" for text in exchange("preflight written", problem)]
+    wrote = [each for each, text in enumerate(exchange("preflight written", problem)) if not text]
     try:
-        unseen = [] if problem else _unseen(folder, name, token, [each for each in range(count) if written[each]])
+        unseen = [] if problem else _unseen(folder, name, token, wrote)
         exchange("preflight read", "")
     finally:
         with contextlib.suppress(OSError, UserError):
@@ -188,16 +187,17 @@ def check_folder(run_dir: str, platform: str, hosts: Sequence[str]) -> Row:
         with contextlib.suppress(OSError):
             each.rmdir()
     if problem:
-        return Row("run folder", "FAIL", f"{run_dir} cannot be written: {problem}", "writable by every process", remedy)
+        text = f"{run_dir} cannot be written: {problem}"
+        return row(text, fail=True, limit="writable by every process", remedy=remedy)
     limit = "written and read by every process"
     if unseen:
         text = f"the file that process {unseen[0]} on {hosts[unseen[0]]} wrote is not in {run_dir} of this host"
-        return Row("run folder", "FAIL", text, limit, remedy)
+        return row(text, fail=True, limit=limit, remedy=remedy)
     lasting = kind not in _IN_MEMORY and not (platform == "tpu" and kind in _OF_THE_MACHINE)
     why = "in memory" if kind in _IN_MEMORY else "on the disk of a TPU machine, which is deleted with it"
     text = f"{run_dir} ({kind}): " + (f"written and read by {count} processes" if count > 1 else "written and read")
     remedy = "use gs://bucket/runs/name, or a disk that stays"
-    return row("run folder", text if lasting else f"{text}; {why}", warn=not lasting, limit=limit, remedy=remedy)
+    return row(text if lasting else f"{text}; {why}", warn=not lasting, limit=limit, remedy=remedy)
 
 
 def _make(folder: Path) -> list[Path]:
@@ -244,13 +244,13 @@ def check_disk(config: RunConfig, checkpoint_bytes: int) -> Row:
     """Whether the checkpoints that are kept, and one that is being written, have room."""
     folder, kept = path_of(config.run_dir), config.keep_checkpoints
     if is_remote(folder):
-        return Row("disk", "PASS", "storage has no limit")
+        return row("storage has no limit")
     free = shutil.disk_usage(_existing(folder)).free
     needed = checkpoint_bytes * (kept + 1)
     text = f"{free / 1e9:.1f} GB free; {kept + 1} checkpoints take {needed / 1e6:.1f} MB"
     limit = "WARN below twice that, FAIL below that"
     remedy = "free some space, or use another --run-dir; a lower --keep-checkpoints"
-    return row("disk", text, fail=free < needed, warn=free < 2 * needed, limit=limit, remedy=remedy)
+    return row(text, fail=free < needed, warn=free < 2 * needed, limit=limit, remedy=remedy)
 
 
 def _existing(folder: Path) -> Path:
@@ -263,7 +263,7 @@ def _existing(folder: Path) -> Path:
 def check_holders(platform: str, own: Collection[int], proc: Path = _PROC, lockfile: Path = _LOCKFILE) -> Row:
     """Checks that no other process has the accelerator open; `own`: the processes of this run on this host."""
     if platform not in ("tpu", "gpu"):
-        return Row("device held by", "PASS", f"no accelerator is used: the platform is {platform}")
+        return row(f"no accelerator is used: the platform is {platform}")
     holders, device, unreadable = [], "", 0
     for pid in _other_processes(proc, own):
         try:
@@ -279,12 +279,12 @@ def check_holders(platform: str, own: Collection[int], proc: Path = _PROC, lockf
     if holders:
         text = f"{device} is open in {_listed(proc, holders)}"
         remedy = f"end what still runs there, after a look at it: kill {' '.join(map(str, holders))}"
-        return row("device held by", text, fail=platform == "tpu", warn=True, limit=limit, remedy=remedy)
+        return row(text, fail=platform == "tpu", warn=True, limit=limit, remedy=remedy)
     if platform == "tpu" and lockfile.exists():
         text = f"nobody that can be seen, but {lockfile} is there{hidden}"
         remedy = f"if JAX says that the TPU is in use: sudo lsof {lockfile}, and remove it if nobody has it"
-        return row("device held by", text, warn=True, limit=limit, remedy=remedy)
-    return row("device held by", f"nobody{hidden}", limit=limit)
+        return row(text, warn=True, limit=limit, remedy=remedy)
+    return row(f"nobody{hidden}", limit=limit)
 
 
 def check_other_processes(own: Collection[int], proc: Path = _PROC) -> Row:
@@ -300,7 +300,6 @@ def check_other_processes(own: Collection[int], proc: Path = _PROC) -> Row:
     others = list(read)
     rest = ", and not all could be asked" if reader.is_alive() else ""
     return row(
-        "other processes",
         f"{len(others)} with JAX or libtpu on this host" + (f": {_listed(proc, others)}" if others else "") + rest,
         warn=bool(others),
         limit="WARN: any",
@@ -350,9 +349,9 @@ def check_wandb(config: RunConfig) -> Row:
     if mode == "online":
         text = f"online, with the key of {key}" if key else "online, without a key"
         remedy = "set WANDB_API_KEY, run `wandb login`, or use --wandb offline"
-        return row("wandb", text, warn=not key, limit="WARN: online without a key", remedy=remedy)
+        return row(text, warn=not key, limit="WARN: online without a key", remedy=remedy)
     why = {"offline": ": metrics stay in the run folder", "not installed": ": metrics are in metrics.jsonl"}
-    return Row("wandb", "PASS", f"{mode}{why.get(mode, '')}")
+    return row(f"{mode}{why.get(mode, '')}")
 
 
 def check_tpu(tpu: str, zone: str) -> Row:
@@ -362,10 +361,9 @@ def check_tpu(tpu: str, zone: str) -> Row:
         described = json.loads(gcloud.Gcloud().run(gcloud.describe(gcloud.Node(tpu, zone))))
     except UserError as error:
         remedy = "are name, zone and project right? is gcloud installed and logged in (`gcloud auth login`)?"
-        return Row("TPU", "FAIL", f"gcloud: {error}", limit, remedy)
+        return row(f"gcloud: {error}", fail=True, limit=limit, remedy=remedy)
     state, health = described.get("state", "?"), described.get("health", "not told")
     return row(
-        "TPU",
         f"{tpu} ({described.get('acceleratorType', '?')}): {state}, {health}",
         fail=state != "READY" or health in ("UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE", "TIMEOUT", "UNHEALTHY"),
         warn=health != "HEALTHY",

@@ -37,10 +37,10 @@ class Row:
         return self.status == "FAIL"
 
 
-def row(name: str, measured: str, *, fail: bool = False, warn: bool = False, limit: str = "", remedy: str = "") -> Row:
-    """Returns a row that passes unless one of the conditions holds."""
+def row(measured: str, *, fail: bool = False, warn: bool = False, limit: str = "", remedy: str = "") -> Row:
+    """Returns a row without its name; it passes unless one of the conditions holds."""
     status: Status = "FAIL" if fail else "WARN" if warn else "PASS"
-    return Row(name, status, measured, limit, "" if status == "PASS" else remedy)
+    return Row("", status, measured, limit, "" if status == "PASS" else remedy)
 
 
 class Rows:
@@ -65,9 +65,9 @@ class Rows:
         except Exception as error:
             reason = " ".join(str(error).split()) or "no message"
             kind = "" if hasattr(error, "STATUS") else f"{type(error).__name__}: "
-            result = Row(name, "FAIL", f"{kind}{reason[:400]}")
+            result = row(f"{kind}{reason[:400]}", fail=True)
         if result is not None:
-            self.own.append(result)
+            self.own.append(dataclasses.replace(result, name=name))
 
     @contextlib.contextmanager
     def _watched(self, name: str) -> Iterator[None]:
