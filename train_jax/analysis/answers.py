@@ -169,20 +169,20 @@ def _sentence(points: Sequence[Point], aim: Aim, experiments: int) -> str:
         return f"No answer yet: {len(points)} of {experiments} experiments have finished runs."
     if len({value for point in points for value in point.values}) == 1:
         return f"No difference: all {len(points)} experiments with finished runs have {percent(points[0].final.mean)}."
-    return _best(points, aim)
-
-
-def _best(points: Sequence[Point], aim: Aim) -> str:
     ranked = sorted(points, key=lambda point: -point.final.mean)
-    best, second = ranked[0], ranked[1]
+    best, second = ranked[:2]
     xs = [point.x for point in points if point.x is not None]
     place = ""
     if best.x is not None and len(xs) == len(points):
         where = "at the edge of the grid" if best.x in (min(xs), max(xs)) else "inside the grid"
         place = f" ({aim.label} {number(best.x)}, {where})"
+    p, difference = welch(best.values, second.values), "a difference that these seeds cannot test"
+    if p is not None:
+        significant = "a significant difference" if p < SIGNIFICANT else "not a significant difference"
+        difference = f"{significant} (Welch's t-test, p = {p:.2g})"
     return (
         f"{best.experiment}{place} is best with {shown(best.final)}; {second.experiment} follows with "
-        f"{shown(second.final)}, {compared(best.values, second.values)}."
+        f"{shown(second.final)}, {difference}."
     )
 
 
@@ -192,15 +192,6 @@ def shown(value: Estimate) -> str:
     if value.low is None or value.high is None:
         return f"{percent(value.mean)} ({seeds})"
     return f"{percent(value.mean)} (95 % interval {percent(value.low)} to {percent(value.high)}, {seeds})"
-
-
-def compared(first: Sequence[float], second: Sequence[float]) -> str:
-    """Says whether two groups of seeds differ."""
-    p = welch(first, second)
-    if p is None:
-        return "a difference that these seeds cannot test"
-    verdict = "a significant difference" if p < SIGNIFICANT else "not a significant difference"
-    return f"{verdict} (Welch's t-test, p = {p:.2g})"
 
 
 def _notes(study: Study, group: str, runs: Sequence[Run], points: Sequence[Point], law: PowerLaw | None) -> list[str]:

@@ -21,18 +21,8 @@ from train_jax.report.plots import Band, Series, plot
 from train_jax.report.render import render_document
 from train_jax.run.files import write_bytes
 
-HEADINGS = (
-    "experiment",
-    "seeds",
-    "final",
-    "95 % interval",
-    "peak",
-    "steps",
-    "time",
-    "parameters",
-    "PFLOP",
-    "ACT steps",
-)
+HEADINGS = ("experiment", "seeds", "final", "95 % interval", "peak", "steps", "time", "parameters", "PFLOP",
+            "ACT steps")  # fmt: skip
 COSTS: dict[str, Callable[[Run], float | None]] = {
     "PFLOP of training": lambda run: None if run.flops is None else run.flops / 1e15,
     "seconds of training": lambda run: run.train_seconds,
@@ -91,22 +81,15 @@ def html(study: Study, sections: Sequence[Section], fronts: Sequence[Front]) -> 
 
 
 def markdown(study: Study, sections: Sequence[Section], fronts: Sequence[Front]) -> str:
-    lines = [
-        f"# {study.root.name or study.root}",
-        "",
-        f"{len(study.runs)} runs: {_states(study)}. Metric: {study.metric}.",
-        "",
-    ]
+    lines = [f"# {study.root.name or study.root}", ""]
+    lines += [f"{len(study.runs)} runs: {_states(study)}. Metric: {study.metric}.", ""]
     for section in sections:
         lines += [f"## {section.title}", "", f"{section.answer.aim.text} {section.answer.sentence}", ""]
         lines += [f"- {note}" for note in section.answer.notes]
         lines += ["", *_markdown_table(HEADINGS, section.rows)]
     for front in fronts:
-        lines += [
-            f"## Accuracy against {front.cost}",
-            "",
-            *_markdown_table(("experiment", front.cost, "final"), front.rows),
-        ]
+        lines += [f"## Accuracy against {front.cost}", ""]
+        lines += _markdown_table(("experiment", front.cost, "final"), front.rows)
     if study.problems:
         lines += ["## Not analysed", "", *(f"- {problem}" for problem in study.problems), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -135,10 +118,8 @@ def _section(study: Study, group: str) -> Section:
 def _row(point: Point) -> tuple[str, ...]:
     first, final = point.runs[0], point.final
     interval = "-" if final.low is None or final.high is None else f"{percent(final.low)} to {percent(final.high)}"
-    seconds, flops, act_steps = (
-        point.mean(figure)
-        for figure in (lambda run: run.train_seconds, lambda run: run.flops, lambda run: run.act_steps)
-    )
+    seconds, flops = point.mean(lambda run: run.train_seconds), point.mean(lambda run: run.flops)
+    act_steps = point.mean(lambda run: run.act_steps)
     return (
         point.experiment,
         str(final.count),

@@ -18,7 +18,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from models_torch.flops import train_flops_per_example
@@ -198,7 +198,7 @@ def _data_sets(name: str, preset: str | None, root: str) -> tuple[DataSet, ...]:
     base = preset or (BASE_PRESET if name in EXPERIMENTS else name)
     if base not in (BASE_PRESET, *SUDOKU_SIZES):
         return ()
-    return tuple(each.inside(root) for each in data_sets(EXPERIMENTS.get(name, EXPERIMENTS["baseline"]), base))
+    return data_sets(EXPERIMENTS.get(name, EXPERIMENTS["baseline"]), base, root)
 
 
 def _sources_first(jobs: list[Job]) -> list[Job]:
@@ -399,12 +399,12 @@ def train_flops(
 # ---- text
 
 
-def sweep_lines(jobs: Sequence[Job], files: SweepFiles, flops_per_second: float | None) -> list[str]:
-    """Returns the lines of a dry run; with `flops_per_second` of all devices together, also hours."""
+def sweep_lines(jobs: Sequence[Job], files: SweepFiles, flops_per_second: float | None) -> Iterator[str]:
+    """Yields the lines of a dry run; with `flops_per_second` of all devices together, also hours."""
     costs = [cost_of(job) for job in jobs]
     width = max([len(job.work.name) for job in jobs] + [len("run")])
     hours = "    hours" if flops_per_second else ""
-    lines = [f"{'run':<{width}}      steps  warm-up       examples      PFLOP{hours}  state"]
+    yield f"{'run':<{width}}      steps  warm-up       examples      PFLOP{hours}  state"
     for job, cost in zip(jobs, costs, strict=True):
         steps = warmup = examples = pflop = hours = "?"
         if cost.plan is not None:
@@ -417,13 +417,27 @@ def sweep_lines(jobs: Sequence[Job], files: SweepFiles, flops_per_second: float 
         if job.work.same_as and state == "waiting":
             state = f"copy of {job.work.same_as}"
         cells = [f"{job.work.name:<{width}}", f"{steps:>9}", f"{warmup:>7}", f"{examples:>13}", f"{pflop:>9}"]
-        lines.append("  ".join([*cells, *([f"{hours:>7}"] if flops_per_second else []), state]))
-    return [*lines, "", *_totals(jobs, costs, flops_per_second), *_data(jobs), *_warnings(jobs, costs)]
+        yield "  ".join([*cells, *([f"{hours:>7}"] if flops_per_second else []), state])
+    yield ""
+    yield from _totals(jobs, costs, flops_per_second)
+    commands = dict.fromkeys(command for job in jobs for command in job.work.builds)
+    if commands:
+        yield ""
+        yield f"{len(commands)} data sets, each built before its first run unless it is there:"
+        yield from (f"  trm {shlex.join(words)}" for words in commands)
+    pairs = zip(jobs, costs, strict=True)
+    long = {job.label for job, cost in pairs if cost.plan is not None and cost.plan.warmup_share > LONG_WARMUP}
+    confounded = [group for group in CONFOUNDED if any(job.group == group for job in jobs)]
+    if long or confounded:
+        yield ""
+    if long:
+        yield f"warning: warm-up takes more than {LONG_WARMUP:.0%} of the steps of {len(long)} experiments"
+    for group in confounded:
+        yield f"note: in {group} {CONFOUNDED[group]}; {twins_of(group)} answer the question"
 
 
-def _totals(jobs: Sequence[Job], costs: Sequence[Cost], flops_per_second: float | None) -> list[str]:
+def _totals(jobs: Sequence[Job], costs: Sequence[Cost], flops_per_second: float | None) -> Iterator[str]:
     trained = [cost for job, cost in zip(jobs, costs, strict=True) if not job.work.same_as]
-    known = [cost.flops for cost in trained if cost.flops is not None]
     names = {job.experiment for job in jobs}
     parts = {
         "of the list": len(names & LISTED.keys()),
@@ -433,30 +447,13 @@ def _totals(jobs: Sequence[Job], costs: Sequence[Cost], flops_per_second: float 
     }
     counted = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
     seeds = len({job.seed for job in jobs})
-    lines = [f"{len(jobs)} runs of {len(names)} experiments ({counted}), {seeds} seed{'s' * (seeds > 1)}"]
+    yield f"{len(jobs)} runs of {len(names)} experiments ({counted}), {seeds} seed{'s' * (seeds > 1)}"
     if copies := len(jobs) - len(trained):
-        lines.append(f"copied instead of trained, because another run has the same configuration: {copies}")
+        yield f"copied instead of trained, because another run has the same configuration: {copies}"
     groups = Counter(job.group for job in jobs)
-    lines.append("runs per group: " + ", ".join(f"{group} {count}" for group, count in groups.items()))
-    total = f"{sum(known):.3g} FLOP in matrix products of train steps, without evaluations"
+    yield "runs per group: " + ", ".join(f"{group} {count}" for group, count in groups.items())
+    flops = sum(cost.flops for cost in trained if cost.flops is not None)
+    total = f"{flops:.3g} FLOP in matrix products of train steps, without evaluations"
     if flops_per_second:
-        total += f": {sum(known) / flops_per_second / SECONDS_PER_HOUR:,.1f} hours at {flops_per_second:.3g} FLOP/s"
-    lines.append(total + "; memory by `trm compile-pod ID`")
-    return lines
-
-
-def _data(jobs: Sequence[Job]) -> list[str]:
-    commands = list(dict.fromkeys(itertools.chain.from_iterable(job.work.builds for job in jobs)))
-    lines = ["", f"{len(commands)} data sets, each built before its first run unless it is there:"] if commands else []
-    return [*lines, *(f"  trm {shlex.join(words)}" for words in commands)]
-
-
-def _warnings(jobs: Sequence[Job], costs: Sequence[Cost]) -> list[str]:
-    pairs = zip(jobs, costs, strict=True)
-    long = {job.label for job, cost in pairs if cost.plan is not None and cost.plan.warmup_share > LONG_WARMUP}
-    warning = f"warning: warm-up takes more than {LONG_WARMUP:.0%} of the steps of {len(long)} experiments"
-    lines = [warning] if long else []
-    for group in CONFOUNDED:
-        if any(job.group == group for job in jobs):
-            lines.append(f"note: in {group} {CONFOUNDED[group]}; {twins_of(group)} answer the question")
-    return ["", *lines] if lines else []
+        total += f": {flops / flops_per_second / SECONDS_PER_HOUR:,.1f} hours at {flops_per_second:.3g} FLOP/s"
+    yield total + "; memory by `trm compile-pod ID`"

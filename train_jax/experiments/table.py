@@ -72,25 +72,12 @@ TWINS = {
 GROUPS |= {f"{group}_{twin}": f"{GROUPS[group]}; {TWINS[twin]}" for group in CONFOUNDED for twin in TWINS}
 
 
-OPTIMIZERS = (
-    ("adam_atan2", 0.9, 0.95),
-    ("adamw", 0.9, 0.95),
-    ("adamw", 0.9, 0.99),
-    ("adamw", 0.9, 0.999),
-    ("lion", 0.9, 0.99),
-)
-"""(rule, beta1, beta2)"""
-
-
-def _batch_size(batch: int) -> dict[str, Any]:
-    rate = 1e-4 * (batch / 6144) ** 0.5
-    return {"global_batch_size": batch, "optim.lr": rate, "optim.sparse_lr": rate}
-
-
-def _by_letter(group: str, changes: Iterable[Mapping[str, Any]], separator: str = "") -> dict[str, Experiment]:
+def _by_letter(group: str, fields: str, *rows: Any, separator: str = "") -> dict[str, Experiment]:
+    """Returns an experiment for each row of values of the fields, or for each value of a single field."""
+    names, values = fields.split(), [row if isinstance(row, tuple) else (row,) for row in rows]
     return {
-        f"{group}{separator}{letter}": Experiment(group, change)
-        for letter, change in zip("abcdef", changes, strict=False)
+        f"{group}{separator}{letter}": Experiment(group, dict(zip(names, row, strict=True)))
+        for letter, row in zip("abcdef", values, strict=False)
     }
 
 
@@ -98,39 +85,36 @@ def _by_number(group: str, field: str, values: Iterable[int]) -> dict[str, Exper
     return {f"{group}_{number:02}": Experiment(group, {field: value}) for number, value in enumerate(values, 1)}
 
 
+def _batch_size(batch: int) -> tuple[int, float, float]:
+    rate = 1e-4 * (batch / 6144) ** 0.5
+    return batch, rate, rate
+
+
 LISTED: dict[str, Experiment] = {
     **_by_letter(
-        "exp01",
-        (
-            {"arch.hidden_size": hidden, "arch.num_heads": heads, "arch.puzzle_emb_ndim": hidden}
-            for hidden, heads in ((256, 4), (384, 6), (512, 8), (768, 8), (1024, 8), (1536, 8))
-        ),
+        "exp01", "arch.hidden_size arch.num_heads arch.puzzle_emb_ndim",
+        (256, 4, 256), (384, 6, 384), (512, 8, 512), (768, 8, 768), (1024, 8, 1024), (1536, 8, 1536),
     ),
     **_by_number("exp02a", "arch.L_cycles", (2, 4, 6, 8, 10, 12)),
     **_by_number("exp02b", "arch.H_cycles", (1, 2, 3, 4, 5)),
-    **_by_letter(
-        "exp03",
-        (
-            {"arch.L_layers": layers, "arch.L_cycles": cycles}
-            for layers, cycles in ((1, 12), (2, 6), (3, 4), (4, 3), (6, 2))
-        ),
-    ),
+    **_by_letter("exp03", "arch.L_layers arch.L_cycles", (1, 12), (2, 6), (3, 4), (4, 3), (6, 2)),
     **{f"exp04a_{n}": Experiment("exp04a", {}, puzzles=n) for n in (100, 250, 500, 1000, 2000, 5000)},
     **{f"exp04b_{n:04}": Experiment("exp04b", {}, augmentations=n) for n in (10, 100, 500, 1000, 2000)},
-    **_by_letter("exp05", ({"arch.halt_max_steps": steps} for steps in (4, 8, 12, 16, 24, 32)), "_"),
-    **_by_letter("exp06", map(_batch_size, (1536, 3072, 6144, 12288, 24576, 49152)), "_"),
-    **_by_letter("exp07", ({"arch.forward_dtype": dtype} for dtype in ("float32", "bfloat16", "float16"))),
-    **_by_letter("exp08", ({"optim.ema_decay": decay} for decay in (0.0, 0.99, 0.995, 0.999, 0.9995))),
+    **_by_letter("exp05", "arch.halt_max_steps", 4, 8, 12, 16, 24, 32, separator="_"),
     **_by_letter(
-        "exp09",
-        ({"optim.optimizer": rule, "optim.beta1": beta1, "optim.beta2": beta2} for rule, beta1, beta2 in OPTIMIZERS),
+        "exp06", "global_batch_size optim.lr optim.sparse_lr",
+        *map(_batch_size, (1536, 3072, 6144, 12288, 24576, 49152)), separator="_",
+    ),
+    **_by_letter("exp07", "arch.forward_dtype", "float32", "bfloat16", "float16"),
+    **_by_letter("exp08", "optim.ema_decay", 0.0, 0.99, 0.995, 0.999, 0.9995),
+    **_by_letter(
+        "exp09", "optim.optimizer optim.beta1 optim.beta2",
+        ("adam_atan2", 0.9, 0.95), ("adamw", 0.9, 0.95), ("adamw", 0.9, 0.99), ("adamw", 0.9, 0.999),
+        ("lion", 0.9, 0.99),
     ),
     **_by_letter(
-        "exp10",
-        (
-            {"optim.lr": rate, "optim.lr_min_ratio": ratio}
-            for rate, ratio in ((3e-5, 1.0), (1e-4, 1.0), (3e-4, 1.0), (1e-4, 0.1), (1e-4, 0.01))
-        ),
+        "exp10", "optim.lr optim.lr_min_ratio",
+        (3e-5, 1.0), (1e-4, 1.0), (3e-4, 1.0), (1e-4, 0.1), (1e-4, 0.01),
     ),
     "contrib01_baseline": Experiment("contrib01", {}),
     "contrib01_curriculum": Experiment(
@@ -140,7 +124,7 @@ LISTED: dict[str, Experiment] = {
     "contrib02_adaptive": Experiment(
         "contrib02", {"arch.halt_exploration_prob": 0.3, "task_config.halt_exploration_end": 0.05}
     ),
-}
+}  # fmt: skip
 """The 67 experiments of the list, literally."""
 
 ATTENTION = {"arch.mlp_t": False, "arch.pos_encodings": "rope"}
@@ -153,7 +137,7 @@ WINDOW = {"arch.attention_window": 7}
 CONTRIBUTIONS: dict[str, Experiment] = {
     "contrib03_baseline": Experiment("contrib03", {}),
     **{f"contrib03_{cycles:02}": Experiment("contrib03", {**REMAT, "arch.L_cycles": cycles}) for cycles in (6, 12, 24)},
-    **_by_letter("contrib04", ({"arch.cycle_penalty": weight} for weight in (0.0, 0.01, 0.1, 1.0)), "_"),
+    **_by_letter("contrib04", "arch.cycle_penalty", 0.0, 0.01, 0.1, 1.0, separator="_"),
     **{
         f"contrib05_{side}_{name}": Experiment("contrib05", {**ATTENTION, **window}, data=(f"maze-{side}",))
         for side in (30, 50)
@@ -222,18 +206,13 @@ class DataSet:
     puzzles: int
     """Train puzzles, each of which is one example of an epoch."""
 
-    def inside(self, root: str) -> DataSet:
-        """Returns the data set in a folder `root` instead of `data`."""
-        name = PurePath(self.folder).name
-        return dataclasses.replace(self, folder=f"{root.rstrip('/')}/{name}")
-
     @property
     def command(self) -> tuple[str, ...]:
         """The words of the command after `trm`."""
         return ("build-data", *self.options, "--output-dir", self.folder)
 
 
-def data_sets(row: Experiment, preset: str = BASE_PRESET) -> tuple[DataSet, ...]:
+def data_sets(row: Experiment, preset: str = BASE_PRESET, root: str = "data") -> tuple[DataSet, ...]:
     """Returns the data sets of an experiment, at full size or at the size of a preset with generated Sudokus."""
     small = preset in SUDOKU_SIZES
     sets = []
@@ -243,8 +222,8 @@ def data_sets(row: Experiment, preset: str = BASE_PRESET) -> tuple[DataSet, ...]
         else:
             side = int(kind.removeprefix("maze-"))
             side = SMALL_MAZES[side] if small else side
-            sets.append(DataSet(f"data/maze-{side}x{side}", ("maze", "--size", str(side)), f"maze-{side}", 1000))
-    return tuple(sets)
+            sets.append(DataSet(f"maze-{side}x{side}", ("maze", "--size", str(side)), f"maze-{side}", 1000))
+    return tuple(dataclasses.replace(each, folder=f"{root.rstrip('/')}/{each.folder}") for each in sets)
 
 
 def recipes() -> dict[str, tuple[str, int]]:
@@ -256,18 +235,17 @@ def recipes() -> dict[str, tuple[str, int]]:
 
 def _sudoku_extreme(row: Experiment) -> DataSet:
     usual = (row.puzzles, row.augmentations) == (1000, 1000)
-    folder = "data/sudoku-extreme" + ("" if usual else f"-{row.puzzles}-aug-{row.augmentations}")
+    folder = "sudoku-extreme" + ("" if usual else f"-{row.puzzles}-aug-{row.augmentations}")
     options = ("sudoku", "--source", "sapientinc/sudoku-extreme", "--subsample-size", str(row.puzzles))
     return DataSet(folder, (*options, "--num-aug", str(row.augmentations)), "sudoku-9x9", row.puzzles)
 
 
 def _small_sudokus(row: Experiment, size: int) -> DataSet:
-    """The data set of the preset, or for groups 4a and 4b one with a tenth of the puzzles (4x4) or augmentations."""
-    folder, options = f"data/sudoku-{size}x{size}", ("sudoku", "--size", str(size))
-    key, usual = f"sudoku-{size}x{size}", 500 if size == 4 else 1000
+    """Returns the data set of the preset; for groups 4a and 4b one with a tenth of the puzzles or augmentations."""
+    name, options = f"sudoku-{size}x{size}", ("sudoku", "--size", str(size))
     if not row.group.startswith("exp04"):
-        return DataSet(folder, options, key, usual)
+        return DataSet(name, options, name, 500 if size == 4 else 1000)
     puzzles = row.puzzles // 10 if size == 4 else row.puzzles
     augmentations = row.augmentations // 10 if row.group == "exp04b" else 0
     options += ("--num-train", str(puzzles), "--num-aug", str(augmentations))
-    return DataSet(f"{folder}-{puzzles}-aug-{augmentations}", options, key, puzzles)
+    return DataSet(f"{name}-{puzzles}-aug-{augmentations}", options, name, puzzles)

@@ -118,10 +118,7 @@ class Result:
             "hbm_seconds": self.hbm_seconds,
             "prefetched_bytes": sums.prefetched_bytes,
             "roofline_seconds": self.roofline_seconds,
-            "by_kind": self._to_json(sums.by_kind),
-            "by_pass": self._to_json(sums.by_pass),
-            "by_module": self._to_json(sums.by_module),
-            "by_class": self._to_json(sums.by_class),
+            **{name: self._to_json(getattr(sums, name)) for name in ("by_kind", "by_pass", "by_module", "by_class")},
             "collectives": [dataclasses.asdict(each) for each in sums.collectives],
         }
 

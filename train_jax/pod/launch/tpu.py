@@ -73,26 +73,26 @@ class TpuNode:
 
         Raises `UserError` for a node that is not there and must not be created.
         """
-        state, again = self.state(), self.record.begun is not None
-        fresh = state != "READY" or self.record.ready_since is None
-        if state != "READY":
+        fresh = self.record.ready_since is None
+        if self.state() != "READY":
+            fresh, requested = True, False
             self._account()
-            self._bring(again)
+            while (state := self._settled(requested)) != "READY":
+                if requested and (not self._again or state == "FAILED"):
+                    raise GcloudError(f"{self.record.tpu} is {state}, and was to be READY")
+                self._request(state)
+                requested = True
         if fresh:
             now = time.time()
             self.change(ready_since=now, begun=self.record.begun or now)
         return fresh
 
-    def _bring(self, again: bool) -> None:
-        """Waits, creates, starts until the node is ready; `again`: also if a new node is preempted before it is."""
-        requested = False
-        while (state := self._settled(requested)) != "READY":
-            if requested and (not again or state == "FAILED"):
-                raise GcloudError(f"{self.record.tpu} is {state}, and was to be READY")
-            self._request(state, again)
-            requested = True
+    @property
+    def _again(self) -> bool:
+        """True after a node of this launch was ready: a new one is waited for, also if it is preempted before it is."""
+        return self.record.begun is not None
 
-    def _request(self, state: str, again: bool) -> None:
+    def _request(self, state: str) -> None:
         """Starts or creates a node that is in no state to be used."""
         record = self.record
         if state == "STOPPED":
@@ -109,10 +109,10 @@ class TpuNode:
             raise UserError(f"{record.tpu} does not exist in {record.zone}; give --type, such as v4-64, to create it")
         self.change(phase="creating", created=True)
         self.say(f"creating {record.tpu}, {record.request.type}, {record.request.capacity}")
-        self._create(CAPACITY_SECONDS if again else 0.0)
+        self._create()
 
-    def _create(self, patience_seconds: float) -> None:
-        until, pause = time.time() + patience_seconds, POLL_SECONDS
+    def _create(self) -> None:
+        until, pause = time.time() + (CAPACITY_SECONDS if self._again else 0.0), POLL_SECONDS
         while True:
             try:
                 self.gcloud.run(gcloud.create(self.record.node, self.record.request))
