@@ -13,7 +13,7 @@ from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.experiments.runs import flat
-from train_jax.experiments.sweeper import SweepFiles, Work, finished_figures
+from train_jax.experiments.sweeper import SweepFiles, Work, finished_figures, read_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.lines import parsed_lines
 from train_jax.run.storage import path_of
@@ -170,10 +170,7 @@ def _read(files: SweepFiles, work: Work | None, name: str, path: Path, metric: s
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
+    content = read_json(path)
     return content if isinstance(content, dict) else {}
 
 

@@ -107,9 +107,11 @@ def select(words: Iterable[str]) -> list[str]:
 
 
 def jobs_of(names: Sequence[str], combinations: Sequence[Settings], options: Options) -> list[Job]:
-    """Returns the runs in the order in which they are trained: all ids of a seed before the next seed.
+    """Returns the runs in the order in which they are trained: all ids of a seed before the next seed, and every run
+    after the one whose weights it needs.
 
-    Raises `UserError` for settings that a configuration does not accept, and for a run that would occur twice.
+    Raises `UserError` for settings that a configuration does not accept, for a run that would occur twice, and if the
+    weights that one needs are those of no run.
     """
     swept = {field for settings in combinations for field in settings}
     if "seed" in swept and options.seeds > 1:
@@ -120,12 +122,12 @@ def jobs_of(names: Sequence[str], combinations: Sequence[Settings], options: Opt
         for name in names
         for settings in combinations or [{}]
     ]
-    seen: set[str] = set()
-    for job in jobs:
-        if job.work.name in seen:
-            raise UserError(f"{job.work.name} would be trained twice; remove a repeated value from --over")
-        seen.add(job.work.name)
-    return _sources_first(jobs)
+    counts = Counter(job.work.name for job in jobs)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise UserError(f"{twice[0]} would be trained twice; remove a repeated value from --over")
+    if missing := sorted({job.work.needs for job in jobs if job.work.needs} - counts.keys()):
+        raise UserError(f"the weights of {missing[0]} are needed; add {missing[0].split('/')[1]} to the sweep")
+    return sorted(jobs, key=lambda job: bool(job.work.needs))
 
 
 def without_done(jobs: Sequence[Job], names: Collection[str]) -> list[Job]:
@@ -199,15 +201,6 @@ def _data_sets(name: str, preset: str | None, root: str) -> tuple[DataSet, ...]:
     if base not in (BASE_PRESET, *SUDOKU_SIZES):
         return ()
     return data_sets(EXPERIMENTS.get(name, EXPERIMENTS["baseline"]), base, root)
-
-
-def _sources_first(jobs: list[Job]) -> list[Job]:
-    """Returns the jobs with every job after the one that it needs. Raises `UserError` if that one is missing."""
-    names = {job.work.name for job in jobs}
-    missing = sorted({job.work.needs for job in jobs if job.work.needs and job.work.needs not in names})
-    if missing:
-        raise UserError(f"the weights of {missing[0]} are needed; add {missing[0].split('/')[1]} to the sweep")
-    return sorted(jobs, key=lambda job: bool(job.work.needs))
 
 
 def _text(settings: Settings) -> str:

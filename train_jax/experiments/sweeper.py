@@ -98,7 +98,7 @@ class SweepFiles:
         works: dict[str, Work] = {}
         for path in _json_files(self._folder / "plans"):
             try:
-                for fields in _read_json(path) or ():
+                for fields in read_json(path) or ():
                     builds = tuple(map(tuple, fields["builds"]))
                     works[fields["name"]] = Work(**(fields | {"command": tuple(fields["command"]), "builds": builds}))
             except (TypeError, KeyError) as error:
@@ -133,7 +133,7 @@ class SweepFiles:
         return reason
 
     def failure(self, name: str) -> dict[str, Any] | None:
-        return _read_json(self._failure(name))
+        return read_json(self._failure(name))
 
     def remove_failure(self, name: str) -> None:
         self._failure(name).unlink(missing_ok=True)
@@ -187,7 +187,7 @@ class SweepFiles:
 
 def finished_figures(folder: RunFolder) -> dict[str, Any] | None:
     """The figures of a finished run; None for one that is not finished, or whose FINISHED cannot be read."""
-    figures = _read_json(folder.finished)
+    figures = read_json(folder.finished)
     return figures if isinstance(figures, dict) and isinstance(figures.get("train_steps"), int | float) else None
 
 
@@ -209,8 +209,8 @@ def _json_files(folder: Path) -> Iterator[Path]:
         yield from (path for path in sorted(folder.iterdir()) if path.name.endswith(".json"))
 
 
-def _read_json(path: Path) -> Any:
-    """None for a file that is not there, or is not JSON."""
+def read_json(path: Path) -> Any:
+    """Returns the content of a file; None for one that is not there, or is not JSON."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

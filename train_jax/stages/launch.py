@@ -115,13 +115,7 @@ class Launch:
         if bool(self.rehearse) == bool(self.tpu):
             raise UserError("trm launch needs either --rehearse HOSTSxDEVICES or --tpu NAME --zone ZONE; see --help")
         if self.tpu:
-            check_names(
-                tpu=self.tpu,
-                zone=self.zone,
-                project=self.project,
-                type=self.type,
-                runtime_version=self.runtime_version,
-            )
+            check_names(**{name: getattr(self, name) for name in ("tpu", "zone", "project", "type", "runtime_version")})
             check_type(self.type)
         _check_assignments(self.env)
         if self.worker_env_file:

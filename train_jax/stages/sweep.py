@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -82,8 +82,7 @@ class Diff:
     """Experiment or baseline to compare it with."""
 
     def run(self) -> None:
-        changed = differences(experiment_run(self.first), experiment_run(self.second))
-        changed.pop("run_dir", None)
+        changed = _changed(self.first, self.second)
         for name, (old, new) in changed.items():
             print(f"{name}: {self.second} {old}, {self.first} {new}")
         if not changed:
@@ -143,7 +142,7 @@ class Run:
             )
         if (self.peak_tflops is None) != (self.utilisation is None):
             raise UserError("--peak-tflops and --utilisation state hours together; give both")
-        files = SweepFiles(self._root)
+        files = SweepFiles(self.runs_root or os.environ.get("TRM_RUNS_ROOT", "") or "runs")
         names = select([*EXPERIMENTS, *self.names] if self.all else self.names)
         settings = {"platform": self.platform, "wandb": self.wandb}
         options = Options(files.root_text, self.data_root.rstrip("/"), self.preset, self.seeds, settings)
@@ -183,10 +182,6 @@ class Run:
         """The words after `trm` that start one sweeper of this sweep."""
         return ["sweep", "run", *self.names, *options_of(dataclasses.replace(self, names=(), workers=1), Run())]
 
-    @property
-    def _root(self) -> str:
-        return self.runs_root or os.environ.get("TRM_RUNS_ROOT", "") or "runs"
-
 
 @dataclasses.dataclass(frozen=True)
 class Status:
@@ -209,8 +204,7 @@ class Status:
 
 
 def _status_lines(files: SweepFiles) -> list[str]:
-    works = files.planned()
-    states = {work.name: files.state(work) for work in works}
+    states = {work.name: files.state(work) for work in files.planned()}
     lines = [f"{files.root}: {_counted(Counter(state for state, _ in states.values()))}"]
     started = [status for _, status in states.values() if status is not None]
     if started:
@@ -227,9 +221,12 @@ def _counted(counts: dict) -> str:
 
 
 def _changes(experiment_id: str) -> str:
-    changed = differences(experiment_run(experiment_id), experiment_run("baseline"))
-    changed.pop("run_dir", None)
-    return ", ".join(f"{name} {new}" for name, (_, new) in changed.items()) or "no changes"
+    return ", ".join(f"{name} {new}" for name, (_, new) in _changed(experiment_id).items()) or "no changes"
+
+
+def _changed(experiment_id: str, reference: str = "baseline") -> dict[str, tuple[Any, Any]]:
+    changed = differences(experiment_run(experiment_id), experiment_run(reference))
+    return {name: values for name, values in changed.items() if name != "run_dir"}
 
 
 COMMANDS = {"run": Run, "list": List, "show": Show, "diff": Diff, "status": Status}

@@ -31,6 +31,13 @@ KILL_SECONDS = 60.0
 
 _FINAL = {1, 2, StorageError.STATUS, TIME_OUT, 130, 141}
 """An error that another start would repeat, a mistake of the user, Ctrl-C; without 0."""
+_ENDINGS = {
+    None: "gone",
+    0: "finished",
+    PreemptedError.STATUS: "preempted",
+    LostProcessError.STATUS: "lost another host",
+    TIME_OUT: "stopped at --max-hours",
+}
 _STEP = re.compile(r"step +(\d+)")
 """The beginning of the lines in which the first process reports how far it is."""
 
@@ -61,19 +68,15 @@ class Hosts(Protocol):
     @property
     def deadline(self) -> float | None:
         """When the run is stopped, in seconds of the epoch; known after the first start."""
-        ...
 
     def start(self) -> None:
         """Starts the run on every host, on new machines if the old ones are gone."""
-        ...
 
     def follow(self, host: int, line: Callable[[str], None]) -> int | None:
         """Calls `line` with every line of the log; returns the exit status, None for a host that is gone."""
-        ...
 
     def stop(self) -> None:
         """Sends SIGTERM to the run on every host."""
-        ...
 
     def stops(self) -> bool:
         """Returns whether somebody asked the run to stop, so that it is not started again."""
@@ -108,17 +111,11 @@ def ending_of(statuses: Sequence[int | None]) -> Ending:
 
 
 def _described(status: int | None) -> str:
-    if status is None:
-        return "gone"
-    if status == PreemptedError.STATUS:
-        return "preempted"
-    if status == LostProcessError.STATUS:
-        return "lost another host"
-    if status == TIME_OUT:
-        return "stopped at --max-hours"
+    if status is None or status in _ENDINGS:
+        return _ENDINGS[status]
     if status > 128 and status - 128 in set(signal.Signals):
         return f"killed by {signal.Signals(status - 128).name}"
-    return f"ended with status {status}" if status else "finished"
+    return f"ended with status {status}"
 
 
 def run_to_end(hosts: Hosts, view: View, restarts: int) -> int:

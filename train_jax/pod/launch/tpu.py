@@ -258,13 +258,11 @@ class Workers(TpuNode):
         mark, so that the repetition is seen and ended: the next call continues in the right place.
         """
         log = local_folder(self.record.tpu) / id / f"host-{host:02}.log"
-        with contextlib.ExitStack() as closing:
-            copy = None
-            if self._keeps_logs:
-                log.parent.mkdir(parents=True, exist_ok=True)
-                copy = closing.enter_context(log.open("ab", buffering=0))
-                self._bytes[id, host] = copy.tell()
-
+        if self._keeps_logs:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab", buffering=0) if self._keeps_logs else contextlib.nullcontext() as copy:
+            begin = copy.tell() if copy is not None else self._bytes.get((id, host), 0)
+            self._bytes[id, host] = begin
             mark, marks = secrets.token_hex(8), 0
 
             def receive(raw: bytes) -> bool:
@@ -278,7 +276,6 @@ class Workers(TpuNode):
                 line(raw.decode(errors="backslashreplace").rstrip("\r\n"))
                 return True
 
-            begin = self._bytes.setdefault((id, host), 0)
             return self.gcloud.stream(self._script(host, "follow", id, str(begin), mark), receive)
 
     def _is_lost(self, silent_since: float) -> bool:
