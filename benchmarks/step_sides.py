@@ -138,7 +138,7 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
     from benchmarks.overhead import by_hand
-    from train_jax.pod.counted import product_flops
+    from train_jax.pod.flops import product_flops
     from train_jax.run.config import ComputeConfig
     from train_jax.run.performance import PEAK_BF16_FLOPS
     from train_jax.runtime import backend

@@ -11,7 +11,7 @@ from models_torch.flops import language_flops_per_token
 from models_torch.gpt import GPTConfig
 from models_torch.trm import TRMConfig
 from train_jax.pod.compile import train_step_arguments
-from train_jax.pod.counted import product_flops, products
+from train_jax.pod.flops import product_flops, products
 from train_jax.pod.hlo import Program
 from train_jax.pod.yardsticks import yardsticks
 from train_jax.run.config import ComputeConfig

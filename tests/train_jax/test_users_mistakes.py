@@ -179,7 +179,7 @@ def test_output_in_an_encoding_without_every_character():
 
 
 def test_a_launch_outside_of_a_checkout_says_so(tmp_path, monkeypatch):
-    from train_jax.pod.launch.source import Source
+    from train_jax.pod.launch.record import Source
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="is in no git checkout; start trm launch in one of this project"):

@@ -2,9 +2,8 @@
 
 import sys
 
-from train_jax.experiments.data_sets import data_sets
-from train_jax.experiments.runs import differences, named_run, plan, remark
-from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS
+from train_jax.experiments.runs import differences, named_run, plan_lines
+from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, data_sets
 from train_jax.loop import train
 from train_jax.run.config import RunConfig
 from train_jax.run.presets import all_presets
@@ -45,7 +44,7 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
         per_epoch = float(sum(each.puzzles for each in sets))
     else:
         per_epoch = task_class(config.task)(config).examples_per_epoch
-    for line in [*plan(config, per_epoch).lines(), *filter(None, [remark(name)])]:
+    for line in plan_lines(name, config, per_epoch):
         print(f"  {line}")
 
 
