@@ -12,6 +12,7 @@ from train_jax.pod.hlo import Schedules
 from train_jax.pod.yardsticks import Cost, Yardsticks, yardsticks
 from train_jax.report.figures import percent
 from train_jax.report.render import render_document
+from train_jax.run.performance import model_flops
 from train_jax.start import Training
 
 MODULES_SHOWN = 12
