@@ -77,7 +77,7 @@ def outcome(case: Any, texts: Path | None = None) -> Record:
         return {"status": "crash", "why": words(error)}
     if texts:
         texts.write_text("\n".join(translated.texts))
-    right, error, share, leaf = sides.judged(case, reference, translated)
+    right, error, share, leaf = sides.compared(case, reference, translated)
     status, why = "right" if right else "wrong", leaf if share > 1 else ""
     entry = {"status": status, "why": why, "error": float(f"{error:.3g}"), "share": share}
     return entry | {"program": translated.program, "numbers": summary(translated.leaves)}

@@ -284,7 +284,7 @@ def _array(tensor: torch.Tensor) -> jax.Array:
 # ---- the comparison
 
 
-def judged(case: Case, reference: Reference, translated: Translated) -> tuple[bool, float, float, str]:
+def compared(case: Case, reference: Reference, translated: Translated) -> tuple[bool, float, float, str]:
     """Returns if the case is right, its largest error, the largest part of what is allowed, and the leaf with it.
 
     Either side runs in float64 only if a leaf differs by more than is allowed without it.
