@@ -123,9 +123,10 @@ def test_a_finished_run_is_not_finished_on_other_data(tmp_path):
 def test_texts_that_are_not_utf8_are_named(tmp_path, capsys):
     for number in range(3):
         (tmp_path / f"{number}.txt").write_bytes(b"caf\xe9 number")
-    arguments = ["--source", str(tmp_path), "--output-dir", str(tmp_path / "set"), "--vocab-size", "280"]
-    status, line = said(capsys, "build-data", "text", *arguments)
-    assert status == 2 and "3 of 3 documents are not UTF-8" in line and "iconv" in line
+    arguments = ["--source", str(tmp_path), "--output-dir", str(tmp_path / "set")]
+    for size in ("280", "265"):  # with merges, and without
+        status, line = said(capsys, "build-data", "text", *arguments, "--vocab-size", size)
+        assert status == 2 and "3 of 3 documents are not UTF-8" in line and "iconv" in line
 
 
 def test_a_null_is_skipped_as_in_parquet(tmp_path):

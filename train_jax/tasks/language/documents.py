@@ -12,7 +12,7 @@ import importlib
 import json
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +53,14 @@ class Skipped:
     """The first files that are not UTF-8."""
     documents: int = 0
     """All that were read, skipped ones included."""
+
+    @classmethod
+    def total(cls, parts: Iterable[Skipped]) -> Skipped:
+        """Returns the sums of several, with the names of the first three files."""
+        parts = list(parts)
+        counts = (sum(getattr(each, name) for each in parts) for name in ("not_utf8", "empty"))
+        names = [name for each in parts for name in each.names][:3]
+        return cls(*counts, names, sum(each.documents for each in parts))
 
     @property
     def note(self) -> str:

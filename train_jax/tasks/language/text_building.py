@@ -19,7 +19,7 @@ from tyro.conf import arg
 from models_torch.ranges import Range, check_ranges
 from train_jax.errors import UserError, option_error
 from train_jax.run.storage import is_remote, path_of
-from train_jax.tasks.language.documents import source_facts
+from train_jax.tasks.language.documents import Skipped, source_facts
 from train_jax.tasks.language.options import TextSource, VocabSize
 from train_jax.tasks.language.text_parts import Counts, Parts, held_out, part_of
 from train_jax.tasks.language.text_set import (
@@ -146,17 +146,17 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
             for tokens in parts.tokens(number, split):
                 writer.add(tokens)
         content[split] = writer.close([parts.record(number).splits[split] for number in range(len(parts))])
+    skipped = Skipped.total(parts.record(number).skipped for number in range(len(parts)))
     for split, each in content.items():
         if not each.tokens:
             raise UserError(
                 f"the {split} split has no documents; use more --source (a .txt file is one document) or another "
-                "--test-share"
+                f"--test-share{skipped.note}"
             )
-    skipped = [parts.record(number).skipped for number in range(len(parts))]
     findings: dict[str, Any] = {
-        "skipped_empty": sum(each.empty for each in skipped),
-        "skipped_not_utf8": sum(each.not_utf8 for each in skipped),
-        "not_utf8": [name for each in skipped for name in each.names][:3],
+        "skipped_empty": skipped.empty,
+        "skipped_not_utf8": skipped.not_utf8,
+        "not_utf8": skipped.names,
     }
     text = held_out(parts, tokenizer, _COMPRESSED_BYTES)
     if text is not None:
