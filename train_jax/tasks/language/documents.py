@@ -58,9 +58,12 @@ class Skipped:
     def total(cls, parts: Iterable[Skipped]) -> Skipped:
         """Returns the sums of several, with the names of the first three files."""
         parts = list(parts)
-        counts = (sum(getattr(each, name) for each in parts) for name in ("not_utf8", "empty"))
-        names = [name for each in parts for name in each.names][:3]
-        return cls(*counts, names, sum(each.documents for each in parts))
+        return cls(
+            not_utf8=sum(each.not_utf8 for each in parts),
+            empty=sum(each.empty for each in parts),
+            names=[name for each in parts for name in each.names][:3],
+            documents=sum(each.documents for each in parts),
+        )
 
     @property
     def note(self) -> str:
