@@ -294,8 +294,11 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32, complex: to
 
 def _takes_wider(target: BridgeTensor, values: tuple) -> bool:
     """True if a value has a type that the target cannot hold, such as a float beside integers."""
-    dtypes = (v.dtype if isinstance(v, torch.Tensor) else _DTYPES.get(type(v)) for v in values)
-    return any(dtype is not None and not torch.can_cast(dtype, target.dtype) for dtype in dtypes)
+    for value in values:
+        dtype = value.dtype if isinstance(value, torch.Tensor) else _DTYPES.get(type(value), target.dtype)
+        if not torch.can_cast(dtype, target.dtype):
+            return True
+    return False
 
 
 def _refuse_write(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
