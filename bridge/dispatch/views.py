@@ -317,9 +317,8 @@ def _refuse_write(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
             return
         if view.one_of_several and tracked:
             raise RuntimeError(
-                "a view is being modified inplace. This view is the output of a function that returns multiple views. "
-                "Such functions do not allow the output views to be modified inplace. You should replace the inplace "
-                "operation by an out-of-place one."
+                "a view is being modified inplace. This view is the output of a function that returns multiple views, "
+                "which PyTorch does not allow; use an operation that is not in place"
             )
         if view.base is not None and (tracked or view.base.tracked):
             mode = "inference mode" if view.inference else "no_grad mode"
