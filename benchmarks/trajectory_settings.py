@@ -14,9 +14,9 @@ import tyro
 
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
+from train_jax.tasks.puzzles.batches import load_mixture
 from train_jax.tasks.puzzles.choosing import Chooser
 from train_jax.tasks.puzzles.evaluation import Evaluation
-from train_jax.tasks.puzzles.mixture import load_mixture
 from train_jax.tasks.puzzles.scan import TrajectoryOptions
 from train_jax.tasks.puzzles.solving import puzzle_task
 

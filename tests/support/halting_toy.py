@@ -9,7 +9,8 @@ import numpy as np
 from train_jax.core.state import TrainState
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles.evaluation import Evaluation, Evaluator
-from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
+from train_jax.tasks.puzzles.format import PuzzleSet
+from train_jax.tasks.puzzles.metadata import Metadata
 
 STEPS = 4
 LENGTH = 6

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
+from train_jax.tasks.puzzles.format import PuzzleSet
+from train_jax.tasks.puzzles.metadata import Metadata
 
 
 def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:

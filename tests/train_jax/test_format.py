@@ -12,9 +12,9 @@ import pytest
 from support.small_set import METADATA, RECIPE, arrays, rewrite_json, splits
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import FIELDS, load_split
-from train_jax.tasks.puzzles.recipe import content_of, read_recipe
-from train_jax.tasks.puzzles.writing import is_built, write_dataset
+from train_jax.tasks.puzzles.building import is_built, write_dataset
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.metadata import FIELDS, content_of, read_recipe
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_an_empty_directory_is_filled(tmp_path):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-import train_jax.tasks.puzzles.writing as writing
+import train_jax.tasks.puzzles.building as writing
 from support.small_set import splits
 writing.content_of = lambda splits: os.kill(os.getpid(), signal.SIGKILL)
 writing.write_dataset({place!r}, splits(), ["<blank>"], {{"maker": "killed"}}, overwrite={overwrite})

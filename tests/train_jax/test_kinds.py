@@ -14,15 +14,14 @@ from train_jax.plugins import load_plugin
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
 from train_jax.tasks.puzzles import kinds
 from train_jax.tasks.puzzles.arc.kind import ArcKind
-from train_jax.tasks.puzzles.batches import train_batch
+from train_jax.tasks.puzzles.batches import load_mixture, mixture_of, train_batch
 from train_jax.tasks.puzzles.evaluate import check_same_puzzles
-from train_jax.tasks.puzzles.format import Metadata, load_split, read_metadata
+from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.kinds import KINDS, MIXED, kind_of
 from train_jax.tasks.puzzles.maze.grid import parse
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.mixture import load_mixture, mixture_of
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.metadata import Metadata, read_metadata, read_recipe
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 

@@ -8,10 +8,16 @@ from support.puzzle_sets import puzzle_set
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL, eval_batches, train_batch
+from train_jax.tasks.puzzles.batches import (
+    IGNORED_LABEL,
+    eval_batches,
+    load_mixture,
+    load_part,
+    mixture_of,
+    train_batch,
+)
+from train_jax.tasks.puzzles.building import write_dataset
 from train_jax.tasks.puzzles.format import PuzzleSet, load_split
-from train_jax.tasks.puzzles.mixture import load_mixture, load_part, mixture_of
-from train_jax.tasks.puzzles.writing import write_dataset
 
 
 @pytest.fixture

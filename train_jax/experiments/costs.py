@@ -12,9 +12,8 @@ from train_jax.errors import UserError
 from train_jax.experiments.jobs import Job
 from train_jax.experiments.runs import Plan, plan
 from train_jax.runtime.batch_size import epochs_to_steps
-from train_jax.tasks.puzzles.config import PuzzleConfig
 from train_jax.tasks.puzzles.kinds import kind_from_key
-from train_jax.tasks.puzzles.task import Curriculum
+from train_jax.tasks.puzzles.task import Curriculum, PuzzleConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,9 @@ from train_jax.run.files import whole_file
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
-from train_jax.tasks.puzzles.batches import Batch
+from train_jax.tasks.puzzles.batches import HostBatch, Mixture, mixture_of
 from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.halting import HaltingCurve, curve_of, threshold_logit, to_json
-from train_jax.tasks.puzzles.metrics import means
-from train_jax.tasks.puzzles.mixture import Mixture, mixture_of
+from train_jax.tasks.puzzles.metrics import HaltingCurve, curve_of, means, threshold_logit, to_json
 from train_jax.tasks.puzzles.queues import Queues, make_queue_step, queues_of, rows_of_queues
 from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_eval_step
 
@@ -150,14 +148,16 @@ class Evaluator:
 class _Examples:
     """One batch, with the mask of its examples; the same attributes as `Queues`."""
 
-    batches: list[tuple[Batch, np.ndarray]]
+    batches: list[tuple[HostBatch, np.ndarray]]
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         batch, valid = self.batches[0]
         return batch | {"is_example": valid}
 
-    def of_batches(self, outputs: dict[str, np.ndarray]) -> Iterator[tuple[dict[str, np.ndarray], Batch, np.ndarray]]:
+    def of_batches(
+        self, outputs: dict[str, np.ndarray]
+    ) -> Iterator[tuple[dict[str, np.ndarray], HostBatch, np.ndarray]]:
         yield outputs, *self.batches[0]
 
 

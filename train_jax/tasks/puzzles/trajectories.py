@@ -17,7 +17,7 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.untrusted import DamagedError, read_arrays
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL, Mixture
 from train_jax.tasks.puzzles.choosing import (
     CHOOSERS,
     KEEPS,
@@ -32,9 +32,7 @@ from train_jax.tasks.puzzles.choosing import (
     stopped_at,
 )
 from train_jax.tasks.puzzles.evaluation import Evaluation, Progress, merge_devices
-from train_jax.tasks.puzzles.halting import threshold_logit
-from train_jax.tasks.puzzles.metrics import answer_sums, means
-from train_jax.tasks.puzzles.mixture import Mixture
+from train_jax.tasks.puzzles.metrics import answer_sums, means, threshold_logit
 from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_trajectory_step
 
 LARGEST_BATCH_BYTES = 2**32
@@ -195,7 +193,7 @@ def _check_memory(options: TrajectoryOptions, batch_size: int, seq_len: int) -> 
 
 # ---- files and tables
 
-LARGEST_BYTES = 2**32
+LARGEST_SOLVED_BYTES = 2**32
 """Limit of the file with the solved examples, uncompressed."""
 
 
@@ -248,7 +246,7 @@ def load(folder: RunFolder, split: str) -> Results | None:
     _check(values)
     try:
         with local_copy(folder.trajectories_solved(split)) as local:
-            solved = read_arrays(local, ("solved",), largest_bytes=LARGEST_BYTES)["solved"]
+            solved = read_arrays(local, ("solved",), largest_bytes=LARGEST_SOLVED_BYTES)["solved"]
     except (DamagedError, FileNotFoundError):
         return Results(values, None)
     trajectories, depths = (len({point[name] for point in values["points"]}) for name in ("trajectories", "depth"))

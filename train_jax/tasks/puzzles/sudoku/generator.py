@@ -15,11 +15,18 @@ from jaxtyping import Integer, UInt8
 from train_jax.errors import UserError
 from train_jax.runtime.cores import cores
 from train_jax.tasks.progress import Progress
-from train_jax.tasks.puzzles.hashing import first_of_each
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
-from train_jax.tasks.puzzles.sudoku.rating import ratings
-from train_jax.tasks.puzzles.sudoku.solver import all_digits, candidates_of, digits_of, is_single, search, settle
+from train_jax.tasks.puzzles.sudoku.solver import (
+    all_digits,
+    candidates_of,
+    digits_of,
+    is_single,
+    ratings,
+    search,
+    settle,
+)
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
+from train_jax.tasks.puzzles.symmetries import first_of_each
 
 FEWEST_GIVENS = {4: 4, 6: 8, 9: 17}
 """Fewest givens with which a Sudoku of this size can have only one solution (9x9: McGuire et al., arXiv 1201.0749)."""
