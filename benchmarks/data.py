@@ -61,13 +61,13 @@ axis_orders(geometry)
 measured(lambda: augment(puzzles, solutions, geometry, np.random.default_rng(0)) and None)
 """,
     "sampler": """
-from train_jax.tasks.puzzles.batches import train_batch
+from train_jax.tasks.puzzles.batches import mixture_of
 from train_jax.tasks.puzzles.format import load_split
 directory, batch_size, batches, augment = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "augment" in sys.argv
-puzzles = load_split(directory, "train")
+puzzles = mixture_of([load_split(directory, "train")])
 def work(first):
     for step in range(first, first + batches):
-        train_batch(puzzles, seed=0, step=step, batch_size=batch_size, augment=augment)
+        puzzles.train_batch(seed=0, step=step, batch_size=batch_size, augment=augment)
 work(0)
 measured(lambda: work(batches))
 """,

@@ -26,7 +26,7 @@ from benchmarks.damage import damage
 from train_jax.errors import UserError
 from train_jax.report.built import build_summary, inspected, samples
 from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.batches import load_mixture, train_batch
+from train_jax.tasks.puzzles.batches import load_mixture
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.data import MazeData
@@ -128,7 +128,7 @@ class Setting:
             data = load_mixture(str(folder), "train")
             for step in range(3):
                 data.train_batch(seed=0, step=step, batch_size=4)
-            train_batch(data.parts[0], seed=1, step=9, batch_size=64)
+            data.part(0).train_batch(seed=1, step=9, batch_size=64)
             for _ in load_mixture(str(folder), "test").eval_batches(batch_size=4):
                 pass
         else:

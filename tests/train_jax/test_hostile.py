@@ -15,10 +15,11 @@ from train_jax.errors import UserError, brief
 from train_jax.report.built import build_summary, inspected
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.stages.build_data import COMMANDS
+from train_jax.tasks.new_dataset import is_built
 from train_jax.tasks.puzzles.arc import json as arc_json
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.json import read_subset, read_task
-from train_jax.tasks.puzzles.building import is_built, write_dataset
+from train_jax.tasks.puzzles.building import LAYOUT, write_dataset
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.kind import MazeKind
@@ -183,7 +184,7 @@ def test_a_recipe_of_somebody_else_stays_on_its_lines(data_set, record):
     (data_set / "recipe.json").write_text(json.dumps(record))
     shown = [build_summary(data_set, False, 1.0), inspected(data_set, inspect(data_set, lambda *_: None))]
     try:
-        assert is_built(data_set, RECIPE)
+        assert is_built(data_set, RECIPE, LAYOUT)
     except UserError as error:
         shown.append(str(error))
     for text in shown:

@@ -43,25 +43,6 @@ def examples_per_epoch(puzzles: PuzzleSet) -> float:
     return puzzles.num_groups * puzzles.num_examples / puzzles.num_puzzles
 
 
-def train_batch(
-    puzzles: PuzzleSet,
-    *,
-    seed: int,
-    step: int,
-    batch_size: int,
-    shard: tuple[int, int] = (0, 1),
-    augment: bool = False,
-) -> HostBatch:
-    """Returns the training batch of shard `(index, count)` at `step`, a slice of the global batch.
-
-    `batch_size` is the size of the global batch. With `augment`, every example is transformed by a random symmetry
-    (`augmentation.py`).
-    """
-    rows = rows_of(shard, batch_size)
-    examples, owners = draw_examples(puzzles, seed=seed, step=step, batch_size=batch_size, rows=rows)
-    return batch_of(puzzles, examples, owners, words=words_for(seed, step, rows) if augment else None)
-
-
 def rows_of(shard: tuple[int, int], batch_size: int) -> slice:
     """Returns the rows of the global batch that belong to shard `(index, count)`."""
     index, count = shard
@@ -239,7 +220,7 @@ def eval_batches(
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """One or more data sets. For a single one, batches equal those of `batches.train_batch` and `eval_batches`."""
+    """One or more data sets."""
 
     metadata: Metadata
     """The metadata of the mixture: the sizes that a model needs."""

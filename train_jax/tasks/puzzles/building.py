@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,9 +24,7 @@ from train_jax.errors import UserError, option_error
 from train_jax.run.cache import cache_folder
 from train_jax.run.storage import fetch, is_remote
 from train_jax.run.untrusted import POINTER, is_lfs_pointer
-from train_jax.tasks import new_dataset as building
-from train_jax.tasks.new_dataset import Layout
-from train_jax.tasks.progress import Progress
+from train_jax.tasks.new_dataset import Layout, Progress, is_built, new_dataset
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.metadata import (
     SPLITS,
@@ -355,21 +353,6 @@ LAYOUT = Layout(
 )
 
 
-def is_built(directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False) -> bool:
-    """Returns whether `directory` already contains the data set of this recipe.
-
-    Raises `UserError` if it contains anything else that may not be replaced.
-    """
-    return building.is_built(directory, recipe, LAYOUT, overwrite=overwrite)
-
-
-def new_dataset(
-    directory: str | Path, recipe: Mapping[str, Any], *, overwrite: bool = False
-) -> AbstractContextManager[Path | None]:
-    """Yields a temporary folder for a data set of puzzles; see `train_jax.tasks.new_dataset`."""
-    return building.new_dataset(directory, recipe, LAYOUT, overwrite=overwrite)
-
-
 def write_dataset(
     directory: str | Path,
     splits: Splits,
@@ -383,7 +366,7 @@ def write_dataset(
 
     Raises the errors of `is_built`.
     """
-    with new_dataset(directory, recipe, overwrite=overwrite) as folder:
+    with new_dataset(directory, recipe, LAYOUT, overwrite=overwrite) as folder:
         if folder is None:
             return False
         for split, (metadata, arrays) in splits.items():
@@ -455,7 +438,7 @@ class RuleSetData:
             if tables:
                 recipe["tables_sha256"] = {split: sha256_of(path) for split, path in tables.items()}
             recipe |= self.recipe
-            if is_built(self.directory, recipe, overwrite=self.overwrite):
+            if is_built(self.directory, recipe, LAYOUT, overwrite=self.overwrite):
                 return False
             splits, findings = self.splits(tables, progress)
         source = {} if self.source is None else {"source": self.source}

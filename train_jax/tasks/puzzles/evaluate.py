@@ -19,13 +19,13 @@ from train_jax.tasks.commands import Console
 from train_jax.tasks.evaluate import EvaluateOptions, lines_of, refuse_other_options, with_chosen_weights
 from train_jax.tasks.puzzles.batches import Mixture, data_dirs, load_mixture, load_part
 from train_jax.tasks.puzzles.choosing import Chooser, interval
-from train_jax.tasks.puzzles.evaluation import Evaluation
+from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation
 from train_jax.tasks.puzzles.kinds import describe
 from train_jax.tasks.puzzles.metadata import Metadata, dataset_folder
 from train_jax.tasks.puzzles.metrics import table
 from train_jax.tasks.puzzles.scan import TrajectoryOptions
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import results_of, settings
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, results_of, settings
 from train_jax.tasks.puzzles.trajectories import save as save_trajectories
 from train_jax.tasks.puzzles.trajectories import table as trajectory_table
 from train_jax.tasks.puzzles.voting import Predictions, save_predictions, score_predictions, write_submission
@@ -156,8 +156,9 @@ def _evaluate_trajectories(
     console: Console,
 ) -> None:
     with console.progress("evaluating") as advance:
-        evaluator = puzzle_task(run).trajectory_evaluator(
-            run.objective, devices, puzzles, options, batch_size=config.batch_size, progress=advance
+        batch_size = config.batch_size or run.config.eval_batch_size
+        evaluator = TrajectoryEvaluator(
+            run.objective, puzzles, devices, options, batch_size=batch_size, progress=advance
         )
         result = evaluator(run.state, limit=config.limit)
     if not is_main_process():
@@ -218,7 +219,7 @@ def _arc_directory(config: PuzzleEvaluateOptions, run: Restored) -> Path | None:
     return directory if votes else None
 
 
-def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
+def _predictions(puzzles: Mixture, evaluation: PuzzleEvaluation) -> Predictions:
     """Returns the last answers with the identifiers and the sequence length of their data set."""
     length = puzzles.parts[0].metadata.seq_len
     return Predictions(
@@ -229,13 +230,13 @@ def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
     )
 
 
-def _shown(evaluation: Evaluation) -> dict[str, float]:
+def _shown(evaluation: PuzzleEvaluation) -> dict[str, float]:
     """Returns the metrics; without a public solution only `count`."""
     metrics = evaluation.metrics
     return metrics if metrics["count"] else {"count": metrics["count"]}
 
 
-def _with_interval(evaluation: Evaluation) -> Evaluation:
+def _with_interval(evaluation: PuzzleEvaluation) -> PuzzleEvaluation:
     """Adds the Wilson interval of the exact accuracy to the metrics."""
     metrics = evaluation.metrics
     if not metrics["count"]:
@@ -246,22 +247,17 @@ def _with_interval(evaluation: Evaluation) -> Evaluation:
 
 
 def _with_votes(
-    config: PuzzleEvaluateOptions, arc: Path | None, puzzles: Mixture, evaluation: Evaluation
-) -> Evaluation:
+    config: PuzzleEvaluateOptions, arc: Path | None, puzzles: Mixture, evaluation: PuzzleEvaluation
+) -> PuzzleEvaluation:
     """Writes the requested files; adds the ARC metrics for an ARC data set."""
     if arc is None and config.predictions is None:
         return evaluation
-    figures = _vote(config, arc, _predictions(puzzles, evaluation))
-    return dataclasses.replace(evaluation, metrics=evaluation.metrics | figures)
-
-
-def _vote(config: PuzzleEvaluateOptions, arc: Path | None, predictions: Predictions) -> dict[str, float]:
-    """Writes the requested files; returns the ARC metrics for an ARC data set."""
+    predictions = _predictions(puzzles, evaluation)
     if config.predictions is not None:
         save_predictions(config.predictions, predictions)
     if arc is None:
-        return {}
+        return evaluation
     scores = score_predictions(arc, [predictions])
     if config.submission is not None:
         write_submission(config.submission, scores)
-    return scores.figures
+    return dataclasses.replace(evaluation, metrics=evaluation.metrics | scores.figures)

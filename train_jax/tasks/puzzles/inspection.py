@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer, UInt64
 
-from train_jax.tasks.progress import Progress
+from train_jax.tasks.new_dataset import Progress
 from train_jax.tasks.puzzles.format import PuzzleSet, load_split, originals_of
 from train_jax.tasks.puzzles.kind import Examples, Kind, number_range
 from train_jax.tasks.puzzles.kinds import describe

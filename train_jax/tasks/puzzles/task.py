@@ -23,13 +23,12 @@ from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.task import OneVariant, Task, TaskConfig, VariantSchedule
 from train_jax.tasks.puzzles.batches import Mixture, check_augmentable, data_dirs, load_mixture
-from train_jax.tasks.puzzles.evaluation import Evaluator, Progress
+from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import MIXED, add_kind, kind_from_key
 from train_jax.tasks.puzzles.metadata import Metadata, metadata_of
 from train_jax.tasks.puzzles.metrics import halting_histogram, means
-from train_jax.tasks.puzzles.scan import EvalStep, TrajectoryOptions, make_eval_step
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator
+from train_jax.tasks.puzzles.scan import EvalStep, make_eval_step
 
 if TYPE_CHECKING:
     import torch
@@ -164,37 +163,12 @@ class PuzzleTask(Task):
         puzzles: Mixture | None = None,
         *,
         batch_size: int = 0,
-        halt_threshold: float | None = None,
-        refill: bool = False,
-        trajectories: TrajectoryOptions | None = None,
-        progress: Progress = lambda done, total: None,
+        **options: Any,
     ) -> Evaluator:
-        """Returns an evaluator, by default of the test set with the batch size of the run."""
-        return Evaluator(
-            objective,
-            self.test_set if puzzles is None else puzzles,
-            devices,
-            max_steps=self.halt_max_steps,
-            batch_size=batch_size or self.config.eval_batch_size,
-            halt_threshold=halt_threshold,
-            refill=refill,
-            trajectories=trajectories,
-            progress=progress,
-        )
-
-    def trajectory_evaluator(
-        self,
-        objective: Objective,
-        devices: Devices,
-        puzzles: Mixture,
-        options: TrajectoryOptions,
-        *,
-        batch_size: int = 0,
-        progress: Progress = lambda done, total: None,
-    ) -> TrajectoryEvaluator:
-        """Returns an evaluator with several trajectories, by default with the batch size of the run."""
+        """Returns an `Evaluator` with `options`, by default of the test set with the batch size of the run."""
+        puzzles = self.test_set if puzzles is None else puzzles
         batch_size = batch_size or self.config.eval_batch_size
-        return TrajectoryEvaluator(objective, puzzles, devices, options, batch_size=batch_size, progress=progress)
+        return Evaluator(objective, puzzles, devices, max_steps=self.halt_max_steps, batch_size=batch_size, **options)
 
     def eval_step(self, objective: Objective) -> tuple[EvalStep, dict[str, np.ndarray]]:
         """Returns the step of evaluations during training, of one device, and a batch of zeros for all of them."""

@@ -21,7 +21,7 @@ from tyro.conf import arg
 from models_torch.ranges import Range
 from train_jax.errors import UserError
 from train_jax.runtime.cores import cores
-from train_jax.tasks.progress import Progress
+from train_jax.tasks.new_dataset import Progress, is_built, new_dataset
 from train_jax.tasks.puzzles.arc.grid import (
     CELLS,
     UNKNOWN,
@@ -40,12 +40,11 @@ from train_jax.tasks.puzzles.arc.grid import (
 from train_jax.tasks.puzzles.arc.json import Subset, read_subset
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.building import (
+    LAYOUT,
     Augmentations,
     check_disk,
     check_memory,
     check_option_ranges,
-    is_built,
-    new_dataset,
     split_metadata,
     write_split,
 )
@@ -131,13 +130,13 @@ class ArcData:
             "num_aug": self.num_aug,
             "seed": self.seed,
         }
-        if is_built(self.directory, recipe, overwrite=self.overwrite):
+        if is_built(self.directory, recipe, LAYOUT, overwrite=self.overwrite):
             return False
         groups, findings = arrange(read, test_subsets, self.seed)
         examples = (1 + self.num_aug) * sum(len(part) for group in groups for part in group.splits.values())
         check_memory(BYTES_PER_PUZZLE * (1 + self.num_aug) * len(groups), "use a smaller --num-aug")
         check_disk(self.directory, 2 * CELLS * examples, "use a smaller --num-aug")
-        with new_dataset(self.directory, recipe, overwrite=self.overwrite) as folder:
+        with new_dataset(self.directory, recipe, LAYOUT, overwrite=self.overwrite) as folder:
             if folder is None:
                 return False
             augmented = self._augmented(groups, progress)

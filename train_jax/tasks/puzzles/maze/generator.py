@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt64
 
 from train_jax.errors import UserError
-from train_jax.tasks.progress import Progress
+from train_jax.tasks.new_dataset import Progress
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL, Mazes, check_size, fingerprints
 from train_jax.tasks.puzzles.symmetries import first_of_each
 

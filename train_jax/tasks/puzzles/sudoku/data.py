@@ -11,7 +11,7 @@ from tyro.conf import arg
 
 from models_torch.ranges import Choices, Range
 from train_jax.errors import UserError
-from train_jax.tasks.progress import Progress
+from train_jax.tasks.new_dataset import Progress
 from train_jax.tasks.puzzles.building import (
     Augmentations,
     RuleSetData,

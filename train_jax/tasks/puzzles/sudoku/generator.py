@@ -14,7 +14,7 @@ from jaxtyping import Integer, UInt8
 
 from train_jax.errors import UserError
 from train_jax.runtime.cores import cores
-from train_jax.tasks.progress import Progress
+from train_jax.tasks.new_dataset import Progress
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
 from train_jax.tasks.puzzles.sudoku.solver import (
     all_digits,
@@ -58,7 +58,7 @@ def generate(
     """Generates `count` puzzles with one solution and `num_empty` empty cells each, no two equivalent.
 
     If `num_empty` is None, as many cells are emptied as each grid allows. Every puzzle needs at least `min_difficulty`
-    guesses (`rating.py`). Raises `UserError` if not enough such puzzles can be generated.
+    guesses (`solver.py`). Raises `UserError` if not enough such puzzles can be generated.
     """
     most_empty = geometry.cells - FEWEST_GIVENS.get(geometry.size, 1)
     if num_empty is not None and not 1 <= num_empty <= most_empty:

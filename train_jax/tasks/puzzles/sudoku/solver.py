@@ -42,7 +42,7 @@ class Solutions(NamedTuple):
     grids: UInt8[np.ndarray, "n cells"]
     guesses: Integer[np.ndarray, "n"]
     """Number of guesses of the search. For a puzzle with fewer solutions than the limit, the whole tree was searched,
-    so this measures the difficulty of the puzzle (`rating.py`)."""
+    so this measures the difficulty of the puzzle (`solver.py`)."""
 
 
 def all_digits(geometry: Geometry) -> np.uint16:
