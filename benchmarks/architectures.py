@@ -25,8 +25,7 @@ import tyro
 from train_jax.loop import train
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import preset
-from train_jax.tasks.puzzles.sudoku.dataset import build_generated
-from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "trm, MLP mixer": ("trm", {"mlp_t": True, "pos_encodings": "none"}),
@@ -140,10 +139,7 @@ def main(options: Benchmark) -> None:
         raise SystemExit(f"no row {', '.join(unknown)}; use one of {', '.join(map(repr, ARCHITECTURES))}")
     rows = []
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        build_generated(
-            Path(folder) / "data", geometry_of_size(4), num_train=500, num_test=250, num_empty=8, num_aug=30, seed=0,
-            overwrite=False, progress=lambda *_: None,
-        )  # fmt: skip
+        SudokuData(output_dir=Path(folder) / "data", size=4, num_aug=30).build()
         for name in options.only or ARCHITECTURES:
             rows.append(measure(name, Path(folder), options))
             print(table(rows))

@@ -24,9 +24,9 @@ import numpy as np
 
 from benchmarks import published
 from train_jax.tasks.puzzles.format import PuzzleSet, load_split
-from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.tasks.puzzles.voting import Predictions, save_predictions
 
 HEADING = "## Speed"
 """The section of the page `--markdown` that is replaced, up to the end of the page."""
@@ -39,18 +39,17 @@ BUSY = 1.0
 
 OURS = {
     "arc": """
-from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.arc.data import ArcData
 from pathlib import Path
 source, output, subsets, test_subset, num_aug, seed, workers = sys.argv[1:]
-measured(lambda: build_arc(Path(output), source, subsets=subsets.split(","), test_subsets=[test_subset],
-                           num_aug=int(num_aug), seed=int(seed), workers=int(workers)))
+measured(ArcData(source, output_dir=Path(output), subsets=subsets.split(","), test_subsets=[test_subset],
+                 num_aug=int(num_aug), seed=int(seed), workers=int(workers)).build)
 """,
     "sudoku": """
-from train_jax.tasks.puzzles.sudoku.dataset import build_from_tables
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 from pathlib import Path
 tables, output, num_aug = sys.argv[1:]
-measured(lambda: build_from_tables(Path(output), tables, subsample_size=None, min_difficulty=None, num_aug=int(num_aug),
-                                   seed=0, overwrite=False, progress=lambda *_: None))
+measured(SudokuData(output_dir=Path(output), source=tables, num_aug=int(num_aug)).build)
 """,
     "augment": """
 import numpy as np
@@ -62,19 +61,18 @@ axis_orders(geometry)
 measured(lambda: augment(puzzles, solutions, geometry, np.random.default_rng(0)) and None)
 """,
     "sampler": """
-from train_jax.tasks.puzzles.batches import train_batch
+from train_jax.tasks.puzzles.batches import mixture_of
 from train_jax.tasks.puzzles.format import load_split
 directory, batch_size, batches, augment = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "augment" in sys.argv
-puzzles = load_split(directory, "train")
+puzzles = mixture_of([load_split(directory, "train")])
 def work(first):
     for step in range(first, first + batches):
-        train_batch(puzzles, seed=0, step=step, batch_size=batch_size, augment=augment)
+        puzzles.train_batch(seed=0, step=step, batch_size=batch_size, augment=augment)
 work(0)
 measured(lambda: work(batches))
 """,
     "vote": """
-from train_jax.tasks.puzzles.predictions import load_predictions
-from train_jax.tasks.puzzles.voting import score_predictions
+from train_jax.tasks.puzzles.voting import load_predictions, score_predictions
 directory, predictions = sys.argv[1:]
 found = load_predictions(predictions)
 measured(lambda: score_predictions(directory, [found]).figures)

@@ -8,9 +8,8 @@ import numpy as np
 from models_torch.registry import example_batch
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.config import PuzzleConfig
-from train_jax.tasks.puzzles.format import Metadata
-from train_jax.tasks.puzzles.task import PuzzleTask
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.task import PuzzleConfig, PuzzleTask
 
 
 class ExamplePuzzles(PuzzleTask):

@@ -19,40 +19,33 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.damage import damage
 from train_jax.errors import UserError
 from train_jax.report.built import build_summary, inspected, samples
-from train_jax.tasks.puzzles.arc.dataset import build_arc
-from train_jax.tasks.puzzles.batches import train_batch
-from train_jax.tasks.puzzles.format import FIELDS, load_split
+from train_jax.tasks.puzzles.arc.data import ArcData
+from train_jax.tasks.puzzles.batches import load_mixture
+from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.maze import dataset as maze_dataset
+from train_jax.tasks.puzzles.maze.data import MazeData
 from train_jax.tasks.puzzles.maze.generator import generate as mazes
 from train_jax.tasks.puzzles.maze.grid import text_of
-from train_jax.tasks.puzzles.mixture import load_mixture
-from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
-from train_jax.tasks.puzzles.sudoku import dataset as sudoku_dataset
+from train_jax.tasks.puzzles.metadata import FIELDS
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 from train_jax.tasks.puzzles.sudoku.generator import generate as sudokus
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.voting import score
+from train_jax.tasks.puzzles.voting import Predictions, save_predictions, score
 
 
 def silent(*_: object) -> None:
     pass
 
 
-OPTIONS: dict[str, Any] = {"subsample_size": None, "seed": 0, "overwrite": False, "progress": silent}
 BUILD_TABLES: dict[str, Callable[[Path, Path], bool]] = {
-    "sudoku": lambda source, output: sudoku_dataset.build_from_tables(
-        output, str(source), min_difficulty=None, num_aug=1, **OPTIONS
-    ),
-    "maze": lambda source, output: maze_dataset.build_from_tables(
-        output, str(source), min_path=None, augment=True, **OPTIONS
-    ),
+    "sudoku": lambda source, output: SudokuData(output_dir=output, source=str(source), num_aug=1).build(),
+    "maze": lambda source, output: MazeData(output_dir=output, source=str(source), augment=True).build(),
 }
 
 
@@ -104,7 +97,8 @@ class Setting:
 
     def build(self, source: Path, output: Path) -> None:
         subsets = ("training", "evaluation")
-        build_arc(output, source, subsets=subsets, test_subsets=subsets[1:], num_aug=2, seed=0, workers=1)
+        options = {"subsets": subsets, "test_subsets": subsets[1:], "num_aug": 2, "seed": 0}
+        ArcData(str(source), output_dir=output, **options, workers=1).build()
 
     def targets(self) -> dict[str, list[Path]]:
         """Maps each command to the files that may be damaged for it."""
@@ -134,7 +128,7 @@ class Setting:
             data = load_mixture(str(folder), "train")
             for step in range(3):
                 data.train_batch(seed=0, step=step, batch_size=4)
-            train_batch(data.parts[0], seed=1, step=9, batch_size=64)
+            data.part(0).train_batch(seed=1, step=9, batch_size=64)
             for _ in load_mixture(str(folder), "test").eval_batches(batch_size=4):
                 pass
         else:

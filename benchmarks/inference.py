@@ -31,7 +31,8 @@ from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 from train_jax.tasks.puzzles.evaluation import Evaluator
-from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
+from train_jax.tasks.puzzles.format import PuzzleSet
+from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.solving import puzzle_task
 
 EQR_STEPS_PER_SECOND = 3600

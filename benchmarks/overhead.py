@@ -26,7 +26,7 @@ from train_jax.core.objective import Batch, LossSums, Objective
 from train_jax.core.state import Arrays
 from train_jax.runtime.devices import Devices
 from train_jax.start import Training, start
-from train_jax.tasks.puzzles.halting import halting_histogram
+from train_jax.tasks.puzzles.metrics import halting_histogram
 
 VARIANTS = {
     "attention": {"mlp_t": False, "pos_encodings": "rope"},

@@ -106,7 +106,7 @@ def _compile(options: Options) -> None:
     from train_jax.pod.hlo import read_schedules, write_schedules
     from train_jax.pod.yardsticks import yardsticks
     from train_jax.run.presets import preset
-    from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
+    from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
     (variant,), (side,), file = options.variants, options.sides, options.json
     assert file is not None

@@ -14,11 +14,12 @@ import tyro
 
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
+from train_jax.tasks.puzzles.batches import load_mixture
 from train_jax.tasks.puzzles.choosing import Chooser
-from train_jax.tasks.puzzles.evaluation import Evaluation
-from train_jax.tasks.puzzles.mixture import load_mixture
+from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation
 from train_jax.tasks.puzzles.scan import TrajectoryOptions
 from train_jax.tasks.puzzles.solving import puzzle_task
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,15 +114,14 @@ class Study:
                 trajectories=settings,
             )
         else:
-            evaluator = task.trajectory_evaluator(
-                run.objective, Devices(), puzzles, settings, batch_size=options.batch_size
-            )
+            batch_size = options.batch_size or run.config.eval_batch_size
+            evaluator = TrajectoryEvaluator(run.objective, puzzles, Devices(), settings, batch_size=batch_size)
         if options.timed:
             evaluator(run.state, limit=1)
         start = time.perf_counter()
         result = evaluator(run.state, limit=limit)
         seconds = time.perf_counter() - start
-        if isinstance(result, Evaluation):
+        if isinstance(result, PuzzleEvaluation):
             return result.metrics, seconds
         content = {
             "trajectories": result.trajectories,

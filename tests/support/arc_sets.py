@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from support.arc_files import SUBSETS, write_files
-from train_jax.tasks.puzzles.arc.dataset import build_arc
-from train_jax.tasks.puzzles.arc.grid import CELLS, sizes_of
-from train_jax.tasks.puzzles.arc.symmetry import parse_names, undo
+from train_jax.tasks.puzzles.arc.data import ArcData
+from train_jax.tasks.puzzles.arc.grid import CELLS, parse_names, sizes_of, undo
 from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.metadata import read_recipe
 
 ALL = tuple(SUBSETS)
 
@@ -20,7 +19,7 @@ TESTED = ("evaluation",)
 
 def build(directory: Path, source: Path, **options) -> Path:
     chosen = {"subsets": ALL, "test_subsets": TESTED, "num_aug": 0, "seed": 5} | options
-    assert build_arc(directory, source, **chosen)
+    assert ArcData(str(source), output_dir=directory, **chosen).build()
     return directory
 
 

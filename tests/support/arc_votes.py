@@ -5,27 +5,21 @@ from pathlib import Path
 import numpy as np
 
 from support.arc_files import write_source
-from train_jax.tasks.puzzles.arc.canvas import Places, render
-from train_jax.tasks.puzzles.arc.dataset import build_arc
-from train_jax.tasks.puzzles.arc.grid import Puzzle
+from train_jax.tasks.puzzles.arc.data import ArcData
+from train_jax.tasks.puzzles.arc.grid import Places, Puzzle, parse_names, render
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
-from train_jax.tasks.puzzles.arc.symmetry import parse_names
-from train_jax.tasks.puzzles.format import load_split, read_identifiers
-from train_jax.tasks.puzzles.predictions import Predictions
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.metadata import read_identifiers
+from train_jax.tasks.puzzles.voting import Predictions
 
 AUGMENTATIONS = 11
 
 
 def write_arc_set(folder: Path) -> Path:
     """Builds a data set of five test puzzles with one to three test inputs and eleven augmentations each."""
-    build_arc(
-        folder / "set",
-        write_source(folder / "files"),
-        subsets=("training", "evaluation", "concept"),
-        test_subsets=("evaluation",),
-        num_aug=AUGMENTATIONS,
-        seed=0,
-    )
+    source = str(write_source(folder / "files"))
+    subsets = {"subsets": ("training", "evaluation", "concept"), "test_subsets": ("evaluation",)}
+    ArcData(source, output_dir=folder / "set", **subsets, num_aug=AUGMENTATIONS, seed=0).build()
     return folder / "set"
 
 

@@ -19,7 +19,7 @@ from train_jax.core.reduction import AXIS  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
 from train_jax.tasks.puzzles import evaluation  # noqa: E402
 from train_jax.tasks.puzzles.format import load_split  # noqa: E402
-from train_jax.tasks.puzzles.predictions import Predictions, save_predictions  # noqa: E402
+from train_jax.tasks.puzzles.voting import Predictions, save_predictions  # noqa: E402
 
 
 def eval_step(state, batch):

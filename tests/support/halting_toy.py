@@ -8,8 +8,9 @@ import numpy as np
 
 from train_jax.core.state import TrainState
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.evaluation import Evaluation, Evaluator
-from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
+from train_jax.tasks.puzzles.evaluation import Evaluator, PuzzleEvaluation
+from train_jax.tasks.puzzles.format import PuzzleSet
+from train_jax.tasks.puzzles.metadata import Metadata
 
 STEPS = 4
 LENGTH = 6
@@ -82,7 +83,7 @@ def evaluate(
     *,
     threshold: float | None = None,
     bootstrapped: bool = False,
-) -> Evaluation:
+) -> PuzzleEvaluation:
     """Evaluates the toy; a sequence halts above the halting probability `threshold`, None runs all steps."""
     objective: Any = ToyObjective(bootstrapped)
     puzzles = make_puzzles(identifiers)

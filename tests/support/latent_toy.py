@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import bridge
 from support.halting_toy import LENGTH, STATE, STEPS, make_puzzles
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.evaluation import Evaluation, Evaluator
-from train_jax.tasks.puzzles.mixture import mixture_of
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluation, TrajectoryEvaluator, TrajectoryOptions
+from train_jax.tasks.puzzles.batches import mixture_of
+from train_jax.tasks.puzzles.evaluation import Evaluator, PuzzleEvaluation
+from train_jax.tasks.puzzles.scan import TrajectoryOptions
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluation, TrajectoryEvaluator
 
 
 @bridge.register
@@ -64,7 +65,7 @@ def evaluate_refilled(
     devices: Devices,
     threshold: float = 0.5,
     trajectories: TrajectoryOptions | None = None,
-) -> Evaluation:
+) -> PuzzleEvaluation:
     objective: Any = LatentToy()
     return Evaluator(
         objective,

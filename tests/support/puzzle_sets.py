@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from train_jax.tasks.puzzles.format import Metadata, PuzzleSet
+from train_jax.tasks.puzzles.batches import mixture_of
+from train_jax.tasks.puzzles.format import PuzzleSet
+from train_jax.tasks.puzzles.metadata import Metadata
 
 
 def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:
@@ -24,3 +26,8 @@ def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> 
         sets=("all",),
     )
     return PuzzleSet(metadata, inputs, inputs.copy(), np.arange(group_indices[-1]) + 1, puzzle_indices, group_indices)
+
+
+def train_batch(puzzles: PuzzleSet, **options) -> dict[str, np.ndarray]:
+    """Returns the training batch of one data set."""
+    return mixture_of([puzzles]).train_batch(**options)

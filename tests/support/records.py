@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.metadata import read_recipe
 
 
 def record_of(directory: Path) -> dict:

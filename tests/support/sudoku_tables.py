@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.metadata import read_recipe
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 

@@ -21,7 +21,7 @@ import torch
 from models_torch.registry import build, config_class
 from support import torch_optimizers
 from train_jax.optim.config import from_fields
-from train_jax.tasks.puzzles.mixture import load_mixture
+from train_jax.tasks.puzzles.batches import load_mixture
 
 
 def train(config, start, draws, snapshots):

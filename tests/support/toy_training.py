@@ -121,7 +121,7 @@ def main(out, *cases):
     from train_jax.optim.chain import dense_optimizer, matrices_alike, trainable
     from train_jax.runtime.devices import Devices
     from train_jax.runtime.placement import Placement, ShardedState
-    from train_jax.tasks.puzzles.halting import halting_histogram
+    from train_jax.tasks.puzzles.metrics import halting_histogram
 
     class ToyTask:
         def initial_carry(self, call, batch):

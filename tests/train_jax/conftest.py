@@ -12,10 +12,10 @@ from support.storage_emulator import Emulator
 
 from train_jax.run.files import upload_folder
 from train_jax.run.storage import path_of
-from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.building import write_dataset
+from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
-from train_jax.tasks.puzzles.writing import write_dataset
 
 IDENTIFIERS = 6
 STORAGES = slow_unless(lambda name: name == "disk", ["disk", "storage"])

@@ -13,13 +13,13 @@ from train_jax.report.pixels import CAPTION, COLOUR_OF, LAST_MS, MARGIN, STEP_MS
 from train_jax.report.player import player
 from train_jax.report.terminal import as_text, grid_text, progress
 from train_jax.report.theme import CELLS, COLOURS
-from train_jax.tasks.puzzles.arc.kind import ArcKind, arc_kind_of
+from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.kinds import Trace
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.trace import Trace
 
 SUDOKU = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
 MAZE = np.full(25, WALL, np.uint8)
@@ -64,8 +64,8 @@ def test_colours_are_those_of_the_page():
 def middle(trace: Trace, picture: np.ndarray, cell: int) -> int:
     """The pixel near the upper left of a cell, away from rules, marks and letters."""
     kind = trace.kind
-    side = (picture.shape[0] - 2 * MARGIN - CAPTION) // kind.rows
-    row, col = divmod(cell, kind.cols)
+    side = (picture.shape[0] - 2 * MARGIN - CAPTION) // kind.drawing.rows
+    row, col = divmod(cell, kind.drawing.cols)
     return int(picture[MARGIN + row * side + 6, MARGIN + col * side + 6])
 
 
@@ -140,7 +140,7 @@ def test_boards_show_every_wall_path_and_colour():
     assert cells_of_class(drawing, "wall", cell) == 20
     assert cells_of_class(drawing, "path", cell) == 2
     assert cells_of_class(drawing, "mark", cell) == 1
-    arc = board(ArcKind(3, 4), ARC, label="x", side=132)
+    arc = board(ArcKind(3, 4).drawing, ARC, label="x", side=132)
     assert [cells_of_class(arc, f"arc{i}", 130 / 4) for i in range(10)] == [1, 1, 1, 1, 1, 0, 0, 0, 0, 1]
 
 
@@ -151,11 +151,11 @@ def test_text_shows_every_kind_with_and_without_colours():
         (ArcKind(3, 4), ARC, ["0 1 9 . ", "2 3 4 . "]),
     ]
     for kind, grid, expected in drawings:
-        plain = grid_text(kind, grid).plain.splitlines()
+        plain = grid_text(kind.drawing, grid).plain.splitlines()
         assert plain[:2] == expected
-        styled = grid_text(kind, grid, styled=True).plain.splitlines()
+        styled = grid_text(kind.drawing, grid, styled=True).plain.splitlines()
         assert [len(line) for line in styled] == [len(line) for line in plain]
-    walls = as_text([grid_text(MazeKind(5), SOLVED, styled=True)], width=80, styled=True).splitlines()[1]
+    walls = as_text([grid_text(MazeKind(5).drawing, SOLVED, styled=True)], width=80, styled=True).splitlines()[1]
     assert f"\x1b[48;5;{CELLS['wall'].ansi}m" in walls
 
 
@@ -168,7 +168,7 @@ def test_wrong_and_changed_cells_differ_in_more_than_colour():
     assert not board_at(sudoku, 1, label="x", changes=False).count('class="underline"')
     assert board_at(maze, 3, label="x").count("<circle") == (SOLVED == PATH).sum()
     for styled in (False, True):
-        text = grid_text(sudoku.kind, sudoku.grid(1), wrong=sudoku.wrong(1), styled=styled).plain
+        text = grid_text(sudoku.kind.drawing, sudoku.grid(1), wrong=sudoku.wrong(1), styled=styled).plain
         assert "| 3!2 | 3 4 |" in text
 
 
@@ -200,8 +200,8 @@ def luminance(code: str) -> float:
 def test_as_much_of_an_arc_canvas_is_drawn_as_is_used():
     canvas = np.zeros((30, 30), np.uint8)
     canvas[1:4, 2:9] = 5
-    assert arc_kind_of([canvas.ravel(), np.zeros((3, 900), np.uint8)]) == ArcKind(4, 9)
-    assert arc_kind_of([np.zeros(900, np.uint8)]) == ArcKind(1, 1)
+    assert ArcKind().fitted([canvas.ravel(), np.zeros((3, 900), np.uint8)]) == ArcKind(4, 9)
+    assert ArcKind().fitted([np.zeros(900, np.uint8)]) == ArcKind(1, 1)
     assert ArcKind(4, 9).values(canvas.ravel()[None]).shape == (1, 36)
 
 

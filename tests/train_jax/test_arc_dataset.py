@@ -12,9 +12,10 @@ from support.arc_files import OFFICIAL, PUBLISHED, SUBSETS, write_source
 from support.arc_sets import ALL, TESTED, build, examples_by_name, identifiers, in_corner, record
 
 from benchmarks import published
+from train_jax.tasks.puzzles.arc.grid import parse_names
 from train_jax.tasks.puzzles.arc.json import read_subset
-from train_jax.tasks.puzzles.arc.symmetry import parse_names
-from train_jax.tasks.puzzles.format import FIELDS, load_split
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.metadata import FIELDS
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +137,17 @@ def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_pat
 
 KILLED = """
 import os, signal, sys
-import train_jax.tasks.puzzles.arc.dataset as maker
+import train_jax.tasks.puzzles.arc.data as maker
 from pathlib import Path
-count, write = [0], maker.RowFile.write
-def write_some(self, first_row, rows):
+count, render = [0], maker.render
+def render_some(*arguments):
     count[0] += 1
     if count[0] == 9:
         os.kill(os.getpid(), signal.SIGKILL)
-    write(self, first_row, rows)
-maker.RowFile.write = write_some
-maker.build_arc(Path(sys.argv[1]), sys.argv[2], subsets=("training", "evaluation", "concept"),
-                test_subsets=("evaluation",), num_aug=4, seed=5)
+    return render(*arguments)
+maker.render = render_some
+maker.ArcData(sys.argv[2], output_dir=Path(sys.argv[1]), subsets=("training", "evaluation", "concept"),
+              test_subsets=("evaluation",), num_aug=4, seed=5).build()
 """
 
 

@@ -13,7 +13,6 @@ from support.arc_sets import ALL, build, copied, identifiers, record
 
 from train_jax.errors import UserError
 from train_jax.stages.build_data import ArcData, main
-from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.arc.grid import UNKNOWN
 from train_jax.tasks.puzzles.arc.json import read_subset
 from train_jax.tasks.puzzles.format import load_split
@@ -104,10 +103,12 @@ def test_one_file_for_each_task_is_the_same_data_set(tmp_path, source):
         for array in ("inputs", "labels"):
             name = f"{split}/all__{array}.npy"
             assert (ours / name).read_bytes() == (official / name).read_bytes()
-    assert not build_arc(ours, tmp_path / "data", subsets=ALL, test_subsets=("evaluation",), num_aug=0, seed=5)
+    options = {"subsets": ALL, "test_subsets": ("evaluation",), "num_aug": 0, "seed": 5}
+    again = ArcData(str(tmp_path / "data"), output_dir=ours, **options)
+    assert not again.build()
     (tmp_path / "data" / "concept" / "concept1.json").unlink()
     with pytest.raises(UserError, match="contains a data set with other options"):
-        build_arc(ours, tmp_path / "data", subsets=ALL, test_subsets=("evaluation",), num_aug=0, seed=5)
+        again.build()
 
 
 def test_a_list_of_examples_is_a_task_to_train_on(tmp_path):

@@ -4,10 +4,23 @@ import numpy as np
 import pytest
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.arc.canvas import Places, place, placements, render
-from train_jax.tasks.puzzles.arc.grid import CELLS, Example, Puzzle, sizes_of
-from train_jax.tasks.puzzles.arc.symmetry import Symmetries, canonical, draw, invariant, names_of, parse_names
-from train_jax.tasks.puzzles.dihedral import turned
+from train_jax.tasks.puzzles.arc.grid import (
+    CELLS,
+    Example,
+    Places,
+    Puzzle,
+    Symmetries,
+    canonical,
+    draw,
+    invariant,
+    names_of,
+    parse_names,
+    place,
+    placements,
+    render,
+    sizes_of,
+)
+from train_jax.tasks.puzzles.symmetries import turned
 
 
 def test_a_grid_lies_on_the_canvas_with_end_tokens_below_and_to_the_right():

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.puzzle_sets import puzzle_set
+from support.puzzle_sets import puzzle_set, train_batch
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.stages.build_data import MazeData, SudokuData, main
-from train_jax.tasks.puzzles.augmentation import transform_for, words_for
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL, train_batch
-from train_jax.tasks.puzzles.format import Metadata, PuzzleSet, load_split
-from train_jax.tasks.puzzles.mixture import Mixture, load_mixture, mixture_of
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL, Mixture, load_mixture, mixture_of
+from train_jax.tasks.puzzles.building import write_dataset
+from train_jax.tasks.puzzles.format import PuzzleSet, load_split
+from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution, tokens_of
 from train_jax.tasks.puzzles.sudoku.symmetry import digit_orders, fingerprints
-from train_jax.tasks.puzzles.writing import write_dataset
+from train_jax.tasks.puzzles.symmetries import transform_for, words_for
 
 
 def silent(*_):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import PUBLISHED
-from support.puzzle_sets import puzzle_set
+from support.puzzle_sets import puzzle_set, train_batch
 
 from benchmarks import published
 from train_jax.errors import UserError
@@ -18,7 +18,6 @@ from train_jax.tasks.puzzles.batches import (
     IGNORED_LABEL,
     eval_batches,
     examples_per_epoch,
-    train_batch,
 )
 from train_jax.tasks.puzzles.format import PuzzleSet
 

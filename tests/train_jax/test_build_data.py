@@ -12,8 +12,8 @@ from support.sudoku_tables import hash_of, sudoku_rows, write_tables
 from train_jax.errors import UserError
 from train_jax.stages.build_data import SudokuData, cli, main
 from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.recipe import read_recipe
-from train_jax.tasks.puzzles.sudoku.csv import read_table
+from train_jax.tasks.puzzles.metadata import read_recipe
+from train_jax.tasks.puzzles.sudoku.data import read_table
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
 
@@ -182,7 +182,7 @@ def test_the_first_bad_row_is_the_one_reported(tmp_path, public_rows):
     rows[9] = broken(rows[9], 1, lambda text: text[:-1])
     folder = write_tables(tmp_path / "csv", rows, rows)
     with pytest.raises(UserError, match="line 7: the answer is not a solved Sudoku"):
-        read_table(folder / "train.csv", min_difficulty=None, progress=lambda what, done, total: None)
+        read_table(folder / "train.csv", None, lambda what, done, total: None)
 
 
 def test_a_table_without_header_or_rows_is_said(tmp_path, public_rows):
@@ -194,7 +194,7 @@ def test_a_table_without_header_or_rows_is_said(tmp_path, public_rows):
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
-            read_table(path, min_difficulty=None, progress=lambda what, done, total: None)
+            read_table(path, None, lambda what, done, total: None)
 
 
 def test_the_hub_is_asked_by_its_own_client_and_its_absence_is_said(tmp_path, public_rows, monkeypatch):

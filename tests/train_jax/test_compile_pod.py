@@ -17,7 +17,7 @@ from train_jax.errors import UserError
 from train_jax.run.presets import preset
 from train_jax.tasks.puzzles.kinds import MIXED
 from train_jax.tasks.puzzles.presets import PRESETS
-from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
+from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 
 def compile_pod(tmp_path, *arguments):

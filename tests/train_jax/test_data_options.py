@@ -7,10 +7,10 @@ from models_torch.ranges import Range, field_rules
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.stages.build_data import COMMANDS, ArcData, MazeData, SudokuData, main
-from train_jax.tasks.puzzles import options
-from train_jax.tasks.puzzles.arc import dataset as arc_dataset
-from train_jax.tasks.puzzles.maze import dataset as maze_dataset
-from train_jax.tasks.puzzles.sudoku import dataset as sudoku_dataset
+from train_jax.tasks.puzzles import building
+from train_jax.tasks.puzzles.arc import data as arc_dataset
+from train_jax.tasks.puzzles.maze import data as maze_dataset
+from train_jax.tasks.puzzles.sudoku import data as sudoku_dataset
 
 RANGES = {
     (command, name): rule.declared
@@ -64,10 +64,10 @@ def test_sizes_that_do_not_fit_are_refused_before_the_work(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for module, work in ((sudoku_dataset, "generate"), (maze_dataset, "generate")):
         monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("the work was begun"))
-    monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**9)
+    monkeypatch.setattr(building, "available_memory_bytes", lambda: 10**9)
     with pytest.raises(UserError, match=rf"{message}[\d,.]* GB of memory, 1.0 GB are available; use"):
         main(config)
-    monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**15)
+    monkeypatch.setattr(building, "available_memory_bytes", lambda: 10**15)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
     with pytest.raises(
         UserError, match=r"has 1.0 GB of free space, expected at least .* GB; free some space, choose another"
@@ -80,10 +80,10 @@ def test_augmentations_of_arc_that_do_not_fit_are_refused_before_the_work(tmp_pa
     source = write_source(tmp_path / "files")
     monkeypatch.setattr(arc_dataset, "draw", lambda *_: pytest.fail("the work was begun"))
     config = ArcData(str(source), output_dir=tmp_path / "set", num_aug=900_000)
-    monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**9)
+    monkeypatch.setattr(building, "available_memory_bytes", lambda: 10**9)
     with pytest.raises(UserError, match=r"needs about 3.4 GB of memory, .*; use a smaller --num-aug"):
         main(config)
-    monkeypatch.setattr(options, "available_memory_bytes", lambda: 10**15)
+    monkeypatch.setattr(building, "available_memory_bytes", lambda: 10**15)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(
         UserError, match=r"0.0 GB of free space, expected at least 111.8 GB.* or use a smaller --num-aug"
@@ -93,4 +93,4 @@ def test_augmentations_of_arc_that_do_not_fit_are_refused_before_the_work(tmp_pa
 
 
 def test_memory_is_known_here():
-    assert 10**7 < options.available_memory_bytes() < 10**15
+    assert 10**7 < building.available_memory_bytes() < 10**15

@@ -19,14 +19,14 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.tasks.puzzles.arc.grid import END_TOKEN, SIDE
 from train_jax.tasks.puzzles.arc.kind import ArcKind
-from train_jax.tasks.puzzles.format import Metadata
-from train_jax.tasks.puzzles.halting import HaltingCurve, Point
-from train_jax.tasks.puzzles.halting import to_json as curve_to_json
+from train_jax.tasks.puzzles.building import write_dataset
 from train_jax.tasks.puzzles.kinds import kind_of, trace_of
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
 from train_jax.tasks.puzzles.maze.kind import MazeKind
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.metrics import HaltingCurve, Point
+from train_jax.tasks.puzzles.metrics import to_json as curve_to_json
 from train_jax.tasks.puzzles.sudoku.grid import tokens_of
-from train_jax.tasks.puzzles.writing import write_dataset
 
 SOLUTION = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
 INPUTS = np.where(np.arange(16) % 2, SOLUTION, 0).astype(np.uint8)
@@ -117,14 +117,14 @@ def test_rules_of_mazes():
     }
     kind = MazeKind(5)
     grids = np.array(list(answers.values()))
-    broken = kind.broken_rules(np.tile(maze, (6, 1)), grids, np.tile(solution, (6, 1)))
+    broken = kind.checking.broken_rules(np.tile(maze, (6, 1)), grids, np.tile(solution, (6, 1)))
     assert list(broken) == [name for name in answers if name != "none"]
     for number, name in enumerate(answers):
         assert [rule for rule, which in broken.items() if which[number]] == [name] * (name != "none")
-        assert (kind.mistakes(maze, grids[number], solution) == []) == (name == "none")
-    assert kind.difficulties(maze[None], solution[None], thorough=True) == {"steps of the path": [2]}
+        assert (kind.checking.mistakes(maze, grids[number], solution) == []) == (name == "none")
+    assert kind.checking.difficulties(maze[None], solution[None], thorough=True) == {"steps of the path": [2]}
     no_maze = np.full((1, 25), OPEN, np.uint8)
-    assert not any(which.any() for which in kind.broken_rules(no_maze, no_maze, no_maze).values())
+    assert not any(which.any() for which in kind.checking.broken_rules(no_maze, no_maze, no_maze).values())
 
 
 def canvas(rows: int, cols: int, colour: int) -> np.ndarray:
@@ -141,19 +141,21 @@ def test_rules_of_arc_and_what_no_one_reads():
         [canvas(3, 3, 4), canvas(2, 2, 4), edited(solution, c1=9), edited(solution, c0=END_TOKEN, c1=END_TOKEN), noise]
     )
     kind = ArcKind()
-    broken = kind.broken_rules(np.tile(solution, (5, 1)), answers, np.tile(solution, (5, 1)))
+    broken = kind.checking.broken_rules(np.tile(solution, (5, 1)), answers, np.tile(solution, (5, 1)))
     assert {name: np.flatnonzero(which).tolist() for name, which in broken.items()} == {
         "no grid that can be read": [3],
         "too few or too many rows": [0],
         "too few or too many columns": [1],
         "the right size, cells of another colour": [2],
     }
-    assert kind.broken_rules(answers[:1], np.zeros_like(answers[:1]), answers[:1])["no grid that can be read"].all()
+    assert kind.checking.broken_rules(answers[:1], np.zeros_like(answers[:1]), answers[:1])[
+        "no grid that can be read"
+    ].all()
     result = failures(answers_to([solution] * 5, [list(answers)], [solution] * 5, 12))
     assert (result.failed, result.no_rule_broken, result.wrong_cells.tolist()) == (4, 0, [3, 5, 1, 2])
     assert result.by_difficulty == {"cells of the solution": [Share("6", 5, 4)]}
     trace = trace_of(kind, solution, np.array([noise]), np.zeros(1), solution)
-    assert (trace.kind.rows, trace.kind.cols) == (3, 4) and not trace.wrong(1).any() and trace.solved(1)
+    assert (trace.kind.drawing.rows, trace.kind.drawing.cols) == (3, 4) and not trace.wrong(1).any() and trace.solved(1)
 
 
 def test_shares_by_value_and_by_ranges():

@@ -12,9 +12,10 @@ import pytest
 from support.small_set import METADATA, RECIPE, arrays, rewrite_json, splits
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.format import FIELDS, load_split
-from train_jax.tasks.puzzles.recipe import content_of, read_recipe
-from train_jax.tasks.puzzles.writing import is_built, write_dataset
+from train_jax.tasks.new_dataset import is_built
+from train_jax.tasks.puzzles.building import LAYOUT, write_dataset
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.metadata import FIELDS, content_of, read_recipe
 
 
 @pytest.fixture
@@ -190,10 +191,10 @@ def test_a_fingerprint_that_is_none_is_computed(data_set, content):
 
 def test_the_same_recipe_is_left_alone_and_another_is_refused(data_set):
     times = {path: path.stat().st_mtime_ns for path in data_set.rglob("*")}
-    assert is_built(data_set, RECIPE)
+    assert is_built(data_set, RECIPE, LAYOUT)
     assert not write_dataset(data_set, splits(), [], RECIPE, overwrite=True)
     other = {**RECIPE, "seed": 2}
-    for call in (lambda: is_built(data_set, other), lambda: write_dataset(data_set, splits(), [], other)):
+    for call in (lambda: is_built(data_set, other, LAYOUT), lambda: write_dataset(data_set, splits(), [], other)):
         with pytest.raises(
             UserError, match=r"other options \(seed is 1, requested 2\); choose another --output-dir or"
         ):
@@ -221,8 +222,8 @@ def test_a_data_set_from_elsewhere_is_not_replaced_unasked(data_set):
     with pytest.raises(
         UserError, match=r"without a valid recipe.json.* choose another --output-dir or pass --overwrite"
     ):
-        is_built(data_set, RECIPE)
-    assert not is_built(data_set, RECIPE, overwrite=True)
+        is_built(data_set, RECIPE, LAYOUT)
+    assert not is_built(data_set, RECIPE, LAYOUT, overwrite=True)
 
 
 def test_an_empty_directory_is_filled(tmp_path):
@@ -234,7 +235,7 @@ def test_an_empty_directory_is_filled(tmp_path):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-import train_jax.tasks.puzzles.writing as writing
+import train_jax.tasks.puzzles.building as writing
 from support.small_set import splits
 writing.content_of = lambda splits: os.kill(os.getpid(), signal.SIGKILL)
 writing.write_dataset({place!r}, splits(), ["<blank>"], {{"maker": "killed"}}, overwrite={overwrite})
@@ -251,7 +252,7 @@ def test_a_killed_build_leaves_no_half_data_set(tmp_path, overwrite):
     assert subprocess.run([sys.executable, "-c", program], cwd=root).returncode == -signal.SIGKILL
     assert names_in(tmp_path) == [".set.building"] + ["set"] * overwrite
     if overwrite:
-        assert is_built(place, RECIPE)
+        assert is_built(place, RECIPE, LAYOUT)
     assert write_dataset(place, splits(), ["<blank>"], RECIPE) == (not overwrite)
     assert names_in(tmp_path) == ["set"]
 

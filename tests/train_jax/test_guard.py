@@ -23,7 +23,7 @@ from train_jax.optim.config import OptimConfig
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
-from train_jax.tasks.puzzles.evaluation import means
+from train_jax.tasks.puzzles.metrics import means
 
 OVERFLOW = [*"...!.......!!.....!...!!!!..........."]
 """A run with overflows (!) and good steps (.)."""

@@ -17,7 +17,7 @@ from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
-from train_jax.tasks.puzzles.halting import (
+from train_jax.tasks.puzzles.metrics import (
     THRESHOLDS,
     curve_of,
     curve_sums,

@@ -15,16 +15,17 @@ from train_jax.errors import UserError, brief
 from train_jax.report.built import build_summary, inspected
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.stages.build_data import COMMANDS
+from train_jax.tasks.new_dataset import is_built
 from train_jax.tasks.puzzles.arc import json as arc_json
-from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.json import read_subset, read_task
-from train_jax.tasks.puzzles.format import load_split, read_identifiers
+from train_jax.tasks.puzzles.building import LAYOUT, write_dataset
+from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.metadata import read_identifiers, read_recipe
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.writing import is_built, write_dataset
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
 NO_JSON, NO_NAME, NOT_A = (
@@ -70,7 +71,7 @@ def arc_refusal(folder: Path, challenges: object, solutions: object = None) -> s
             text = content if isinstance(content, str) else json.dumps(content)
             (folder / f"arc-agi_evaluation_{kind}.json").write_text(text)
     options = {"subsets": ("evaluation",), "test_subsets": ("evaluation",), "num_aug": 0, "seed": 0}
-    message = refusal(folder, lambda: build_arc(folder / "set", folder, **options))
+    message = refusal(folder, lambda: ArcData(str(folder), output_dir=folder / "set", **options).build())
     assert "use the official ARC files" in message
     return message
 
@@ -183,7 +184,7 @@ def test_a_recipe_of_somebody_else_stays_on_its_lines(data_set, record):
     (data_set / "recipe.json").write_text(json.dumps(record))
     shown = [build_summary(data_set, False, 1.0), inspected(data_set, inspect(data_set, lambda *_: None))]
     try:
-        assert is_built(data_set, RECIPE)
+        assert is_built(data_set, RECIPE, LAYOUT)
     except UserError as error:
         shown.append(str(error))
     for text in shown:

@@ -12,7 +12,7 @@ from train_jax.__main__ import main as trm
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect, row_marks
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.metadata import read_recipe
 
 LEAKS = "between train and test"
 EQUIVALENT = "test examples that are a symmetry of a train example"

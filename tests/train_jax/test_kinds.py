@@ -7,22 +7,27 @@ import tracemalloc
 import numpy as np
 import pytest
 from support.arc_files import write_source
-from support.small_set import rewrite_json
+from support.puzzle_sets import train_batch
+from support.small_set import RECIPE, rewrite_json, splits
 
 from train_jax.errors import UserError
 from train_jax.plugins import load_plugin
+from train_jax.report.built import samples
+from train_jax.report.failures import failures_of
+from train_jax.report.measured import Answers
+from train_jax.report.terminal import verdict
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
 from train_jax.tasks.puzzles import kinds
 from train_jax.tasks.puzzles.arc.kind import ArcKind
-from train_jax.tasks.puzzles.batches import train_batch
+from train_jax.tasks.puzzles.batches import load_mixture, mixture_of
+from train_jax.tasks.puzzles.building import write_dataset
 from train_jax.tasks.puzzles.evaluate import check_same_puzzles
-from train_jax.tasks.puzzles.format import Metadata, load_split, read_metadata
+from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.kinds import KINDS, MIXED, kind_of
+from train_jax.tasks.puzzles.kinds import KINDS, MIXED, kind_of, trace_of
 from train_jax.tasks.puzzles.maze.grid import parse
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.mixture import load_mixture, mixture_of
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.metadata import Metadata, read_metadata, read_recipe
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
@@ -192,3 +197,53 @@ def test_a_kind_from_outside_is_named_by_the_run_and_never_by_a_data_set(tmp_pat
     for name, message in (("wide", "expected package.module:Class"), ("their_kind:None", "has no 'None'")):
         with pytest.raises(UserError, match=message):
             kinds.add_kind(name)
+
+
+TOY = """
+from dataclasses import dataclass
+from train_jax.tasks.puzzles.kind import Checking, Drawing, Kind
+
+class Letters(Drawing):
+    def character(self, value):
+        return "?abcde"[value]
+
+@dataclass(frozen=True)
+class Reversed(Kind):
+    key, name, seq_len, vocab_size = "reversed", "reversed word", 4, 6
+    drawing, checking = Letters(1, 4, fills_inputs=False), Checking()
+
+    @classmethod
+    def every_size(cls):
+        return [cls()]
+
+    def values(self, tokens):
+        return tokens
+
+    def fingerprints(self, inputs, labels):
+        return map(bytes, inputs)
+"""
+
+
+def test_a_kind_has_only_what_differs_from_the_defaults(tmp_path, monkeypatch):
+    (tmp_path / "toy_kind.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
+    kinds.add_kind("toy_kind:Reversed")
+    assert write_dataset(tmp_path / "set", splits(), ["<blank>", "a", "b"], RECIPE)
+    facts, test = inspect(tmp_path / "set", lambda *_: None), load_split(tmp_path / "set", "test")
+    assert facts["data set"]["kind"] == "reversed words" and test.metadata.kind == "reversed"
+    assert facts["between train and test"]["test examples that are a symmetry of a train example"] == "4 of 4"
+    assert "1 2 3 4" not in (shown := "\n".join(samples(tmp_path / "set", 1, 80, styled=False))) and "? a b c" in shown
+    kind, solution = test.kind, test.labels[0]
+    assert kind is not None
+    answers, logits = np.array([test.inputs[0], solution]), np.zeros(2, np.float32)
+    trace = trace_of(kind, test.inputs[0], answers, logits, solution)
+    assert verdict(trace).startswith("solved: every cell equals the solution, since ACT step 2")
+    assert trace.mistakes(1) == ["4 of 4 cells wrong"]
+    failures = failures_of(
+        Answers(test.metadata, test.inputs, test.labels, test.inputs[None], np.zeros((1, 5))),
+        kind,
+        np.zeros((1, 5), bool),
+    )
+    assert failures.broken_rules == {"a cell unlike the solution": 5} and failures.no_rule_broken == 0
+    assert list(failures.by_difficulty) == ["unknown cells"] and failures.unknown_count.tolist() == [5] * 4

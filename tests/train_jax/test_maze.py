@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.dihedral import cell_orders
 from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
 from train_jax.tasks.puzzles.maze.generator import boards_of, cells_of, corridors, generate, reached_one_way, waves
 from train_jax.tasks.puzzles.maze.grid import (
     GOAL,
@@ -17,12 +15,16 @@ from train_jax.tasks.puzzles.maze.grid import (
     START,
     WALL,
     Mazes,
+    all_turns,
+    are_shortest_paths,
+    fingerprints,
     keeps_inputs,
     parse,
+    search,
     text_of,
     tokens_of,
 )
-from train_jax.tasks.puzzles.maze.symmetry import all_turns, fingerprints
+from train_jax.tasks.puzzles.symmetries import cell_orders
 
 RING = """
 ######

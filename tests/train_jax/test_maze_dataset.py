@@ -10,12 +10,9 @@ from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.stages.build_data import MazeData, main
 from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.maze import dataset as maze_dataset
 from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
-from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START
+from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, are_shortest_paths, fingerprints, search
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.maze.symmetry import fingerprints
 
 SIZE = 8
 
@@ -110,4 +107,4 @@ def test_a_label_has_a_path_wherever_an_input_is_open(tmp_path):
     changed = train.inputs != train.labels
     assert (train.inputs[changed] == OPEN).all() and (train.labels[changed] == PATH).all()
     assert ((train.inputs == START).sum(axis=1) == 1).all() and ((train.inputs == GOAL).sum(axis=1) == 1).all()
-    assert maze_dataset.MAKER_VERSION == 1
+    assert MazeData.MAKER_VERSION == 1

@@ -12,10 +12,11 @@ from support.records import record_of
 
 from train_jax.errors import UserError
 from train_jax.stages.build_data import MazeData, main
-from train_jax.tasks.puzzles import tables
-from train_jax.tasks.puzzles.format import FIELDS, load_split
+from train_jax.tasks.puzzles import building
+from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.maze.generator import generate
 from train_jax.tasks.puzzles.maze.grid import text_of
+from train_jax.tasks.puzzles.metadata import FIELDS
 
 SIZE = 8
 
@@ -165,7 +166,7 @@ def test_tables_come_out_of_a_bucket_and_its_client_missing_is_said(tmp_path, pu
 
         return absent
 
-    monkeypatch.setattr(tables.importlib, "import_module", without("fsspec"))
+    monkeypatch.setattr(building.importlib, "import_module", without("fsspec"))
     with pytest.raises(
         UserError, match=r"--source gs://bucket/x: reading it needs `pip install fsspec gcsfs`; or copy"
     ):

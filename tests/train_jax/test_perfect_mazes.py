@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.maze.check import are_shortest_paths, search
 from train_jax.tasks.puzzles.maze.generator import generate, spanning_trees
+from train_jax.tasks.puzzles.maze.grid import are_shortest_paths, search
 
 
 def silent(*_):

@@ -136,22 +136,22 @@ def test_a_drawing_follows_the_page_and_is_the_same_every_time():
 
 @pytest.mark.parametrize("kind", [SudokuKind(GEOMETRIES[4]), MazeKind(12)])
 def test_the_map_colours_by_share_and_says_the_numbers(kind: Kind):
-    cells = kind.rows * kind.cols
+    cells = kind.drawing.rows * kind.drawing.cols
     rates = np.linspace(0, 0.5, cells)
     rates[1] = np.nan
     counts = np.full(cells, 8)
-    root = ElementTree.fromstring(heat_map(kind, rates, counts, label="a < b"))
+    root = ElementTree.fromstring(heat_map(kind.drawing, rates, counts, label="a < b"))
     assert root.get("aria-label") == "a < b"
     squares = group(root, "heat").findall("{*}path")
     opacity = [re.findall("opacity: ([\\d.]+)", each.get("style", "")) for each in squares]
     depths = [float(each[0]) if each else 1.0 for each in opacity[1:]]
     assert squares[0].get("style") == "fill: none", "a share of 0 has no colour"
-    assert len(squares) == cells - 1 and depths[-1] == (0.7 if kind.cols == 4 else 1)
+    assert len(squares) == cells - 1 and depths[-1] == (0.7 if kind.drawing.cols == 4 else 1)
     assert depths == sorted(depths) and all("--wrong" in each.get("style", "") for each in squares[1:])
-    assert squares[-1].findtext("{*}title") == f"row {kind.rows}, column {kind.cols}: 50.00% of 8"
+    assert squares[-1].findtext("{*}title") == f"row {kind.drawing.rows}, column {kind.drawing.cols}: 50.00% of 8"
     numbers = [each.text for each in root.findall(".//{*}text")]
-    assert (len(numbers), numbers[-1:]) == ((cells - 1, ["50"]) if kind.cols == 4 else (0, []))
-    ElementTree.fromstring(heat_map(kind, np.full(cells, np.nan), counts, label="x"))
+    assert (len(numbers), numbers[-1:]) == ((cells - 1, ["50"]) if kind.drawing.cols == 4 else (0, []))
+    ElementTree.fromstring(heat_map(kind.drawing, np.full(cells, np.nan), counts, label="x"))
 
 
 def marks(root: ElementTree.Element, name: str) -> list[float]:

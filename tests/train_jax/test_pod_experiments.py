@@ -13,7 +13,7 @@ from train_jax.experiments.runs import experiment_run, plan
 from train_jax.experiments.table import EXPERIMENTS, data_sets, recipes
 from train_jax.pod.compile import train_step_arguments
 from train_jax.stages import compile_pod
-from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
+from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 LAST_OF_GROUP = {row.group: name for name, row in EXPERIMENTS.items()}
 OTHERS = {name for name, row in EXPERIMENTS.items() if row.starts_from or len(row.data) > 1}

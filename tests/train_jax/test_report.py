@@ -31,10 +31,10 @@ from train_jax.stages.build_data import SudokuData
 from train_jax.stages.build_data import main as build_data
 from train_jax.stages.report import Report, cli, main
 from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.kinds import Trace
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 from train_jax.tasks.puzzles.task import PuzzleTask
-from train_jax.tasks.puzzles.trace import Trace
 
 PUZZLES, ACT_STEPS = 12, 4
 KIND = SudokuKind(GEOMETRIES[4])
@@ -144,7 +144,7 @@ def test_text_of_the_run_is_never_markup(run_dir, data_dir):
     assert "<script" not in document
     hostile = plot([Series(HOSTILE, [(1, 2)], marks=True), Series("b", [])], title=HOSTILE, x_label=HOSTILE)
     ElementTree.fromstring(hostile)
-    assert "<script" not in hostile + board(KIND, np.zeros(16, np.uint8), label=HOSTILE)
+    assert "<script" not in hostile + board(KIND.drawing, np.zeros(16, np.uint8), label=HOSTILE)
 
 
 @pytest.mark.slow

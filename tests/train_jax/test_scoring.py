@@ -10,11 +10,19 @@ from support.arc_votes import AUGMENTATIONS, copy, noisy, perfect, rows_by_test_
 
 from benchmarks import published
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
-from train_jax.tasks.puzzles.format import read_identifiers
-from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
-from train_jax.tasks.puzzles.voting import PASSES, count_votes, grid_of, key_of, score, score_predictions
+from train_jax.tasks.puzzles.metadata import read_identifiers
+from train_jax.tasks.puzzles.voting import (
+    PASSES,
+    Predictions,
+    count_votes,
+    grid_of,
+    key_of,
+    save_predictions,
+    score,
+    score_predictions,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +43,8 @@ def test_a_perfect_predictor_scores_one(arc):
 @pytest.mark.parametrize("edition", ["", "2"])
 def test_a_perfect_predictor_scores_one_on_the_official_sets(tmp_path, edition):
     subsets = (f"training{edition}", f"evaluation{edition}", "concept")
-    build_arc(tmp_path / "set", str(OFFICIAL), subsets=subsets, test_subsets=subsets[1:2], num_aug=6, seed=0)
+    options = {"subsets": subsets, "test_subsets": subsets[1:2], "num_aug": 6, "seed": 0}
+    ArcData(str(OFFICIAL), output_dir=tmp_path / "set", **options).build()
     scores = score_predictions(tmp_path / "set", [perfect(tmp_path / "set")])
     assert scores.figures == {f"ARC/pass@{k}": 1.0 for k in PASSES}
 

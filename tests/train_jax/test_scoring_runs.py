@@ -14,12 +14,18 @@ from support.untrained_run import write_run
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles import evaluation, predictions
-from train_jax.tasks.puzzles.arc.dataset import build_arc
+from train_jax.tasks.puzzles import evaluation, voting
+from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
 from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.predictions import Predictions, load_predictions, save_predictions
-from train_jax.tasks.puzzles.voting import PASSES, score, score_predictions
+from train_jax.tasks.puzzles.voting import (
+    PASSES,
+    Predictions,
+    load_predictions,
+    save_predictions,
+    score,
+    score_predictions,
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,7 @@ def run_dir(arc, tmp_path_factory) -> str:
 
 @pytest.mark.slow
 def test_a_run_is_scored_and_its_files_score_the_same(run_dir, arc, tmp_path, capsys):
-    predictions, submission = str(tmp_path / "predictions.npz"), str(tmp_path / "submission.json")
+    predictions, submission = str(tmp_path / "voting.npz"), str(tmp_path / "submission.json")
     assert main(["evaluate", run_dir, "--predictions", predictions, "--submission", submission]) == 0
     lines = capsys.readouterr().out.splitlines()
     figures = [line for line in lines if "ARC/pass@" in line]
@@ -166,12 +172,12 @@ def test_predictions_of_another_data_set_are_said(arc):
 
 
 def test_predictions_that_unpack_to_too_much_are_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions, "LARGEST_BYTES", 2**20)
+    monkeypatch.setattr(voting, "LARGEST_BYTES", 2**20)
     path, zeros = tmp_path / "p.npz", np.zeros((2**12, 2**14), np.uint8)
-    bomb = predictions.Predictions(np.zeros(2**12, np.int32), zeros, zeros, np.zeros(2**12, np.float32))
-    predictions.save_predictions(path, bomb)
+    bomb = voting.Predictions(np.zeros(2**12, np.int32), zeros, zeros, np.zeros(2**12, np.float32))
+    voting.save_predictions(path, bomb)
     assert path.stat().st_size < 2**20
-    message = refusal(tmp_path, lambda: predictions.load_predictions(path), limit_bytes=2**20)
+    message = refusal(tmp_path, lambda: voting.load_predictions(path), limit_bytes=2**20)
     assert "contains no predictions (134," in message and "bytes unpacked, expected at most 1,048,576" in message
 
 
@@ -180,7 +186,7 @@ def test_without_public_solutions_an_evaluation_has_no_accuracy(tmp_path, capsys
     challenges = {name: random_puzzle(rng)[0] for name in ("a", "b")}
     write_files(tmp_path / "files", "test", challenges, None)
     options = {"subsets": ("test",), "test_subsets": ("test",), "num_aug": 0, "seed": 0}
-    build_arc(tmp_path / "set", tmp_path / "files", **options)
+    ArcData(str(tmp_path / "files"), output_dir=tmp_path / "set", **options).build()
     run = write_run(tmp_path / "run", tmp_path / "set", act_steps=1, step=3)
     submission = tmp_path / "s.json"
     for more in ([], ["--trajectories", "2", "--noise", "0.1"], ["--halt-early", "--trajectories", "2"]):

@@ -19,9 +19,10 @@ from train_jax.stages.build_data import main as build_data
 from train_jax.stages.solve import Solve, main
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.evaluation import Evaluator
-from train_jax.tasks.puzzles.format import load_split, read_identifiers
+from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.maze.grid import text_of
 from train_jax.tasks.puzzles.maze.kind import MazeKind
+from train_jax.tasks.puzzles.metadata import read_identifiers
 from train_jax.tasks.puzzles.solving import solve
 from train_jax.tasks.puzzles.sudoku.grid import grids_of
 

@@ -7,16 +7,16 @@ import pytest
 
 from train_jax.errors import UserError
 from train_jax.report.terminal import trace_text, verdict
-from train_jax.tasks.puzzles.arc.canvas import canvas_of
-from train_jax.tasks.puzzles.arc.kind import arc_kind_of
-from train_jax.tasks.puzzles.format import Metadata
+from train_jax.tasks.puzzles.arc.grid import canvas_of
+from train_jax.tasks.puzzles.arc.kind import ArcKind
+from train_jax.tasks.puzzles.kinds import Trace
 from train_jax.tasks.puzzles.maze.grid import OPEN, PATH
 from train_jax.tasks.puzzles.maze.grid import parse as parse_maze
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.puzzle_input import known_kind
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.solving import known_kind
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.trace import Trace
 
 MAZE = """
 S.#..
@@ -107,35 +107,35 @@ def test_maze_answers_are_checked_by_the_rules():
     kind = MazeKind(5)
     maze, solution = parse_maze(MAZE), kind.parse(MAZE).solution
     assert solution is not None
-    assert kind.mistakes(maze, solution, solution) == []
-    assert kind.mistakes(maze, solution, None) == []
-    assert kind.mistakes(maze, maze, solution) == ["7 of 25 cells wrong", "no path marked"]
+    assert kind.checking.mistakes(maze, solution, solution) == []
+    assert kind.checking.mistakes(maze, solution, None) == []
+    assert kind.checking.mistakes(maze, maze, solution) == ["7 of 25 cells wrong", "no path marked"]
     gap = np.where(np.arange(25) == 12, OPEN, solution)
-    assert kind.mistakes(maze, gap, None) == ["the 6 cells marked do not connect start and goal"]
+    assert kind.checking.mistakes(maze, gap, None) == ["the 6 cells marked do not connect start and goal"]
     aside = np.where(np.arange(25) == 16, PATH, solution)
-    assert kind.mistakes(maze, aside, None) == ["1 of the 8 cells marked are not on the path"]
+    assert kind.checking.mistakes(maze, aside, None) == ["1 of the 8 cells marked are not on the path"]
     through = np.where(np.isin(np.arange(25), [2, 4]), PATH, solution)
-    assert kind.mistakes(maze, through, solution)[:2] == ["2 of 25 cells wrong", "1 walls or ends overwritten"]
+    assert kind.checking.mistakes(maze, through, solution)[:2] == ["2 of 25 cells wrong", "1 walls or ends overwritten"]
     ring = parse_maze("S..\n.#.\n..G\n".replace("\n", "##\n") + "#####\n#####")
     for way in ([1, 2, 7], [5, 10, 11]):
-        assert kind.mistakes(ring, np.where(np.isin(np.arange(25), way), PATH, ring), None) == []
+        assert kind.checking.mistakes(ring, np.where(np.isin(np.arange(25), way), PATH, ring), None) == []
     square = parse_maze("S..##\n#..##\n#.G##\n#####\n#####")
     round_about = np.where(np.isin(np.arange(25), [1, 2, 7]), PATH, square)
-    assert kind.mistakes(square, round_about, None) == []
-    assert kind.mistakes(np.full(25, OPEN), solution, None) == ["the input is not a maze"]
+    assert kind.checking.mistakes(square, round_about, None) == []
+    assert kind.checking.mistakes(np.full(25, OPEN), solution, None) == ["the input is not a maze"]
 
 
 def test_arc_answers_are_checked_as_they_are_read_in_voting():
     solution = canvas_of(np.array([[1, 2], [3, 4]], np.uint8))
-    kind = arc_kind_of([solution])
+    kind = ArcKind().fitted([solution])
     values = kind.values(solution)
-    assert (kind.rows, kind.cols) == (3, 3)
-    assert kind.mistakes(values, values, None) is None
-    assert kind.mistakes(values, values, values) == []
+    assert (kind.drawing.rows, kind.drawing.cols) == (3, 3)
+    assert kind.checking.mistakes(values, values, None) is None
+    assert kind.checking.mistakes(values, values, values) == []
     other = kind.values(canvas_of(np.array([[1, 2], [3, 5]], np.uint8)))
-    assert kind.mistakes(values, other, values) == ["1 of 4 cells wrong"]
+    assert kind.checking.mistakes(values, other, values) == ["1 of 4 cells wrong"]
     wide = kind.values(canvas_of(np.array([[1, 2, 3]], np.uint8)))
-    assert kind.mistakes(values, wide, values) == ["the grid is 1x3, expected 2x2"]
+    assert kind.checking.mistakes(values, wide, values) == ["the grid is 1x3, expected 2x2"]
     scribbled = values.copy()
     scribbled[8] = 7  # beyond the grid, where nothing is read
-    assert kind.mistakes(values, scribbled, values) == []
+    assert kind.checking.mistakes(values, scribbled, values) == []

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.hashing import first_of_each
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import (
     GEOMETRIES,
@@ -15,6 +14,7 @@ from train_jax.tasks.puzzles.sudoku.grid import (
 )
 from train_jax.tasks.puzzles.sudoku.solver import solve
 from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints, line_orders
+from train_jax.tasks.puzzles.symmetries import first_of_each
 
 HARD_ONES = [
     "8..........36......7..9.2...5...7.......457.....1...3...1....68..85...1..9....4..",

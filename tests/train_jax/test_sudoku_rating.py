@@ -13,11 +13,11 @@ from train_jax.errors import UserError
 from train_jax.stages.build_data import SudokuData, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.metadata import read_recipe
 from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, Geometry, grids_of
-from train_jax.tasks.puzzles.sudoku.rating import describe_guesses, rank_correlation, ratings
+from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, rank_correlation, ratings
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
+from train_jax.tasks.puzzles.batches import load_mixture, mixture_of
 from train_jax.tasks.puzzles.evaluation import Evaluator
-from train_jax.tasks.puzzles.mixture import load_mixture, mixture_of
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, TrajectoryOptions
+from train_jax.tasks.puzzles.scan import TrajectoryOptions
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator
 
 ALL = list(range(len(HALT)))
 

@@ -9,8 +9,8 @@ from support.documents import Balanced, words
 from train_jax.report import trajectory_section as section
 from train_jax.report.measured import Answers
 from train_jax.run.folder import RunFolder
-from train_jax.tasks.puzzles.format import Metadata
 from train_jax.tasks.puzzles.maze.generator import generate
+from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.trajectories import load
 
 COUNT, SIZE = 40, 6

@@ -34,7 +34,7 @@ from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
 from train_jax.tasks.language.prompts import read_prompts
 from train_jax.tasks.language.task import LanguageTask
 from train_jax.tasks.new_dataset import _difference
-from train_jax.tasks.puzzles.tables import chunks_of
+from train_jax.tasks.puzzles.building import chunks_of
 from train_jax.tasks.puzzles.task import PuzzleTask
 
 

@@ -42,9 +42,8 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.presets import all_presets
 from train_jax.run.storage import path_of
 from train_jax.runtime.batch_size import epochs_to_steps
-from train_jax.tasks.puzzles.config import PuzzleConfig
 from train_jax.tasks.puzzles.kinds import kind_from_key
-from train_jax.tasks.puzzles.task import Curriculum
+from train_jax.tasks.puzzles.task import Curriculum, PuzzleConfig
 
 Settings = dict[str, Any]
 """Values by dotted field name."""

@@ -8,8 +8,8 @@ import numpy as np
 from markupsafe import Markup
 
 from train_jax.report.render import render
-from train_jax.tasks.puzzles.kind import Grid, Kind, Mask
-from train_jax.tasks.puzzles.trace import Trace, halting_probability
+from train_jax.tasks.puzzles.kind import Drawing, Grid, Mask
+from train_jax.tasks.puzzles.kinds import Trace, halting_probability
 
 
 class Run(NamedTuple):
@@ -29,7 +29,7 @@ class Figure(NamedTuple):
 
 
 def board(
-    kind: Kind,
+    drawing: Drawing,
     grid: Grid,
     *,
     label: str,
@@ -45,34 +45,34 @@ def board(
     """
     none = np.zeros(len(grid), bool)
     fixed, wrong, changed = (none if mask is None else mask for mask in (fixed, wrong, changed))
-    cell = ((side or (132 if kind.box else 190)) - 2) / max(kind.rows, kind.cols)
-    colours = np.array([kind.colour(value) for value in range(int(grid.max()) + 1)])[grid]
+    cell = ((side or (132 if drawing.box else 190)) - 2) / max(drawing.rows, drawing.cols)
+    colours = np.array([drawing.colour(value) for value in range(int(grid.max()) + 1)])[grid]
     fills = {name: colours == name for name in sorted({*colours.tolist()} - {""})}
-    fills |= {"wrong": wrong, "changed": changed & ~wrong} if kind.box else {}
+    fills |= {"wrong": wrong, "changed": changed & ~wrong} if drawing.box else {}
     return render(
         "board.svg.j2",
         label=label,
         cell=cell,
         stroke=min(1.8, cell * 0.12),
-        width=kind.cols * cell + 2,
-        height=kind.rows * cell + 2,
-        fills=[(name, run) for name, mask in fills.items() for run in _runs(mask, kind.cols, cell)],
-        underlined=_runs(changed & (kind.box is not None), kind.cols, cell),
-        framed=list(_runs(wrong, kind.cols, cell)),
-        dots=[_place(i, kind, cell) for i in np.flatnonzero((colours == "path") & ~fixed).tolist()],
-        characters=_characters(kind, grid, fixed, wrong, cell),
-        rules=kind.box and _rules(kind, kind.box, cell),
+        width=drawing.cols * cell + 2,
+        height=drawing.rows * cell + 2,
+        fills=[(name, run) for name, mask in fills.items() for run in _runs(mask, drawing.cols, cell)],
+        underlined=_runs(changed & (drawing.box is not None), drawing.cols, cell),
+        framed=list(_runs(wrong, drawing.cols, cell)),
+        dots=[_place(i, drawing, cell) for i in np.flatnonzero((colours == "path") & ~fixed).tolist()],
+        characters=_characters(drawing, grid, fixed, wrong, cell),
+        rules=drawing.box and _rules(drawing, drawing.box, cell),
     )
 
 
 def board_at(trace: Trace, step: int | None, *, label: str, side: float | None = None, changes: bool = True) -> Markup:
     """Draws the grid after ACT step `step`; 0 is the input, None the solution. `changes` marks the changed cells."""
-    fixed = trace.given_cells if trace.kind.fills_inputs else None
+    fixed = trace.given_cells if trace.kind.drawing.fills_inputs else None
     if step is None:
         assert trace.solution is not None
-        return board(trace.kind, trace.solution, label=label, fixed=fixed, side=side)
+        return board(trace.kind.drawing, trace.solution, label=label, fixed=fixed, side=side)
     marks = {"wrong": trace.wrong(step), "changed": trace.changed(step) if changes else None}
-    return board(trace.kind, trace.grid(step), label=label, fixed=fixed, side=side, **marks)
+    return board(trace.kind.drawing, trace.grid(step), label=label, fixed=fixed, side=side, **marks)
 
 
 def strip(trace: Trace) -> Markup:
@@ -105,22 +105,22 @@ def _runs(mask: Mask, cols: int, cell: float) -> Iterator[Run]:
             col += length
 
 
-def _characters(kind: Kind, grid: Grid, fixed: Mask, wrong: Mask, cell: float) -> Iterator[tuple[str, Run, str]]:
+def _characters(drawing: Drawing, grid: Grid, fixed: Mask, wrong: Mask, cell: float) -> Iterator[tuple[str, Run, str]]:
     """Yields the characters of the cells; for kinds without boxes, only those of given cells."""
-    for i in np.flatnonzero(fixed if kind.box is None else (grid > 0) | wrong).tolist():
+    for i in np.flatnonzero(fixed if drawing.box is None else (grid > 0) | wrong).tolist():
         classes = "digit" + " given" * bool(fixed[i]) + " wrong" * bool(wrong[i])
-        yield classes, _place(i, kind, cell), kind.character(int(grid[i])).replace(".", "·")
+        yield classes, _place(i, drawing, cell), drawing.character(int(grid[i])).replace(".", "·")
 
 
-def _place(i: int, kind: Kind, cell: float) -> Run:
-    return Run(1 + i % kind.cols * cell, 1 + i // kind.cols * cell, cell)
+def _place(i: int, drawing: Drawing, cell: float) -> Run:
+    return Run(1 + i % drawing.cols * cell, 1 + i // drawing.cols * cell, cell)
 
 
-def _rules(kind: Kind, box: tuple[int, int], cell: float) -> dict[str, str]:
+def _rules(drawing: Drawing, box: tuple[int, int], cell: float) -> dict[str, str]:
     """Returns the paths of the thin lines between cells and the thick lines around boxes."""
     lines = {"thin": "", "thick": ""}
-    for i in range(kind.rows + 1):
-        lines["thin" if i % box[0] else "thick"] += f"M1 {1 + i * cell:.1f}H{1 + kind.cols * cell:.1f}"
-    for i in range(kind.cols + 1):
-        lines["thin" if i % box[1] else "thick"] += f"M{1 + i * cell:.1f} 1V{1 + kind.rows * cell:.1f}"
+    for i in range(drawing.rows + 1):
+        lines["thin" if i % box[0] else "thick"] += f"M1 {1 + i * cell:.1f}H{1 + drawing.cols * cell:.1f}"
+    for i in range(drawing.cols + 1):
+        lines["thin" if i % box[1] else "thick"] += f"M{1 + i * cell:.1f} 1V{1 + drawing.rows * cell:.1f}"
     return lines

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from train_jax.report.terminal import as_text, grid_text
-from train_jax.tasks.puzzles.format import SPLITS, PuzzleSet, load_split, originals_of
+from train_jax.tasks.puzzles.format import PuzzleSet, load_split, originals_of
 from train_jax.tasks.puzzles.inspection import one_line
-from train_jax.tasks.puzzles.kinds import fitted_kind, kind_of
-from train_jax.tasks.puzzles.recipe import read_recipe
+from train_jax.tasks.puzzles.kinds import kind_of
+from train_jax.tasks.puzzles.metadata import SPLITS, read_recipe
 
 
 def build_summary(directory: Path, built: bool, seconds: float) -> str:
@@ -52,11 +52,11 @@ def samples(directory: Path, count: int, width: int, *, styled: bool) -> Iterato
             return
         for row in np.unique(np.linspace(0, puzzles.num_examples - 1, count).astype(int)).tolist():
             tokens = puzzles.inputs[row], puzzles.labels[row]
-            own = fitted_kind(kind, tokens)
+            own = kind.fitted(tokens)
             inputs, solution = (own.values(each) for each in tokens)
-            fixed = own.given_cells(inputs)
+            fixed = own.drawing.given_cells(inputs)
             grids = [
-                grid_text(own, inputs, title=f"{split} example {row}", fixed=fixed, styled=styled),
-                grid_text(own, solution, title="solution", fixed=fixed & (inputs == solution), styled=styled),
+                grid_text(own.drawing, inputs, title=f"{split} example {row}", fixed=fixed, styled=styled),
+                grid_text(own.drawing, solution, title="solution", fixed=fixed & (inputs == solution), styled=styled),
             ]
             yield as_text(grids, width=width, styled=styled)

@@ -53,10 +53,12 @@ def _wrong_cells(failures: Failures, kind: Kind) -> dict[str, Any]:
     if np.isfinite(rates).any():
         cell = int(np.nanargmax(rates))
         worst = (
-            f"row {cell // kind.cols + 1}, column {cell % kind.cols + 1}, "
+            f"row {cell // kind.drawing.cols + 1}, column {cell % kind.drawing.cols + 1}, "
             f"wrong in {percent(rates[cell])} of {failures.unknown_count[cell]:,}"
         )
-        drawing = heat_map(kind, rates, failures.unknown_count, label=f"Error rate by cell; the highest: {worst}")
+        drawing = heat_map(
+            kind.drawing, rates, failures.unknown_count, label=f"Error rate by cell; the highest: {worst}"
+        )
         values |= {"worst": worst, "heat_map": drawing}
     return values
 
@@ -74,7 +76,7 @@ def _by_difficulty(measure: str, shares: Sequence[Share]) -> dict[str, Any]:
 def _broken_rules(failures: Failures, kind: Kind) -> dict[str, Any]:
     counts = sorted(((name, n) for name, n in failures.broken_rules.items() if n), key=lambda each: -each[1])
     if failures.no_rule_broken:
-        counts.append((f"none: {kind.alternative_solution}", failures.no_rule_broken))
+        counts.append((f"none: {kind.checking.alternative_solution}", failures.no_rule_broken))
     return {
         "rules": [(name, f"{count:,}", percent(count / failures.failed)) for name, count in counts],
         "rule_bars": [count / failures.failed for _, count in counts],
@@ -99,4 +101,4 @@ def _example(answers: Answers, number: int) -> dict[str, Any] | None:
         for step, caption in ((0, "input"), (1, "answer"), *([(None, "solution")] if wrong else []))
     ]
     mistakes = trace.mistakes(1) if wrong else None
-    return {"name": name, "reasons": "; ".join(mistakes or [trace.kind.success_message]), "figures": figures}
+    return {"name": name, "reasons": "; ".join(mistakes or [trace.kind.checking.success_message]), "figures": figures}

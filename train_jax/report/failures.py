@@ -61,7 +61,7 @@ def failures_of(answers: Answers, kind: Kind, solved: Bool[np.ndarray, "steps ex
     """Computes the statistics; `kind` is the kind of the data set, `solved` the result of `by_act_step`."""
     labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
     failed = labelled & ~solved[-1]
-    unknown_count, wrong_count = np.zeros((2, kind.rows * kind.cols), int)
+    unknown_count, wrong_count = np.zeros((2, kind.drawing.rows * kind.drawing.cols), int)
     wrong_cells = np.zeros(len(failed), int)
     difficulties: dict[str, list[np.ndarray]] = {}
     rules: dict[str, int] = {}
@@ -72,15 +72,15 @@ def failures_of(answers: Answers, kind: Kind, solved: Bool[np.ndarray, "steps ex
             kind.values(np.asarray(tokens[rows]))
             for tokens in (answers.inputs, answers.predictions[-1], answers.labels)
         )
-        differs = (answer != solution) & kind.scored_cells(solution) & labelled[rows, None]
-        unknown = kind.unknown_cells(inputs, solution) & labelled[rows, None]
+        differs = (answer != solution) & kind.checking.scored_cells(solution) & labelled[rows, None]
+        unknown = kind.checking.unknown_cells(inputs, solution) & labelled[rows, None]
         unknown_count += unknown.sum(axis=0)
         wrong_count += (differs & unknown).sum(axis=0)
         wrong_cells[rows] = differs.sum(axis=1)
-        for name, values in kind.difficulties(inputs, solution, thorough=len(failed) <= RATED).items():
+        for name, values in kind.checking.difficulties(inputs, solution, thorough=len(failed) <= RATED).items():
             difficulties.setdefault(name, []).append(values)
         here = failed[rows]
-        broken = kind.broken_rules(inputs[here], answer[here], solution[here])
+        broken = kind.checking.broken_rules(inputs[here], answer[here], solution[here])
         for name, which in broken.items():
             rules[name] = rules.get(name, 0) + int(which.sum())
         no_rule_broken += int((~np.any(list(broken.values()), axis=0)).sum())

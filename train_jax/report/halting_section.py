@@ -8,7 +8,7 @@ from train_jax.report.figures import percent
 from train_jax.report.measured import Measured
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import render
-from train_jax.tasks.puzzles.halting import HaltingCurve, Point, select_points
+from train_jax.tasks.puzzles.metrics import HaltingCurve, Point, select_points
 
 
 def halting_section(measured: Measured) -> Markup | None:

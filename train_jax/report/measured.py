@@ -13,13 +13,11 @@ from train_jax.report.run_files import RunFiles, read_json, read_run_files
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder
-from train_jax.tasks.puzzles.batches import loss_labels
-from train_jax.tasks.puzzles.format import Metadata, load_split, read_identifiers
-from train_jax.tasks.puzzles.halting import HaltingCurve, from_json
-from train_jax.tasks.puzzles.kinds import add_kind, kind_of, trace_of
-from train_jax.tasks.puzzles.metrics import score_answers
-from train_jax.tasks.puzzles.mixture import data_dirs
-from train_jax.tasks.puzzles.trace import Trace
+from train_jax.tasks.puzzles.batches import data_dirs, loss_labels
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.kinds import Trace, add_kind, kind_of, trace_of
+from train_jax.tasks.puzzles.metadata import Metadata, read_identifiers
+from train_jax.tasks.puzzles.metrics import HaltingCurve, from_json, score_answers
 from train_jax.tasks.puzzles.trajectories import Results
 from train_jax.tasks.puzzles.trajectories import load as load_trajectories
 

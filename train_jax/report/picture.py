@@ -14,7 +14,7 @@ from train_jax.report.measured import measured as measured_of
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import render_document
 from train_jax.report.run_files import RunFiles
-from train_jax.tasks.puzzles.trace import Trace
+from train_jax.tasks.puzzles.kinds import Trace
 
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
 _BOARD, _GAP, _CAPTION = 122, 22, 20

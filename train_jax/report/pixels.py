@@ -7,7 +7,8 @@ from typing import Any
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from train_jax.report import theme
-from train_jax.tasks.puzzles.trace import Trace, halting_probability
+from train_jax.tasks.puzzles.kind import Drawing
+from train_jax.tasks.puzzles.kinds import Trace, halting_probability
 
 LONGER_SIDE = 300
 """Approximate size in pixels; the size of a cell is an integer."""
@@ -32,16 +33,16 @@ def animation(trace: Trace) -> bytes:
 
 def frame(trace: Trace, step: int) -> Image.Image:
     """Draws one frame of the animation; its pixels are indices into the palette."""
-    kind = trace.kind
-    cell = max(6, LONGER_SIDE // max(kind.rows, kind.cols))
-    width, height = kind.cols * cell + 1, kind.rows * cell + 1
+    drawing = trace.kind.drawing
+    cell = max(6, LONGER_SIDE // max(drawing.rows, drawing.cols))
+    width, height = drawing.cols * cell + 1, drawing.rows * cell + 1
     picture = Image.new("P", (max(width + 2 * MARGIN, SMALLEST_WIDTH), height + 2 * MARGIN + CAPTION))
     picture.putpalette([channel for code in COLOURS.values() for channel in ImageColor.getrgb(code)])
     draw = ImageDraw.Draw(picture)
     for i in range(len(trace.inputs)):
-        row, col = divmod(i, kind.cols)
+        row, col = divmod(i, drawing.cols)
         _cell(draw, trace, step, i, (MARGIN + col * cell, MARGIN + row * cell, cell))
-    _rules(draw, kind.box or (kind.rows, kind.cols), kind.rows, kind.cols, cell, thin=kind.box is not None)
+    _rules(draw, drawing, cell)
     place = (MARGIN, height + 2 * MARGIN + CAPTION // 2 - 4)
     draw.text(place, caption(trace, step), COLOUR_OF["soft"], _font(13), anchor="lm")
     return picture
@@ -56,33 +57,35 @@ def caption(trace: Trace, step: int) -> str:
 
 def _cell(draw: ImageDraw.ImageDraw, trace: Trace, step: int, i: int, place: tuple[int, int, int]) -> None:
     """Draws one cell; `place` is its left, top and side."""
-    kind, value = trace.kind, int(trace.grid(step)[i])
+    drawing, value = trace.kind.drawing, int(trace.grid(step)[i])
     fixed, wrong, changed = (bool(mask[i]) for mask in (trace.given_cells, trace.wrong(step), trace.changed(step)))
     left, top, side = place
     inside = (left, top, left + side - 1, top + side - 1)
     tint = "wrong-tint" if wrong else "changed-tint" if changed else "paper"
-    draw.rectangle(inside, COLOUR_OF[tint if kind.box else kind.colour(value) or "paper"])
-    if kind.colour(value) == "path" and not fixed:
+    draw.rectangle(inside, COLOUR_OF[tint if drawing.box else drawing.colour(value) or "paper"])
+    if drawing.colour(value) == "path" and not fixed:
         draw.circle((left + side // 2, top + side // 2), side * 0.17, COLOUR_OF["paper"])
-    if changed and kind.box:
+    if changed and drawing.box:
         draw.line((left + 4, top + side - 4, left + side - 4, top + side - 4), COLOUR_OF["answer"], 2)
     if wrong:
         for colour, inset, width in (("paper", 1, 4), ("wrong", 2, 2)):
             corners = (left + inset, top + inset, left + side - 1 - inset, top + side - 1 - inset)
             draw.rectangle(corners, outline=COLOUR_OF[colour], width=width)
-    if fixed or (kind.box is not None and (value or wrong)):
+    if fixed or (drawing.box is not None and (value or wrong)):
         ink = COLOUR_OF["wrong" if wrong else "ink" if fixed else "answer"]
         middle = (left + side // 2 + 1, top + side // 2 + 1)
-        draw.text(middle, kind.character(value), ink, _font(max(7, round(side * 0.62))), anchor="mm")
+        draw.text(middle, drawing.character(value), ink, _font(max(7, round(side * 0.62))), anchor="mm")
 
 
-def _rules(draw: ImageDraw.ImageDraw, box: tuple[int, int], rows: int, cols: int, cell: int, *, thin: bool) -> None:
-    """Draws dark lines around boxes and, with `thin`, thin lines between cells."""
+def _rules(draw: ImageDraw.ImageDraw, drawing: Drawing, cell: int) -> None:
+    """Draws dark lines around the grid and its boxes and, with boxes, thin lines between cells."""
+    rows, cols = drawing.rows, drawing.cols
+    box = drawing.box or (rows, cols)
     right, bottom = MARGIN + cols * cell, MARGIN + rows * cell
     across = [(i % box[0] == 0, (MARGIN, MARGIN + i * cell, right, MARGIN + i * cell)) for i in range(rows + 1)]
     down = [(i % box[1] == 0, (MARGIN + i * cell, MARGIN, MARGIN + i * cell, bottom)) for i in range(cols + 1)]
     for dark, line in sorted(across + down):
-        if dark or thin:
+        if dark or drawing.box:
             draw.line(line, COLOUR_OF["ink" if dark else "rule"])
 
 

@@ -2,7 +2,7 @@
 
 from train_jax.report.boards import Figure, board_at, strip
 from train_jax.report.render import render_document
-from train_jax.tasks.puzzles.trace import Trace, halting_probability
+from train_jax.tasks.puzzles.kinds import Trace, halting_probability
 
 STEP_SECONDS = 0.6
 LAST_STEPS = 4

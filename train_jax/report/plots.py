@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from train_jax.report.figures import number, percent
 from train_jax.report.theme import COLOURS
-from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.kind import Drawing
 
 COLOUR = {name: colour.light for name, colour in COLOURS.items()}
 _VARIABLE = {colour: f"var(--{name})" for name, colour in reversed(COLOUR.items())}
@@ -128,7 +128,7 @@ def plot(
 
 
 def heat_map(
-    kind: Kind, shares: Float[np.ndarray, "cells"], counts: Integer[np.ndarray, "cells"], *, label: str
+    drawing: Drawing, shares: Float[np.ndarray, "cells"], counts: Integer[np.ndarray, "cells"], *, label: str
 ) -> Markup:
     """Returns an `<svg>` of the grid: a higher share has a stronger colour, and the highest one is framed.
 
@@ -136,18 +136,18 @@ def heat_map(
     """
     cells = np.flatnonzero(np.isfinite(shares))
     highest = float(shares[cells].max(initial=0))
-    places = np.stack(np.divmod(cells, kind.cols), axis=1)
+    places = np.stack(np.divmod(cells, drawing.cols), axis=1)
     titles = [
         f"row {row + 1}, column {col + 1}: {percent(shares[cell])} of {counts[cell]:,}"
         for cell, (row, col) in zip(cells, places, strict=True)
     ]
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
-    numbered = kind.cols <= NUMBERED_COLS
+    numbered = drawing.cols <= NUMBERED_COLS
     depths = shares[cells] / (highest or 1) * (STRONGEST if numbered else 1)
     side = 320 / 72
     with matplotlib.rc_context(RC | {"svg.hashsalt": label}):
-        figure = Figure((side, side * kind.rows / kind.cols), dpi=72)
-        axes = figure.add_axes((0.004, 0.004, 0.992, 0.992), xlim=(0, kind.cols), ylim=(kind.rows, 0))
+        figure = Figure((side, side * drawing.rows / drawing.cols), dpi=72)
+        axes = figure.add_axes((0.004, 0.004, 0.992, 0.992), xlim=(0, drawing.cols), ylim=(drawing.rows, 0))
         axes.set_axis_off()
         fills = [(COLOUR["wrong"], depth) for depth in depths]
         axes.add_collection(PolyCollection([*places[:, None, ::-1] + corners], facecolors=fills, lw=0, gid="heat"))
@@ -156,10 +156,10 @@ def heat_map(
             for cell, (row, col) in zip(cells, places, strict=True):
                 share = f"{100 * shares[cell]:.{digits}f}"
                 axes.text(col + 0.5, row + 0.5, share, size=14, weight=700, ha="center", va="center_baseline")
-        rows, cols = kind.box or (kind.rows, kind.cols)
-        lines = {"color": COLOUR["ink" if kind.box else "rule"], "linewidth": 1.6, "clip_on": False}
-        axes.hlines(range(0, kind.rows + 1, rows), 0, kind.cols, **lines)
-        axes.vlines(range(0, kind.cols + 1, cols), 0, kind.rows, **lines)
+        rows, cols = drawing.box or (drawing.rows, drawing.cols)
+        lines = {"color": COLOUR["ink" if drawing.box else "rule"], "linewidth": 1.6, "clip_on": False}
+        axes.hlines(range(0, drawing.rows + 1, rows), 0, drawing.cols, **lines)
+        axes.vlines(range(0, drawing.cols + 1, cols), 0, drawing.rows, **lines)
         if highest:
             row, col = places[int(np.argmax(shares[cells]))]
             axes.add_patch(Rectangle((col + 0.08, row + 0.08), 0.84, 0.84, fill=False, edgecolor=COLOUR["ink"], lw=1.6))

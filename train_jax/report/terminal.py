@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from train_jax.report.theme import CELLS
-from train_jax.tasks.puzzles.kind import Grid, Kind, Mask
-from train_jax.tasks.puzzles.trace import Trace, halting_probability
+from train_jax.tasks.puzzles.kind import Drawing, Grid, Mask
+from train_jax.tasks.puzzles.kinds import Trace, halting_probability
 
 
 def trace_text(trace: Trace, *, width: int, styled: bool) -> str:
@@ -41,11 +41,11 @@ def verdict(trace: Trace, *, unique: bool = True) -> str:
     if reasons:
         return f"not solved: {', '.join(reasons)}"
     several = "" if unique else ", one of several solutions"
-    return f"solved: {trace.kind.success_message}, since ACT step {since}{several}"
+    return f"solved: {trace.kind.checking.success_message}, since ACT step {since}{several}"
 
 
 def grid_text(
-    kind: Kind,
+    drawing: Drawing,
     grid: Grid,
     *,
     title: str = "",
@@ -58,17 +58,18 @@ def grid_text(
     none = np.zeros(len(grid), bool)
     fixed, changed, wrong = (none if mask is None else mask for mask in (fixed, changed, wrong))
     cells = [
-        _cell(kind, int(value), bool(fixed[i]), bool(changed[i]), bool(wrong[i]), styled)
+        _cell(drawing, int(value), bool(fixed[i]), bool(changed[i]), bool(wrong[i]), styled)
         for i, value in enumerate(grid)
     ]
-    box_rows, box_cols = kind.box or (kind.rows, kind.cols)
-    rule = [] if kind.box is None else [Text("+".join(["", *["-" * (2 * box_cols + 1)] * (kind.cols // box_cols), ""]))]
+    box_rows, box_cols = drawing.box or (drawing.rows, drawing.cols)
+    boxes_across = drawing.cols // box_cols
+    rule = [Text("+".join(["", *["-" * (2 * box_cols + 1)] * boxes_across, ""]))] if drawing.box else []
     lines = [Text(title)] if title else []
-    for number in range(kind.rows):
-        row = cells[number * kind.cols : (number + 1) * kind.cols]
-        boxes = [Text.assemble(*row[start : start + box_cols]) for start in range(0, kind.cols, box_cols)]
+    for number in range(drawing.rows):
+        row = cells[number * drawing.cols : (number + 1) * drawing.cols]
+        boxes = [Text.assemble(*row[start : start + box_cols]) for start in range(0, drawing.cols, box_cols)]
         lines += rule if number % box_rows == 0 else []
-        lines.append(Text.assemble("| ", Text("| ").join(boxes), "|") if kind.box else boxes[0])
+        lines.append(Text.assemble("| ", Text("| ").join(boxes), "|") if drawing.box else boxes[0])
     return Text("\n").join([*lines, *rule])
 
 
@@ -96,11 +97,11 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def _at(trace: Trace, step: int, title: str, styled: bool) -> Text:
     marks = {"fixed": trace.given_cells, "changed": trace.changed(step), "wrong": trace.wrong(step)}
-    return grid_text(trace.kind, trace.grid(step), title=title, **marks, styled=styled)
+    return grid_text(trace.kind.drawing, trace.grid(step), title=title, **marks, styled=styled)
 
 
-def _cell(kind: Kind, value: int, fixed: bool, changed: bool, wrong: bool, styled: bool) -> Text:
-    character, colour = kind.character(value), kind.colour(value)
+def _cell(drawing: Drawing, value: int, fixed: bool, changed: bool, wrong: bool, styled: bool) -> Text:
+    character, colour = drawing.character(value), drawing.colour(value)
     mark = "!" if wrong else "*" if changed and not styled else " "
     if not styled:
         return Text(character + mark)

@@ -72,7 +72,7 @@ def _by_difficulty(answers: Answers | None, results: Results) -> list[tuple[str,
         return []
     labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
     inputs, solutions = (kind.values(np.asarray(tokens)[labelled]) for tokens in (answers.inputs, answers.labels))
-    hard = kind.difficulties(inputs, solutions, thorough=len(inputs) <= RATED)
+    hard = kind.checking.difficulties(inputs, solutions, thorough=len(inputs) <= RATED)
     points = results.values["points"]
     steps = np.array([point["act_steps"] for point in points]).reshape(solved.shape[:2])
     own, tables = solved[:, :, labelled], []

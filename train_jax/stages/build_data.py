@@ -17,12 +17,12 @@ from train_jax.run.storage import path_of
 from train_jax.tasks.language import text_building
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import read_record
-from train_jax.tasks.progress import ProgressLine
-from train_jax.tasks.puzzles.arc.options import ArcData
+from train_jax.tasks.new_dataset import ProgressLine
+from train_jax.tasks.puzzles.arc.data import ArcData
+from train_jax.tasks.puzzles.building import check_option_ranges
 from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.maze.options import MazeData
-from train_jax.tasks.puzzles.options import check_option_ranges
-from train_jax.tasks.puzzles.sudoku.options import SudokuData
+from train_jax.tasks.puzzles.maze.data import MazeData
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from train_jax.tasks.language.text_set import (
 )
 from train_jax.tasks.language.tokenizer import Tokenizer
 from train_jax.tasks.language.tokenizer_training import tokenizer_of
-from train_jax.tasks.new_dataset import new_dataset
-from train_jax.tasks.progress import Progress
+from train_jax.tasks.new_dataset import Progress, new_dataset
 
 _TOKENIZER_CHARACTERS = 2 * 10**9
 _COMPRESSED_BYTES = 2**26

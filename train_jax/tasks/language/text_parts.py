@@ -31,7 +31,7 @@ from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
 from train_jax.tasks.language.options import TextSource
 from train_jax.tasks.language.text_set import SPLITS, token_dtype
 from train_jax.tasks.language.tokenizer import Tokenizer
-from train_jax.tasks.progress import Progress
+from train_jax.tasks.new_dataset import Progress
 
 PART_BYTES = 2**26
 _CHARACTERS_AT_ONCE = 2**22

@@ -1,34 +1,100 @@
-"""`trm evaluate` for runs of puzzles: accuracy, early halting, trajectories, and votes for ARC."""
+"""`trm evaluate` for runs of puzzles: options, accuracy, early halting, trajectories, and votes for ARC."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
+from typing import Annotated, ClassVar
 
+from models_torch.ranges import Range
 from train_jax.errors import UserError
+from train_jax.help_pages import HelpPage
 from train_jax.run.files import write_text
 from train_jax.run.restore import Restored
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
 from train_jax.tasks.commands import Console
-from train_jax.tasks.evaluate import lines_of, refuse_other_options, with_chosen_weights
-from train_jax.tasks.puzzles.choosing import interval
-from train_jax.tasks.puzzles.evaluate_options import PuzzleEvaluateOptions
-from train_jax.tasks.puzzles.evaluation import Evaluation
-from train_jax.tasks.puzzles.halting import table
+from train_jax.tasks.evaluate import EvaluateOptions, lines_of, refuse_other_options, with_chosen_weights
+from train_jax.tasks.puzzles.batches import Mixture, data_dirs, load_mixture, load_part
+from train_jax.tasks.puzzles.choosing import Chooser, interval
+from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation
 from train_jax.tasks.puzzles.kinds import describe
-from train_jax.tasks.puzzles.location import dataset_folder
-from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.mixture import Mixture, data_dirs, load_mixture, load_part
-from train_jax.tasks.puzzles.predictions import Predictions, save_predictions
+from train_jax.tasks.puzzles.metadata import Metadata, dataset_folder
+from train_jax.tasks.puzzles.metrics import table
 from train_jax.tasks.puzzles.scan import TrajectoryOptions
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import results_of, settings
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, results_of, settings
 from train_jax.tasks.puzzles.trajectories import save as save_trajectories
 from train_jax.tasks.puzzles.trajectories import table as trajectory_table
-from train_jax.tasks.puzzles.voting import score_predictions, write_submission
+from train_jax.tasks.puzzles.voting import Predictions, save_predictions, score_predictions, write_submission
+
+
+@dataclasses.dataclass(frozen=True)
+class PuzzleEvaluateOptions(EvaluateOptions):
+    """With --trajectories, --noise or --depth, several noisy trajectories for each example, and the curve of accuracy
+    against their ACT steps."""
+
+    halt_early: bool = False
+    """Use the answer of the first ACT step at which the model halts; a device stops when its whole batch has
+    halted. With trajectories, the next one of a puzzle is computed only if the model has not halted (implies
+    --refill)."""
+    halt_threshold: Annotated[float, Range(0, 1)] | None = None
+    """Halting probability above which a sequence halts; by default 0.5, as in training. 1 is never exceeded. Implies
+    --halt-early."""
+    refill: bool = False
+    """With early halting, a row that has halted takes the next puzzle: the same answers in less time."""
+    trajectories: Annotated[int, Range(1, 4096)] = 1
+    """Trajectories per puzzle, each with its own noise; an answer is chosen among them."""
+    noise: Annotated[float, Range(0, 1000)] = 0.0
+    """Standard deviation of normal noise that is added to the latents after each ACT step."""
+    depth: Annotated[int, Range(1, 4096)] | None = None
+    """ACT steps of each trajectory; by default the halt limit of the run."""
+    choose: Chooser = "halting"
+    """How to choose the answer among trajectories: the highest halting logit of any ACT step, the vote of the
+    trajectories, or the vote weighted by halting probability."""
+    seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+    """Random seed of the noise."""
+    results: str | None = None
+    """Write the results with trajectories to this JSON file too."""
+    predictions: str | None = None
+    """Write inputs, answers and halting logits to this .npz file, for `trm score`."""
+    submission: str | None = None
+    """Write the two grids with the most votes for every ARC test input to this file, in Kaggle's format."""
+
+    HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
+        "halting": HelpPage("early halting", ("halt_early", "halt_threshold", "refill")),
+        "trajectories": HelpPage(
+            "several noisy trajectories for each example",
+            ("trajectories", "noise", "depth", "choose", "seed", "results"),
+        ),
+    }
+
+    @property
+    def halting(self) -> tuple[bool, float]:
+        """Whether sequences halt early, and the threshold."""
+        threshold = 0.5 if self.halt_threshold is None else self.halt_threshold
+        return self.halt_early or self.halt_threshold is not None, threshold
+
+    @property
+    def has_trajectories(self) -> bool:
+        """Whether the evaluation differs from the ordinary one: one trajectory, without noise, to the halt limit."""
+        return self.trajectories > 1 or self.noise > 0 or self.depth is not None
+
+    def refuse_conflicts(self) -> None:
+        super().refuse_conflicts()
+        halts, _ = self.halting
+        if self.refill and not halts:
+            raise UserError("--refill replaces sequences that halt early; add --halt-early or --halt-threshold")
+        if not self.has_trajectories:
+            if self.results is not None:
+                raise UserError(f"--results {self.results} is for --trajectories, --noise or --depth; omit it")
+        elif halts and self.choose != "halting":
+            raise UserError(f"--choose {self.choose} needs all trajectories; omit it or --halt-early")
+        elif halts and self.results is not None:
+            raise UserError(f"--results {self.results} is for trajectories without --halt-early; omit one of them")
+
 
 NO_SOLUTION = "  no solution of these puzzles is public, so there is no accuracy"
 
@@ -90,8 +156,9 @@ def _evaluate_trajectories(
     console: Console,
 ) -> None:
     with console.progress("evaluating") as advance:
-        evaluator = puzzle_task(run).trajectory_evaluator(
-            run.objective, devices, puzzles, options, batch_size=config.batch_size, progress=advance
+        batch_size = config.batch_size or run.config.eval_batch_size
+        evaluator = TrajectoryEvaluator(
+            run.objective, puzzles, devices, options, batch_size=batch_size, progress=advance
         )
         result = evaluator(run.state, limit=config.limit)
     if not is_main_process():
@@ -152,7 +219,7 @@ def _arc_directory(config: PuzzleEvaluateOptions, run: Restored) -> Path | None:
     return directory if votes else None
 
 
-def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
+def _predictions(puzzles: Mixture, evaluation: PuzzleEvaluation) -> Predictions:
     """Returns the last answers with the identifiers and the sequence length of their data set."""
     length = puzzles.parts[0].metadata.seq_len
     return Predictions(
@@ -163,13 +230,13 @@ def _predictions(puzzles: Mixture, evaluation: Evaluation) -> Predictions:
     )
 
 
-def _shown(evaluation: Evaluation) -> dict[str, float]:
+def _shown(evaluation: PuzzleEvaluation) -> dict[str, float]:
     """Returns the metrics; without a public solution only `count`."""
     metrics = evaluation.metrics
     return metrics if metrics["count"] else {"count": metrics["count"]}
 
 
-def _with_interval(evaluation: Evaluation) -> Evaluation:
+def _with_interval(evaluation: PuzzleEvaluation) -> PuzzleEvaluation:
     """Adds the Wilson interval of the exact accuracy to the metrics."""
     metrics = evaluation.metrics
     if not metrics["count"]:
@@ -180,22 +247,17 @@ def _with_interval(evaluation: Evaluation) -> Evaluation:
 
 
 def _with_votes(
-    config: PuzzleEvaluateOptions, arc: Path | None, puzzles: Mixture, evaluation: Evaluation
-) -> Evaluation:
+    config: PuzzleEvaluateOptions, arc: Path | None, puzzles: Mixture, evaluation: PuzzleEvaluation
+) -> PuzzleEvaluation:
     """Writes the requested files; adds the ARC metrics for an ARC data set."""
     if arc is None and config.predictions is None:
         return evaluation
-    figures = _vote(config, arc, _predictions(puzzles, evaluation))
-    return dataclasses.replace(evaluation, metrics=evaluation.metrics | figures)
-
-
-def _vote(config: PuzzleEvaluateOptions, arc: Path | None, predictions: Predictions) -> dict[str, float]:
-    """Writes the requested files; returns the ARC metrics for an ARC data set."""
+    predictions = _predictions(puzzles, evaluation)
     if config.predictions is not None:
         save_predictions(config.predictions, predictions)
     if arc is None:
-        return {}
+        return evaluation
     scores = score_predictions(arc, [predictions])
     if config.submission is not None:
         write_submission(config.submission, scores)
-    return scores.figures
+    return dataclasses.replace(evaluation, metrics=evaluation.metrics | scores.figures)

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from train_jax import task
 from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState
 from train_jax.run.files import whole_file
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
-from train_jax.tasks.puzzles.batches import Batch
+from train_jax.task import Evaluation
+from train_jax.tasks.commands import Advance
+from train_jax.tasks.puzzles.batches import HostBatch, Mixture, mixture_of
 from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.halting import HaltingCurve, curve_of, threshold_logit, to_json
-from train_jax.tasks.puzzles.metrics import means
-from train_jax.tasks.puzzles.mixture import Mixture, mixture_of
+from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.metrics import HaltingCurve, curve_of, means, threshold_logit, to_json
 from train_jax.tasks.puzzles.queues import Queues, make_queue_step, queues_of, rows_of_queues
 from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_eval_step
 
 KEPT_BYTES = 2**30
 """Up to this size, the answers after every ACT step are kept; beyond it (augmented ARC sets), only the last ones."""
 
-Progress = Callable[[int, int], None]
-
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation(task.Evaluation):
+class PuzzleEvaluation(Evaluation):
     """The result of an evaluation, equal on every process. Answers are in the order of the data set."""
 
     metrics: dict[str, float]
@@ -86,11 +84,11 @@ class Evaluator:
         halt_threshold: float | None = None,
         refill: bool = False,
         trajectories: TrajectoryOptions | None = None,
-        progress: Progress = lambda done, total: None,
+        progress: Advance = lambda done, total: None,
     ):
         """`max_steps` is the number of ACT steps and `batch_size` the number of examples on all devices together. A
         sequence halts above the halting probability `halt_threshold`; None runs all sequences to the limit. With
-        `refill`, a row that has halted takes the next example (`refilling.py`). With `trajectories`, which imply
+        `refill`, a row that has halted takes the next example (`queues.py`). With `trajectories`, which imply
         refill, a sequence that does not halt is computed again with other noise."""
         devices.local_batch_size(batch_size)
         self._puzzles = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
@@ -107,13 +105,13 @@ class Evaluator:
             full, metrics_only = (make_eval_step(objective, max_steps, metrics_only=only) for only in (False, True))
         self._full, self._metrics_only = (devices.parallel_eval_step(step) for step in (full, metrics_only))
 
-    def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
+    def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> PuzzleEvaluation:
         data, step = self._puzzles, self._metrics_only if metrics_only else self._full
         total = min(limit or data.num_examples, data.num_examples)
         state = self._devices.replicate(state)  # otherwise every batch would transfer it again
         sums: dict[str, float] = {}
         curve, done = None, 0
-        answers = _Answers(total, data.metadata.seq_len, data.metadata.vocab_size)
+        rows = Rows()
         for examples in self._examples(limit):
             shares = self._devices.shard(self._devices.split_batch(examples.arrays))
             metrics, outputs = step(state, shares)
@@ -125,12 +123,15 @@ class Evaluator:
             if not metrics_only:
                 outputs = self._devices.to_host(outputs)
                 outputs = {name: merge_devices(array) for name, array in outputs.items()}
-                for of_batch in examples.of_batches(outputs):
-                    answers.add(*of_batch)
+                is_large = len(outputs["preds"]) * total * data.metadata.seq_len > KEPT_BYTES
+                for output, batch, valid in examples.of_batches(outputs):
+                    rows.add(_answers(output, batch, token_dtype(data.metadata), last=is_large), valid)
             done = min(done + self._batch_size * len(examples.batches), total)
             self._progress(done, total)
         halting_curve = None if curve is None else curve_of(curve)
-        return Evaluation(means(sums, total), data.num_examples, *answers.arrays(), halting_curve)
+        found = _no_answers(data.metadata) if metrics_only else rows.joined()
+        arrays = found["preds"], found["q_halt_logits"], found["inputs"][0], found["identifiers"][0]
+        return PuzzleEvaluation(means(sums, total), data.num_examples, *arrays, halting_curve)
 
     def _examples(self, limit: int) -> Iterator[_Examples | Queues]:
         """Yields the examples of this process: a batch at a time or, with refill, several batches as queues."""
@@ -150,54 +151,56 @@ class Evaluator:
 class _Examples:
     """One batch, with the mask of its examples; the same attributes as `Queues`."""
 
-    batches: list[tuple[Batch, np.ndarray]]
+    batches: list[tuple[HostBatch, np.ndarray]]
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         batch, valid = self.batches[0]
         return batch | {"is_example": valid}
 
-    def of_batches(self, outputs: dict[str, np.ndarray]) -> Iterator[tuple[dict[str, np.ndarray], Batch, np.ndarray]]:
+    def of_batches(
+        self, outputs: dict[str, np.ndarray]
+    ) -> Iterator[tuple[dict[str, np.ndarray], HostBatch, np.ndarray]]:
         yield outputs, *self.batches[0]
 
 
-class _Answers:
-    """Collects the answers of all processes, batch by batch."""
+def token_dtype(metadata: Metadata) -> type[np.unsignedinteger]:
+    """Returns the type of stored tokens."""
+    return np.uint8 if metadata.vocab_size <= 256 else np.uint16
 
-    def __init__(self, total: int, seq_len: int, vocab_size: int):
-        self._total, self._seq_len = total, seq_len
-        self._dtype = np.uint8 if vocab_size <= 256 else np.uint16
-        empty = np.zeros((1, 0, seq_len), self._dtype)
-        self._empty = {
-            "preds": empty,
-            "q_halt_logits": np.zeros((1, 0), np.float32),
-            "inputs": empty,
-            "identifiers": np.zeros((1, 0), np.int32),
-        }
-        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in self._empty}
-        self._kept = slice(None)
 
-    def add(self, outputs: Mapping[str, Any], batch: Mapping[str, np.ndarray], valid: np.ndarray) -> None:
-        if len(outputs["preds"]) * self._total * self._seq_len > KEPT_BYTES:
-            self._kept = slice(-1, None)
-        arrays = {
-            "preds": outputs["preds"][self._kept].astype(self._dtype),
-            "q_halt_logits": outputs["q_halt_logits"][self._kept],
-            "inputs": batch["inputs"][None].astype(self._dtype),
-            "identifiers": batch["puzzle_identifiers"][None],
-            "valid": valid[None],
-        }
-        arrays = gather(arrays, axis=1)
-        valid = arrays.pop("valid")[0]
-        for name, array in arrays.items():
-            self._parts[name].append(array[:, valid])
+def _answers(
+    outputs: Mapping[str, Any], batch: HostBatch, dtype: type[np.unsignedinteger], *, last: bool
+) -> dict[str, np.ndarray]:
+    """Returns the arrays that are kept of a batch; `last`: only the answers after the last ACT step."""
+    kept = slice(-1 if last else 0, None)
+    return {
+        "preds": outputs["preds"][kept].astype(dtype),
+        "q_halt_logits": outputs["q_halt_logits"][kept],
+        "inputs": batch["inputs"][None].astype(dtype),
+        "identifiers": batch["puzzle_identifiers"][None],
+    }
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns predictions, halting logits, inputs and identifiers; empty arrays if nothing was added."""
-        joined = {
-            name: np.concatenate(parts, axis=1) if parts else self._empty[name] for name, parts in self._parts.items()
-        }
-        return joined["preds"], joined["q_halt_logits"], joined["inputs"][0], joined["identifiers"][0]
+
+def _no_answers(metadata: Metadata) -> dict[str, np.ndarray]:
+    tokens = np.zeros((1, 0, metadata.seq_len), token_dtype(metadata))
+    logits, identifiers = np.zeros((1, 0), np.float32), np.zeros((1, 0), np.int32)
+    return {"preds": tokens, "q_halt_logits": logits, "inputs": tokens, "identifiers": identifiers}
+
+
+class Rows:
+    """Collects arrays whose second axis is the examples, of all processes, batch by batch."""
+
+    def __init__(self) -> None:
+        self._parts: list[dict[str, np.ndarray]] = []
+
+    def add(self, arrays: Mapping[str, np.ndarray], valid: np.ndarray) -> None:
+        gathered = gather({**arrays, "valid": valid[None]}, axis=1)
+        valid = gathered.pop("valid")[0]
+        self._parts.append({name: array[:, valid] for name, array in gathered.items()})
+
+    def joined(self) -> dict[str, np.ndarray]:
+        return {name: np.concatenate([part[name] for part in self._parts], axis=1) for name in self._parts[0]}
 
 
 def merge_devices(outputs: Any) -> np.ndarray:

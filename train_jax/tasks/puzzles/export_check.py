@@ -14,10 +14,10 @@ from train_jax.run.model import build_module
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.commands import Console
+from train_jax.tasks.puzzles.batches import Mixture
 from train_jax.tasks.puzzles.commands import ExportCheck
-from train_jax.tasks.puzzles.evaluation import Evaluation
+from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation
 from train_jax.tasks.puzzles.metrics import score_answers
-from train_jax.tasks.puzzles.mixture import Mixture
 from train_jax.tasks.puzzles.solving import puzzle_task
 from train_jax.tasks.puzzles.task import PuzzleTask
 
@@ -36,7 +36,7 @@ def compare(
     task: PuzzleTask,
     weights: Path,
     puzzles: Mixture,
-    ours: Evaluation,
+    ours: PuzzleEvaluation,
     *,
     batch_size: int = 250,
     progress: Callable[[int, int], None] = lambda done, total: None,

@@ -1,14 +1,13 @@
-"""Reads, checks and writes data sets in the layout of the published TRM code.
+"""Reads and checks data sets in the layout of the published TRM code.
 
 A split is a folder `DIR/{train,test}` with `dataset.json` and the arrays
 `{set}__{inputs,labels,puzzle_identifiers,puzzle_indices,group_indices}.npy`. `DIR/identifiers.json` contains the names
 of the puzzles. `DIR/recipe.json`, an addition of this project, describes how the data set was built. The examples of a
 puzzle are consecutive and `puzzle_indices` contains their starts. The puzzles of a group (an original with its
-augmentations) are consecutive and `group_indices` contains their starts. Both index arrays end with the total.
-"""
+augmentations) are consecutive and `group_indices` contains their starts. Both index arrays end with the total."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,38 +19,18 @@ from train_jax.errors import UserError
 from train_jax.run.untrusted import DamagedError, map_array
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import kind_of
-from train_jax.tasks.puzzles.location import dataset_folder, read_identifiers
 from train_jax.tasks.puzzles.metadata import (
+    FIELDS,
     REBUILD,
-    SPLITS,
     Metadata,
     check,
-    published_fields,
+    dataset_folder,
     read_metadata,
-    write_json,
-)
-from train_jax.tasks.puzzles.recipe import (
-    FIELDS,
     read_record,
     split_fingerprint,
     stated_fingerprint,
     stated_kind,
 )
-from train_jax.tasks.puzzles.row_file import RowFile
-
-__all__ = [
-    "FIELDS",
-    "SPLITS",
-    "Metadata",
-    "PuzzleSet",
-    "array_path",
-    "load_split",
-    "originals_of",
-    "read_identifiers",
-    "read_metadata",
-    "write_json",
-    "write_split",
-]
 
 MEMORY_MAPPED = ("inputs", "labels")
 _BLOCK = 4096
@@ -241,19 +220,3 @@ def _join(parts: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         shifted = [part[field][:-1] + total for part, total in zip(parts, totals[:-1], strict=True)]
         joined[field] = np.concatenate([*shifted, totals[-1:]])
     return joined
-
-
-def write_split(folder: Path, metadata: Metadata, arrays: Mapping[str, np.ndarray | RowFile]) -> None:
-    """Writes one split as the only set of `metadata.sets`; the data of a `RowFile` is already on disk."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "dataset.json", published_fields(metadata))
-    for field in FIELDS:
-        array = arrays[field]
-        if not isinstance(array, RowFile):
-            np.save(array_path(folder, metadata, field), array)
-
-
-def array_path(folder: Path, metadata: Metadata, field: str) -> Path:
-    """Returns the path of an array of a split with one set."""
-    (name,) = metadata.sets
-    return folder / f"{name}__{field}.npy"

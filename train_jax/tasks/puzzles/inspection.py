@@ -6,23 +6,21 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer, UInt64
 
-from train_jax.run.untrusted import map_array
-from train_jax.tasks.progress import Progress
-from train_jax.tasks.puzzles.format import FIELDS, SPLITS, PuzzleSet, array_path, load_split, originals_of
-from train_jax.tasks.puzzles.hashing import mix
+from train_jax.tasks.new_dataset import Progress
+from train_jax.tasks.puzzles.format import PuzzleSet, load_split, originals_of
 from train_jax.tasks.puzzles.kind import Examples, Kind, number_range
 from train_jax.tasks.puzzles.kinds import describe
-from train_jax.tasks.puzzles.location import dataset_folder
-from train_jax.tasks.puzzles.recipe import content_of, read_recipe
+from train_jax.tasks.puzzles.metadata import SPLITS, arrays_on_disk, content_of, dataset_folder, read_recipe
+from train_jax.tasks.puzzles.symmetries import mix
 
 BLOCK = 4096
 SAMPLE = 2000
 """Number of puzzles whose solutions are counted, and of augmentations that are compared with their originals."""
 
-Facts = dict[str, Any]
+Findings = dict[str, Any]
 
 
-def inspect(directory: str | Path, progress: Progress) -> dict[str, Facts]:
+def inspect(directory: str | Path, progress: Progress) -> dict[str, Findings]:
     """Returns facts by heading: data set, each split, both splits. Raises `UserError` if there is no data set."""
     directory = dataset_folder(directory)
     sets = {split: load_split(directory, split) for split in SPLITS}
@@ -49,9 +47,9 @@ def row_marks(rows: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
     return marks
 
 
-def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> Facts:
+def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> Findings:
     files = [path for path in directory.rglob("*") if path.is_file()]
-    facts: Facts = {
+    facts: Findings = {
         "kind": describe(sets["train"].metadata),
         "size on disk": f"{sum(path.stat().st_size for path in files) / 1e6:,.1f} MB in {len(files)} files",
     }
@@ -62,7 +60,10 @@ def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> F
         facts |= {f"recipe: {one_line(name)}": one_line(value)}
     if all(len(puzzles.metadata.sets) == 1 for puzzles in sets.values()):
         progress("hashing", 0, 0)
-        same = content_of(_on_disk(directory, sets)).sha256 == record.get("content_sha256")
+        on_disk = {
+            split: (each.metadata, arrays_on_disk(directory / split, each.metadata)) for split, each in sets.items()
+        }
+        same = content_of(on_disk).sha256 == record.get("content_sha256")
         facts["content"] = "as it was written (SHA-256)" if same else "CHANGED since it was written (SHA-256)"
     return facts
 
@@ -75,17 +76,7 @@ def one_line(value: Any) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)[:500]
 
 
-def _on_disk(directory: Path, sets: dict[str, PuzzleSet]) -> dict[str, Any]:
-    """Returns the arrays with the integer types of the files, which can differ from those of the loaded splits."""
-
-    def arrays(split: str) -> dict[str, np.ndarray]:
-        paths = {field: array_path(directory / split, sets[split].metadata, field) for field in FIELDS}
-        return {field: map_array(path) for field, path in paths.items()}
-
-    return {split: (puzzles.metadata, arrays(split)) for split, puzzles in sets.items()}
-
-
-def _counts(puzzles: PuzzleSet) -> Facts:
+def _counts(puzzles: PuzzleSet) -> Findings:
     copies = np.diff(puzzles.group_indices)
     each = np.diff(puzzles.puzzle_indices)
     return {
@@ -96,7 +87,7 @@ def _counts(puzzles: PuzzleSet) -> Facts:
     }
 
 
-def _repeated(inputs: UInt64[np.ndarray, "n"], labels: UInt64[np.ndarray, "n"]) -> Facts:
+def _repeated(inputs: UInt64[np.ndarray, "n"], labels: UInt64[np.ndarray, "n"]) -> Findings:
     pairs = mix(inputs) + labels
     distinct, distinct_inputs = len(np.unique(pairs)), len(np.unique(inputs))
     return {
@@ -105,7 +96,7 @@ def _repeated(inputs: UInt64[np.ndarray, "n"], labels: UInt64[np.ndarray, "n"]) 
     }
 
 
-def _by_kind(puzzles: PuzzleSet) -> Facts:
+def _by_kind(puzzles: PuzzleSet) -> Findings:
     kind = puzzles.kind
     if kind is None:
         return {}
@@ -115,7 +106,7 @@ def _by_kind(puzzles: PuzzleSet) -> Facts:
     return facts | _unlike_their_original(puzzles, kind)
 
 
-def _unlike_their_original(puzzles: PuzzleSet, kind: Kind) -> Facts:
+def _unlike_their_original(puzzles: PuzzleSet, kind: Kind) -> Findings:
     """Counts augmentations that are not equivalent to the first puzzle of their group, for puzzles of one example."""
     if puzzles.num_examples == puzzles.num_groups or puzzles.largest_puzzle > 1:
         return {}
@@ -132,8 +123,8 @@ def _fingerprints(puzzles: PuzzleSet, kind: Kind, rows: Integer[np.ndarray, "n"]
     return list(kind.fingerprints(inputs, labels))
 
 
-def _leaks(sets: dict[str, PuzzleSet], train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -> Facts:
-    facts: Facts = {"test inputs that are also train inputs": f"{np.isin(test, train).sum():,} of {len(test):,}"}
+def _leaks(sets: dict[str, PuzzleSet], train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -> Findings:
+    facts: Findings = {"test inputs that are also train inputs": f"{np.isin(test, train).sum():,} of {len(test):,}"}
     kind = sets["train"].kind
     if kind is None or kind != sets["test"].kind:
         return facts | {"the same under the puzzle's symmetries": "unknown for this kind of puzzle"}

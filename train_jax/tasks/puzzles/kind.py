@@ -1,13 +1,13 @@
-"""The protocol of a kind of puzzle: one object that recognises, parses, transforms, draws and checks its puzzles.
+"""The base classes of a kind of puzzle: its data (`Kind`), its drawing (`Drawing`), its rules (`Checking`).
 
 A grid is a vector of values. Their meaning depends on the kind: the digits of a Sudoku, the tokens of a maze or of an
 ARC canvas.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
@@ -55,20 +55,101 @@ class Examples(NamedTuple):
     """A subset of the originals, for slow checks."""
 
 
-class Kind(Protocol):
-    """One kind of puzzle, of one size. Two objects are equal if kind and size are equal."""
+@dataclass(frozen=True)
+class Drawing:
+    """How the grids of a kind are drawn."""
 
-    # Data sets of this kind.
+    rows: int
+    cols: int
+    box: tuple[int, int] | None = None
+    """Rows and columns of a box with thick borders; None if there are no boxes."""
+    fills_inputs: bool = True
+    """Whether an answer is the input with cells filled in, so that the two can be compared cell by cell."""
 
-    @property
-    def key(self) -> str:
-        """The name in `recipe.json` and in the `dataset.json` of a run, such as `sudoku-9x9`."""
-        ...
+    def given_cells(self, inputs: Grid) -> Mask:
+        """Returns the cells that are drawn as given; by default none."""
+        return np.zeros(len(inputs), bool)
+
+    def character(self, value: int) -> str:
+        """Returns the character of a value; a blank if its colour is enough."""
+        raise NotImplementedError
+
+    def colour(self, value: int) -> str:
+        """Returns a name in `theme.CELLS`; "", the default, for the colour of the background."""
+        return ""
+
+
+class Checking:
+    """How the answers to the puzzles of a kind are checked."""
+
+    success_message = "every cell equals the solution"
+    """The text shown for an answer without mistakes."""
+    alternative_solution = "another solution of the puzzle"
+    """The text shown for an answer that breaks no rule but differs from the solution."""
+
+    def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
+        """Returns the mistakes in words; an empty list if the answer is correct, None if that is unknown.
+
+        By default, an answer is correct if it equals the solution.
+        """
+        return None if solution is None else wrong_cells(answer, solution)
+
+    def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
+        """Returns the cells in which an answer must agree with the solution; by default all."""
+        return np.ones(solutions.shape, bool)
+
+    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
+        """Returns the scored cells that the input does not give; by default all scored cells."""
+        return self.scored_cells(solutions)
+
+    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
+        """Returns one or more measures of difficulty by name; with `thorough`, slow ones too.
+
+        By default, it is the number of unknown cells.
+        """
+        return {"unknown cells": self.unknown_cells(inputs, solutions).sum(axis=1)}
+
+    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
+        """Returns, for one or more rules (in words), which answers break it.
+
+        By default, the rule is that the answer equals the solution.
+        """
+        differs = (answers != solutions) & self.scored_cells(solutions)
+        return {"a cell unlike the solution": differs.any(axis=1)}
+
+
+class Kind:
+    """One kind of puzzle, of one size. Two objects are equal if kind and size are equal.
+
+    A subclass has the attributes without a value, as attributes or as properties, and `every_size`, `parse`, `values`
+    and `fingerprints`.
+    """
+
+    key: str
+    """The name in `recipe.json` and in the `dataset.json` of a run, such as `sudoku-9x9`."""
+    name: str
+    """The name in messages, such as `9x9 Sudoku`."""
+    seq_len: int
+    vocab_size: int
+    drawing: Drawing
+    checking: Checking
+    has_named_puzzles: bool = False
+    """Whether every puzzle has its own name in `identifiers.json`."""
+    unknown_solution: Integer[np.ndarray, "seq"] | None = None
+    """The label of a puzzle whose solution is not public; None if all are. It may be a solution, too, so it stands for
+    unknown ones only where a split has no other label."""
+    transform: Transform | None = None
+    """The transformation for augmentation per batch; None if only stored augmentations are supported."""
+
+    @classmethod
+    def every_size(cls) -> Iterable[Self]:
+        """Returns the kinds of all sizes."""
+        raise NotImplementedError
 
     @classmethod
     def from_key(cls, key: str) -> Self | None:
         """Returns the kind with this key; None for a key of another kind."""
-        ...
+        return next((kind for kind in cls.every_size() if kind.key == key), None)
 
     @classmethod
     def recognise(cls, data: Metadata) -> Self | None:
@@ -76,137 +157,46 @@ class Kind(Protocol):
 
         Called only for data sets without a `recipe.json` that names the kind.
         """
-        ...
-
-    @property
-    def name(self) -> str:
-        """The name in messages, such as `9x9 Sudoku`."""
-        ...
-
-    @property
-    def seq_len(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def has_named_puzzles(self) -> bool:
-        """Whether every puzzle has its own name in `identifiers.json`."""
-        ...
-
-    @property
-    def unknown_solution(self) -> Integer[np.ndarray, "seq"] | None:
-        """The label of a puzzle whose solution is not public; None if all are. It may be a solution, too, so it stands
-        for unknown ones only where a split has no other label."""
-        ...
-
-    # Puzzles from users.
+        sizes = data.seq_len, data.vocab_size
+        return next((kind for kind in cls.every_size() if (kind.seq_len, kind.vocab_size) == sizes), None)
 
     def parse(self, text: str) -> PuzzleInput:
         """Parses a puzzle. Raises `UserError` if the text is not a puzzle of this kind and size with a solution."""
-        ...
+        raise NotImplementedError
 
     def read(self, path: Path, *, data_dir: str, index: int = 0) -> PuzzleInput:
-        """Reads a puzzle from a file; `index` selects one of several, `data_dir` is the data set with their names.
+        """Reads a puzzle from a file, by default one puzzle as text; `index` selects one of several, `data_dir` is the
+        data set with their names.
 
         Raises `UserError` like `parse`, and if the file cannot be read.
         """
-        ...
+        return replace(self.parse(_read_text(path)), name=f"{self.name} in {path}")
 
-    # Symmetries, and checks of whole data sets.
-
-    @property
-    def transform(self) -> Transform | None:
-        """The transformation for augmentation per batch; None if only stored augmentations are supported."""
-        ...
-
-    def fingerprints(self, inputs: Tokens, labels: Tokens) -> Iterable[Hashable]:
-        """Returns a value for every example, equal for equivalent examples."""
-        ...
-
-    def inspect(self, examples: Examples) -> dict[str, str]:
-        """Returns facts about a split by name: properties of its puzzles and the number of invalid ones."""
-        ...
-
-    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
-        """Describes these puzzles in a few words, such as `50 of 81 cells empty`; may be empty."""
-        ...
-
-    # Drawing.
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def cols(self) -> int: ...
-
-    @property
-    def box(self) -> tuple[int, int] | None:
-        """Rows and columns of a box with thick borders; None if there are no boxes."""
-        ...
-
-    @property
-    def fills_inputs(self) -> bool:
-        """Whether an answer is the input with cells filled in, so that the two can be compared cell by cell."""
-        ...
+    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
+        """Converts tokens of a data set or a model to values."""
+        raise NotImplementedError
 
     def fitted(self, canvases: Sequence[Integer[np.ndarray, "..."]]) -> "Kind":
         """Returns the same kind, with the smallest size that contains these sequences of tokens."""
-        ...
+        return self
 
     def visible_answers(
         self, answers: Integer[np.ndarray, "steps seq"], solution: Integer[np.ndarray, "seq"]
     ) -> Integer[np.ndarray, "steps seq"]:
-        """Removes the tokens that are neither trained nor scored from the answers."""
-        ...
+        """Removes the tokens that are neither trained nor scored from the answers; by default there are none."""
+        return answers
 
-    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
-        """Converts tokens of a data set or a model to values."""
-        ...
+    def fingerprints(self, inputs: Tokens, labels: Tokens) -> Iterable[Hashable]:
+        """Returns a value for every example, equal for equivalent examples."""
+        raise NotImplementedError
 
-    def given_cells(self, inputs: Grid) -> Mask:
-        """Returns the cells that are drawn as given."""
-        ...
+    def inspect(self, examples: Examples) -> dict[str, str]:
+        """Returns facts about a split by name: properties of its puzzles and the number of invalid ones."""
+        return {}
 
-    def character(self, value: int) -> str:
-        """Returns the character of a value; a blank if its colour is enough."""
-        ...
-
-    def colour(self, value: int) -> str:
-        """Returns a name in `theme.CELLS`; "" for the colour of the background."""
-        ...
-
-    # Checking answers.
-
-    @property
-    def success_message(self) -> str:
-        """The text shown for an answer without mistakes."""
-        ...
-
-    @property
-    def alternative_solution(self) -> str:
-        """The text shown for an answer that breaks no rule but differs from the solution."""
-        ...
-
-    def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
-        """Returns the mistakes in words; an empty list if the answer is correct, None if that is unknown."""
-        ...
-
-    def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
-        """Returns the cells in which an answer must agree with the solution."""
-        ...
-
-    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
-        """Returns the scored cells that the input does not give."""
-        ...
-
-    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
-        """Returns measures of difficulty by name; with `thorough`, slow ones too."""
-        ...
-
-    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
-        """Returns, for each rule (in words), which answers break it."""
-        ...
+    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
+        """Describes these puzzles in a few words, such as `50 of 81 cells empty`; may be empty."""
+        return ""
 
 
 def wrong_cells(answer: Grid, solution: Grid | None) -> list[str]:
@@ -215,8 +205,7 @@ def wrong_cells(answer: Grid, solution: Grid | None) -> list[str]:
     return [f"{wrong} of {len(answer)} cells wrong"] if wrong else []
 
 
-def read_text(path: Path) -> str:
-    """Reads a file with one puzzle as text. Raises `UserError` if it cannot be read or is not UTF-8."""
+def _read_text(path: Path) -> str:
     try:
         return read_whole(path, largest_bytes=MAX_TEXT_BYTES).decode("utf-8")
     except (FileNotFoundError, DamagedError) as error:

@@ -1,19 +1,28 @@
-"""The JSON files of a data set: `dataset.json` with the sizes of a split, `identifiers.json` with puzzle names."""
+"""The JSON files of a data set, the hashes of its content, and where its files are read.
 
+`dataset.json` has the sizes of a split, `identifiers.json` the names of the puzzles, and `recipe.json` the options of
+the data set, its kind, hashes of its content, and findings.
+"""
+
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from train_jax.errors import UserError, brief
-from train_jax.run.untrusted import DamagedError, read_whole
+from train_jax.run.cache import local_folder
+from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, map_array, read_whole
 
 SPLITS = ("train", "test")
+FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
+INDEX_FIELDS = ("puzzle_indices", "group_indices")
 SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names of sets; they become part of a path."""
 KIND_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
@@ -21,7 +30,13 @@ MAX_SETS = 64
 MAX_NUMBER = 2**31
 MAX_JSON_BYTES = 2**28
 """Several times the size of the identifiers of an ARC data set with 1000 augmentations."""
+HEX_DIGITS = 32
+"""Length of the fingerprint of a split (128 bits)."""
 REBUILD = "build the data set again with `trm build-data`"
+
+
+Splits = Mapping[str, tuple["Metadata", Mapping[str, np.ndarray]]]
+"""Metadata and arrays of each split."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,7 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def is_kind_key(value: Any) -> bool:
-    """Returns whether a value from a file can be the key of a kind; an empty string means that none is stated."""
+    """Returns whether a value from a file can be the key of a kind; "" means that none is stated."""
     return isinstance(value, str) and (value == "" or KIND_KEY.fullmatch(value) is not None)
 
 
@@ -114,3 +129,139 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     path.write_text(json.dumps(value, indent=indent) + "\n")
+
+
+def read_identifiers(directory: str | Path) -> list[str]:
+    """Reads `identifiers.json`: the names of the puzzles by puzzle identifier."""
+    path = dataset_folder(directory) / "identifiers.json"
+    names = read_json(path)
+    check(isinstance(names, list) and all(isinstance(name, str) for name in names), path, "expected a list of names")
+    return names
+
+
+# ---- recipe.json
+
+
+def read_record(directory: str | Path) -> dict[str, Any] | None:
+    """Reads `recipe.json` (`recipe`, `kind`, `content`, `content_sha256`, `findings`); None if there is no valid one.
+
+    `recipe` and `findings` are objects with untrusted values.
+    """
+    try:
+        record = json.loads(read_whole(path_of(directory) / "recipe.json", largest_bytes=MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError, DamagedError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    return record if isinstance(record.get("recipe"), dict) and isinstance(record.get("findings", {}), dict) else None
+
+
+def read_recipe(directory: str | Path) -> dict[str, Any] | None:
+    """Like `read_record`, but also returns None if a split is missing."""
+    complete = all((path_of(directory) / split / "dataset.json").is_file() for split in SPLITS)
+    return read_record(directory) if complete else None
+
+
+def stated_kind(record: Mapping[str, Any] | None) -> str:
+    """Returns the key of the kind in a record; empty if there is none."""
+    kind = (record or {}).get("kind", "")
+    return kind if is_kind_key(kind) else ""
+
+
+def stated_fingerprint(record: Mapping[str, Any] | None, split: str) -> str:
+    """Returns the fingerprint of a split in a record; empty if there is none."""
+    content = (record or {}).get("content")
+    value = content.get(split) if isinstance(content, dict) else None
+    if isinstance(value, str) and len(value) == HEX_DIGITS and set(value) <= set("0123456789abcdef"):
+        return value
+    return ""
+
+
+def write_record(
+    directory: Path, recipe: Mapping[str, Any], kind: str, content: "Content", findings: Mapping[str, Any] | None = None
+) -> None:
+    """Writes `recipe.json`. Two data sets are the same if their `recipe` is equal; `findings` are for information."""
+    record = {
+        "recipe": recipe,
+        "kind": kind,
+        "content": content.fingerprints,
+        "content_sha256": content.sha256,
+        "findings": findings or {},
+    }
+    write_json(directory / "recipe.json", record)
+
+
+# ---- content
+
+
+class Content(NamedTuple):
+    """Hashes of a data set."""
+
+    sha256: str
+    """Hash of every array of both splits with its name, type and shape, as stored in the files."""
+    fingerprints: dict[str, str]
+    """The result of `split_fingerprint` for each split."""
+
+
+def content_of(splits: Splits) -> Content:
+    """Hashes a data set."""
+    sha256 = hashlib.sha256()
+    for split in sorted(splits):
+        for field in FIELDS:
+            array = np.ascontiguousarray(splits[split][1][field])
+            sha256.update(f"{split} {field} {array.dtype.str} {array.shape}\n".encode())
+            sha256.update(array.data)
+    return Content(sha256.hexdigest(), {split: split_fingerprint(*splits[split]) for split in sorted(splits)})
+
+
+def split_fingerprint(metadata: Metadata, arrays: Mapping[str, np.ndarray]) -> str:
+    """Hashes the published metadata and the arrays of a split, independently of the integer type of its indices."""
+    digest = hashlib.blake2b(json.dumps(published_fields(metadata)).encode(), digest_size=HEX_DIGITS // 2)
+    for field in FIELDS:
+        array, dtype = arrays[field], arrays[field].dtype.str
+        if field in INDEX_FIELDS:  # int64 in a loaded split, any integer type in the files
+            array, dtype = array.astype("<i8"), "index"
+        digest.update(f"{field} {dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def array_path(folder: Path, metadata: Metadata, field: str) -> Path:
+    """Returns the path of an array of a split with one set."""
+    (name,) = metadata.sets
+    return folder / f"{name}__{field}.npy"
+
+
+def arrays_on_disk(folder: Path, metadata: Metadata) -> dict[str, np.ndarray]:
+    """Returns the memory-mapped arrays of a split with one set, with the integer types of the files."""
+    return {field: map_array(array_path(folder, metadata, field)) for field in FIELDS}
+
+
+# ---- location
+
+
+def dataset_folder(directory: str | Path) -> Path:
+    """Returns the local folder with the files of a data set: a copy of a remote one, whose content is compared with the
+    recipe.
+
+    Without files at a `gs://` path, that path. Raises `UserError` if the content is not what the recipe says.
+    """
+    return local_folder(directory, lambda copy: _check_content(copy, directory))
+
+
+def _check_content(copy: Path, directory: str | Path) -> None:
+    record = read_record(copy)
+    if record is None:
+        return
+    try:
+        metadata = {split: read_metadata(copy / split / "dataset.json") for split in SPLITS}
+        if any(len(each.sets) != 1 for each in metadata.values()):
+            return
+        splits = {split: (each, arrays_on_disk(copy / split, each)) for split, each in metadata.items()}
+    except (DamagedError, FileNotFoundError, UserError):
+        return  # the reader says what is wrong
+    if content_of(splits).sha256 != record.get("content_sha256"):
+        raise UserError(
+            f"{path_of(directory)} is not what its recipe.json says (SHA-256); build it again with `trm build-data` "
+            "and --overwrite"
+        )

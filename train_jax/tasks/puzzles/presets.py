@@ -5,7 +5,7 @@ import dataclasses
 from models_torch.trm import TRMConfig
 from train_jax.optim.config import OptimConfig
 from train_jax.run.config import ComputeConfig, RunConfig
-from train_jax.tasks.puzzles.config import PuzzleConfig
+from train_jax.tasks.puzzles.task import PuzzleConfig
 
 
 def _small_sudoku(

@@ -18,10 +18,8 @@ from train_jax.core.objective import Batch, Objective
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL
-from train_jax.tasks.puzzles.batches import Batch as HostBatch
-from train_jax.tasks.puzzles.halting import halting_logits
-from train_jax.tasks.puzzles.metrics import answer_sums
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL, HostBatch
+from train_jax.tasks.puzzles.metrics import answer_sums, halting_logits
 from train_jax.tasks.puzzles.scan import (
     EvalModel,
     EvalStep,

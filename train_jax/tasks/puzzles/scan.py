@@ -14,8 +14,7 @@ from train_jax.core.reduction import AXIS
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.choosing import Chooser
-from train_jax.tasks.puzzles.halting import curve_sums, halting_logits
-from train_jax.tasks.puzzles.metrics import answer_sums, score_answers
+from train_jax.tasks.puzzles.metrics import answer_sums, curve_sums, halting_logits, score_answers
 
 MARKS = (0x00000000, 0x9E3779B9)
 """The two hashes of an answer differ by this number."""

@@ -1,35 +1,66 @@
-"""The puzzle task: data sets, the ACT loss head, evaluation, and the schedules of recursion depth and exploration."""
+"""The puzzle task: its fields, data sets, ACT loss head, evaluation, schedules of recursion depth and exploration."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import optax
 
 from models_torch import registry
+from models_torch.ranges import Range, check_ranges
 from train_jax.core.objective import Batch, Call, LossSums, Objective
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
-from train_jax.task import OneVariant, Task, VariantSchedule
-from train_jax.tasks.puzzles.config import PuzzleConfig
-from train_jax.tasks.puzzles.evaluation import Evaluator, Progress
-from train_jax.tasks.puzzles.halting import halting_histogram
-from train_jax.tasks.puzzles.kinds import add_kind
+from train_jax.task import OneVariant, Task, TaskConfig, VariantSchedule
+from train_jax.tasks.puzzles.batches import Mixture, check_augmentable, data_dirs, load_mixture
+from train_jax.tasks.puzzles.evaluation import Evaluator
+from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.kinds import MIXED, add_kind, kind_from_key
 from train_jax.tasks.puzzles.metadata import Metadata, metadata_of
-from train_jax.tasks.puzzles.metrics import means
-from train_jax.tasks.puzzles.mixture import Mixture, check_augmentable, load_mixture
-from train_jax.tasks.puzzles.scan import EvalStep, TrajectoryOptions, make_eval_step
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator
+from train_jax.tasks.puzzles.metrics import halting_histogram, means
+from train_jax.tasks.puzzles.scan import EvalStep, make_eval_step
 
 if TYPE_CHECKING:
     import torch
+
+
+Cycles = Annotated[int, Range(1, 4096)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PuzzleConfig(TaskConfig):
+    """Data and schedules of a puzzle run."""
+
+    kind: str = ""
+    """Kind of puzzle of your own, package.module:Class, for data sets that no built-in kind recognises."""
+    data_weights: str = ""
+    """Share of each data set in a batch, for several data sets (3,1: three quarters and one quarter); by default one
+    pass over each data set takes the same number of steps."""
+    augment: bool = False
+    """Transform every training example by a random symmetry, for Sudokus and mazes; replaces stored augmentations.
+    Evaluation is never augmented."""
+    curriculum_epochs: Annotated[float, Range(0, 1e12)] = 0
+    """Epochs during which H-cycles and L-cycles increase linearly to those of `arch`; 0: constant."""
+    curriculum_start: tuple[Cycles, Cycles] = (1, 2)
+    """H-cycles and L-cycles at the start of the curriculum."""
+    halt_exploration_end: Annotated[float, Range(0, 1)] | None = None
+    """Halting exploration at the last step; it changes linearly, starting from `arch.halt_exploration_prob`."""
+
+    def __post_init__(self):
+        try:
+            check_ranges(self)
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
 
 class PuzzleTask(Task):
@@ -132,37 +163,12 @@ class PuzzleTask(Task):
         puzzles: Mixture | None = None,
         *,
         batch_size: int = 0,
-        halt_threshold: float | None = None,
-        refill: bool = False,
-        trajectories: TrajectoryOptions | None = None,
-        progress: Progress = lambda done, total: None,
+        **options: Any,
     ) -> Evaluator:
-        """Returns an evaluator, by default of the test set with the batch size of the run."""
-        return Evaluator(
-            objective,
-            self.test_set if puzzles is None else puzzles,
-            devices,
-            max_steps=self.halt_max_steps,
-            batch_size=batch_size or self.config.eval_batch_size,
-            halt_threshold=halt_threshold,
-            refill=refill,
-            trajectories=trajectories,
-            progress=progress,
-        )
-
-    def trajectory_evaluator(
-        self,
-        objective: Objective,
-        devices: Devices,
-        puzzles: Mixture,
-        options: TrajectoryOptions,
-        *,
-        batch_size: int = 0,
-        progress: Progress = lambda done, total: None,
-    ) -> TrajectoryEvaluator:
-        """Returns an evaluator with several trajectories, by default with the batch size of the run."""
+        """Returns an `Evaluator` with `options`, by default of the test set with the batch size of the run."""
+        puzzles = self.test_set if puzzles is None else puzzles
         batch_size = batch_size or self.config.eval_batch_size
-        return TrajectoryEvaluator(objective, puzzles, devices, options, batch_size=batch_size, progress=progress)
+        return Evaluator(objective, puzzles, devices, max_steps=self.halt_max_steps, batch_size=batch_size, **options)
 
     def eval_step(self, objective: Objective) -> tuple[EvalStep, dict[str, np.ndarray]]:
         """Returns the step of evaluations during training, of one device, and a batch of zeros for all of them."""
@@ -226,3 +232,74 @@ def exploration_path(module: torch.nn.Module) -> str:
             if isinstance(getattr(owner, name, None), (int, float)):
                 return f"{path}.{step}{name}".removeprefix(".")
     raise UserError(f"halt_exploration_end changes {name} during training, but the model has no such value; omit it")
+
+
+PUZZLES = 1000
+"""Train puzzles of a data set of which nothing else is known."""
+
+_FOLDERS = {
+    r"sudoku-extreme(-.*)?": "sudoku-9x9",
+    r"(?P<key>sudoku-\d+x\d+)(-.*)?": r"\g<key>",
+    r"maze-(?P<size>\d+)x(?P=size)(-.*)?": r"maze-\g<size>",
+    r"maze-hard(-.*)?": "maze-30",
+    r"maze-unique": "maze-9",
+    r"arc[12]concept(-.*)?": "arc",
+}
+"""Names of the folders that `trm build-data` writes and presets read, and the keys of the kinds of their puzzles."""
+
+
+class UnbuiltPuzzles(PuzzleTask):
+    """Enough of a puzzle task to compile its steps, without a data set."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        kind: str = "",
+        puzzle_identifiers: int = 1,
+        recipes: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+    ):
+        """`kind` is a key such as `sudoku-9x9`, by default that of each folder in `config.data_dir`, by its name;
+        `puzzle_identifiers` is the number of rows of the puzzle table for each of them. `recipes` has the kind and the
+        train puzzles of folders by name.
+
+        Raises `UserError` if a kind is not known.
+        """
+        names = [PurePath(folder).name for folder in data_dirs(config.data_dir)] or [config.data_dir]
+        kinds = [_kind(name, kind or (recipes[name][0] if name in recipes else ""), config) for name in names]
+        puzzles = sum(recipes[name][1] if name in recipes else PUZZLES for name in names)
+        seq_len, vocab_size = (max(getattr(each, size) for each in kinds) for size in ("seq_len", "vocab_size"))
+        whole = (each.key for each in kinds if (each.seq_len, each.vocab_size) == (seq_len, vocab_size))
+        facts: dict[str, Any] = {
+            "seq_len": seq_len,
+            "vocab_size": vocab_size,
+            "pad_id": 0,
+            "ignore_label_id": 0,
+            "blank_identifier_id": 0,
+            "num_puzzle_identifiers": puzzle_identifiers * len(names),
+            "total_groups": puzzles,
+            "mean_puzzle_examples": 1.0,
+            "total_puzzles": puzzles,
+            "sets": ["all"],
+            "kind": next(whole, MIXED),
+        }
+        super().__init__(config, facts)
+
+    @property
+    def examples_per_epoch(self) -> float:
+        return float(self.metadata.total_groups)
+
+    def batch(self, step: int, shard: tuple[int, int], state: Any = None) -> dict[str, np.ndarray]:
+        rows = self.config.global_batch_size // shard[1]
+        tokens = np.zeros((rows, self.metadata.seq_len), np.int32)
+        return {"inputs": tokens, "labels": tokens, "puzzle_identifiers": np.zeros(rows, np.int32)}
+
+
+def _kind(name: str, key: str, config: RunConfig) -> Kind:
+    """The kind of puzzles with a key, or in a folder with a name."""
+    named = (found.expand(of) for pattern, of in _FOLDERS.items() if (found := re.fullmatch(pattern, name)))
+    wanted = key or next(named, name)
+    kind = kind_from_key(wanted)
+    if kind is None:
+        wrong = f"unknown kind {key!r}" if key else f"{config.data_dir} is not built, and does not name its kind"
+        raise UserError(f"{wrong}; use --kind with one such as sudoku-9x9, maze-30 or arc")
+    return kind

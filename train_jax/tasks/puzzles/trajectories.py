@@ -17,7 +17,8 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.untrusted import DamagedError, read_arrays
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL
+from train_jax.tasks.commands import Advance
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL, Mixture
 from train_jax.tasks.puzzles.choosing import (
     CHOOSERS,
     KEEPS,
@@ -31,10 +32,8 @@ from train_jax.tasks.puzzles.choosing import (
     solved_at,
     stopped_at,
 )
-from train_jax.tasks.puzzles.evaluation import Evaluation, Progress, merge_devices
-from train_jax.tasks.puzzles.halting import threshold_logit
-from train_jax.tasks.puzzles.metrics import answer_sums, means
-from train_jax.tasks.puzzles.mixture import Mixture
+from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation, Rows, merge_devices, token_dtype
+from train_jax.tasks.puzzles.metrics import answer_sums, means, threshold_logit
 from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_trajectory_step
 
 LARGEST_BATCH_BYTES = 2**32
@@ -46,7 +45,7 @@ class TrajectoryEvaluation:
     """The result of an evaluation with trajectories, equal on every process."""
 
     options: TrajectoryOptions
-    evaluation: Evaluation
+    evaluation: PuzzleEvaluation
     """Metrics and answers of the chooser, each trajectory with the answer of its highest halting logit."""
     trajectories: list[int]
     """The numbers of trajectories of the curves."""
@@ -76,7 +75,7 @@ class TrajectoryEvaluator:
         options: TrajectoryOptions,
         *,
         batch_size: int,
-        progress: Progress = lambda done, total: None,
+        progress: Advance = lambda done, total: None,
     ):
         """`batch_size` is the number of examples on all devices together; each is computed one trajectory at a time."""
         devices.local_batch_size(batch_size)
@@ -91,7 +90,7 @@ class TrajectoryEvaluator:
         data, shard = self._puzzles, process_shard()
         state = self._devices.replicate(state)
         total, done = min(limit or data.num_examples, data.num_examples), 0
-        rows, stops = _Rows(), np.zeros((2, len(STOPS), len(self._trajectories), len(self._depths)), np.int32)
+        rows, stops = Rows(), np.zeros((2, len(STOPS), len(self._trajectories), len(self._depths)), np.int32)
         batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
         numbers = data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit)
         for (batch, valid), number in zip(batches, numbers, strict=True):
@@ -150,26 +149,11 @@ class TrajectoryEvaluator:
             "exact_accuracy_high": high,
             f"pass@{options.trajectories}": float(shares["pass/best"][-1, -1]),
         }
-        dtype = np.uint8 if self._puzzles.metadata.vocab_size <= 256 else np.uint16
+        dtype = token_dtype(self._puzzles.metadata)
         answers = rows["preds"].astype(dtype), rows["q_halt_logits"], rows["inputs"][0].astype(dtype)
-        evaluation = Evaluation(metrics, self._puzzles.num_examples, *answers, rows["identifiers"][0])
+        evaluation = PuzzleEvaluation(metrics, self._puzzles.num_examples, *answers, rows["identifiers"][0])
         stops = {name: sums / count for name, sums in stops.items()}
         return TrajectoryEvaluation(options, evaluation, self._trajectories, self._depths, shares, ours, stops)
-
-
-class _Rows:
-    """Collects arrays whose second axis is the examples, of all processes, batch by batch."""
-
-    def __init__(self) -> None:
-        self._parts: list[dict[str, np.ndarray]] = []
-
-    def add(self, arrays: dict[str, np.ndarray], valid: Bool[np.ndarray, "local"]) -> None:
-        arrays = gather(arrays | {"valid": valid[None]}, axis=1)
-        valid = arrays.pop("valid")[0]
-        self._parts.append({name: array[:, valid] for name, array in arrays.items()})
-
-    def joined(self) -> dict[str, np.ndarray]:
-        return {name: np.concatenate([part[name] for part in self._parts], axis=1) for name in self._parts[0]}
 
 
 def _labelled(labels: Int[np.ndarray, "n seq"]) -> Bool[np.ndarray, "n"]:
@@ -195,7 +179,7 @@ def _check_memory(options: TrajectoryOptions, batch_size: int, seq_len: int) -> 
 
 # ---- files and tables
 
-LARGEST_BYTES = 2**32
+LARGEST_SOLVED_BYTES = 2**32
 """Limit of the file with the solved examples, uncompressed."""
 
 
@@ -248,7 +232,7 @@ def load(folder: RunFolder, split: str) -> Results | None:
     _check(values)
     try:
         with local_copy(folder.trajectories_solved(split)) as local:
-            solved = read_arrays(local, ("solved",), largest_bytes=LARGEST_BYTES)["solved"]
+            solved = read_arrays(local, ("solved",), largest_bytes=LARGEST_SOLVED_BYTES)["solved"]
     except (DamagedError, FileNotFoundError):
         return Results(values, None)
     trajectories, depths = (len({point[name] for point in values["points"]}) for name in ("trajectories", "depth"))

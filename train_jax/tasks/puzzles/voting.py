@@ -1,9 +1,8 @@
-"""ARC voting: the answers to all augmentations of a puzzle, with their symmetries inverted, vote for its solution.
+"""Files of predictions, and ARC voting: the answers to all augmentations of a puzzle vote for its solution.
 
-As in the published evaluator, the grids answered to a test input are ranked by votes, then by mean halting probability.
-Remaining ties are resolved by a total order of grids instead of the order of arrival, and sums are exact, so the result
-does not depend on the distribution of the examples over devices, hosts and files.
-"""
+As in the published evaluator, the grids answered to a test input, with their symmetries inverted, are ranked by votes,
+then by mean halting probability. Remaining ties are resolved by a total order of grids instead of the order of arrival,
+and sums are exact, so the result does not depend on the distribution of the examples over devices, hosts and files."""
 
 import json
 import math
@@ -12,15 +11,74 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Integer
 
 from train_jax.errors import UserError
-from train_jax.run.files import write_text
+from train_jax.run.files import local_copy, whole_file, write_text
 from train_jax.run.storage import path_of
-from train_jax.tasks.puzzles.arc.grid import CELLS, SIDE, VOCAB_SIZE, Grid, Puzzle, sizes_of
+from train_jax.run.untrusted import DamagedError, read_arrays
+from train_jax.tasks.puzzles.arc.grid import (
+    CELLS,
+    OUTSIDE,
+    SIDE,
+    VOCAB_SIZE,
+    ColourGrid,
+    Puzzle,
+    Symmetries,
+    parse_names,
+    sizes_of,
+    undo,
+)
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
-from train_jax.tasks.puzzles.arc.symmetry import OUTSIDE, Symmetries, parse_names, undo
-from train_jax.tasks.puzzles.format import read_identifiers
-from train_jax.tasks.puzzles.predictions import Predictions, load_predictions
+from train_jax.tasks.puzzles.metadata import read_identifiers
+
+LARGEST_BYTES = 2**36
+"""Limit of the uncompressed size of all arrays: fifty times that of an ARC data set with 1000 augmentations."""
+
+
+class Predictions(NamedTuple):
+    """The answers after the last ACT step, in any order."""
+
+    puzzle_identifiers: Integer[np.ndarray, "examples"]
+    """In the numbering of `identifiers.json` of the data set."""
+    inputs: Integer[np.ndarray, "examples seq"]
+    preds: Integer[np.ndarray, "examples seq"]
+    q_halt_logits: Float[np.ndarray, "examples"]
+
+
+def save_predictions(path: str | Path, predictions: Predictions) -> None:
+    """Writes the file atomically. Raises `StorageError` if it cannot be written."""
+    with whole_file(path_of(path)) as scratch, scratch.open("wb") as file:
+        np.savez_compressed(file, **predictions._asdict())
+
+
+def load_predictions(path: str | Path) -> Predictions:
+    """Reads a file. Raises `UserError` if it does not have the format of `save_predictions`."""
+    try:
+        with local_copy(path_of(path)) as local:
+            predictions = Predictions(**read_arrays(local, Predictions._fields, largest_bytes=LARGEST_BYTES))
+        _check(predictions)
+    except (DamagedError, ValueError, FileNotFoundError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
+        raise UserError(
+            f"{path} contains no predictions ({reason}); use a file of `trm evaluate --predictions`"
+        ) from None
+    return predictions
+
+
+def _check(predictions: Predictions) -> None:
+    count = len(predictions.puzzle_identifiers)
+    expected = {"puzzle_identifiers": 1, "inputs": 2, "preds": 2, "q_halt_logits": 1}
+    for name, dimensions in expected.items():
+        array = getattr(predictions, name)
+        kind = np.floating if name == "q_halt_logits" else np.integer
+        if array.ndim != dimensions or len(array) != count or not np.issubdtype(array.dtype, kind):
+            raise ValueError(f"{name} is {array.dtype} {array.shape}")
+    if predictions.preds.shape != predictions.inputs.shape:
+        raise ValueError(f"preds are {predictions.preds.shape}, but inputs {predictions.inputs.shape}")
+    if not np.isfinite(predictions.q_halt_logits).all():
+        raise ValueError("q_halt_logits are not all finite")
+
 
 PASSES = (1, 2, 5, 10, 100, 1000)
 """pass@K: the solution is among the first K grids."""
@@ -45,7 +103,7 @@ Ballots = dict[tuple[str, Key], list[Candidate]]
 """Maps (puzzle, test input) to the candidates, best first."""
 
 
-class Scores(NamedTuple):
+class VotingScores(NamedTuple):
     """The outcome of a vote."""
 
     figures: dict[str, float]
@@ -57,7 +115,7 @@ class Scores(NamedTuple):
     """Number of test inputs without a vote."""
 
 
-def score(data_dir: str | Path, files: Sequence[str | Path]) -> Scores:
+def score(data_dir: str | Path, files: Sequence[str | Path]) -> VotingScores:
     """Counts the votes of all `files`: the shards of all hosts, or several evaluations.
 
     Raises `UserError` if the data set is not an ARC data set or a file does not belong to it.
@@ -67,13 +125,13 @@ def score(data_dir: str | Path, files: Sequence[str | Path]) -> Scores:
     return score_predictions(data_dir, (load_predictions(file) for file in files))
 
 
-def score_predictions(data_dir: str | Path, predictions: Iterable[Predictions]) -> Scores:
+def score_predictions(data_dir: str | Path, predictions: Iterable[Predictions]) -> VotingScores:
     """Like `score`, with predictions in memory."""
     puzzles = read_test_puzzles(data_dir)
     return outcome(puzzles, count_votes(read_identifiers(data_dir), predictions))
 
 
-def write_submission(path: str | Path, scores: Scores) -> None:
+def write_submission(path: str | Path, scores: VotingScores) -> None:
     """Writes the submission atomically. Raises `StorageError` if it cannot be written."""
     write_text(path_of(path), json.dumps(scores.submission))
 
@@ -128,7 +186,7 @@ def _restored(tokens: np.ndarray, symmetries: Symmetries) -> list[Key]:
     return [joined[start : start + CELLS] for start in range(0, len(joined), CELLS)]
 
 
-def key_of(grid: Grid) -> Key:
+def key_of(grid: ColourGrid) -> Key:
     canvas = np.full((SIDE, SIDE), OUTSIDE, np.uint8)
     canvas[: grid.shape[0], : grid.shape[1]] = grid
     return canvas.tobytes()
@@ -141,7 +199,7 @@ def grid_of(key: Key) -> list[list[int]]:
     return canvas[:rows, :cols].tolist() or [[0]]
 
 
-def outcome(puzzles: Sequence[Puzzle], ballots: Ballots) -> Scores:
+def outcome(puzzles: Sequence[Puzzle], ballots: Ballots) -> VotingScores:
     """Computes the metrics, the submission and the number of unanswered inputs from the counted votes."""
     solved = dict.fromkeys(PASSES, 0.0)
     submission: dict[str, Any] = {}
@@ -160,4 +218,4 @@ def outcome(puzzles: Sequence[Puzzle], ballots: Ballots) -> Scores:
             solved[k] += sum(rank < k for rank in ranks) / len(ranks)
     public = any(example.output.tolist() != [[0]] for puzzle in puzzles for example in puzzle.sections["test"])
     figures = {f"ARC/pass@{k}": count / len(puzzles) for k, count in solved.items()} if public else {}
-    return Scores(figures, submission, unanswered)
+    return VotingScores(figures, submission, unanswered)

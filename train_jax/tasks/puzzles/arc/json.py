@@ -12,8 +12,8 @@ import numpy as np
 
 from train_jax.errors import UserError, brief
 from train_jax.run.untrusted import DamagedError, read_whole
-from train_jax.tasks.puzzles.arc.grid import COLOURS, SIDE, UNKNOWN, Example, Grid, Puzzle
-from train_jax.tasks.puzzles.location import dataset_folder
+from train_jax.tasks.puzzles.arc.grid import COLOURS, SIDE, UNKNOWN, ColourGrid, Example, Puzzle
+from train_jax.tasks.puzzles.metadata import dataset_folder
 
 LARGEST_FILE_BYTES = 2**25
 """Eight times the largest official file. Parsing a list of empty lists takes about thirty times the file's size."""
@@ -199,7 +199,7 @@ def _solved(path: Path, puzzle: Puzzle, solutions: dict[str, Any]) -> Puzzle:
     return Puzzle(puzzle.name, {name: answered if name == "test" else part for name, part in puzzle.sections.items()})
 
 
-def _grid(where: str, value: Any) -> Grid:
+def _grid(where: str, value: Any) -> ColourGrid:
     if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
         raise UserError(f"{where} is not a list of rows; {REMEDY}")
     rows, cols = len(value), len(value[0]) if value else 0

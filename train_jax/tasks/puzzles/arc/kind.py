@@ -1,6 +1,6 @@
 """The kind of ARC puzzles: how they are recognised, read, drawn and checked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -9,49 +9,48 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.arc.canvas import canvas_of, grid_on
 from train_jax.tasks.puzzles.arc.grid import (
     CELLS,
     FIRST_COLOUR_TOKEN,
-    PAD_TOKEN,
     SIDE,
     UNKNOWN,
     VOCAB_SIZE,
     Example,
+    canonical,
+    canvas_of,
+    grid_on,
     sizes_of,
 )
 from train_jax.tasks.puzzles.arc.json import read_task
-from train_jax.tasks.puzzles.arc.symmetry import canonical
-from train_jax.tasks.puzzles.kind import Examples, Grid, Grids, Mask, Masks, PuzzleInput, Tokens
-from train_jax.tasks.puzzles.location import read_identifiers
-from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.building import PAD_TOKEN
+from train_jax.tasks.puzzles.kind import Checking, Drawing, Grid, Grids, Kind, PuzzleInput, Tokens
+from train_jax.tasks.puzzles.metadata import read_identifiers
 
 
 @dataclass(frozen=True)
-class ArcKind:
+class ArcKind(Kind):
     """The kind of ARC puzzles. Its values are the tokens of the first `rows` rows and `cols` columns of the canvas."""
 
     rows: int = SIDE
     cols: int = SIDE
-    box = None
     key = "arc"
     name = "ARC puzzle"
     seq_len = CELLS
     vocab_size = VOCAB_SIZE
     has_named_puzzles = True
-    transform = None
     unknown_solution = canvas_of(UNKNOWN)
-    fills_inputs = False
-    success_message = "every cell equals the solution"
-    alternative_solution = "correct in voting, with wrong cells outside the grid"
 
     @classmethod
-    def from_key(cls, key: str) -> Self | None:
-        return cls() if key == cls.key else None
+    def every_size(cls) -> Iterable[Self]:
+        return [cls()]
 
-    @classmethod
-    def recognise(cls, data: Metadata) -> Self | None:
-        return cls() if (data.seq_len, data.vocab_size) == (cls.seq_len, cls.vocab_size) else None
+    @property
+    def drawing(self) -> Drawing:
+        return ArcDrawing(self.rows, self.cols, fills_inputs=False)
+
+    @property
+    def checking(self) -> Checking:
+        return ArcChecking(self.rows, self.cols)
 
     def parse(self, text: str) -> PuzzleInput:
         raise UserError("the model was trained on ARC puzzles; give --file TASK.json instead of --puzzle")
@@ -76,17 +75,17 @@ class ArcKind:
             puzzle_identifier=names.index(puzzle.name),
         )
 
-    def fingerprints(self, inputs: Tokens, labels: Tokens) -> list[bytes]:
-        return [canonical(Example(*map(grid_on, pair))) for pair in zip(inputs, labels, strict=True)]
-
-    def inspect(self, examples: Examples) -> dict[str, str]:
-        return {}
-
-    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
-        return ""
+    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
+        tokens = np.asarray(tokens).astype(np.uint8)
+        canvas = tokens.reshape(*tokens.shape[:-1], SIDE, SIDE)[..., : self.rows, : self.cols]
+        return canvas.reshape(*tokens.shape[:-1], -1)
 
     def fitted(self, canvases: Sequence[Integer[np.ndarray, "..."]]) -> "ArcKind":
-        return arc_kind_of(canvases)
+        used = np.concatenate([np.atleast_2d(canvas) for canvas in canvases]) != PAD_TOKEN
+        used = used.any(axis=0).reshape(SIDE, SIDE)
+        if not used.any():
+            return ArcKind(1, 1)
+        return ArcKind(*(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0)))
 
     def visible_answers(
         self, answers: Integer[np.ndarray, "steps seq"], solution: Integer[np.ndarray, "seq"]
@@ -97,20 +96,24 @@ class ArcKind:
         is_read = (row < rows[:, None]) & (col < cols[:, None])
         return np.where(is_read | (solution != PAD_TOKEN), answers, PAD_TOKEN)
 
-    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
-        tokens = np.asarray(tokens).astype(np.uint8)
-        canvas = tokens.reshape(*tokens.shape[:-1], SIDE, SIDE)[..., : self.rows, : self.cols]
-        return canvas.reshape(*tokens.shape[:-1], -1)
+    def fingerprints(self, inputs: Tokens, labels: Tokens) -> list[bytes]:
+        return [canonical(Example(*map(grid_on, pair))) for pair in zip(inputs, labels, strict=True)]
 
-    def given_cells(self, inputs: Grid) -> Mask:
-        return np.zeros(len(inputs), bool)
 
+class ArcDrawing(Drawing):
     def character(self, value: int) -> str:
         is_colour = FIRST_COLOUR_TOKEN <= value < VOCAB_SIZE
         return str(value - FIRST_COLOUR_TOKEN) if is_colour else " " if value == PAD_TOKEN else "."
 
     def colour(self, value: int) -> str:
         return f"arc{value - FIRST_COLOUR_TOKEN}" if FIRST_COLOUR_TOKEN <= value < VOCAB_SIZE else ""
+
+
+@dataclass(frozen=True)
+class ArcChecking(Checking):
+    rows: int
+    cols: int
+    alternative_solution = "correct in voting, with wrong cells outside the grid"
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
         """The answer is the largest rectangle of colours in the upper left corner, as in voting."""
@@ -127,9 +130,6 @@ class ArcKind:
 
     def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
         """The cells of the grid and its end tokens; predictions outside are never read."""
-        return solutions != PAD_TOKEN
-
-    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
         return solutions != PAD_TOKEN
 
     def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
@@ -154,12 +154,3 @@ class ArcKind:
         canvas[: self.rows, : self.cols] = grid.reshape(self.rows, self.cols)
         rows, cols = sizes_of(canvas.reshape(1, -1))
         return int(rows[0]), int(cols[0])
-
-
-def arc_kind_of(canvases: Sequence[Integer[np.ndarray, "n 900"]]) -> ArcKind:
-    """Returns the kind with the smallest `rows` and `cols` that contain every cell of the canvases."""
-    used = np.concatenate([np.atleast_2d(canvas) for canvas in canvases]) != PAD_TOKEN
-    used = used.any(axis=0).reshape(SIDE, SIDE)
-    if not used.any():
-        return ArcKind(1, 1)
-    return ArcKind(*(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0)))

@@ -17,10 +17,9 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt64
 
 from train_jax.errors import UserError
-from train_jax.tasks.progress import Progress
-from train_jax.tasks.puzzles.hashing import first_of_each
-from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL, Mazes, check_size
-from train_jax.tasks.puzzles.maze.symmetry import fingerprints
+from train_jax.tasks.new_dataset import Progress
+from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL, Mazes, check_size, fingerprints
+from train_jax.tasks.puzzles.symmetries import first_of_each
 
 Style = Literal["corridors", "perfect", "walls"]
 Boards = UInt64[np.ndarray, "rows n"]

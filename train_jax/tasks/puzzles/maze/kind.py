@@ -1,8 +1,7 @@
 """The kinds of mazes, one per size: how they are recognised, parsed, transformed, drawn and checked."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -10,19 +9,19 @@ from jaxtyping import Bool, Integer, UInt64
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.kind import (
+    Checking,
+    Drawing,
     Examples,
     Grid,
     Grids,
+    Kind,
     Mask,
     Masks,
     PuzzleInput,
     Tokens,
-    Transform,
     number_range,
-    read_text,
     wrong_cells,
 )
-from train_jax.tasks.puzzles.maze.check import are_shortest_paths, on_shortest_paths, search
 from train_jax.tasks.puzzles.maze.grid import (
     CHARACTERS,
     GOAL,
@@ -34,10 +33,14 @@ from train_jax.tasks.puzzles.maze.grid import (
     VOCAB_SIZE,
     WALL,
     are_mazes,
+    are_shortest_paths,
+    fingerprints,
+    on_shortest_paths,
     parse,
+    search,
     size_of,
+    transform_tokens,
 )
-from train_jax.tasks.puzzles.maze.symmetry import fingerprints, transform_tokens
 from train_jax.tasks.puzzles.metadata import Metadata
 
 COLOURS = {WALL: "wall", PATH: "path", START: "end", GOAL: "end"}
@@ -46,37 +49,41 @@ SMALLEST_RECOGNISED = 5
 
 
 @dataclass(frozen=True)
-class MazeKind:
+class MazeKind(Kind):
     """The kind of mazes of `size` rows. Its values are tokens."""
 
     size: int
-    box = None
-    has_named_puzzles = False
-    fills_inputs = True
-    unknown_solution = None
-    success_message = "a shortest path from start to goal"
-    alternative_solution = "another shortest path"
+    vocab_size = VOCAB_SIZE
+    transform = staticmethod(transform_tokens)
+
+    @classmethod
+    def every_size(cls) -> Iterable[Self]:
+        return map(cls, range(SMALLEST, LARGEST + 1))
+
+    @classmethod
+    def recognise(cls, data: Metadata) -> Self | None:
+        kind = super().recognise(data)
+        return None if kind is None or kind.size < SMALLEST_RECOGNISED else kind
 
     @property
     def key(self) -> str:
         return f"maze-{self.size}"
 
-    @classmethod
-    def from_key(cls, key: str) -> Self | None:
-        return next((kind for size in range(SMALLEST, LARGEST + 1) if (kind := cls(size)).key == key), None)
-
-    @classmethod
-    def recognise(cls, data: Metadata) -> Self | None:
-        size = size_of(data.seq_len) if data.vocab_size == VOCAB_SIZE else None
-        return None if size is None or size < SMALLEST_RECOGNISED else cls(size)
+    @property
+    def name(self) -> str:
+        return f"{self.size}x{self.size} maze"
 
     @property
     def seq_len(self) -> int:
         return self.size**2
 
     @property
-    def vocab_size(self) -> int:
-        return VOCAB_SIZE
+    def drawing(self) -> Drawing:
+        return MazeDrawing(self.size, self.size)
+
+    @property
+    def checking(self) -> Checking:
+        return MazeChecking()
 
     def parse(self, text: str) -> PuzzleInput:
         tokens = parse(text)
@@ -92,12 +99,8 @@ class MazeKind:
         solution = on_shortest_paths(tokens[None])[0] if unique else None
         return PuzzleInput(f"{self.name} given", self, tokens, solution, unique)
 
-    def read(self, path: Path, *, data_dir: str, index: int = 0) -> PuzzleInput:
-        return replace(self.parse(read_text(path)), name=f"{self.name} in {path}")
-
-    @property
-    def transform(self) -> Transform:
-        return transform_tokens
+    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
+        return np.asarray(tokens)[..., : self.size**2].astype(np.uint8)
 
     def fingerprints(self, inputs: Tokens, labels: Tokens) -> UInt64[np.ndarray, "n"]:
         return fingerprints(inputs)
@@ -116,32 +119,8 @@ class MazeKind:
             "mazes with several shortest paths": f"{(~paths.unique).sum():,} {of_sample}",
         }
 
-    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
-        return ""
 
-    @property
-    def name(self) -> str:
-        return f"{self.size}x{self.size} maze"
-
-    @property
-    def rows(self) -> int:
-        return self.size
-
-    @property
-    def cols(self) -> int:
-        return self.size
-
-    def fitted(self, canvases: Sequence[Integer[np.ndarray, "..."]]) -> Self:
-        return self
-
-    def visible_answers(
-        self, answers: Integer[np.ndarray, "steps seq"], solution: Integer[np.ndarray, "seq"]
-    ) -> Integer[np.ndarray, "steps seq"]:
-        return answers
-
-    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
-        return np.asarray(tokens)[..., : self.size**2].astype(np.uint8)
-
+class MazeDrawing(Drawing):
     def given_cells(self, inputs: Grid) -> Mask:
         return (inputs == START) | (inputs == GOAL)
 
@@ -150,6 +129,11 @@ class MazeKind:
 
     def colour(self, value: int) -> str:
         return COLOURS.get(value, "")
+
+
+class MazeChecking(Checking):
+    success_message = "a shortest path from start to goal"
+    alternative_solution = "another shortest path"
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str]:
         """Checks the rules of the puzzle: a shortest path other than that of the solution is correct too."""
@@ -173,9 +157,6 @@ class MazeKind:
         if steps > paths.steps[0]:
             reasons.append(f"a path of {steps} steps, the shortest has {paths.steps[0]}")
         return reasons
-
-    def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
-        return np.ones(solutions.shape, bool)
 
     def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
         return inputs == OPEN

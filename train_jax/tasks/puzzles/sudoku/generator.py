@@ -14,12 +14,19 @@ from jaxtyping import Integer, UInt8
 
 from train_jax.errors import UserError
 from train_jax.runtime.backend import cores
-from train_jax.tasks.progress import Progress
-from train_jax.tasks.puzzles.hashing import first_of_each
+from train_jax.tasks.new_dataset import Progress
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
-from train_jax.tasks.puzzles.sudoku.rating import ratings
-from train_jax.tasks.puzzles.sudoku.solver import all_digits, candidates_of, digits_of, is_single, search, settle
+from train_jax.tasks.puzzles.sudoku.solver import (
+    all_digits,
+    candidates_of,
+    digits_of,
+    is_single,
+    ratings,
+    search,
+    settle,
+)
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
+from train_jax.tasks.puzzles.symmetries import first_of_each
 
 FEWEST_GIVENS = {4: 4, 6: 8, 9: 17}
 """Fewest givens with which a Sudoku of this size can have only one solution (9x9: McGuire et al., arXiv 1201.0749)."""
@@ -51,7 +58,7 @@ def generate(
     """Generates `count` puzzles with one solution and `num_empty` empty cells each, no two equivalent.
 
     If `num_empty` is None, as many cells are emptied as each grid allows. Every puzzle needs at least `min_difficulty`
-    guesses (`rating.py`). Raises `UserError` if not enough such puzzles can be generated.
+    guesses (`solver.py`). Raises `UserError` if not enough such puzzles can be generated.
     """
     most_empty = geometry.cells - FEWEST_GIVENS.get(geometry.size, 1)
     if num_empty is not None and not 1 <= num_empty <= most_empty:

@@ -3,7 +3,6 @@
 In this package a grid is an array of `size * size` digits in row-major order, with 0 for an empty cell.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,8 +10,6 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
 from train_jax.errors import UserError
-
-BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def grids_of(tokens: Integer[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cel
 def parse(text: str) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
     """Parses a grid; its size follows from the number of cells.
 
-    `.` and `0` are empty cells. White space and the lines that `render` draws are ignored. Raises `UserError` for other
+    `.` and `0` are empty cells. White space and the lines between boxes are ignored. Raises `UserError` for other
     characters, for an unsupported number of cells, and for givens that contradict each other.
     """
     cells = [character for character in text if not character.isspace() and character not in "|-+,;"]
@@ -131,32 +128,3 @@ def contradiction_in(grid: UInt8[np.ndarray, "cells"], geometry: Geometry) -> st
         if len(repeated):
             return f"digit {repeated[0]} more than once in {geometry.unit_name(unit)}"
     return None
-
-
-def render(
-    grid: UInt8[np.ndarray, "cells"],
-    geometry: Geometry,
-    *,
-    givens: Sequence[bool] | Bool[np.ndarray, "cells"] | None = None,
-    wrong: Sequence[bool] | Bool[np.ndarray, "cells"] | None = None,
-) -> str:
-    """Formats a grid with the lines between its boxes and `.` for an empty cell.
-
-    ANSI codes make the cells of `givens` bold and those of `wrong` red. If both are None, there are no ANSI codes.
-    """
-    size = geometry.size
-    rule = "+".join(["", *["-" * (2 * geometry.box_cols + 1)] * (size // geometry.box_cols), ""])
-    lines = []
-    for row in range(size):
-        if row % geometry.box_rows == 0:
-            lines.append(rule)
-        line = ""
-        for cell in range(row * size, (row + 1) * size):
-            codes = (BOLD if givens is not None and givens[cell] else "") + (
-                RED if wrong is not None and wrong[cell] else ""
-            )
-            character = str(grid[cell]) if grid[cell] else "."
-            line += "| " if cell % geometry.box_cols == 0 else ""
-            line += (codes + character + PLAIN if codes else character) + " "
-        lines.append(line + "|")
-    return "\n".join([*lines, rule])

@@ -1,9 +1,8 @@
 """The kinds of Sudokus, one per size: how they are recognised, parsed, transformed, drawn and checked."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -11,19 +10,20 @@ from jaxtyping import Bool, Integer, UInt64
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.kind import (
+    Checking,
+    Drawing,
     Examples,
     Grid,
     Grids,
+    Kind,
     Mask,
     Masks,
     PuzzleInput,
     Tokens,
     Transform,
     number_range,
-    read_text,
     wrong_cells,
 )
-from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.sudoku.grid import (
     GEOMETRIES,
     Geometry,
@@ -33,35 +33,27 @@ from train_jax.tasks.puzzles.sudoku.grid import (
     parse,
     tokens_of,
 )
-from train_jax.tasks.puzzles.sudoku.rating import describe_guesses, ratings
-from train_jax.tasks.puzzles.sudoku.solver import solve
+from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings, solve
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints, transform_tokens
 
 
 @dataclass(frozen=True)
-class SudokuKind:
+class SudokuKind(Kind):
     """The kind of Sudokus of one geometry. Its values are digits, 0 for an empty cell."""
 
     geometry: Geometry
-    has_named_puzzles = False
-    fills_inputs = True
-    unknown_solution = None
-    success_message = "every given kept, every row, column and box complete"
-    alternative_solution = "another solution of the puzzle"
+
+    @classmethod
+    def every_size(cls) -> Iterable[Self]:
+        return map(cls, GEOMETRIES.values())
 
     @property
     def key(self) -> str:
         return f"sudoku-{self.geometry}"
 
-    @classmethod
-    def from_key(cls, key: str) -> Self | None:
-        return next((kind for geometry in GEOMETRIES.values() if (kind := cls(geometry)).key == key), None)
-
-    @classmethod
-    def recognise(cls, data: Metadata) -> Self | None:
-        sizes = data.seq_len, data.vocab_size
-        kinds = map(cls, GEOMETRIES.values())
-        return next((kind for kind in kinds if (kind.seq_len, kind.vocab_size) == sizes), None)
+    @property
+    def name(self) -> str:
+        return f"{self.geometry} Sudoku"
 
     @property
     def seq_len(self) -> int:
@@ -70,6 +62,15 @@ class SudokuKind:
     @property
     def vocab_size(self) -> int:
         return self.geometry.vocab_size
+
+    @property
+    def drawing(self) -> Drawing:
+        size = self.geometry.size
+        return SudokuDrawing(size, size, (self.geometry.box_rows, self.geometry.box_cols))
+
+    @property
+    def checking(self) -> Checking:
+        return SudokuChecking(self.geometry)
 
     def parse(self, text: str) -> PuzzleInput:
         grid, geometry = parse(text)
@@ -85,8 +86,8 @@ class SudokuKind:
         solution = tokens_of(solutions.grids[0]) if unique else None
         return PuzzleInput(f"{geometry} Sudoku given", self, tokens_of(grid), solution, unique)
 
-    def read(self, path: Path, *, data_dir: str, index: int = 0) -> PuzzleInput:
-        return replace(self.parse(read_text(path)), name=f"{self.name} in {path}")
+    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
+        return grids_of(tokens)
 
     @property
     def transform(self) -> Transform:
@@ -115,41 +116,19 @@ class SudokuKind:
         empty = (grids_of(inputs) == 0).sum(axis=1)
         return f"{number_range(empty)} of {self.seq_len} cells empty"
 
-    @property
-    def name(self) -> str:
-        return f"{self.geometry} Sudoku"
 
-    @property
-    def rows(self) -> int:
-        return self.geometry.size
-
-    @property
-    def cols(self) -> int:
-        return self.geometry.size
-
-    @property
-    def box(self) -> tuple[int, int]:
-        return self.geometry.box_rows, self.geometry.box_cols
-
-    def fitted(self, canvases: Sequence[Integer[np.ndarray, "..."]]) -> Self:
-        return self
-
-    def visible_answers(
-        self, answers: Integer[np.ndarray, "steps seq"], solution: Integer[np.ndarray, "seq"]
-    ) -> Integer[np.ndarray, "steps seq"]:
-        return answers
-
-    def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
-        return grids_of(tokens)
-
+class SudokuDrawing(Drawing):
     def given_cells(self, inputs: Grid) -> Mask:
         return inputs > 0
 
     def character(self, value: int) -> str:
         return str(value) if value else "."
 
-    def colour(self, value: int) -> str:
-        return ""
+
+@dataclass(frozen=True)
+class SudokuChecking(Checking):
+    geometry: Geometry
+    success_message = "every given kept, every row, column and box complete"
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str]:
         """Checks the rules of the puzzle: a solution other than the given one is correct too."""
@@ -164,9 +143,6 @@ class SudokuKind:
             reasons.append(f"{(answer == 0).sum()} cells left empty")
         contradiction = contradiction_in(in_range, self.geometry)
         return [*reasons, contradiction] if contradiction else reasons
-
-    def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
-        return np.ones(solutions.shape, bool)
 
     def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
         return inputs == 0

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
 
-from train_jax.tasks.puzzles.hashing import mix
 from train_jax.tasks.puzzles.kind import Tokens, Words
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
+from train_jax.tasks.puzzles.symmetries import mix
 
 FIRST_DIGIT_TOKEN = 2
 """The token of digit 1, after padding and the empty cell."""
@@ -43,7 +43,7 @@ def axis_orders(geometry: Geometry) -> tuple[Integer[np.ndarray, "orders size"],
     )
 
 
-class Symmetries(NamedTuple):
+class SudokuSymmetries(NamedTuple):
     """One for each of n puzzles."""
 
     row_order: Integer[np.ndarray, "n"]
@@ -71,19 +71,19 @@ def augment(
     return new_puzzles, new_solutions
 
 
-def _draw(n: int, geometry: Geometry, rng: np.random.Generator) -> Symmetries:
+def _draw(n: int, geometry: Geometry, rng: np.random.Generator) -> SudokuSymmetries:
     """Draws `n` symmetries. The order of the draws determines the bytes of every augmented data set."""
     row_order, col_order = (rng.integers(len(orders), size=n) for orders in axis_orders(geometry))
     transposed = rng.integers(2, size=n, dtype=bool) if geometry.has_square_boxes else np.zeros(n, bool)
     digits = rng.permuted(np.tile(np.arange(1, geometry.size + 1, dtype=np.uint8), (n, 1)), axis=1)
-    return Symmetries(row_order, col_order, transposed, digits)
+    return SudokuSymmetries(row_order, col_order, transposed, digits)
 
 
 def apply_symmetries(
     puzzles: UInt8[np.ndarray, "n cells"],
     solutions: UInt8[np.ndarray, "n cells"],
     geometry: Geometry,
-    symmetries: Symmetries,
+    symmetries: SudokuSymmetries,
     *,
     first_digit: int = 1,
 ) -> tuple[UInt8[np.ndarray, "n cells"], UInt8[np.ndarray, "n cells"]]:
@@ -113,7 +113,7 @@ def transform_tokens(inputs: Tokens, labels: Tokens, words: Words, *, geometry: 
     high, low = np.uint64(32), np.uint64(2**32 - 1)
     row_orders, col_orders = axis_orders(geometry)
     digits = digit_orders(geometry.size)
-    symmetries = Symmetries(
+    symmetries = SudokuSymmetries(
         _below(of_lines >> high, len(row_orders)),
         _below(of_lines & low, len(col_orders)),
         (of_digits & np.uint64(geometry.has_square_boxes)).astype(bool),
