@@ -17,8 +17,7 @@ from train_jax.run.restore import restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.tasks.language.core_items import read_bundle
-from train_jax.tasks.language.core_scores import save_scores, score
+from train_jax.tasks.language.core_evaluation import read_bundle, save_scores, score
 from train_jax.tasks.language.task import language_task
 
 

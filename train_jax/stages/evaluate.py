@@ -14,7 +14,7 @@ from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
 from train_jax.task import commands_of
 from train_jax.tasks.commands import Console
-from train_jax.tasks.language.evaluate_options import LanguageEvaluateOptions
+from train_jax.tasks.language.evaluate import LanguageEvaluateOptions
 from train_jax.tasks.puzzles.evaluate_options import PuzzleEvaluateOptions
 
 

@@ -9,7 +9,7 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.run_files import read_run_files
+from train_jax.report.run_page import read_run_files
 from train_jax.run.files import write_text
 from train_jax.run.storage import is_folder
 from train_jax.runtime.backend import Platform
