@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.damage import damage
 from train_jax.errors import UserError
-from train_jax.report.built import build_summary, inspected, samples
+from train_jax.report.terminal import build_summary, inspected, samples
 from train_jax.tasks.puzzles.arc.dataset import build_arc
 from train_jax.tasks.puzzles.batches import train_batch
 from train_jax.tasks.puzzles.format import FIELDS, load_split

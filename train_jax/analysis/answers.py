@@ -9,7 +9,7 @@ from train_jax.analysis.aims import Aim, aim_of, axis_value
 from train_jax.analysis.records import Run, Study
 from train_jax.analysis.statistics import Estimate, PowerLaw, estimate, first_step, holm, is_at_edge, power_law, welch
 from train_jax.experiments.table import CONFOUNDED, TWINS
-from train_jax.report.figures import number, percent
+from train_jax.report.render import number, percent
 
 ENOUGH = 0.85
 """The accuracy that groups 4a, 4b, 9 and contribution 1 ask for."""

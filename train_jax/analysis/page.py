@@ -11,9 +11,8 @@ from train_jax.analysis.answers import Answer, Point, answer
 from train_jax.analysis.records import Run, Study
 from train_jax.analysis.statistics import band, pareto
 from train_jax.experiments.table import GROUPS
-from train_jax.report.figures import number, percent, spelled
 from train_jax.report.plots import Band, Series, plot
-from train_jax.report.render import render_document
+from train_jax.report.render import number, percent, render_document, spelled
 
 HEADINGS = (
     "experiment",

@@ -10,8 +10,7 @@ from train_jax.pod.results import Result
 from train_jax.pod.search import Tried, best
 from train_jax.pod.topology import Topology
 from train_jax.pod.yardsticks import Cost
-from train_jax.report.figures import percent
-from train_jax.report.render import render_document
+from train_jax.report.render import percent, render_document
 
 Table = tuple[str, list[tuple[str, ...]], list[float]]
 """What the first column names, the rows, and the share of each row in the estimated cycles."""
