@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +58,3 @@ def main(config: Core) -> None:
 
 def cli(argv: list[str]) -> None:
     main(parse(Core, argv, prog="trm core"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -1,12 +1,10 @@
 """`trm evaluate RUN_DIR`: evaluates a checkpoint of a run on its test set, with its averaged weights."""
 
 import dataclasses
-import sys
 from typing import ClassVar
 
-from train_jax.command_line import parse
+from train_jax.command_line import HelpPage, parse
 from train_jax.errors import UserError
-from train_jax.help_pages import HelpPage
 from train_jax.report.terminal import progress
 from train_jax.run.choice import NEWEST
 from train_jax.run.restore import restore
@@ -41,7 +39,3 @@ def main(config: Evaluate) -> None:
 
 def cli(argv: list[str]) -> None:
     main(parse(Evaluate, argv, prog="trm evaluate"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from typing import Annotated
 
 import tyro
@@ -94,7 +93,3 @@ def _print_samples(config: Generate, generator: Generator, prompts: Prompts, tok
 
 def cli(argv: list[str]) -> None:
     main(parse(Generate, argv, prog="trm generate"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

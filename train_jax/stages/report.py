@@ -1,7 +1,6 @@
 """`trm report RUN_DIR`: writes the HTML report of a run, and a picture for a README."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +50,3 @@ def main(config: Report) -> None:
 
 def cli(argv: list[str]) -> None:
     main(parse(Report, argv, prog="trm report"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

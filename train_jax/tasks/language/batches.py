@@ -15,7 +15,7 @@ import bisect
 import functools
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -140,9 +140,6 @@ class Packer:
     buffer: list[tuple[int, int]] = field(default_factory=list)
     """Length and number of each document, sorted; the number counts on when the data repeat."""
 
-    def copy(self) -> Packer:
-        return Packer(self.lengths, self.capacity, self.row, self.read, self.buffer.copy())
-
     def next_row(self) -> list[Part]:
         """Packs a row."""
         parts, free = [], self.capacity
@@ -212,7 +209,7 @@ class BestFit:
                 self._packer = Packer(self._lengths, self._seq_len + 1)
             while self._packer.row < places.start:
                 self._packer.next_row()
-            packer = self._packer.copy()  # the same rows may be asked for again
+            packer = replace(self._packer, buffer=self._packer.buffer.copy())  # the same rows may be asked for again
         return [packer.next_row() for _ in places]
 
     def _tokens(self, parts: list[Part]) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import jax
 
 from models_torch.ranges import Range
+from train_jax.command_line import HelpPage
 from train_jax.errors import UserError
-from train_jax.help_pages import HelpPage
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process

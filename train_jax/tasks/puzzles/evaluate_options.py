@@ -6,8 +6,8 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 from models_torch.ranges import Range
+from train_jax.command_line import HelpPage
 from train_jax.errors import UserError
-from train_jax.help_pages import HelpPage
 from train_jax.tasks.evaluate import EvaluateOptions
 from train_jax.tasks.puzzles.choosing import Chooser
 
